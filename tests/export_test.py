@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 import tfdist
 from tfdist import export, train
 from tfdist.checkpoint.format import Checkpoint
+from tfdist.cli import trained_run
 from tfdist.config.fields import names
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import CheckpointError, InputError
@@ -305,13 +306,15 @@ def test_code_that_a_checkpoint_names_is_run_if_one_says_so(own_run, monkeypatch
 )
 def test_code_of_any_package_in_any_flag(name, code):
     with pytest.raises(InputError) as raised:
-        export._check_runs_nothing(TrainConfig(**{name: code}), Path("step-1"))
+        trained_run.check_runs_nothing(TrainConfig(**{name: code}), Path("step-1"))
     assert f"step-1, which names --{name}={code}. If" in str(raised.value)
 
 
 @pytest.mark.parametrize("dataset", ["digits", "synthetic:8x8x1(classes=2)", "tfds:mnist/3.0.1", "text(length=8)"])
 def test_names_of_tfdist_s_own_are_no_code(dataset):
-    export._check_runs_nothing(TrainConfig(dataset=dataset, model="mlp(hidden=(2,))", optimizer="lars"), Path("step-1"))
+    trained_run.check_runs_nothing(
+        TrainConfig(dataset=dataset, model="mlp(hidden=(2,))", optimizer="lars"), Path("step-1")
+    )
 
 
 def test_every_flag_that_may_name_code_is_looked_at():

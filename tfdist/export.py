@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import command, flags, tensorflow_import
-from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import check_fields, flag_field, names
 from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.topics import CHECKS, OUTPUT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import CheckpointError, InputError
-from tfdist.grammar.spec import parse
 from tfdist.storage import StoragePath, path_of, storage_of
 
 if TYPE_CHECKING:
@@ -85,7 +83,9 @@ def _trained(found: list[StoragePath], run: str, config: ExportConfig) -> TrainC
     given |= {name: known[name] for name in not_exported} | {"strategy": REFERENCE}
     trained = TrainConfig(**given | ({"data_dir": config.data_dir} if config.data_dir else {}))
     if config.safe_mode:
-        _check_runs_nothing(trained, saved.path)
+        from tfdist.cli.trained_run import check_runs_nothing
+
+        check_runs_nothing(trained, saved.path)
     return trained
 
 
@@ -110,21 +110,6 @@ def _restore(trainer: "Trainer", run: str) -> None:
         except CheckpointError:
             if is_last or all(storage_of(path).exists(path) for path in found):
                 raise
-
-
-def _check_runs_nothing(trained: TrainConfig, checkpoint: StoragePath) -> None:
-    """Refuses code named by a checkpoint, from any package: `keras.models:load_model` could execute anything."""
-    from tfdist.data.catalog import is_own
-
-    named = [name for name in ("model", "optimizer", "loss") if ":" in parse(getattr(trained, name)).name]
-    named += ["dataset"] if is_own(trained.dataset) else []
-    if named:
-        code = " ".join(flag_text(name, getattr(trained, name)) for name in named)
-        raise InputError(
-            "A package.module:function that a checkpoint's flags name is imported and called only with "
-            f"--safe_mode=false. Received: {checkpoint}, which names {code}. If you trust that, add --safe_mode=false, "
-            "before the run."
-        )
 
 
 def _folder(found: list[StoragePath]) -> StoragePath:

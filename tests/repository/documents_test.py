@@ -15,9 +15,11 @@ from tfdist.benchmark.config import BenchConfig
 from tfdist.cli import command as cli_command
 from tfdist.cli import flags
 from tfdist.config import run_config, train_config
+from tfdist.config.trained_config import EvaluateConfig, PredictConfig
 from tfdist.errors import ExitCode
 from tfdist.export import ExportConfig
 from tfdist.launcher.restarts import FINAL, MAX_EARLY_FAILURES
+from tfdist.runs import RunsConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
 NAMES = (
@@ -36,6 +38,7 @@ NAMES = (
     "docs/migrating.md",
     "docs/programs.md",
     "docs/trainer.md",
+    "docs/runs.md",
     "examples/README.md",
 )
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
@@ -50,6 +53,9 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "doctor": doctor.define_flags,
     "ledger": lambda values: None,
     "checkpoints": lambda values: None,
+    "evaluate": lambda values: flags.define(values, EvaluateConfig),
+    "predict": lambda values: flags.define(values, PredictConfig),
+    "runs": lambda values: flags.define(values, RunsConfig),
     "layout": lambda values: flags.define(values, train_config.LayoutConfig),
     "install_horovod": install_horovod.define_flags,
 }

@@ -22,6 +22,7 @@ from tfdist.errors import WriteError, describe_error
 from tfdist.grammar.interval import parse_period
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE
 from tfdist.reporting import (
+    LoggedRun,
     NullLedger,
     NullProfile,
     ProfileWindow,
@@ -31,6 +32,7 @@ from tfdist.reporting import (
     log,
 )
 from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.loggers import check_own, make_loggers
 from tfdist.storage import path_of
 from tfdist.trainer.history import History
 from tfdist.trainer.options import Reporting
@@ -103,8 +105,10 @@ def target(session: Session) -> Target:
     """Chooses the directory of a run and what to resume from, without writing anything; every process must call it.
 
     Raises:
-      InputError: the directory contains something else, or there is nothing to resume from where that was requested.
+      InputError: the directory contains something else, or there is nothing to resume from where that was requested;
+        or a logger of the user's own cannot be imported.
     """
+    check_own(session.config.loggers)
     directory = RunDirectory(path_of(_path(session)))
     config = dataclasses.replace(session.config, output_dir=str(directory.path))
     if finished := run_start.finished(config, directory, session.strategy):
@@ -144,7 +148,8 @@ def _reporting(config: TrainConfig, directory: RunDirectory, ledger: NullLedger,
     if not is_chief:
         return Reporting(ledger=ledger)
     profile = ProfileWindow(config.profile_steps, directory.tensorboard) if config.profile_steps else NullProfile()
-    reporter = chief_reporter(directory, sys.stderr, directory.records())
+    run = LoggedRun(directory, dataclasses.asdict(config))
+    reporter = chief_reporter(directory, sys.stderr, directory.records(), make_loggers(config.loggers, run))
     return Reporting(reporter=reporter, profile=profile, ledger=ledger)
 
 

@@ -14,6 +14,7 @@ from tfdist.grammar.interval import parse_period
 from tfdist.grammar.monitor import parse_best, parse_early_stopping
 from tfdist.grammar.rules import parse_rules
 from tfdist.grammar.spec import nearest, parse
+from tfdist.grammar.spec_list import parse_specs
 from tfdist.sharding.layouts import rules_text, split_rules
 from tfdist.sharding.mesh import parse_mesh
 
@@ -85,6 +86,18 @@ def names_text(text: str) -> str:
     if not all(re.fullmatch(r"\w+", name) for name in names):
         raise InputError(f"{text} must be comma-separated names. Write accuracy, or accuracy,mean_absolute_error")
     return ",".join(names)
+
+
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+
+
+def loggers_text(text: str) -> str:
+    """Normalizes comma-separated loggers; may be empty."""
+    specs = parse_specs(text)
+    for spec in specs:
+        if spec.name not in LOGGERS and ":" not in spec.name:
+            raise InputError(f"{spec.name} is not a logger.{nearest(spec.name, LOGGERS)}")
+    return ",".join(map(str, specs))
 
 
 def mesh_text(text: str) -> str:

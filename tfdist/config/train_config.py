@@ -11,6 +11,7 @@ from tfdist.config.fields import (
     early_stopping_text,
     flag_field,
     layout_text,
+    loggers_text,
     names_text,
     own_text,
     period_text,
@@ -203,6 +204,14 @@ class TrainConfig(TrainerOptions, JobConfig):
     )
     measure_every: int = flag_field(
         1000, OUTPUT, "Number of steps between measurements of the communication time of a step. 0 disables them."
+    )
+    loggers: str = flag_field(
+        "tensorboard",
+        OUTPUT,
+        f"Comma-separated experiment trackers, beside metrics.jsonl: tensorboard, mlflow(experiment='tfdist'), "
+        f"wandb(project='tfdist'), {OWN}. Empty for none.",
+        check=loggers_text,
+        training_only=True,
     )
     profile_steps: str = flag_field(
         "", OUTPUT, "A:B profiles steps A to B for TensorBoard.", check=window_text, training_only=True

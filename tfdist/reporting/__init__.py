@@ -6,6 +6,7 @@ Reporters receive records; they neither compute nor communicate.
 from tfdist.reporting.chief import chief_reporter
 from tfdist.reporting.curves import CurvesReporter
 from tfdist.reporting.ledger_file import LedgerFile, NullLedger
+from tfdist.reporting.logger import LoggedRun, Logger
 from tfdist.reporting.metrics_file import MetricsFile
 from tfdist.reporting.plain_reporter import PlainReporter
 from tfdist.reporting.profile import NullProfile, ProfileWindow
@@ -18,6 +19,8 @@ from tfdist.reporting.timing import StepTimer
 __all__ = [
     "CurvesReporter",
     "LedgerFile",
+    "LoggedRun",
+    "Logger",
     "MetricsFile",
     "MultiReporter",
     "NullLedger",

@@ -310,6 +310,11 @@ class RunDirectory:
         return self.path / "metrics-dropped.jsonl"
 
     @property
+    def outcome(self) -> StoragePath:
+        """How the last start ended; missing while it is running, and after a kill."""
+        return self.path / "outcome.json"
+
+    @property
     def curves(self) -> StoragePath:
         """Plot of loss and metrics."""
         return self.path / "curves.png"
@@ -323,6 +328,11 @@ class RunDirectory:
     def tensorboard(self) -> StoragePath:
         """Directory for `tensorboard --logdir`."""
         return self.path / "tensorboard"
+
+    @property
+    def loggers(self) -> StoragePath:
+        """The run's ids in experiment trackers."""
+        return self.path / "loggers.json"
 
     @property
     def logs(self) -> StoragePath:

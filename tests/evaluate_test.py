@@ -1,0 +1,195 @@
+"""The commands that evaluate the model of a run, and write its predictions."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tests import processes
+from tfdist import evaluate, predict, train
+from tfdist.config.train_config import TrainConfig
+from tfdist.config.trained_config import EvaluateConfig, PredictConfig
+from tfdist.errors import InputError
+
+DIGITS = tfdist.data.load("digits")
+
+
+def images() -> np.ndarray:
+    """Returns the test examples of digits, as a model gets them."""
+    from tfdist.data import EvaluationPipeline
+
+    return np.concatenate([x for x, _ in EvaluationPipeline(DIGITS.test, 360).dataset([0], 1).as_numpy_iterator()])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> str:
+    """A run with checkpoints, and local BatchNorm whose statistics differ between replicas."""
+    return trained(tmp_path_factory, checkpoint_every="3")
+
+
+@pytest.fixture(scope="module")
+def without_checkpoints(tmp_path_factory) -> str:
+    return trained(tmp_path_factory)
+
+
+def trained(tmp_path_factory, **flags) -> str:
+    path = str(tmp_path_factory.mktemp("runs") / "run")
+    options = {
+        "strategy": "mirrored",
+        "devices": 2,
+        "model": "cnn(filters=(4,))",
+        "steps": 5,
+        "output_dir": path,
+        **flags,
+    }
+    assert not train.main(TrainConfig(**options))
+    return path
+
+
+@pytest.fixture(scope="module")
+def wanted(run) -> np.ndarray:
+    return keras.models.load_model(f"{run}/model.keras", compile=False).predict(images(), verbose=0)
+
+
+def only_train():
+    return np.zeros([4, 8, 8, 1], "float32"), np.zeros([4], "int64")
+
+
+def last_evaluation(run: str) -> dict[str, float]:
+    with open(f"{run}/metrics.jsonl", encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    return next(record for record in reversed(records) if record["kind"] == "eval")
+
+
+@pytest.mark.parametrize("options", [{}, {"strategy": "mirrored", "devices": 3, "batch_size": 50}])
+@pytest.mark.parametrize("name", ["run", "without_checkpoints"])
+def test_the_results_are_those_of_the_run(name, options, request, tmp_path, capsys):
+    run, path = request.getfixturevalue(name), tmp_path / "new" / "results.json"
+    assert evaluate.main(run, EvaluateConfig(output=str(path), **options)) == 0
+    found = json.loads(path.read_text())
+    record = last_evaluation(run)
+    assert found.pop("results") == pytest.approx({key: record[key] for key in ("loss", "accuracy")}, rel=1e-5)
+    source = "checkpoints/step-000000005" if name == "run" else "model.keras"
+    assert found == {
+        "checkpoint": f"{run}/{source}",
+        "step": 5,
+        "dataset": "digits, test",
+        "examples": 360,
+        "strategy": options.get("strategy", "single"),
+        "replicas": options.get("devices", 1),
+    }
+    assert capsys.readouterr().out.startswith(f"eval after 5 steps: loss {record['loss']:.4f}")
+
+
+def test_an_earlier_checkpoint_and_other_data(run, capsys):
+    config = EvaluateConfig(checkpoint=f"{run}/checkpoints/step-000000003", dataset="synthetic:8x8x1", split="train")
+    assert evaluate.main(run, config) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("eval after 3 steps: loss ")
+    assert second.startswith(f"{run}/checkpoints/step-000000003  synthetic")
+
+
+@pytest.mark.parametrize("name", ["predictions.npy", "predictions.npz", "predictions.csv"])
+def test_predictions_in_order(run, wanted, name, tmp_path, capsys):
+    path = tmp_path / name
+    assert predict.main(run, PredictConfig(output=str(path), strategy="mirrored", devices=3, batch_size=50)) == 0
+    assert capsys.readouterr().out == f"{path}  [360, 10]  digits, test, from {run}/checkpoints/step-000000005\n"
+    if name.endswith("csv"):
+        rows = np.loadtxt(path, delimiter=",", skiprows=1)
+        np.testing.assert_array_equal(rows[:, 0], range(360))
+        found = rows[:, 1:]
+        assert path.read_text().startswith("example,output_0,output_1,")
+    else:
+        loaded = np.load(path)
+        found = loaded["predictions"] if name.endswith("npz") else loaded
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_classes_in_the_directory_of_the_run(without_checkpoints, capsys):
+    assert predict.main(without_checkpoints, PredictConfig(classes=True)) == 0
+    path = f"{without_checkpoints}/predictions-000000005.npy"
+    assert capsys.readouterr().out.startswith(f"{path}  [360]  digits, test, from {without_checkpoints}/model.keras")
+    model = keras.models.load_model(f"{without_checkpoints}/model.keras", compile=False)
+    np.testing.assert_array_equal(np.load(path), model.predict(images(), verbose=0).argmax(-1))
+
+
+def of_two_processes(command: str, run: str, *more: str) -> None:
+    """Runs a command by two processes, with another strategy than the run's; only the first one reports."""
+    with processes.job([sys.executable, "-m", f"tfdist.{command}", run, "--batch_size=50", *more], 2) as job:
+        ends = job.wait(200)
+    assert not [end.output for end in ends if end.code]
+    assert [f"{run}/checkpoints/step-000000005" in end.output for end in ends] == [True, False]
+
+
+@pytest.mark.processes
+def test_two_processes_predict(run, wanted, tmp_path):
+    path = tmp_path / "predictions.npy"
+    of_two_processes("predict", run, "--strategy=horovod", f"--output={path}")
+    np.testing.assert_allclose(np.load(path), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.processes
+def test_two_processes_evaluate(run, tmp_path):
+    of_two_processes("evaluate", run, "--strategy=multiworker", f"--output={tmp_path}/results.json")
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert (found["strategy"], found["replicas"]) == ("multiworker", 2)
+    assert found["results"]["accuracy"] == pytest.approx(last_evaluation(run)["accuracy"])
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "message"),
+    [
+        (evaluate, {"checkpoint": "best"}, "--checkpoint=best needs a run that has kept its best checkpoint."),
+        (evaluate, {"checkpoint": "nothing"}, "--checkpoint must be newest, best, or the path .* Received: nothing,"),
+        (evaluate, {"output": "/proc/new/a.json"}, "--output must be a writable path. Received: /proc/new/a.json"),
+        (
+            predict,
+            {"classes": True, "dataset": f"{__name__}:only_train"},
+            "--split=test needs a data set with test examples.",
+        ),
+    ],
+)
+def test_what_is_refused(command, config, message, run):
+    kind = {evaluate: EvaluateConfig, predict: PredictConfig}[command]
+    with pytest.raises(InputError, match=message):
+        command.main(run, kind(**config))
+
+
+def test_an_ending_that_is_not_known():
+    with pytest.raises(InputError, match="--output must end in .npy, .npz, .csv. Received: a.txt."):
+        PredictConfig(output="a.txt")
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], [], ["one", "two"], ["nothing", "--chekpoint=best"]])
+def test_wrong_commands_are_answered_without_tensorflow(arguments, tmp_path):
+    environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist.predict", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("tfdist.predict: ")
+    assert not re.search(r"\| +(tensorflow|keras)$", done.stderr, re.MULTILINE)
+
+
+def test_code_that_a_run_names_is_not_run(run, tmp_path):
+    """A run whose starts name a user's function; there is no checkpoint."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "model.keras").write_bytes(b"model")
+    flags = ["--model=os:system(command='true')", "--dataset=digits", "--unknown=1"]
+    (directory / "starts.jsonl").write_text(json.dumps({"step": 0, "flags": flags}) + "\n")
+    with pytest.raises(
+        InputError, match="called only with --safe_mode=false. Received: .*, which names --model=os:system"
+    ):
+        evaluate.main(str(directory), EvaluateConfig())

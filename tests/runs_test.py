@@ -1,0 +1,121 @@
+"""The command that lists and compares runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.reporting.run_summary_test import RECORDS, start, write
+from tfdist import runs
+from tfdist.errors import InputError
+from tfdist.runs import RunsConfig
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Two runs, a directory that is none, one whose records are damaged, and a file."""
+    home = tmp_path / "runs"
+    write(home / "older", [start(0, 1000.0, strategy="single")], outcome="done")
+    worse = [{**record, "accuracy": 0.25} for record in RECORDS]
+    write(home / "newer", [start(0, 2000.0, strategy="mirrored")], worse, outcome="preempted")
+    (home / "foreign").mkdir()
+    (write(home / "damaged") / "starts.jsonl").write_text("{")
+    (home / "notes.txt").write_text("mine")
+    return home
+
+
+def names(text: str) -> list[str]:
+    return [line.split()[0] for line in text.splitlines()[1:]]
+
+
+def test_runs_are_listed_and_others_named(home, capsys):
+    assert runs.main([str(home)], RunsConfig()) == 0
+    out, err = capsys.readouterr()
+    assert names(out) == ["older", "newer"]
+    assert re.search(r" finished .* preempted ", out.replace("\n", " "))
+    assert err.startswith("Skipped: damaged (Each line of ") and err.endswith(
+        "foreign (it is not the directory of a run).\n"
+    )
+    assert not (home / "comparison.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"sort": "accuracy"}, ["newer", "older"]),
+        ({"sort": "run", "limit": 1}, ["older"]),
+        ({"sort": "loss"}, ["older", "newer"]),
+        ({"filter": "strategy=mirror*"}, ["newer"]),
+        ({"filter": "status=finished,optimizer=sgd(momentum=0.9)"}, ["older"]),
+    ],
+)
+def test_order_and_selection(home, config, wanted, capsys):
+    runs.main([str(home)], RunsConfig(**config))
+    assert names(capsys.readouterr().out) == wanted
+
+
+def test_nothing_matches(home, capsys):
+    runs.main([str(home)], RunsConfig(filter="status=running"))
+    assert capsys.readouterr().out == "None of 2 runs matches --filter=status=running.\n"
+
+
+def test_a_comparison(home, capsys):
+    assert runs.main([str(home / "older"), str(home / "newer")], RunsConfig()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["All", "flags", "of", "the", "2", "runs", "are", "equal,", "except", "--output_dir."]
+    assert [line.split()[-2:] for line in lines if line.startswith("best accuracy")] == [["0.2500", "@1"]]
+    assert lines[-1] == f"curves: {home}/comparison.png"
+    assert (home / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_comparison_of_a_directory_with_other_metrics(home, tmp_path, capsys):
+    path = tmp_path / "new" / "a.png"
+    runs.main([str(home)], RunsConfig(output=str(path), metric="accuracy", axis="time"))
+    assert capsys.readouterr().out.splitlines()[-1] == f"curves: {path}"
+    assert path.is_file()
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(home, tmp_path, capsys):
+    write(tmp_path / "others" / "older")
+    runs.main([str(home), str(tmp_path / "others")], RunsConfig(json=True))
+    assert {run["run"] for run in json.loads(capsys.readouterr().out)} == {
+        f"{home}/older",
+        "newer",
+        f"{tmp_path}/others/older",
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "config", "message"),
+    [
+        ("nothing", {}, "Received: .*/nothing, which is not a directory."),
+        ("runs/foreign", {}, "There must be a run in the directories. Received: .*/foreign without any."),
+        ("runs", {"sort": "acuracy"}, '--sort=acuracy is not known. Did you mean "accuracy"?'),
+        ("runs", {"metric": "acuracy"}, '--metric=acuracy is not in these runs. Did you mean "accuracy"?'),
+        ("runs", {"output": "/proc/a.png"}, "--output must be a writable path. Received: /proc/a.png"),
+    ],
+)
+def test_what_is_refused(home, path, config, message):
+    with pytest.raises(InputError, match=message):
+        runs.main([str(home.parent / path)], RunsConfig(**config))
+
+
+def test_a_filter_that_is_none():
+    with pytest.raises(InputError, match="--filter consists of comma-separated NAME=PATTERN. Received: mirrored."):
+        RunsConfig(filter="mirrored")
+
+
+def test_the_command_imports_neither_tensorflow_nor_matplotlib(home):
+    """Flags may follow the directory."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "tfdist.runs", str(home), "--sort=run", "--limit", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ,
+    )
+    assert done.returncode == 0 and names(done.stdout) == ["older"]
+    assert not re.search(r"\| +(tensorflow|keras|matplotlib)$", done.stderr, re.MULTILINE)

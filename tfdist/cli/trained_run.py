@@ -1,0 +1,195 @@
+"""Opens a run that has been trained: its flags, its model, and the weights of one of its checkpoints."""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tfdist import data, keras_internals
+from tfdist.checkpoint.restore import first_readable
+from tfdist.cli import session, weights
+from tfdist.cli.weights import MODEL_FILE
+from tfdist.config.conflicts import flag_text
+from tfdist.config.fields import names
+from tfdist.config.train_config import TrainConfig
+from tfdist.config.trained_config import TrainedConfig
+from tfdist.coordination.timeouts import long_timeout
+from tfdist.data import Examples
+from tfdist.data.catalog import is_own
+from tfdist.errors import InputError
+from tfdist.errors.engine_errors import one_line
+from tfdist.grammar.spec import parse
+from tfdist.reporting import RunDirectory
+from tfdist.storage import StoragePath, path_of, storage_of
+from tfdist.trainer.trainer import Trainer
+
+_OF_TRAINING = ("accumulate_steps", "check_sync", "check_sync_every")
+
+
+class Trained(NamedTuple):
+    """A trained model on its strategy.
+
+    Attributes:
+      trainer: trainer with the weights.
+      step: number of updates that made them; None if unknown.
+      source: checkpoint or file of the weights.
+      examples: data for it.
+      data_name: name of the data, for display.
+      batch_size: examples per batch, over all replicas.
+      directory: directory of the run.
+    """
+
+    trainer: Trainer
+    step: int | None
+    source: str
+    examples: Examples
+    data_name: str
+    batch_size: int
+    directory: StoragePath
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the results belong to, as values of JSON."""
+        strategy = self.trainer.strategy
+        return {
+            "checkpoint": self.source,
+            "step": self.step,
+            "dataset": self.data_name,
+            "examples": self.examples.size,
+            "strategy": strategy.name,
+            "replicas": strategy.replicas,
+        }
+
+
+@contextlib.contextmanager
+def opened(run: str, config: TrainedConfig) -> Iterator[Trained]:
+    """Starts the strategy, builds the model of a run and loads its weights; every process must enter it.
+
+    Raises:
+      InputError: there is no such run, it has no such weights, or it names code that may not be run.
+    """
+    sources = weights.sources(run, config.checkpoint)
+    flags = _flags_of(sources, run)
+    trained = _adapted(flags, sources[0], config)
+    with session.opened(trained) as found:
+        whole = data.load(config.dataset, config.data_dir) if config.dataset else found.data
+        examples = whole.test if config.split == "test" else whole.train
+        if examples is None:
+            raise InputError(
+                f"--split=test needs a data set with test examples. Received: {whole.name}, which has none. Add "
+                "--split=train, or give another --dataset."
+            )
+        trainer = session.make_trainer(found, found.strategy)
+        trainer.build(found.data.train)
+        with long_timeout("its data or its model") as deadline:  # a running job may have saved another one meanwhile
+            paths = found.strategy.group.broadcast("trained", [str(path) for path in sources], deadline)
+        if paths[0].endswith(MODEL_FILE):
+            _load_model_file(trainer, path_of(paths[0]))
+            step, source = _last_step(run, paths[0]), paths[0]
+        else:
+            trainer.resume_from(paths, sets_aside=False)
+            step, source = trainer.step, trainer.train_state.resumed_from
+        name = f"{whole.name}, {config.split}"
+        yield Trained(trainer, step, source, examples, name, trained.batch_size, weights.folder_of(path_of(source)))
+
+
+def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
+    """Returns the flags of a run: those in its checkpoint or, with a model file, those of its last start."""
+    if not sources[0].name.endswith(MODEL_FILE):
+        flags = dict(first_readable(sources).flags)
+    else:
+        directory = RunDirectory(path_of(run))
+        flags = _parsed(directory.beginnings()[-1]["flags"]) if directory.is_run else {}
+    if not {"model", "dataset"} <= flags.keys():
+        raise InputError(
+            "A run is opened with the flags that python -m tfdist.train saves. Received: "
+            f"{sources[0]}, which has none: a program wrote it. In that program, with its trainer built: "
+            f"trainer.resume({run!r}), then trainer.evaluate(...) or trainer.predict(...)."
+        )
+    return flags
+
+
+def _parsed(lines: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of lines of a flag file; flags that this version does not know are left out."""
+    read: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true", int: int, float: float}
+    readers = {field.name: read.get(type(field.default), str) for field in dataclasses.fields(TrainConfig)}
+    found: dict[str, Any] = {}
+    for line in lines:
+        name, equals, text = line.removeprefix("--").partition("=")
+        if line.startswith("--") and equals and name in readers:
+            found[name] = readers[name](text)
+    return found
+
+
+def _adapted(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfig) -> TrainConfig:
+    """Returns the flags of a run with what a command changes: strategy, data and batch size."""
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    given = {name: value for name, value in flags.items() if name in defaults}
+    same_strategy = config.strategy == given.get("strategy")
+    for name in (*names(TrainConfig, "training_only"), *_OF_TRAINING):
+        given[name] = defaults[name]
+    for name, value in config.options.items():
+        if not (same_strategy and value == defaults[name] and name in names(TrainConfig, "is_option")):
+            given[name] = value
+    if config.batch_size:
+        given |= {"batch_size": config.batch_size}
+    if config.data_dir and not config.dataset:
+        given |= {"data_dir": config.data_dir}
+    trained = TrainConfig(**given)
+    if config.safe_mode:
+        check_runs_nothing(trained, source)
+    return trained
+
+
+def check_runs_nothing(trained: TrainConfig, source: StoragePath) -> None:
+    """Refuses code that a run names, from any package: `keras.models:load_model` could execute anything."""
+    named = [name for name in ("model", "optimizer", "loss") if ":" in parse(getattr(trained, name)).name]
+    named += ["dataset"] if is_own(trained.dataset) else []
+    if named:
+        code = " ".join(flag_text(name, getattr(trained, name)) for name in named)
+        raise InputError(
+            "A package.module:function that a checkpoint's flags name is imported and called only with "
+            f"--safe_mode=false. Received: {source}, which names {code}. If you trust that, add --safe_mode=false, "
+            "before the run."
+        )
+
+
+def _last_step(run: str, model: str) -> int | None:
+    """Returns the step of a run's own model file; None for other files."""
+    directory = RunDirectory(path_of(run))
+    records = directory.records() if path_of(model) == directory.model else []
+    return int(records[-1]["step"]) if records else None
+
+
+def _load_model_file(trainer: Trainer, path: StoragePath) -> None:
+    """Assigns the variables of a saved model to those of the trainer's, which are in the same order."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as beside:
+        local = Path(beside) / path.name
+        local.write_bytes(storage_of(path).read(path))
+        try:
+            saved = keras.models.load_model(local, compile=False)
+        except Exception as error:
+            raise InputError(
+                f"A saved model must be readable by Keras. Received: {path}: {one_line(str(error)):.300}. Give a "
+                "--checkpoint, which a run with --checkpoint_every saves."
+            ) from error
+    model, blocks, replicas = trainer.model, trainer.strategy.blocks, trainer.strategy.replicas
+    ours, theirs = model.weights, saved.weights  # without states of random layers
+    if [tuple(v.shape) for v in ours] != [tuple(v.shape) for v in theirs]:
+        raise InputError(
+            f"A saved model must be that of the run. Received: {path}, whose variables have other shapes. Give a --checkpoint."
+        )
+    moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
+    for variable, value in zip(ours, theirs, strict=True):
+        per_replica = id(variable) in moving
+        values = np.asarray(value)
+        whole = np.broadcast_to(values, (replicas, *values.shape)) if per_replica else values
+
+        def read(offset: tuple[int, ...], shape: tuple[int, ...], whole: np.ndarray = whole) -> np.ndarray:
+            return whole[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]
+
+        blocks.assign(keras_internals.value_of(variable), per_replica, read)

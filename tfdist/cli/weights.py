@@ -1,0 +1,89 @@
+"""The files from which commands read a trained model's weights, and those to which they write results."""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+from tfdist.checkpoint.format import checkpoints_at, newest
+from tfdist.config.trained_config import BEST, NEWEST
+from tfdist.errors import InputError
+from tfdist.reporting import RunDirectory
+from tfdist.reporting.file_errors import cause
+from tfdist.storage import StoragePath, path_of, storage_of
+
+MODEL_FILE = ".keras"
+_BEST = "best"  # directory in that of a run
+
+
+def sources(run: str, checkpoint: str) -> list[StoragePath]:
+    """Returns the checkpoints to try, the newest first, or a single model file.
+
+    Raises:
+      InputError: there are none.
+    """
+    place = path_of(run)
+    if not storage_of(place).exists(place):
+        raise InputError(
+            f"A run is in a directory. Received: {run}, which does not exist. Give the directory of a run."
+        )
+    if checkpoint == NEWEST:
+        model = RunDirectory(place).model
+        found = checkpoints_at(run) or ([model] if storage_of(model).exists(model) else [])
+        if not found:
+            raise InputError(
+                f"A run has weights when it has finished, or saved a checkpoint. Received: {run}, which has neither "
+                f"checkpoints nor {model.name}. Give the directory of another run, or train with --checkpoint_every."
+            )
+        return found
+    if checkpoint == BEST:
+        found = newest(place / _BEST)
+        if not found:
+            raise InputError(
+                f"--checkpoint=best needs a run that has kept its best checkpoint. Received: {run}, which has none in "
+                f"{_BEST}/. Use --checkpoint=newest or the path of a checkpoint."
+            )
+        return found
+    path = path_of(checkpoint)
+    found = [path] if path.name.endswith(MODEL_FILE) else checkpoints_at(checkpoint)
+    if not found or not storage_of(found[0]).exists(found[0]):
+        raise InputError(
+            f"--checkpoint must be newest, best, or the path of a checkpoint or of a .keras file. Received: {checkpoint}, "
+            "where there is none."
+        )
+    return found
+
+
+def folder_of(source: StoragePath) -> StoragePath:
+    """Returns the directory of the run to which a checkpoint or a model file belongs."""
+    folder = source.parent
+    return folder.parent if folder.name in ("checkpoints", _BEST) else folder
+
+
+def written(path: StoragePath, contents: bytes) -> None:
+    """Writes a result atomically.
+
+    Raises:
+      InputError: it cannot be written.
+    """
+    with _must_write(path):
+        storage_of(path).make_directory(path.parent)
+        storage_of(path).replace(path, contents)
+
+
+def check_output(output: str) -> None:
+    """Checks that a file could be written, without creating anything; it may exist."""
+    path = path_of(output)
+    with _must_write(path):
+        if storage_of(path).is_directory(path):
+            raise IsADirectoryError(errno.EISDIR, "is a directory")
+        storage_of(path).check_writable(path.parent)
+
+
+@contextlib.contextmanager
+def _must_write(path: StoragePath) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"--output must be a writable path. Received: {path} ({cause(error)}). Give another."
+        ) from error

@@ -1,0 +1,90 @@
+"""The configurations of commands that run a trained model: evaluate and predict."""
+
+import dataclasses
+import os
+
+from tfdist.config.conflicts import check_combinations
+from tfdist.config.fields import address_text, check_fields, flag_field, names, spec_text
+from tfdist.config.strategy_registry import JobOptions, TrainerOptions
+from tfdist.config.topics import CHECKS, DEVICES, MODEL, OUTPUT
+from tfdist.errors import InputError
+
+NEWEST, BEST = "newest", "best"
+TABLES = (".npy", ".npz", ".csv")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedConfig(TrainerOptions, JobOptions):
+    """Which weights of a run compute on which data, and where; whatever is left out is as in the run."""
+
+    checkpoint: str = flag_field(
+        NEWEST,
+        MODEL,
+        "Weights: newest (checkpoint, or model.keras without checkpoints), best (if the run has kept it), or the path of a "
+        "checkpoint or of a .keras file.",
+    )
+    dataset: str = flag_field(
+        "",
+        MODEL,
+        "Data set; as for training. Defaults to that of the run.",
+        check=lambda text: spec_text(text) if text else text,
+    )
+    data_dir: str | None = flag_field(
+        None, MODEL, "Directory with the files of the data set, if it has moved since the run.", per_process=True
+    )
+    split: str = flag_field("test", MODEL, "Examples of the data set: test or train.", choices=("test", "train"))
+    batch_size: int = flag_field(
+        0, MODEL, "Number of examples per batch, over all replicas. Does not affect the result. 0 is as in the run."
+    )
+    coordinator: str = flag_field(
+        "", DEVICES, "HOST:PORT of rank 0, if the environment does not provide it.", check=address_text
+    )
+    token_file: str = flag_field("", DEVICES, "As for training, for a job over several hosts.", per_process=True)
+    insecure: bool = flag_field(False, DEVICES, "As for training, for a job over several hosts.")
+    start_timeout_seconds: float = flag_field(
+        120.0, DEVICES, "Seconds to wait for the other processes at start-up.", least=1
+    )
+    safe_mode: bool = flag_field(
+        True,
+        CHECKS,
+        "Refuse a run whose model, data set, loss or optimizer is a package.module:function, instead of importing it.",
+    )
+
+    def __post_init__(self) -> None:
+        """Validates all fields, then all rules between fields."""
+        check_fields(self)
+        check_combinations(self)
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The flags that are passed on to the strategy and to the control plane, by name."""
+        own = ("strategy", "coordinator", "token_file", "insecure", "start_timeout_seconds")
+        return {name: getattr(self, name) for name in (*own, *names(self, "is_option"))}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(TrainedConfig):
+    """Configuration of `tfdist.evaluate`."""
+
+    output: str = flag_field("", OUTPUT, "File to write the results to, as JSON. By default, they are only printed.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictConfig(TrainedConfig):
+    """Configuration of `tfdist.predict`."""
+
+    output: str = flag_field(
+        "",
+        OUTPUT,
+        "File to write the predictions to, one row per example, in the order of the data set: .npy, .npz or .csv. "
+        "Defaults to predictions-STEP.npy in the directory of the run.",
+    )
+    classes: bool = flag_field(
+        False, OUTPUT, "Write the index of the largest output of each example, instead of all outputs."
+    )
+
+    def __post_init__(self) -> None:
+        """Validates as for any trained model, and the ending of the output."""
+        super().__post_init__()
+        if self.output and os.path.splitext(self.output)[1] not in TABLES:
+            raise InputError(f"--output must end in {', '.join(TABLES)}. Received: {self.output}.")

@@ -1,0 +1,51 @@
+"""Evaluate the model of a run on its data set or another one, with any strategy."""
+
+import json
+import sys
+from typing import Any
+
+from tfdist.cli import command, flags, tensorflow_import, weights
+from tfdist.config.trained_config import EvaluateConfig
+from tfdist.storage import path_of
+
+
+def main(run: str, config: EvaluateConfig) -> int:
+    """Prints the loss and the metrics, and writes them if requested; returns the exit code."""
+    weights.sources(run, config.checkpoint)  # what is wrong is reported without delay
+    if config.output:
+        weights.check_output(config.output)
+    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    from tfdist.cli import trained_run
+    from tfdist.reporting.plain_reporter import rounded
+    from tfdist.reporting.schema import to_json
+
+    with trained_run.opened(run, config) as trained:
+        results = trained.trainer.evaluate(trained.examples, batch_size=trained.batch_size)
+        if trained.trainer.strategy.is_chief:
+            described = trained.describe()
+            values = "  ".join(f"{name} {rounded(value)}" for name, value in results.items())
+            step = "" if trained.step is None else f" after {trained.step} steps"
+            print(f"eval{step}: {values}")
+            print(
+                f"{trained.source}  {trained.data_name}: {trained.examples.size} examples, by {described['strategy']} "
+                f"(replicas: {described['replicas']})"
+            )
+            if config.output:
+                text = json.dumps(to_json({**described, "results": results}), indent=2, allow_nan=False)
+                weights.written(path_of(config.output), f"{text}\n".encode())
+                print(path_of(config.output))
+    return 0
+
+
+def _run(values: Any, arguments: list[str]) -> int:
+    run = command.only(arguments, "The model of one run is evaluated.", "Give the directory of a run.")
+    return main(run, flags.config(values, EvaluateConfig))
+
+
+def _define(values: Any) -> None:
+    values.set_gnu_getopt(True)  # flags may follow the directory
+    flags.define(values, EvaluateConfig)
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("evaluate", _define, _run, about=__doc__ or "", arguments="RUN"))

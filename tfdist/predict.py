@@ -1,0 +1,103 @@
+"""Write the predictions of a run's model for its data set or another one, with any strategy."""
+
+import io
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tfdist.cli import command, flags, tensorflow_import, weights
+from tfdist.config.trained_config import PredictConfig
+from tfdist.errors import InputError
+from tfdist.storage import path_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def main(run: str, config: PredictConfig) -> int:
+    """Writes the predictions and prints their path; returns the exit code."""
+    weights.sources(run, config.checkpoint)  # what is wrong is reported without delay
+    if config.output:
+        weights.check_output(config.output)
+    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    from tfdist.cli import trained_run
+
+    with trained_run.opened(run, config) as trained:
+        is_chief = trained.trainer.strategy.is_chief
+        verbose = 1 if is_chief and sys.stdout.isatty() else 0
+        outputs = trained.trainer.predict(trained.examples, batch_size=trained.batch_size, verbose=verbose)
+        if is_chief:
+            arrays = _named(outputs)
+            if config.classes:
+                arrays = {name: _classes(name, values) for name, values in arrays.items()}
+            number = "" if trained.step is None else f"-{trained.step:09d}"
+            default = trained.directory / f"predictions{number}{'.npy' if len(arrays) == 1 else '.npz'}"
+            path = path_of(config.output) if config.output else default
+            weights.written(path, _contents(arrays, f".{path.name.rpartition('.')[2]}", str(path)))
+            shapes = ", ".join(f"{name} {list(values.shape)}".lstrip() for name, values in arrays.items())
+            print(f"{path}  {shapes}  {trained.data_name}, from {trained.source}")
+    return 0
+
+
+def _named(outputs: Any) -> dict[str, "np.ndarray"]:
+    """Returns the arrays of a structure of outputs by name; "" for the only one."""
+    import tensorflow as tf
+
+    leaves = tf.nest.flatten(outputs)
+    if isinstance(outputs, dict):
+        return {name: values for name, values in zip(sorted(outputs), leaves, strict=True)}
+    return {"": leaves[0]} if len(leaves) == 1 else {f"output_{i}": values for i, values in enumerate(leaves)}
+
+
+def _classes(name: str, values: "np.ndarray") -> "np.ndarray":
+    if values.ndim < 2 or values.shape[-1] < 2:
+        raise InputError(
+            f"--classes needs an output for each class. Received: {name or 'an output'} of shape {list(values.shape)}. "
+            "Leave out --classes."
+        )
+    return values.argmax(axis=-1)
+
+
+def _contents(arrays: dict[str, "np.ndarray"], ending: str, path: str) -> bytes:
+    """Returns the contents of a file with one row per example."""
+    import numpy as np
+
+    if ending != ".npz" and len(arrays) > 1:
+        raise InputError(
+            f"A model with several outputs needs --output=NAME.npz. Received: {path} and {', '.join(arrays)}."
+        )
+    file = io.BytesIO()
+    [only, *_] = arrays.values()
+    if ending == ".npy":
+        np.save(file, only, allow_pickle=False)
+    elif ending == ".npz":
+        named: dict[str, Any] = {name or "predictions": values for name, values in arrays.items()}
+        np.savez_compressed(file, **named)
+    else:
+        rows = only.reshape(len(only), -1)
+        is_class = rows.dtype.kind in "iu"
+        header = "example," + (
+            "prediction" if rows.shape[1] == 1 else ",".join(f"output_{i}" for i in range(rows.shape[1]))
+        )
+        numbered = (
+            (f"{number}," + ",".join(_text(value, is_class) for value in row)) for number, row in enumerate(rows)
+        )
+        file.write("\n".join([header, *numbered, ""]).encode())
+    return file.getvalue()
+
+
+def _text(value: Any, is_integer: bool) -> str:
+    return str(int(value)) if is_integer else repr(value.item())
+
+
+def _run(values: Any, arguments: list[str]) -> int:
+    run = command.only(arguments, "The model of one run predicts.", "Give the directory of a run.")
+    return main(run, flags.config(values, PredictConfig))
+
+
+def _define(values: Any) -> None:
+    values.set_gnu_getopt(True)  # flags may follow the directory
+    flags.define(values, PredictConfig)
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("predict", _define, _run, about=__doc__ or "", arguments="RUN"))

@@ -1,0 +1,149 @@
+"""The base class of loggers, which send the records of a run to an experiment tracker."""
+
+import abc
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping
+
+from tfdist.coordination import Json
+from tfdist.errors import InputError
+from tfdist.errors.engine_errors import one_line
+from tfdist.reporting.reporter import NullReporter, Reporter, RunPlan
+from tfdist.reporting.run_directory import RunDirectory
+from tfdist.reporting.schema import TRAIN, number
+from tfdist.storage import storage_of
+
+_NOT_VALUES = ("schema", "kind", "step", "time")
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoggedRun:
+    """The run that a logger records.
+
+    Attributes:
+      directory: its directory.
+      flags: its flags, by name.
+    """
+
+    directory: RunDirectory
+    flags: Mapping[str, Json]
+
+    @property
+    def name(self) -> str:
+        """Name of the run: that of its directory."""
+        return self.directory.path.name or str(self.directory.path)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What runs are grouped by: strategy, model and data set, and where the directory is."""
+        shown = {name: str(self.flags[name]) for name in ("strategy", "model", "dataset") if name in self.flags}
+        return {**shown, "directory": str(self.directory.path)}
+
+    def external_id(self, tracker: str) -> str:
+        """Returns the id that the run has in a tracker since an earlier start; "" if it has none."""
+        return self._ids().get(tracker, "")
+
+    def keep_external_id(self, tracker: str, identifier: str) -> None:
+        """Stores the id that the run has in a tracker, so that a resumed run continues there."""
+        text = json.dumps({**self._ids(), tracker: identifier}, indent=2)
+        storage_of(self.directory.loggers).replace(self.directory.loggers, f"{text}\n".encode())
+
+    def _ids(self) -> dict[str, str]:
+        try:
+            found = json.loads(storage_of(self.directory.loggers).read(self.directory.loggers))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+class Logger(Reporter):
+    """A reporter that needs only the numbers of records. Subclasses implement `log`.
+
+    A class of your own is used by `--loggers=package.module:Name(key=value, ...)`. Its constructor gets these arguments and,
+    if it has a parameter `run`, the `LoggedRun`. Only the chief creates it. Its first error is logged, and ends its use but
+    not the training.
+    """
+
+    @abc.abstractmethod
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Logs values.
+
+        Args:
+          values: numbers by name, such as `train/loss`, `train/learning_rate` or `eval/accuracy`.
+          step: number of updates done.
+        """
+
+    def start(self, plan: RunPlan) -> None:
+        """See base class."""
+
+    def progress(self, step: int, record: Mapping[str, float]) -> None:
+        """See base class."""
+
+    def record(self, record: Mapping[str, Json]) -> None:
+        """See base class."""
+        kind, found = record.get("kind", TRAIN), {}
+        for name, value in record.items():
+            if name not in _NOT_VALUES and (known := number(value)) is not None:
+                found[f"{kind}/{name}"] = known
+        if found and "step" in record:
+            self.log(found, int(record["step"]))
+
+    def close(self, outcome: str) -> None:
+        """See base class."""
+
+
+class OptionalReporter(Reporter):
+    """Forwards to a reporter until it fails; then logs a warning and continues without it.
+
+    Args:
+      name: name of the reporter, for the warning.
+      make: creates it. Only an `InputError` is raised.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Reporter]):
+        self._name = name
+        self._reporter: Reporter = NullReporter()
+        try:
+            self._reporter = make()
+        except InputError:
+            raise
+        except Exception as error:
+            self._fail(error)
+
+    def start(self, plan: RunPlan) -> None:
+        """See base class."""
+        self._try(lambda: self._reporter.start(plan))
+
+    def progress(self, step: int, record: Mapping[str, float]) -> None:
+        """See base class."""
+        self._try(lambda: self._reporter.progress(step, record))
+
+    def record(self, record: Mapping[str, Json]) -> None:
+        """See base class."""
+        self._try(lambda: self._reporter.record(record))
+
+    def sync(self) -> None:
+        """See base class."""
+        self._try(lambda: self._reporter.sync())
+
+    def close(self, outcome: str) -> None:
+        """See base class."""
+        self._try(lambda: self._reporter.close(outcome))
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._reporter = NullReporter()
+        _log.warning(
+            "The logger %s failed and is not used any more; the run continues. %s: %s",
+            self._name,
+            type(error).__name__,
+            one_line(str(error)),
+        )
+        _log.debug("Traceback of the error:", exc_info=error)

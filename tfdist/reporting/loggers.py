@@ -1,0 +1,70 @@
+"""The loggers of a run by name, as in `--loggers=tensorboard,mlflow(experiment='mine')`."""
+
+import importlib.util
+from collections.abc import Callable
+
+from tfdist.errors import InputError
+from tfdist.grammar.spec import Spec, call, load_object
+from tfdist.grammar.spec_list import parse_specs
+from tfdist.reporting.logger import LoggedRun, OptionalReporter
+from tfdist.reporting.mlflow_logger import MLflowLogger
+from tfdist.reporting.reporter import Reporter
+from tfdist.reporting.tensorboard import TensorBoardReporter
+from tfdist.reporting.wandb_logger import WandbLogger
+
+TENSORBOARD = "tensorboard"
+# The module that a logger needs, and the command that installs it.
+_NEEDED = {"mlflow": ("mlflow", "pip install mlflow-skinny"), "wandb": ("wandb", "pip install wandb")}
+
+
+def check_installed(text: str) -> None:
+    """Checks that the packages of loggers are installed, without importing them.
+
+    Raises:
+      InputError: one is not; the message has the command that installs it.
+    """
+    for spec in parse_specs(text):
+        module, install = _NEEDED.get(spec.name, ("", ""))
+        if module and importlib.util.find_spec(module) is None:
+            raise InputError(
+                f"--loggers={spec.name} needs the package {module}. Received: an environment without it. Run: {install}."
+            )
+
+
+def check_own(text: str) -> None:
+    """Imports a user's own loggers, so that what is wrong with their names is reported before a run begins."""
+    for spec in parse_specs(text):
+        if ":" in spec.name:
+            load_object(spec.name)
+
+
+def make_loggers(text: str, run: LoggedRun) -> list[Reporter]:
+    """Creates the loggers of a run, on the chief.
+
+    TensorBoard's events are files of the run, so that an error of writing them ends the run like that of any other file;
+    an error of another logger is only a warning.
+
+    Raises:
+      InputError: a logger does not take its arguments.
+    """
+    return [_made(spec, run) for spec in parse_specs(text)]
+
+
+def _made(spec: Spec, run: LoggedRun) -> Reporter:
+    def make() -> Reporter:
+        found = call(CATALOG[spec.name] if spec.name in CATALOG else load_object(spec.name), spec, run=run)
+        if not isinstance(found, Reporter):
+            raise InputError(
+                f"--loggers={spec} must be a class or function that makes a tfdist.reporting.Reporter. Received: "
+                f"{type(found).__name__}. Derive it from tfdist.reporting.Logger."
+            )
+        return found
+
+    return make() if spec.name == TENSORBOARD else OptionalReporter(spec.name, make)
+
+
+def _tensorboard(run: LoggedRun) -> Reporter:
+    return TensorBoardReporter(run.directory.tensorboard)
+
+
+CATALOG: dict[str, Callable[..., Reporter]] = {TENSORBOARD: _tensorboard, "mlflow": MLflowLogger, "wandb": WandbLogger}

@@ -1,0 +1,77 @@
+"""Logs a run to MLflow, by the package mlflow or mlflow-skinny, which is imported when the logger is created."""
+
+import time
+from collections.abc import Mapping
+
+from tfdist.reporting.logger import LoggedRun, Logger
+from tfdist.reporting.reporter import RunPlan
+
+_TRACKER = "mlflow"
+_PARAMS_AT_ONCE = 100  # limit of MLflow
+_LONGEST_PARAM = 500
+_STATUS = {"done": "FINISHED", "preempted": "KILLED", "interrupted": "KILLED"}
+
+
+class MLflowLogger(Logger):
+    """Logs flags as params, and the numbers of records as metrics; a resumed run continues the same MLflow run.
+
+    Args:
+      run: the run.
+      experiment: name of the experiment, which is created if necessary.
+      tracking_uri: server, or directory as `file:///path`; by default as MLflow chooses, which `MLFLOW_TRACKING_URI` sets.
+    """
+
+    def __init__(self, run: LoggedRun, experiment: str = "tfdist", tracking_uri: str | None = None):
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.tracking import MlflowClient
+
+        self._metric, self._tag = Metric, RunTag
+        self._client = MlflowClient(tracking_uri=tracking_uri)
+        self._id = self._resumed(run.external_id(_TRACKER)) or self._created(run, experiment)
+        run.keep_external_id(_TRACKER, self._id)
+        self._set_tags(run.tags)
+        known = self._client.get_run(self._id).data.params
+        # MLflow refuses to change a param, which a resumed run may do.
+        params = [
+            Param(k, str(v)[:_LONGEST_PARAM]) for k, v in run.flags.items() if k not in known and v not in ("", None)
+        ]
+        for first in range(0, len(params), _PARAMS_AT_ONCE):
+            self._client.log_batch(self._id, params=params[first : first + _PARAMS_AT_ONCE])
+
+    def _resumed(self, identifier: str) -> str:
+        """Continues an earlier MLflow run; returns "" if it does not exist any more, as on another server."""
+        if not identifier:
+            return ""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.update_run(identifier, status="RUNNING")
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return ""
+        return identifier
+
+    def _created(self, run: LoggedRun, experiment: str) -> str:
+        found = self._client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        return self._client.create_run(number, run_name=run.name).info.run_id
+
+    def _set_tags(self, tags: Mapping[str, str]) -> None:
+        self._client.log_batch(self._id, tags=[self._tag(f"tfdist.{key}", value) for key, value in tags.items()])
+
+    def start(self, plan: RunPlan) -> None:
+        """See base class."""
+        self._set_tags({"total_steps": str(plan.total_steps)})
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """See base class."""
+        now = int(time.time() * 1000)
+        self._client.log_batch(
+            self._id, metrics=[self._metric(name, value, now, step) for name, value in values.items()]
+        )
+
+    def close(self, outcome: str) -> None:
+        """See base class."""
+        self._set_tags({"outcome": outcome})
+        self._client.set_terminated(self._id, status=_STATUS.get(outcome, "FAILED"))

@@ -1,0 +1,233 @@
+"""List the runs in a directory, or compare runs: the flags that differ, the best values, and their curves as a picture."""
+
+import contextlib
+import dataclasses
+import fnmatch
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags as absl_flags
+
+from tfdist.cli import command, flags
+from tfdist.config.fields import check_fields, flag_field, names_text
+from tfdist.errors import ExitCode, InputError
+from tfdist.grammar.spec import nearest
+from tfdist.grammar.spec_list import split_outside
+from tfdist.reporting import comparison, runs_table
+from tfdist.reporting.file_errors import cause
+from tfdist.reporting.run_summary import RunSummary, is_higher_better, read_run
+from tfdist.storage import StoragePath, path_of, storage_of
+
+_SELECTION, _OUTPUT = "Selection", "Output"
+_NAMED_AT_MOST = 10
+_METRICS_AT_MOST = 3  # in the picture
+_PICTURE = "comparison.png"
+_SORT_KEYS: dict[str, Callable[[RunSummary], Any]] = {
+    "started": lambda run: run.started or 0.0,
+    "run": lambda run: run.name,
+    "status": lambda run: run.status,
+    "steps": lambda run: run.steps,
+    "time": lambda run: run.seconds or 0.0,
+}
+_FIELDS: dict[str, Callable[[RunSummary], str]] = {
+    "run": lambda run: run.name,
+    "status": lambda run: run.status,
+    "strategy": lambda run: run.strategy,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunsConfig:
+    """Which runs are listed, in which order, and what is shown of them."""
+
+    filter: str = flag_field(
+        "",
+        _SELECTION,
+        "Comma-separated NAME=PATTERN that runs must match, such as strategy=mirrored,model=cnn*; NAME is run, status, or a "
+        "flag of training.",
+    )
+    sort: str = flag_field(
+        "started",
+        _SELECTION,
+        "Order: started (the newest last), run, status, steps, time, or the name of a metric (the best last).",
+    )
+    limit: int = flag_field(0, _SELECTION, "Show only the last ones in this order, so many. 0 shows all.")
+    compare: bool = flag_field(False, _OUTPUT, "Compare the runs; default if several arguments are given.")
+    metric: str = flag_field(
+        "",
+        _OUTPUT,
+        "Comma-separated metrics to show and to plot. Defaults to the loss and the first metrics.",
+        check=names_text,
+    )
+    axis: str = flag_field(
+        "step",
+        _OUTPUT,
+        "Horizontal axis of the picture: step, epoch or time.",
+        choices=tuple(comparison.AXES),
+    )
+    output: str = flag_field(
+        "", _OUTPUT, f"Path of the picture of a comparison. Defaults to {_PICTURE} in the directory of the runs."
+    )
+    json: bool = flag_field(False, _OUTPUT, "Print what is known of each run as JSON, instead of tables.")
+
+    def __post_init__(self) -> None:
+        """Validates all fields."""
+        check_fields(self)
+        _conditions(self.filter)
+
+
+def main(paths: Sequence[str], config: RunsConfig) -> int:
+    """Prints tables of the runs at these paths; returns the exit code."""
+    found, skipped = _found([path_of(path) for path in paths])
+    if not found:
+        raise InputError(
+            f"There must be a run in the directories. Received: {', '.join(paths)}{_because(skipped)}. Give the directory of "
+            "a run, or one that contains such directories, such as the parent of an --output_dir."
+        )
+    _check_metrics(config.metric, found)
+    runs = _selected(found, config)
+    is_comparison = bool(config.compare or config.output) or len(paths) > 1
+    if config.json:
+        print(json.dumps([runs_table.as_json(run) for run in runs], indent=2))
+    elif not runs:
+        print(f"None of {len(found)} runs matches --filter={config.filter}.")
+    elif is_comparison:
+        _compare(runs, path_of(paths[0]), config)
+    else:
+        print(*runs_table.table(runs, _main_metric(runs, config)), sep="\n")
+    if skipped and not config.json:
+        more = f" and {len(skipped) - _NAMED_AT_MOST} more" if len(skipped) > _NAMED_AT_MOST else ""
+        print(f"Skipped: {'; '.join(skipped[:_NAMED_AT_MOST])}{more}.", file=sys.stderr)
+    return ExitCode.DONE
+
+
+def _found(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
+    """Returns the runs at paths or in directories there, with different names, and what was skipped, with the reason."""
+    runs, skipped = [], []
+    for path in dict.fromkeys(paths):
+        storage = storage_of(path)
+        try:
+            if not storage.is_directory(path):
+                raise InputError(f"The runs of a directory are listed. Received: {path}, which is not a directory.")
+            inner = sorted(entry.name for entry in storage.entries(path) if storage.is_directory(path / entry.name))
+            own = storage.exists(path / "starts.jsonl")
+        except OSError as error:
+            raise InputError(f"The directory of runs must be readable. Received: {path} ({cause(error)}).") from error
+        for place, name in [(path, path.name or str(path))] if own else [(path / name, name) for name in inner]:
+            try:
+                runs.append(read_run(place, name))
+            except (InputError, OSError) as error:
+                skipped.append(f"{name} ({_reason(error)})")
+    names = [run.name for run in runs]
+    return [
+        run if names.count(run.name) == 1 else dataclasses.replace(run, name=str(run.directory.path)) for run in runs
+    ], skipped
+
+
+def _reason(error: Exception) -> str:
+    text = cause(error) if isinstance(error, OSError) else str(error)
+    return text.partition(" Restore the file")[0].rstrip(".")
+
+
+def _because(skipped: Sequence[str]) -> str:
+    return f" (skipped: {'; '.join(skipped[:_NAMED_AT_MOST])})" if skipped else " without any"
+
+
+def _selected(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
+    """Returns the runs that match, in order."""
+    kept = [run for run in runs if all(_matches(run, *condition) for condition in _conditions(config.filter))]
+    key = _SORT_KEYS.get(config.sort)
+    if key is None:
+        metrics = {name for run in runs for name in run.metrics}
+        if config.sort not in metrics:
+            raise InputError(f"--sort={config.sort} is not known.{nearest(config.sort, [*_SORT_KEYS, *metrics])}")
+        sign = 1 if is_higher_better(config.sort) else -1
+
+        def key(run: RunSummary) -> tuple[bool, float]:
+            best = run.best(config.sort)
+            return best is not None, sign * best[1] if best else 0.0
+
+    in_time = sorted(kept, key=_SORT_KEYS["started"])
+    return sorted(in_time, key=key)[-config.limit :]
+
+
+def _conditions(text: str) -> list[tuple[str, str]]:
+    """Returns the names and patterns of a filter; commas in parentheses belong to a pattern."""
+    conditions = [part.partition("=") for part in split_outside(text)]
+    for name, equals, _ in conditions:
+        if not equals or not name.strip():
+            raise InputError(
+                f"--filter consists of comma-separated NAME=PATTERN. Received: {text}. Write status=finished, or "
+                "model=cnn*,strategy=mirrored."
+            )
+    return [(name.strip(), pattern.strip()) for name, _, pattern in conditions]
+
+
+def _matches(run: RunSummary, name: str, pattern: str) -> bool:
+    value = _FIELDS[name](run) if name in _FIELDS else run.flags.get(name)
+    return value is not None and (value == pattern or fnmatch.fnmatchcase(value, pattern))
+
+
+def _main_metric(runs: Sequence[RunSummary], config: RunsConfig) -> str:
+    """Returns the metric that the table shows beside the loss; empty if there is none."""
+    names = config.metric.split(",") if config.metric else [name for run in runs for name in run.metrics]
+    return next((name for name in names if name != "loss"), "")
+
+
+def _check_metrics(text: str, runs: Sequence[RunSummary]) -> None:
+    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    for metric in filter(None, text.split(",")):
+        if metric not in known:
+            raise InputError(f"--metric={metric} is not in these runs.{nearest(metric, known)}")
+
+
+def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsConfig) -> None:
+    """Prints the differences of runs, and plots their curves."""
+    names = [run.name for run in runs]
+    different = runs_table.differences(runs)
+    blocks = [["flags that differ", *names], *different, ["", *("" for _ in names)], ["results", *names]]
+    if not different:
+        blocks = [["results", *names]]
+        print(f"All flags of the {len(runs)} runs are equal, except --output_dir.\n")
+    lines = runs_table.aligned([*blocks, *runs_table.results(runs)])
+    print(*lines, sep="\n")
+    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    metrics = config.metric.split(",") if config.metric else known[:_METRICS_AT_MOST]
+    if not metrics:
+        print("\nNothing has been recorded, so that there is nothing to plot.")
+        return
+    is_run = storage_of(directory).exists(directory / "starts.jsonl")
+    path = path_of(config.output) if config.output else (directory.parent if is_run else directory) / _PICTURE
+    picture = io.BytesIO()
+    comparison.draw(runs, metrics, config.axis).savefig(picture, format="png")
+    try:
+        storage_of(path).make_directory(path.parent)
+        storage_of(path).replace(path, picture.getvalue())
+    except OSError as error:
+        raise InputError(
+            f"--output must be a writable path. Received: {path} ({cause(error)}). Give another."
+        ) from error
+    print(f"\ncurves: {path}")
+
+
+def _define(values: absl_flags.FlagValues) -> None:
+    values.set_gnu_getopt(True)  # flags may follow the directories
+    flags.define(values, RunsConfig)
+
+
+def _run(values: Any, arguments: list[str]) -> int:
+    if not arguments:
+        raise InputError(
+            "tfdist.runs takes a directory with runs, or the directories of runs. Received: 0 arguments. Write "
+            "python -m tfdist.runs runs."
+        )
+    with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
+        return main(arguments, flags.config(values, RunsConfig))
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("runs", _define, _run, about=__doc__ or "", arguments="DIR | RUN RUN ..."))
