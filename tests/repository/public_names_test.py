@@ -141,6 +141,7 @@ def test_arguments_of_the_trainer():
     of_keras = names(keras.Model.fit)
     assert names(tfdist.Trainer.fit)[: len(of_keras)] == of_keras
     assert names(tfdist.Trainer.evaluate) == ["self", "x", "y", "batch_size", "sample_weight", "steps"]
+    assert names(tfdist.Trainer.predict) == ["self", "x", "batch_size", "verbose", "steps"]
     assert names(tfdist.Trainer.save) == ["self", "path"]
 
 

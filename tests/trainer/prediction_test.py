@@ -76,6 +76,27 @@ def test_forms_of_data(mirrored2):
         np.testing.assert_array_equal(trainer.predict(form, verbose=0), wanted)
     for form in (X32, dataset(X32), dataset(X32).repeat()):
         np.testing.assert_array_equal(trainer.predict(form, batch_size=3, verbose=0, steps=2), wanted[:6])
+    with pytest.raises(InputError, match="Data without an end needs `steps`."):
+        trainer.predict(dataset(X32).repeat(), verbose=0)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return X32[5 * index : 5 * index + 5], Y[5 * index : 5 * index + 5]
+
+
+def test_data_that_comes_in_batches(mirrored2):
+    trainer = make_trainer(mirrored2)
+    wanted = trainer.predict(X32, verbose=0)
+    dataset = tf.data.Dataset.from_tensor_slices
+    for form in (dataset(X32).batch(5), dataset((X32, Y)).batch(5), Batches()):
+        np.testing.assert_array_equal(trainer.predict(form, verbose=0), wanted)
+        np.testing.assert_array_equal(trainer.predict(form, verbose=0, steps=2), wanted[:10])
+    forever = dataset(X32[:5]).batch(5).repeat()
+    np.testing.assert_array_equal(trainer.predict(forever, verbose=0, steps=2), np.concatenate([wanted[:5]] * 2))
 
 
 @pytest.mark.parametrize("kind", [list, tuple, dict])
@@ -111,9 +132,9 @@ def test_what_is_shown(mirrored2, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "`batch_size` must be an integer of at least 1. Received: 0."),
-        ({"steps": 1.5}, "`steps` must be an integer of at least 1. Received: 1.5."),
-        ({"verbose": "loud"}, "`verbose` must be .* Received: 'loud'."),
+        ({"batch_size": 0}, "`batch_size` must be a positive integer. Received: 0."),
+        ({"steps": 1.5}, "`steps` must be a positive integer. Received: 1.5."),
+        ({"verbose": "loud"}, "`verbose` must be one of .* Received: 'loud'."),
         ({"x": "digits"}, "`x` must be arrays, .* Received: str."),
         ({"x": X32[:, :5]}, r"must fit the data. Received: examples with x float32\[5\];"),
         ({"x": X32[:0]}, "at least 1. Received: shapes"),

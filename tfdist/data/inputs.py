@@ -1,27 +1,34 @@
 """Wraps the inputs of a prediction, which has no targets, as examples."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.data.adapters import as_examples
+from tfdist.data.batched import from_dataset
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element, Examples
 from tfdist.data.source import ArraySource, Source
+from tfdist.data.stream import StreamSource
 from tfdist.errors import InputError
 
 
-def input_examples(x: Any, most: int | None = None) -> Examples:
+def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
     """Returns the data of a prediction as examples, whose targets, if there are any, are ignored.
 
     Args:
-      x: an array, or a list, tuple or dict of arrays for a model with several inputs; a `tf.data.Dataset` of single
-        examples, x, (x,), (x, y) or (x, y, sample_weight); examples; or a `DataSet`, for its test examples.
-      most: maximum number of examples to read of a `tf.data.Dataset`, which may then be infinite.
+      x: an array, or a list, tuple or dict of arrays for a model with several inputs; a `tf.data.Dataset` of batches or of
+        single examples: x, (x,), (x, y) or (x, y, sample_weight); a `keras.utils.PyDataset` or generator of batches (x, y);
+        examples; or a `DataSet`, for its test examples.
+      steps: number of batches; required if the data has no end.
+      batch_size: number of examples in a batch, for data that does not come in batches.
 
     Raises:
-      InputError: the data has another form.
+      InputError: the data has another form, or no end.
     """
     if isinstance(x, DataSet):
         if x.test is None:
@@ -33,22 +40,42 @@ def input_examples(x: Any, most: int | None = None) -> Examples:
     if isinstance(x, Examples):
         return x
     if isinstance(x, tf.data.Dataset):
-        dataset = x if most is None else x.take(most)
-        spec = dataset.element_spec
-        return as_examples(dataset if isinstance(spec, tuple) and len(spec) in (2, 3) else dataset.map(_with_target))
+        return _of_dataset(x, steps, batch_size)
+    if isinstance(x, keras.utils.PyDataset):
+        return as_examples(x, steps if x.num_batches is None else None)
+    if isinstance(x, Iterator):
+        return as_examples(x, steps)
     if not tf.nest.flatten(x) or isinstance(x, str | bytes) or callable(x):
         raise InputError(
-            f"`x` must be arrays, a tf.data.Dataset, examples or a DataSet. Received: {type(x).__name__}. Give an array "
-            "of rows, or a list or dict of arrays for a model with several inputs."
+            "`x` must be arrays, a tf.data.Dataset, a PyDataset, a generator, examples or a DataSet. Received: "
+            f"{type(x).__name__}. Give an array of rows, or a list or dict of arrays for a model with several inputs."
         )
     x = _arrays(x)
     rows = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in tf.nest.flatten(x)}
     return ArraySource((x, np.zeros([max(rows)], np.uint8)))
 
 
+def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) -> Examples:
+    is_batched, is_infinite = keras_internals.is_batched(dataset), dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+    if is_infinite and steps is None:
+        raise InputError("Data without an end needs `steps`. Received: a tf.data.Dataset that repeats.")
+    spec = dataset.element_spec
+    if not (isinstance(spec, tuple) and len(spec) in (2, 3)):
+        dataset = dataset.map(_with_targets if is_batched else _with_target)
+    if is_batched:
+        return from_dataset(dataset, steps if is_infinite else None)
+    return StreamSource(dataset if steps is None else dataset.take(steps * batch_size))
+
+
 def _with_target(*x: Any) -> Element:
     """Adds a target, which examples must have, to the x or (x,) of an element."""
     return (x[0] if len(x) == 1 else x), tf.zeros([], tf.uint8)
+
+
+def _with_targets(*x: Any) -> Element:
+    """Same as `_with_target`, for a batch."""
+    x = x[0] if len(x) == 1 else x
+    return x, tf.zeros([tf.shape(tf.nest.flatten(x)[0])[0]], tf.uint8)
 
 
 def _arrays(x: Any) -> Any:

@@ -12,53 +12,77 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
+from tfdist.step.step import Settings
+from tfdist.trainer.fit_arguments import BATCH_SIZE
+from tfdist.trainer.program import Program
 
-_BATCH_SIZE = 32  # Keras's default
-AUTO = "auto"
+_AUTO = "auto"
 
 
-class Prediction:
-    """Predicts with the model of a trainer, which need not have been trained."""
+class CanPredict:
+    """`predict` of a trainer, whose model need not have been trained.
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, seed: int):
-        """Initializes with the model of a trainer, which may not have been built yet."""
-        self._model, self._strategy, self._seed = model, strategy, seed
-        self._predictor: Predictor | None = None
+    Attributes:
+      model: the model.
+      strategy: its strategy.
+    """
+
+    model: keras.Model
+    strategy: HasCollectives
+    _settings: Settings
+    _program: Program | None
+    _predictor: Predictor | None = None
 
     def predict(
-        self, x: Any, batch_size: int | None, verbose: int | str, steps: int | None, *, is_synchronized: bool
+        self, x: Any, batch_size: int | None = None, verbose: int | str = _AUTO, steps: int | None = None
     ) -> Any:
-        """See `Trainer.predict`; `is_synchronized`: whether the variables are known to be equal on all replicas."""
-        for name, value in (("batch_size", batch_size), ("steps", steps)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InputError(f"`{name}` must be an integer of at least 1. Received: {value!r}.")
-        if verbose not in (AUTO, 0, 1, 2):
-            raise InputError(f'`verbose` must be "auto", 0, 1 or 2. Received: {verbose!r}.')
-        size = batch_size or _BATCH_SIZE
-        most = None if steps is None else steps * size
-        examples = input_examples(x, most)
-        if self._predictor is None:
-            if not is_synchronized:
-                self._build(examples)
-            self._predictor = Predictor(self._model, self._strategy, self._seed)
-        batches = self._predictor.predict(examples, size, most)
-        count = -(-(examples.size if most is None else min(examples.size, most)) // size)
-        return concatenated(_shown(batches, count, _verbosity(verbose) if self._strategy.is_chief else 0))
+        """Returns the outputs for all rows, in their order; the same on every process, which all must call it.
 
-    def _build(self, examples: Examples) -> None:
+        Args:
+          x: an array, or a list or dict of arrays for a model with several inputs; a `tf.data.Dataset`, with or without
+            targets; or other data in one of the forms of `fit`, whose targets are ignored. Of a `DataSet`, the test examples.
+          batch_size: examples per batch, over all replicas; does not affect the result. By default that of the first batch
+            of `x`, or 32.
+          verbose: "auto", 0 (silent), 1 (a progress bar) or 2 (one line); as for Keras's `predict`.
+          steps: maximum number of batches; required if `x` has no end.
+
+        Returns:
+          An array [rows, ...], or a structure of them for a model with several outputs.
+
+        Raises:
+          InputError: an argument is invalid, or the data does not fit the model.
+        """
+        for name, value in (("batch_size", batch_size), ("steps", steps)):
+            if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+                raise InputError(f"`{name}` must be a positive integer. Received: {value!r}.")
+        if verbose not in (_AUTO, 0, 1, 2):
+            raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
+        examples = input_examples(x, steps, batch_size or BATCH_SIZE)
+        size = batch_size or examples.batch_size or BATCH_SIZE
+        most = min(examples.size, (steps or examples.size) * (examples.batch_size or size))
+        if self._program:
+            self._program.average_statistics()
+        if self._predictor is None:
+            if self._program is None:
+                self._build_model(examples)
+            self._predictor = Predictor(self.model, self.strategy, self._settings.seed)
+        batches = self._predictor.predict(examples, size, most)
+        return concatenated(_shown(batches, -(-most // size), _verbosity(verbose) if self.strategy.is_chief else 0))
+
+    def _build_model(self, examples: Examples) -> None:
         """Creates the model's variables, unless it was built, and makes them equal on all replicas."""
-        if not self._model.built:
+        if not self.model.built:
             x = keras.tree.map_structure(
                 lambda spec: keras.KerasTensor([None, *spec.shape], spec.dtype.name), examples.element_spec[0]
             )
-            with self._strategy.scope(), must_fit(examples.element_spec[:1]):
-                self._model(x, training=False)
-        self._strategy.synchronize(self._model.variables)
+            with self.strategy.scope(), must_fit(examples.element_spec[:1]):
+                self.model(x, training=False)
+        self.strategy.synchronize(self.model.variables)
 
 
 def _verbosity(verbose: int | str) -> int:
     """Returns 1 (a progress bar) for auto in a terminal, else 2 (one line)."""
-    return int(verbose) if verbose != AUTO else 1 if sys.stdout.isatty() else 2
+    return int(verbose) if verbose != _AUTO else 1 if sys.stdout.isatty() else 2
 
 
 def _shown(batches: Iterator[Any], count: int, verbose: int) -> Iterator[Any]:

@@ -31,13 +31,13 @@ from tfdist.trainer.history import History
 from tfdist.trainer.model_file import save_model
 from tfdist.trainer.monitored import watched
 from tfdist.trainer.options import Checks, Reporting, Schedule
-from tfdist.trainer.prediction import AUTO, Prediction
+from tfdist.trainer.prediction import CanPredict
 from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.progress import reported
 from tfdist.trainer.train_state import TrainState
 
 
-class Trainer:
+class Trainer(CanPredict):
     """Trains a Keras model under the strategy whose scope is open.
 
     The model, the optimizer and the metrics are ordinary Keras objects, created in the same scope. tfdist reduces
@@ -113,7 +113,6 @@ class Trainer:
         if self._settings.loss_scale:
             self._kept.variables(self._settings.loss_scale.state())
         self._program: Program | None = None
-        self._prediction = Prediction(model, self.strategy, seed)
 
     def __repr__(self) -> str:
         """Names model, strategy, replicas and step."""
@@ -327,29 +326,6 @@ class Trainer:
         """
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
         return self.build(examples).evaluate(examples, batch_size)
-
-    def predict(
-        self, x: Any, batch_size: int | None = None, verbose: int | str = AUTO, steps: int | None = None
-    ) -> Any:
-        """Returns the outputs for all rows, in their order; the same on every process, which all must call it.
-
-        Args:
-          x: an array, or a list or dict of arrays for a model with several inputs; a `tf.data.Dataset` of single examples,
-            with or without targets; or a `DataSet`, for its test examples.
-          batch_size: examples per batch, over all replicas; does not affect the result. 32 by default.
-          verbose: "auto", 0 (silent), 1 (a progress bar) or 2 (one line); as for Keras's `predict`.
-          steps: maximum number of batches; needed for an infinite data set.
-
-        Returns:
-          An array [rows, ...], or a structure of them for a model with several outputs.
-
-        Raises:
-          InputError: an argument is invalid, or the data does not fit the model.
-        """
-        if self._program:
-            self._program.average_statistics()
-        built = self._program is not None
-        return self._prediction.predict(x, batch_size, verbose, steps, is_synchronized=built)
 
     def build(self, data: Examples) -> Program:
         """Creates all variables and makes them equal on all replicas, unless that is done; returns what was built."""
