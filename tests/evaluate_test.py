@@ -13,8 +13,11 @@ import pytest
 import tfdist
 from tests import processes
 from tfdist import evaluate, predict, train
+from tfdist.checkpoint.format import Part, commit
+from tfdist.cli import weights
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import EvaluateConfig, PredictConfig
+from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 
 DIGITS = tfdist.data.load("digits")
@@ -85,6 +88,16 @@ def test_the_results_are_those_of_the_run(name, options, request, tmp_path, caps
         "replicas": options.get("devices", 1),
     }
     assert capsys.readouterr().out.startswith(f"eval after 5 steps: loss {record['loss']:.4f}")
+
+
+def test_the_best_checkpoint_is_the_one_that_the_newest_names(tmp_path):
+    for step, values in ((3, {}), (6, {"best": ["val_loss", "min", 0.5, 3]})):
+        parts = [Part.full("model/w", np.zeros(2, "float32"))]
+        commit(LocalGroup(), tmp_path / "checkpoints", parts, step=step, seed=0, flags={}, values=values, keep=9)
+    assert [path.name for path in weights.sources(str(tmp_path), "best")] == ["step-000000003"]
+    (tmp_path / "checkpoints" / "step-000000003").rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="kept its best checkpoint"):
+        weights.sources(str(tmp_path), "best")
 
 
 def test_an_earlier_checkpoint_and_other_data(run, capsys):

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from tests import documented_json
 from tests.reporting.run_summary_test import RECORDS, start, write
 from tfdist import runs
+from tfdist.cli.output import Output
 from tfdist.errors import InputError
 from tfdist.runs import RunsConfig
 
@@ -80,8 +82,14 @@ def test_a_comparison_of_a_directory_with_other_metrics(home, tmp_path, capsys):
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(home, tmp_path, capsys):
     write(tmp_path / "others" / "older")
-    runs.main([str(home), str(tmp_path / "others")], RunsConfig(json=True))
-    assert {run["run"] for run in json.loads(capsys.readouterr().out)} == {
+    output = Output(is_json=True)
+    runs.main([str(home), str(tmp_path / "others")], RunsConfig(), output)
+    assert capsys.readouterr() == ("", "")
+    assert output.facts
+    record = {"schema": 1, "command": "runs", **output.facts}
+    documented_json.check("runs", json.loads(json.dumps(record)))
+    assert len(output.facts["skipped"]) == 2
+    assert {run["run"] for run in output.facts["runs"]} == {
         f"{home}/older",
         "newer",
         f"{tmp_path}/others/older",

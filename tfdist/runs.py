@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import fnmatch
 import io
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 from tfdist.cli import command, flags
+from tfdist.cli.output import TEXT, Output
 from tfdist.config.fields import check_fields, flag_field, names_text
 from tfdist.errors import ExitCode, InputError
 from tfdist.grammar.spec import nearest
@@ -71,7 +71,6 @@ class RunsConfig:
     output: str = flag_field(
         "", _OUTPUT, f"Path of the picture of a comparison. Defaults to {_PICTURE} in the directory of the runs."
     )
-    json: bool = flag_field(False, _OUTPUT, "Print what is known of each run as JSON, instead of tables.")
 
     def __post_init__(self) -> None:
         """Validates all fields."""
@@ -79,7 +78,7 @@ class RunsConfig:
         _conditions(self.filter)
 
 
-def main(paths: Sequence[str], config: RunsConfig) -> int:
+def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int:
     """Prints tables of the runs at these paths; returns the exit code."""
     found, skipped = _found([path_of(path) for path in paths])
     if not found:
@@ -90,15 +89,15 @@ def main(paths: Sequence[str], config: RunsConfig) -> int:
     _check_metrics(config.metric, found)
     runs = _selected(found, config)
     is_comparison = bool(config.compare or config.output) or len(paths) > 1
-    if config.json:
-        print(json.dumps([runs_table.as_json(run) for run in runs], indent=2))
+    if output.is_json:
+        output.result({"runs": [runs_table.as_json(run) for run in runs], "skipped": skipped})
     elif not runs:
         print(f"None of {len(found)} runs matches --filter={config.filter}.")
     elif is_comparison:
         _compare(runs, path_of(paths[0]), config)
     else:
         print(*runs_table.table(runs, _main_metric(runs, config)), sep="\n")
-    if skipped and not config.json:
+    if skipped and not output.is_json:
         more = f" and {len(skipped) - _NAMED_AT_MOST} more" if len(skipped) > _NAMED_AT_MOST else ""
         print(f"Skipped: {'; '.join(skipped[:_NAMED_AT_MOST])}{more}.", file=sys.stderr)
     return ExitCode.DONE
@@ -218,16 +217,16 @@ def _define(values: absl_flags.FlagValues) -> None:
     flags.define(values, RunsConfig)
 
 
-def _run(values: Any, arguments: list[str]) -> int:
+def _run(values: Any, arguments: list[str], output: Output) -> int:
     if not arguments:
         raise InputError(
             "tfdist.runs takes a directory with runs, or the directories of runs. Received: 0 arguments. Write "
             "python -m tfdist.runs runs."
         )
     with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
-        return main(arguments, flags.config(values, RunsConfig))
+        return main(arguments, flags.config(values, RunsConfig), output)
     return ExitCode.DONE
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("runs", _define, _run, about=__doc__ or "", arguments="DIR | RUN RUN ..."))
+    sys.exit(command.run("runs", _define, _run, about=__doc__ or "", arguments="DIR | RUN RUN ...", has_json=True))

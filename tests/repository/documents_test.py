@@ -60,7 +60,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "install_horovod": install_horovod.define_flags,
 }
 EVERY_COMMANDS = ("help", "helpjson", "flagfile", "config")
-WITH_JSON = ("bench", "checkpoints", "doctor", "layout", "ledger", "train", "verify")
+WITH_JSON = ("bench", "checkpoints", "doctor", "layout", "ledger", "runs", "train", "verify")
 
 
 def shell_lines(text: str) -> list[str]:

@@ -2,9 +2,9 @@
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from tfdist.checkpoint.format import checkpoints_at, newest
+from tfdist.checkpoint.format import Checkpoint, checkpoints_at, step_of
 from tfdist.config.trained_config import BEST, NEWEST
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
@@ -12,7 +12,6 @@ from tfdist.reporting.file_errors import cause
 from tfdist.storage import StoragePath, path_of, storage_of
 
 MODEL_FILE = ".keras"
-_BEST = "best"  # directory in that of a run
 
 
 def sources(run: str, checkpoint: str) -> list[StoragePath]:
@@ -36,11 +35,11 @@ def sources(run: str, checkpoint: str) -> list[StoragePath]:
             )
         return found
     if checkpoint == BEST:
-        found = newest(place / _BEST)
+        found = _best(checkpoints_at(run))
         if not found:
             raise InputError(
-                f"--checkpoint=best needs a run that has kept its best checkpoint. Received: {run}, which has none in "
-                f"{_BEST}/. Use --checkpoint=newest or the path of a checkpoint."
+                f"--checkpoint=best needs a run that has kept its best checkpoint. Received: {run}, which has none. Use "
+                "--checkpoint=newest or the path of a checkpoint."
             )
         return found
     path = path_of(checkpoint)
@@ -53,10 +52,17 @@ def sources(run: str, checkpoint: str) -> list[StoragePath]:
     return found
 
 
+def _best(found: Sequence[StoragePath]) -> list[StoragePath]:
+    """Returns the checkpoint of the best step, which the newest one names, if it is still there."""
+    best = Checkpoint.open(found[0]).values.get("best") if found else None
+    steps = [best[-1]] if isinstance(best, list) and best else []
+    return [path for path in found if step_of(path) in steps]
+
+
 def folder_of(source: StoragePath) -> StoragePath:
     """Returns the directory of the run to which a checkpoint or a model file belongs."""
     folder = source.parent
-    return folder.parent if folder.name in ("checkpoints", _BEST) else folder
+    return folder.parent if folder.name == "checkpoints" else folder
 
 
 def written(path: StoragePath, contents: bytes) -> None:

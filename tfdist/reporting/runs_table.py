@@ -99,9 +99,9 @@ def as_json(run: RunSummary) -> Mapping[str, Any]:
     return {
         "run": run.name,
         "path": str(run.directory.path),
-        "started": run.started,
+        "started_unix_seconds": run.started,
         "starts": run.starts,
-        "seconds": run.seconds,
+        "wall_seconds": run.seconds,
         "strategy": run.strategy,
         "replicas": run.replicas,
         "steps": run.steps,

@@ -9,7 +9,7 @@ import keras
 from tfdist.data import Examples
 from tfdist.data.inputs import input_examples
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.errors import InputError
+from tfdist.errors import InputError, names_arguments
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
 from tfdist.step.step import Settings
@@ -33,6 +33,7 @@ class CanPredict:
     _program: Program | None
     _predictor: Predictor | None = None
 
+    @names_arguments
     def predict(
         self, x: Any, batch_size: int | None = None, verbose: int | str = _AUTO, steps: int | None = None
     ) -> Any:
