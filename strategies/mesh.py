@@ -48,6 +48,7 @@ class MeshLayouts(TensorLayouts):
 
     Attributes:
       row_shards: number of devices over which rows are sharded.
+      devices_per_replica: number of devices of the mesh.
       dims: names of dims that a model has used so far.
     """
 
@@ -60,7 +61,7 @@ class MeshLayouts(TensorLayouts):
           gathers_all: whether parameters are sharded when no layer computes with them.
         """
         self._devices, self._rules, self._gathers_all = devices, rules, gathers_all
-        self.row_shards = devices.mesh.axes[rules["batch"]]
+        self.row_shards, self.devices_per_replica = devices.mesh.axes[rules["batch"]], devices.mesh.size
         self.dims: set[str] = set()
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:

@@ -31,10 +31,12 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
 
     from tfdist import keras_fit
     from tfdist.cli import open_strategy
+    from tfdist.cli.flag_warnings import warn_of_flags
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
     with open_strategy.opened_strategy(config, config.stall_shutdown_seconds) as (config, _, strategy):
+        warn_of_flags(config, strategy)
         keras.utils.set_random_seed(config.seed)
         with (
             strategy.in_use(),

@@ -21,6 +21,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, opened_run, session
     from tfdist.cli.callbacks import check_metrics, make_callbacks
+    from tfdist.trainer.data_warnings import check_examples
     from tfdist.trainer.options import Checks, Schedule
 
     with session.opened(config) as opened:
@@ -33,6 +34,8 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         trainer = session.make_trainer(opened, opened.strategy)
         trainer.build(opened.data.train)
         check_metrics(config, callbacks, trainer, evaluates=opened.data.test is not None)
+        # Refuses data before there is a directory; `fit` repeats it, and logs what is suspicious.
+        check_examples(opened.strategy, trainer.model, opened.data.train, opened.data.test)
         if config.dry_run:
             dry_run.describe(opened, trainer, output)
             return 0

@@ -17,6 +17,16 @@ QUICK = ("--dataset=digits", "--model=mlp", "--steps=1")
 OWN_MODULES = {
     "broken_of_test.py": "import a_package_that_nobody_has",
     "own_of_test.py": "def raising(classes):\n    raise RuntimeError('too few\\nlayers')",
+    "data_of_test.py": (
+        "import numpy as np\nx = np.ones((8, 4), 'float32')\n"
+        "def two(input_shape, classes):\n"
+        "    import keras\n    return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(2)])\n"
+        "def outside(): return x, np.array([0, 1, 2, 2, 1, 0, 1, 0])\n"
+        "def one_hot(): return x, np.eye(2, dtype='float32')[[0, 1] * 4]\n"
+        "def strings(): return x, np.array(['cat', 'dog'] * 4)\n"
+        "def mixed(): return x, np.array(['cat', None] * 4, dtype=object)\n"
+        "def empty(): return x[:0], np.zeros(0, int)\n"
+    ),
     "full/file.txt": "something",
 }
 PORT_OF_RANK_1 = """
@@ -84,6 +94,25 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
     "optimizer refuses": (("--optimizer=sgd(momentum=7)",), {}, ("--optimizer=sgd(momentum=7)", "between [0, 1]")),
     "loss does not fit": (("--loss=mean_squared_error",), {}, ("y int32[]", "--loss")),
     "metric does not fit": (("--metrics=auc",), {}, ("y int32[]", "--metrics")),
+    **{
+        f"labels {data}": (("--model=data_of_test:two", f"--dataset=data_of_test:{data}"), {}, words)
+        for data, words in {
+            "outside": ("Labels must be in 0..1", "y with 2 (2 of 8", "3 units"),
+            "one_hot": ("y of shape [2]", "Use categorical_crossentropy"),
+            "strings": ("Labels must be numbers", "strings", "StringLookup"),
+            "mixed": ("NoneType and str", "Replace missing values"),
+            "empty": ("The data is empty", "(0, 4), (0,)"),
+        }.items()
+    },
+    "labels of another loss": (
+        (
+            "--model=data_of_test:two",
+            "--dataset=data_of_test:outside",
+            "--loss=categorical_crossentropy(from_logits=True)",
+        ),
+        {},
+        ("y of shape []", "Use sparse_categorical_crossentropy"),
+    ),
     "output is a file": (("--output_dir=full/file.txt/run",), {}, ("output directory", "full/file.txt")),
     "output is not empty": (("--output_dir=full",), {}, ("output directory must be empty", "--output_dir")),
     "no TPU": (("--strategy=tpu",), {}, ("--strategy=tpu", "--tpu=NAME")),

@@ -105,3 +105,9 @@ def test_weights_are_averaged_from_the_first_update_on():
     plain = keras.optimizers.SGD(0.5)
     plain.build(variables)
     assert keras_internals.weight_averages(plain) == []
+
+
+def test_the_schedule_of_a_learning_rate():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    assert keras_internals.scheduled_learning_rate(keras.optimizers.SGD(schedule)) is schedule
+    assert keras_internals.scheduled_learning_rate(keras.optimizers.SGD(0.1)) is None

@@ -14,6 +14,7 @@ import keras
 from tfdist.checkpoint.best import Best
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli import run_start
+from tfdist.cli.flag_warnings import warn_of_flags
 from tfdist.cli.resume import OF_THE_END, Origin
 from tfdist.cli.session import Session
 from tfdist.config.train_config import TrainConfig
@@ -78,7 +79,7 @@ class Run(NamedTuple):
         """Prints the last record, the best value, and the directory, on the chief."""
         if self.is_chief:
             last = (history.records or self.directory.records())[-1]
-            numbers = "  ".join(f"{k} {v:.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)
+            numbers = "  ".join(f"{k} {float(v):.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)
             print(f"{last['kind']} after {last['step']} steps: {numbers}")
             if best:
                 print(f"best {best}, exported as {self.directory.model.name}")
@@ -137,6 +138,7 @@ def opened_run(session: Session, target: Target, trainer: Trainer) -> Iterator[R
         _log.info("%s", session.detection.reason)
         if trainer.train_state.resumed_from:
             _log.info("Resuming from %s.", trainer.train_state.resumed_from)
+        warn_of_flags(config, strategy, trainer.model)
         if strategy.is_chief:
             _warn_of_lost_progress(begun.checkpoints, trainer.train_state.resumed_from, config, directory)
         reporting = _reporting(config, directory, begun.ledger, strategy.is_chief)

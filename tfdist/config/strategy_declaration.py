@@ -66,6 +66,7 @@ class Declaration:
       check: called with a configuration; raises `InputError` if the strategy's options exclude each other.
       runs_keras_fit: whether Keras's own `fit` runs on it in any script, for which replicas must accept any number of
         rows, and models may be created outside of its scope.
+      with_one_device: what to do if it is explicitly chosen but has one device only, as a sentence; empty if that is usual.
       adopts: names of the classes of tf.distribute whose objects, created by a program, it can use.
       trials: how it is tried on one machine; none if that takes special hardware.
     """
@@ -79,5 +80,6 @@ class Declaration:
     auto: Callable[[Cluster, int], bool] | None = None
     check: Callable[[Any], None] | None = None
     runs_keras_fit: bool = True
+    with_one_device: str = ""
     adopts: tuple[str, ...] = ()
     trials: tuple[Trial, ...] = ()

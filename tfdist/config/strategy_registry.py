@@ -43,6 +43,7 @@ DECLARATIONS = (
         processes=Processes.ONE,
         options=("devices",),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
+        with_one_device="Give devices=N for N of them, or use strategy single.",
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
         trials=(Trial(options={"devices": 2}),),
     ),
@@ -90,6 +91,8 @@ DECLARATIONS = (
                 install="pip install mpich && python -m tfdist.install_horovod --mpi",
             ),
         ),
+        with_one_device="No launcher started this process: start it by `python -m tfdist.launch --processes=N "
+        "--launcher=horovod -- ...` or horovodrun, or use strategy single.",
     ),
     Declaration(
         name="mesh",
@@ -123,6 +126,7 @@ DECLARATIONS = (
         check=_check_mesh,
         runs_keras_fit=False,
         trials=(Trial(options={"devices": 2}),),
+        with_one_device="Give devices=N or a mesh_shape such as data:2;model:2, or use strategy single.",
     ),
 )
 AUTO = "auto"

@@ -1,5 +1,6 @@
 """Data sets by name."""
 
+import inspect
 from collections.abc import Callable
 
 from tfdist.data import images, synthetic, text, tfds
@@ -41,6 +42,12 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
     if colon:
         return as_data_set(call_own("--dataset", spec.load_object(parsed.name), parsed, data_dir=data_dir), str(parsed))
     raise InputError(f"--dataset={name} is not known.{spec.nearest(parsed.name, CATALOG)}")
+
+
+def takes_data_dir(name: str) -> bool:
+    """Returns whether a data set's files may be in `data_dir`; True for a user's own."""
+    prefix, _, _ = spec.parse(name).name.partition(":")
+    return prefix not in CATALOG or "data_dir" in inspect.signature(CATALOG[prefix]).parameters
 
 
 def is_own(name: str) -> bool:

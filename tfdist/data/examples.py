@@ -56,6 +56,16 @@ class Examples(abc.ABC):
         """Returns the same examples, which every epoch has in their natural order; itself if it shuffles nothing."""
         return self
 
+    def look_at(self, rows: int) -> Element:
+        """Returns some examples, to check them before training; only `sample` can be read at any time.
+
+        Args:
+          rows: number of examples that may be read, at least 1; more if they are in memory.
+        """
+        partition = RowPartition(min(rows, self.size), (0,), 1, total=self.size)
+        with tf.device("CPU:0"):
+            return next(iter(self.indexed_batches(partition, seed=None).take(1))).batch
+
     @abc.abstractmethod
     def map(self, transform: Transform) -> "Examples":
         """Returns the same examples with `transform` applied to each batch; it must work row by row."""

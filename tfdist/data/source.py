@@ -13,6 +13,8 @@ from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
 from tfdist.errors import InputError
 
+_LOOK_AT_BYTES = 2**24  # of arrays in memory, for `Examples.look_at`
+
 
 class Source(Examples):
     """Examples that can be fetched by index. Subclasses set `size` and implement `fetch`."""
@@ -50,6 +52,18 @@ class Source(Examples):
 
         return partition.map(element)
 
+    def look_at(self, rows: int) -> Element:
+        """See base class; examples from all over the data, since those of a class are often stored together."""
+        count = min(max(rows, self._rows_to_look_at), self.size)
+        indices = tf.constant(np.arange(count, dtype=np.int64) * self.size // count)
+        with tf.device("CPU:0"):
+            return next(iter(tf.data.Dataset.from_tensors(indices).map(self.fetch)))
+
+    @property
+    def _rows_to_look_at(self) -> int:
+        """Number of examples that cost next to nothing to look at."""
+        return 0
+
     def _numbers(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
         """Returns the indices of the examples at positions of the endless stream of epochs."""
         return shuffle.indices(positions, self.size, seed, span=span)
@@ -86,6 +100,11 @@ class Mapped(Source):
         self._source = source
         self._transform = transform
 
+    @property
+    def _rows_to_look_at(self) -> int:
+        """See base class."""
+        return self._source._rows_to_look_at
+
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
         return self._transform(*self._source.fetch(indices))
@@ -113,13 +132,34 @@ class ArraySource(Source):
         sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in leaves})
         if len(sizes) != 1 or sizes[0] == 0:
             shapes = ", ".join(str(leaf.shape) for leaf in leaves)
+            if sizes == [0] and all(leaf.ndim for leaf in leaves):
+                raise InputError(
+                    f"The data is empty, but needs at least one example. Received: arrays of shapes {shapes}."
+                )
             raise InputError(f"Arrays must have the same first dim, at least 1. Received: shapes {shapes or 'none'}.")
         with tf.device("CPU:0"):
-            self._tensors = tf.nest.pack_sequence_as(arrays, [tf.constant(leaf) for leaf in leaves])
+            self._tensors = tf.nest.pack_sequence_as(arrays, [_constant(leaf) for leaf in leaves])
         self.size = sizes[0]
         self._transform = transform
+        self._bytes = sum(leaf.nbytes for leaf in leaves)
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
         gathered = tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
         return self._transform(*gathered)
+
+    @property
+    def _rows_to_look_at(self) -> int:
+        """See base class."""
+        return self.size * _LOOK_AT_BYTES // max(self._bytes, _LOOK_AT_BYTES)
+
+
+def _constant(array: np.ndarray) -> tf.Tensor:
+    try:
+        return tf.constant(array)
+    except (TypeError, ValueError) as error:
+        kinds = sorted({type(value).__name__ for value in array.flat}) if array.dtype == object else [str(array.dtype)]
+        raise InputError(
+            f"Arrays must hold numbers, or text only. Received: an array of shape {array.shape} with values of "
+            f"{' and '.join(kinds)}. Replace missing values, and give each column of a table its own array."
+        ) from error

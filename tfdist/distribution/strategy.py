@@ -101,6 +101,11 @@ class Strategy(abc.ABC):
         return self.replicas * self.layouts.row_shards
 
     @property
+    def devices_in_total(self) -> int:
+        """Number of devices of the job; one per replica, unless a replica is spread over several."""
+        return self.replicas * self.layouts.devices_per_replica
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process writes the run's files."""
         return self.cluster.rank == 0

@@ -15,9 +15,11 @@ class TensorLayouts:
 
     Attributes:
       row_shards: number of shards into which the rows of a replica are split.
+      devices_per_replica: number of devices over which a replica is spread.
     """
 
     row_shards: int = 1
+    devices_per_replica: int = 1
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
         """Returns a tensor of a model in the layout of its dims; `name` is for messages. See `tfdist.constrain`."""

@@ -6,9 +6,7 @@ call to read batches and run steps are patched, and replaced by the trainer's.
 
 import contextlib
 import dataclasses
-import functools
 import itertools
-import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +25,7 @@ from tfdist.keras_fit import call_agreement
 from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches, present
 from tfdist.keras_fit.build_variables import create_variables
 from tfdist.keras_fit.compiled_functions import Functions
+from tfdist.keras_fit.data_warnings import arrays_of, check_arrays
 from tfdist.keras_fit.mesh_limits import check_not_eager, check_steps, suitable
 from tfdist.keras_fit.patches import on_one_device
 from tfdist.keras_fit.placement import Placement, with_inner
@@ -34,6 +33,7 @@ from tfdist.keras_fit.prediction import predicting
 from tfdist.keras_fit.training_steps import StepsResult
 from tfdist.layers.recompute import recompute
 from tfdist.layers.sync_batch_norm import synchronize
+from tfdist.reporting.warn_once import warn_once
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.metrics import KerasMetrics, Totals
 from tfdist.step.validation import check_not_wrapped
@@ -41,7 +41,10 @@ from tfdist.trainer.consistency import check_equal
 
 Original = Callable[..., Any]  # the model's unpatched method
 _numbers = itertools.count(1)
-_log = logging.getLogger(__name__)
+_EAGER = (
+    "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to split "
+    "the work."
+)
 _LOGGED_EVERY = 10  # steps between updates of the logs, if no callback inspects batches
 
 
@@ -124,7 +127,7 @@ class Distributed:
         given = call_agreement.bound(original, args, kwargs)
         self._announce(name)
         self._placement.equalize(self.model)
-        _warn_of_eager_calls()
+        warn_once(_EAGER)
         keras_internals.forget_functions(self.model)  # these may be compiled
         if not self.strategy.is_chief and "verbose" in given.arguments:
             given.arguments["verbose"] = 0
@@ -206,7 +209,8 @@ class Distributed:
             given["verbose"] = 0
         allows_not_finite = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
         most = self.model.steps_per_execution if self.model.compiled else 1
-        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), looked, allows_not_finite, [])
+        arrays = arrays_of(given) if name == "fit" else None
+        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), looked, allows_not_finite, [], arrays)
         if name == "fit" and most == 1 and not looked:
             most_steps = self._options.steps_per_call
             self.model.steps_per_execution = call_agreement.steps_at_a_time(
@@ -264,6 +268,7 @@ class Distributed:
             create_variables(self.model, spec, trains=self._call.name in ("fit", "train_on_batch"))
         self._normalize()
         check_equal(self.strategy.peers, self.model)
+        check_arrays(self.strategy, self.model, self._call.arrays)
         if self._was_eager:
             self._was_eager = False
             with on_one_device(self.model):
@@ -374,6 +379,7 @@ class _Call(NamedTuple):
       fresh: whether logs must be up to date after each batch.
       allows_not_finite: whether a loss that is not finite is only logged.
       data: the data that Keras has requested.
+      arrays: the result of `arrays_of`.
     """
 
     name: str
@@ -382,14 +388,7 @@ class _Call(NamedTuple):
     fresh: bool
     allows_not_finite: bool
     data: list[GlobalBatches]
-
-
-@functools.cache
-def _warn_of_eager_calls() -> None:
-    _log.warning(
-        "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to "
-        "split the work."
-    )
+    arrays: Any = None
 
 
 def _must_fit(batch: Any) -> contextlib.AbstractContextManager:

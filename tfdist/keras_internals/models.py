@@ -135,6 +135,30 @@ def _function_of(part: Any) -> Any:
     return next((function for function in wrapped if hasattr(function, "__name__")), part)
 
 
+def loss_form(loss: Any) -> tuple[str, dict[str, Any]]:
+    """Returns the name and the given arguments of a loss, an object or a function; "" and none if it is not Keras's own."""
+    function = _function_of(loss)
+    if not getattr(function, "__module__", "").startswith("keras."):
+        return "", {}
+    return getattr(function, "__name__", ""), dict(getattr(loss, "_fn_kwargs", {}))
+
+
+def last_activation(output: keras.KerasTensor) -> str | None:
+    """Returns the name of the activation that makes an output of a functional model; None if it is not known."""
+    operation = output._keras_history.operation
+    if isinstance(operation, keras.Model):
+        inside = getattr(operation, "outputs", None) or []
+        return last_activation(inside[0]) if len(inside) == 1 else None
+    if isinstance(operation, keras.layers.Softmax):
+        return "softmax"
+    return getattr(getattr(operation, "activation", None), "__name__", None)
+
+
+def user_losses(model: keras.Model) -> list[Any]:
+    """Returns the losses that were passed to `compile`, also before they are built; without None."""
+    return [keras.losses.get(loss) for loss in _compiled_losses(model) if loss is not None]
+
+
 def build_losses(model: keras.Model, y_true: Any, y_pred: Any) -> None:
     """Builds the compiled losses for the model's outputs, as Keras does on their first use."""
     if model._compile_loss is not None and not model._compile_loss.built:

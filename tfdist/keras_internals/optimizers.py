@@ -34,6 +34,12 @@ def constant_learning_rate(optimizer: keras.Optimizer) -> float | None:
     return None if scheduled else float(tf.convert_to_tensor(rate))
 
 
+def scheduled_learning_rate(optimizer: keras.Optimizer) -> keras.optimizers.schedules.LearningRateSchedule | None:
+    """Returns the schedule of the learning rate; None without one."""
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
 @contextlib.contextmanager
 def scaled_learning_rate(optimizer: keras.Optimizer, factor: float) -> Iterator[None]:
     """Context in which updates are traced with the learning rate, a variable's or a schedule's, times a factor.

@@ -21,6 +21,7 @@ _OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
 _WRAPPERS = os.path.join(_OURS, "keras_internals") + os.sep
 _NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Python code in the graph, failed
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
+_LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
 # Words in errors caused by data that does not fit; any other error is a bug, and is raised unchanged.
 _OF_THE_DATA = re.compile(
@@ -54,11 +55,15 @@ def must_fit(element_spec: Any) -> Iterator[None]:
             raise
         parts = [f"{name} {_written(part)}" for name, part in zip("xy", element_spec, strict=False)]
         cause = _cause(error)
-        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+        if found := _LABEL.search(cause):  # the rest of the message is all labels of the batch
+            raise InputError(
+                f"Labels must be in 0..{int(found[2]) - 1}, because the model has {found[2]} outputs. Received: {found[1]}. "
+                f"Number the classes from 0, or give the model's last layer more units.{_notes(error)}"
+            ) from error
         raise InputError(
             f"Model, loss and metrics must fit the data. Received: examples with {', '.join(parts)}; "
-            f"{type(error).__name__}: {_shortened(cause)} "
-            f"({_nearest(places)}). Change the model, --loss or --metrics, or the data.{notes}"
+            f"{type(error).__name__}: {_shortened(cause)}"
+            f"{_user_code(places)}. Change the model, --loss or --metrics, or the data.{_notes(error)}"
         ) from error
 
 
@@ -116,7 +121,11 @@ def _written(specs: Any) -> str:
     return str(written).replace("'", "")
 
 
-def _nearest(places: list[tuple[str, str]]) -> str:
-    """Returns the innermost place outside of the libraries: a custom layer, or code of tfdist."""
-    path, line = next((p for p in reversed(places) if not p[0].startswith(_LIBRARIES)), places[-1])
-    return f"{path}, line {line}"
+def _user_code(places: list[tuple[str, str]]) -> str:
+    """Returns the innermost place in the user's code, such as a custom layer, in parentheses; nothing if there is none."""
+    outside = (place for place in reversed(places) if not place[0].startswith((*_LIBRARIES, _OURS)))
+    return next((f" ({path}, line {line})" for path, line in outside), "")
+
+
+def _notes(error: BaseException) -> str:
+    return "".join(f" {note}" for note in getattr(error, "__notes__", ()))

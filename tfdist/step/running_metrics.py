@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.step.divergence import Divergence
 from tfdist.step.metrics import ModelMetrics, Totals
 
 
@@ -55,12 +56,27 @@ def _array(saved: Mapping[str, Any]) -> np.ndarray:
 
 
 class Progress:
-    """Running metrics of the steps since the last record and of those since the start of the epoch."""
+    """Running metrics of the steps since the last record and of those since the start of the epoch.
+
+    Attributes:
+      window: since the last record.
+      epoch: since the start of the epoch.
+      divergence: whether the loss diverges.
+    """
 
     def __init__(self, saved: Mapping[str, Any] | None = None):
         """Creates empty sums, or those that `to_json` returned."""
-        saved = saved or {}
-        self.window, self.epoch = RunningMetrics(saved.get("window")), RunningMetrics(saved.get("epoch"))
+        earlier = saved or {}
+        self.window, self.epoch = RunningMetrics(earlier.get("window")), RunningMetrics(earlier.get("epoch"))
+        # A checkpoint of an earlier version does not have the initial loss.
+        of_earlier_version = saved is not None and "divergence" not in saved
+        self.divergence = Divergence.unknown() if of_earlier_version else Divergence(earlier.get("divergence"))
+
+    def next_run(self) -> "Progress":
+        """Returns empty sums for a run that continues training, whose initial loss is that of the first run."""
+        found = Progress()
+        found.divergence = self.divergence
+        return found
 
     def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
         """Adds the steps of a call to both; see `RunningMetrics.add`."""
@@ -68,5 +84,9 @@ class Progress:
             running_metrics.add(losses, counted, sums)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns both as JSON, for checkpoints."""
-        return {"window": self.window.to_json(), "epoch": self.epoch.to_json()}
+        """Returns all of it as JSON, for checkpoints."""
+        return {
+            "window": self.window.to_json(),
+            "epoch": self.epoch.to_json(),
+            "divergence": self.divergence.to_json(),
+        }

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals, models
+from tfdist.cli.flag_warnings import warn_of_flags
 from tfdist.cli.session import Session, make_trainer
 from tfdist.cluster.environment import Cluster
 from tfdist.config.strategy_registry import REFERENCE
@@ -29,7 +30,9 @@ from tfdist.coordination import LocalGroup
 from tfdist.data import Pipeline
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
+from tfdist.reporting.warn_once import warn_once
 from tfdist.trainer.options import Schedule
+from tfdist.trainer.run_warnings import ONE_DEVICE
 from tfdist.trainer.trainer import Trainer
 
 MOST_ROUNDINGS = 4.0  # two runs in 16 bits differ by about one rounding, a bug by ten or more
@@ -122,6 +125,13 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
       The result; None on processes other than the first.
     """
     tested = make_trainer(session, session.strategy)
+    if session.strategy.is_chief and session.strategy.devices_in_total == 1:
+        warn_once(
+            f"Strategy {session.strategy.name} has one device here, so one device is compared with itself, which shows "
+            "nothing about several. Add --devices=2, or start several processes by `python -m tfdist.launch`.",
+            situation=ONE_DEVICE,
+        )
+    warn_of_flags(session.config, session.strategy, tested.model)
     trace: list[dict[str, np.ndarray]] = []
     losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
     equal = _replicas_equal(session.strategy, tested.model)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.manager import Saver
+from tfdist.checkpoint.manager import Checkpoints, Saver
 from tfdist.coordination.watchdog import Watchdog
 from tfdist.data import DataSet, Pipeline, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
@@ -17,16 +17,20 @@ from tfdist.diagnostics import RunView
 from tfdist.errors import InputError
 from tfdist.process.progress_file import ProgressFile
 from tfdist.reporting import RunPlan, StepTimer
+from tfdist.reporting.warn_once import warn_once
+from tfdist.step import divergence
 from tfdist.step.callbacks import Callbacks, validation_logs
 from tfdist.step.compiled_loop import LoopResult, not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
+from tfdist.trainer.data_warnings import check_examples
 from tfdist.trainer.fit_arguments import Epochs
 from tfdist.trainer.history import History
 from tfdist.trainer.inspections import inspections
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program
 from tfdist.trainer.records import Recorder
+from tfdist.trainer.run_warnings import RunFacts, warn_of_run
 from tfdist.trainer.train_state import TrainState
 
 _log = logging.getLogger(__name__)
@@ -49,6 +53,7 @@ class FitLoop:
         checks: Checks,
         reporting: Reporting,
         saving: Saver,
+        checkpoints: Checkpoints | None,
         watchdog: Watchdog,
         replicated: Callable[[], Mapping[str, tf.Variable]],
     ):
@@ -66,6 +71,7 @@ class FitLoop:
           checks: what is measured and checked.
           reporting: where the run is recorded.
           saving: saves the run.
+          checkpoints: how it does so; None if it does not.
           watchdog: watches the calls of the compiled loop.
           replicated: returns the variables that are equal on all replicas, by name.
         """
@@ -90,12 +96,16 @@ class FitLoop:
         self._recorder = Recorder(program, state, batches, self._source.size, self._timer, reporting.reporter)
         self._inspections = inspections(checks, RunView(program.steps, batch_size, self._batch), replicated)
         self._inspected: dict[str, float] = {}
+        optimizer = self._model.optimizer
+        self._facts = RunFacts(optimizer, data, batches, state.step, end, schedule, checks, reporting, checkpoints)
 
     def run(self) -> History:
         """Trains until the end of the run, or until a callback stops it."""
         state, history = self._state, self._recorder.history
         if self._batches.rate != 1 and self._strategy.is_chief:
             _log.info("%s", self._batches)
+        of_data = check_examples(self._strategy, self._model, self._source, self._test)
+        warn_of_run(self._strategy, self._facts, of_data)
         first = self._position.before(state.step)
         pipeline = Pipeline(self._source, self._batch_size, self._program.settings.seed, first)
         iterator = self._strategy.distribute(pipeline.numbered)
@@ -221,6 +231,9 @@ class FitLoop:
         self._reporting.ledger.write(state.step, count, result.numbers.numpy())
         state.step += count
         state.progress.add(losses, counted, self._program.drain())
+        initial = state.progress.divergence.add(losses[counted], self._batch_size)
+        if initial is not None and self._strategy.is_chief:
+            warn_once(divergence.describe(state.step, float(losses[-1]), initial))
         return result
 
     def _end_not_finite(self, result: LoopResult, losses: np.ndarray, counted: np.ndarray) -> NoReturn:

@@ -20,6 +20,7 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings
 from tfdist.step.validation import check_micro_steps, check_trains
 from tfdist.trainer.consistency import check_equal
+from tfdist.trainer.data_warnings import check_form, warn_of_evaluation
 
 
 class Program(NamedTuple):
@@ -56,7 +57,9 @@ class Program(NamedTuple):
         self.average_statistics()
         self.drain()  # discards what earlier calls added to metrics of layers
         with self.averaged_weights():
-            return self.evaluator.evaluate(examples, batch_size)
+            results = self.evaluator.evaluate(examples, batch_size)
+        warn_of_evaluation(self.strategy, examples, results["loss"])
+        return results
 
     @property
     def loss_scale(self) -> float | None:
@@ -92,6 +95,7 @@ def build(
     Raises:
       InputError: the model does not fit the data, or differs between processes.
     """
+    check_form(model, element_spec)
     batched = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), element_spec)
     with strategy.scope():
         with must_fit(element_spec):

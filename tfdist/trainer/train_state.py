@@ -65,6 +65,6 @@ class TrainState:
 
     def end_run(self, batches: BatchSchedule) -> None:
         """Records that a run has ended, or failed: the next one continues at its position in the data."""
-        self.progress, self._begun_at = Progress(), None
+        self.progress, self._begun_at = self.progress.next_run(), None
         self.best_before = self.best.best if self.best else None
         self._batches, self._position = None, batches.position

@@ -250,6 +250,7 @@ class Trainer(CanPredict):
                 checks=checks,
                 reporting=reporting,
                 saving=saving,
+                checkpoints=checkpoints,
                 watchdog=watchdog,
                 replicated=lambda: run_variables(program, state).replicated(),
             )

@@ -1,0 +1,159 @@
+"""The check of some examples before training: what is refused, what is said, and that nothing else changes."""
+
+import contextlib
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.errors import InputError, NotFiniteError
+from tfdist.reporting import warn_once
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((40, 4)).astype("float32")
+Y = np.arange(40) % 3
+HOT = np.eye(3, dtype="float32")[Y]
+SPARSE = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+IGNORING = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)}
+CATEGORICAL = {"loss": keras.losses.CategoricalCrossentropy(from_logits=True)}
+BINARY = {"loss": "binary_crossentropy", "units": 1, "activation": "sigmoid"}
+ROW_3_COLUMN_2 = np.where(np.arange(160).reshape(40, 4) == 14, np.float32(np.nan), X)
+BYTES = RANDOM.integers(0, 256, (40, 8, 8, 1))
+
+
+@pytest.fixture(autouse=True)
+def forgotten(caplog):
+    warn_once.forget()
+    caplog.set_level(logging.WARNING)
+    yield
+    warn_once.forget()
+
+
+def fit(strategy, x=X, y=Y, *, loss, units=3, activation=None, layers=(), data=None, steps=1, **options):
+    with strategy.scope():
+        inputs = keras.Input(x.shape[1:])
+        outputs = keras.layers.Dense(units, activation=activation)(
+            keras.Sequential([*layers, keras.layers.Flatten()])(inputs)
+        )
+        trainer = tfdist.Trainer(keras.Model(inputs, outputs), optimizer="sgd", loss=loss)
+    return trainer.fit(data or (x, y), batch_size=8, steps=steps, **options)
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
+
+
+REFUSED = {
+    "too large": ({"y": Y + (Y == 2), **SPARSE}, ("Labels must be in 0..2", "y with 3 (13 of 40", "4 units")),
+    "from 1": ({"y": Y + 1, **SPARSE}, ("Labels must be in 0..2", "Subtract 1")),
+    "negative": ({"y": Y - 1, **SPARSE}, ("Labels must be in 0..2", "y with -1", "ignore_class")),
+    "floats": ({"y": (Y + 7.0)[:, None], **SPARSE}, ("Labels must be in 0..2", "y with 9")),
+    "one-hot": ({"y": HOT, **SPARSE}, ("y of shape [3]", "Use categorical_crossentropy")),
+    "numbers": ({**CATEGORICAL}, ("y of shape []", "Use sparse_categorical_crossentropy")),
+    "a loss by name": ({"loss": "categorical_crossentropy"}, ("y of shape []", "Use sparse_categorical_crossentropy")),
+    "columns of numbers": ({"y": Y[:, None], **CATEGORICAL}, ("y of shape [1]", "Use sparse_categorical_crossentropy")),
+    "strings": ({"y": np.array(["a", "b"] * 20), **SPARSE}, ("Labels must be numbers", "y of strings")),
+    "binary": ({"y": Y[:, None].astype("float32"), **BINARY}, ("labels in 0..1", "y in 0..2", "class numbers")),
+    "plus and minus": ({"y": np.sign(X[:, :1]), **BINARY}, ("y in -1..1", "(y + 1) / 2")),
+}
+ACCEPTED = {
+    "in range": SPARSE,
+    "one-hot": {"y": HOT, **CATEGORICAL},
+    "probabilities": {"y": Y[:, None] / 4, **BINARY},
+    "ignored": {"y": np.where(Y == 1, -1, Y), **IGNORING},
+    "a loss of the user's own": {"y": HOT * 7, "loss": lambda y, outputs: keras.ops.mean((y - outputs) ** 2, -1)},
+    "softmax": {"loss": "sparse_categorical_crossentropy", "activation": "softmax"},
+    "scaled": {"x": BYTES.astype("uint8"), "layers": (keras.layers.Rescaling(1 / 255),), **SPARSE},
+}
+SAID = {
+    "NaN in x": ({"x": ROW_3_COLUMN_2, **SPARSE}, ("NaN in column 2 of x, in 1 of the 40 examples",)),
+    "twice": ({"activation": "softmax", **SPARSE}, ("ends in softmax", "from_logits=True")),
+    "never": ({"loss": "sparse_categorical_crossentropy"}, ("without an activation", "activation='softmax'")),
+    "uint8": ({"x": BYTES.astype("uint8"), **SPARSE}, ("x has values of 0 to 255", "Rescaling(1 / 255)")),
+    "floats": ({"x": BYTES.astype("float32"), **SPARSE}, ("x has values of 0 to 255",)),
+}
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_labels_with_which_training_is_wrong_are_refused(row, single):
+    options, words = REFUSED[row]
+    with pytest.raises(InputError) as raised:
+        fit(single, **options)
+    text = str(raised.value)
+    assert all(word in text for word in words) and "Received: " in text, text
+    assert "\n" not in text and ".py" not in text
+
+
+@pytest.mark.parametrize("row", ACCEPTED)
+def test_others_are_accepted_silently(row, single, caplog):
+    fit(single, **ACCEPTED[row])
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize("row", SAID)
+def test_what_is_suspicious_is_said_once(row, mirrored2, caplog, recwarn):
+    options, words = SAID[row]
+    with contextlib.suppress(NotFiniteError):
+        fit(mirrored2, **options)
+    [text] = said(caplog)
+    assert all(word in text for word in words), text
+    assert [str(warning.message) for warning in recwarn if "from_logits" in str(warning.message)] == []
+
+
+def test_nan_labels_and_named_inputs(single, caplog):
+    with single.scope():
+        inputs = {name: keras.Input((1,), name=name) for name in ("age", "size")}
+        outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(list(inputs.values())))
+        trainer = tfdist.Trainer(keras.Model(inputs, outputs), optimizer="sgd", loss="mse")
+    bad = np.where(np.arange(40)[:, None] == 20, np.float32(np.inf), X[:, :1])
+    with pytest.raises(NotFiniteError):
+        trainer.fit({"age": bad, "size": X[:, :1]}, bad, batch_size=40, steps=1)
+    assert ['inf in x["age"], in 1 of' in said(caplog)[0], "labels y are NaN or inf" in said(caplog)[1]] == [True] * 2
+
+
+def test_evaluation_data_with_nan_is_named_once_and_the_run_ends_as_usual(single, caplog):
+    history = fit(single, **SPARSE, steps=20, validation_data=(ROW_3_COLUMN_2, Y))
+    [text] = said(caplog)
+    assert text.startswith("The evaluation data has NaN or inf in column 2 of x: ")
+    assert [record["step"] for record in history.records if record["kind"] == "eval"] == [5, 10, 15, 20]
+
+
+def test_an_evaluation_loss_that_is_not_finite_is_said_once(single, caplog):
+    """The values are too large, but finite."""
+    fit(single, **SPARSE, steps=10, validation_data=(X * np.float32(1e38), Y))
+    [text] = said(caplog)
+    assert text.startswith("The evaluation loss is nan") or text.startswith("The evaluation loss is inf")
+
+
+def test_labels_of_the_evaluation_are_refused_before_training(single):
+    with pytest.raises(InputError, match="^Evaluation data: Labels must be in 0..2"):
+        fit(single, **SPARSE, validation_data=(X, Y + 1))
+
+
+def test_the_check_does_not_change_a_run(single, monkeypatch):
+    """Neither the order of the data nor random layers."""
+
+    def losses():
+        keras.utils.set_random_seed(3)
+        data = tf.data.Dataset.from_tensor_slices((X, Y))
+        dropout = (keras.layers.Dropout(0.5),)
+        return [r["loss"] for r in fit(single, **SPARSE, layers=dropout, data=data, steps=4).records]
+
+    checked = losses()
+    monkeypatch.setattr("tfdist.trainer.fit_loop.check_examples", lambda *given: [])
+    assert losses() == checked
+
+
+def test_only_a_few_examples_of_a_stream_are_read(single):
+    read = []
+
+    def note(x, y):
+        return x, tf.numpy_function(lambda label: read.append(1) or label, [y], tf.int64)
+
+    data = tf.data.Dataset.from_tensor_slices((np.repeat(X, 50, 0), np.repeat(Y, 50))).map(note)
+    data = data.map(lambda x, y: (x, tf.ensure_shape(y, [])))
+    assert len(tfdist.data.as_examples(data).look_at(64)[0]) == 64
+    assert len(read) < 200

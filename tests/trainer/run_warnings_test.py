@@ -1,0 +1,141 @@
+"""Suspicious runs: each situation is said once by `Trainer.fit`, and an ordinary run says nothing."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.optimizers import WarmupAndDecay
+from tfdist.reporting import ProfileWindow, warn_once
+
+X = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
+DATA = (X, X[:, :1])
+
+
+@pytest.fixture(autouse=True)
+def forgotten(caplog):
+    warn_once.forget()
+    caplog.set_level(logging.WARNING)
+    yield
+    warn_once.forget()
+
+
+def make(strategy, learning_rate=0.01):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        return tfdist.Trainer(model, optimizer=keras.optimizers.SGD(learning_rate), loss="mse")
+
+
+def warned(caplog, strategy, *, rate=None, data=DATA, batch_size=8, steps=4, **options):
+    with strategy.scope():
+        learning_rate = WarmupAndDecay(0.01, **rate) if rate else 0.01
+    make(strategy, learning_rate).fit(data, batch_size=batch_size, steps=steps, **options)
+    return [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
+
+
+ROWS = {
+    "batch": ({"batch_size": 60}, ("A batch of 60 examples", "which has 40", "1.5 epochs")),
+    "warm-up": ({"rate": {"warmup_steps": 4}}, ("warm-up takes 4 steps", "ends at step 4", "0.01")),
+    "decay": ({"rate": {"decay": "step(every=4)"}}, ("falls every 4 steps", "never falls")),
+    "evaluation": (
+        {"schedule": tfdist.Schedule(eval_every=5), "validation_data": DATA},
+        ("eval_every=5", "never evaluated"),
+    ),
+    "no data": ({"schedule": tfdist.Schedule(eval_every=2)}, ("eval_every=2 has no effect", "no data to evaluate")),
+    "records": ({"schedule": tfdist.Schedule(log_every=5)}, ("log_every=5", "only its last step is recorded")),
+    "replicas": ({"checks": tfdist.Checks(check_sync_every=5)}, ("check_sync_every=5", "never compared")),
+    "compression": (
+        {"checks": tfdist.Checks(compression_check_every=9)},
+        ("compression_check_every=9", "never measured"),
+    ),
+}
+ORDINARY = {
+    "batch": {"batch_size": 40},
+    "warm-up": {"rate": {"warmup_steps": 3}},
+    "decay": {"rate": {"decay": "step(every=3)"}},
+    "evaluation": {"schedule": tfdist.Schedule(eval_every=4), "validation_data": DATA},
+    "records": {"schedule": tfdist.Schedule(log_every=4)},
+    "default records": {"steps": 3},
+    "replicas": {"checks": tfdist.Checks(check_sync_every=4)},
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_suspicious_run_says_it_once(row, caplog, single):
+    options, words = ROWS[row]
+    [text] = warned(caplog, single, **options)
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("row", ORDINARY)
+def test_an_ordinary_run_says_nothing(row, caplog, mirrored2):
+    assert warned(caplog, mirrored2, **ORDINARY[row]) == []
+
+
+def test_a_repeated_fit_does_not_repeat_it(caplog, single):
+    trainer = make(single)
+    for _ in range(2):
+        trainer.fit(DATA, batch_size=60, steps=2)
+    assert len([record for record in caplog.records if "A batch of 60" in record.getMessage()]) == 1
+
+
+def test_checkpoints_and_a_profile_that_never_come(caplog, single, tmp_path):
+    saved = tfdist.Checkpoints(directory=str(tmp_path), every="5", commit_every=6, commit_directory=str(tmp_path / "c"))
+    reporting = tfdist.Reporting(profile=ProfileWindow("4:6", tmp_path / "profile"))
+    texts = warned(caplog, single, checkpoints=saved, reporting=reporting)
+    assert ["checkpoint_every=5 is longer" in texts[0], "commit_every=6" in texts[1], "no profile" in texts[2]] == [
+        True
+    ] * 3
+    assert len(texts) == 3
+
+
+@pytest.mark.parametrize(("steps", "words"), [(4, "has reached its end"), (3, "is beyond its end, step 3")])
+def test_nothing_is_left_to_train(caplog, single, tmp_path, steps, words):
+    trainer = make(single)
+    trainer.fit(DATA, batch_size=8, steps=4, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="4"))
+    resumed = make(single)
+    resumed.build(tfdist.data.as_examples(DATA))
+    resumed.resume(tmp_path)
+    resumed.fit(DATA, batch_size=8, steps=steps)
+    [text] = [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
+    assert f"resumes at step 4 and {words}" in text and "more than 4 steps" in text
+
+
+def test_an_interval_that_the_run_has_passed_before_it_resumed_is_not_said(caplog, single, tmp_path):
+    options = {"validation_data": DATA, "schedule": tfdist.Schedule(eval_every=3)}
+    make(single).fit(
+        DATA, batch_size=8, steps=4, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="4"), **options
+    )
+    resumed = make(single)
+    resumed.build(tfdist.data.as_examples(DATA))
+    resumed.resume(tmp_path)
+    resumed.fit(DATA, batch_size=8, steps=5, **options)
+    assert [record for record in caplog.records if record.name == warn_once.__name__] == []
+
+
+@pytest.mark.parametrize("name", ["mirrored", "mesh"])
+def test_a_strategy_with_one_device(name, caplog):
+    strategy = tfdist.load_strategy(name, devices=1, environment={})
+    [text] = warned(caplog, strategy)
+    assert f"Strategy {name} has one device here" in text and "devices=N" in text
+
+
+def test_a_loss_that_diverges_is_said_once_at_the_same_step_after_a_resume(caplog, single, tmp_path):
+    def fit(steps, resumes=False, **options):
+        trainer = make(single, 4.0)  # the loss grows at each step
+        if resumes:
+            trainer.build(tfdist.data.as_examples(DATA))
+            trainer.resume(tmp_path)
+        trainer.fit(DATA, batch_size=40, steps=steps, schedule=tfdist.Schedule(steps_per_call=1), **options)
+        found = [record.getMessage() for record in caplog.records if "loss diverges" in record.getMessage()]
+        caplog.clear()
+        warn_once.forget()
+        return found
+
+    [text] = fit(16)
+    assert "more than 5 times the initial" in text and "Lower the learning rate" in text
+    assert fit(8, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="8")) == []
+    assert fit(16, resumes=True) == [text]

@@ -1,0 +1,90 @@
+"""Reports what is wrong with, or suspicious about, a run's data: the same on every process, said by the chief."""
+
+import math
+import warnings
+from typing import Any
+
+import keras
+
+from tfdist.coordination.timeouts import long_timeout
+from tfdist.data import Examples
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError
+from tfdist.reporting.warn_once import warn_once
+from tfdist.step import data_check
+
+# Keras's own words for one of the rules, from inside a step, with a file of the library.
+_OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
+_ROWS = 64  # examples that are read to be checked; of arrays in memory, more
+_EVALUATION = "evaluation is not finite"  # a situation that is seen in the data, or in the loss
+
+
+def check_form(model: keras.Model, element_spec: Any) -> None:
+    """Raises `InputError` for labels whose shape or dtype does not fit the loss, before the model is built."""
+    wrong = [found.text for found in data_check.findings_of_form(model, element_spec) if found.is_error]
+    if wrong:
+        raise InputError(wrong[0])
+
+
+def check_examples(
+    strategy: Strategy, model: keras.Model, data: Examples, evaluation: Examples | None
+) -> list[tuple[str, str]]:
+    """Checks some examples on the chief; every process must call it.
+
+    Neither the position in the data nor a random state changes.
+
+    Args:
+      strategy: strategy of the run.
+      model: compiled and built model.
+      data: data for training.
+      evaluation: data for evaluation, if any.
+
+    Returns:
+      On the chief, the text and the situation of a warning for each thing that is suspicious; none on other processes.
+
+    Raises:
+      InputError: on every process, for labels with which training or evaluation is certainly wrong.
+    """
+    train = _sample(data) if strategy.is_chief else None
+    test = _sample(evaluation) if strategy.is_chief and evaluation is not None else None
+    found = [] if train is None else data_check.findings(model, train)
+    wrong = [finding.text for finding in found if finding.is_error]
+    if test is not None:
+        later = data_check.findings(model, test)
+        wrong += [f"Evaluation data: {finding.text}" for finding in later if finding.is_error]
+    with long_timeout("its data") as deadline:
+        if refusal := strategy.group.broadcast("data/refusal", wrong[:1], deadline):
+            raise InputError(refusal[0])
+    if found or not strategy.is_chief:
+        warnings.filterwarnings("ignore", message=_OF_KERAS)
+    places = [] if test is None else data_check.not_finite(test)
+    of_evaluation = [(_values(places, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if places else []
+    return [(finding.text, "") for finding in found] + of_evaluation
+
+
+def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
+    """Logs a warning, on the chief, about an evaluation whose loss is not finite, unless its data explains it already.
+
+    Args:
+      strategy: strategy of the run.
+      data: the data for evaluation.
+      loss: its loss.
+    """
+    if math.isfinite(loss) or not strategy.is_chief:
+        return
+    places = data_check.not_finite(_sample(data))
+    cause = f"the evaluation loss is {loss:g}, and says nothing about the model"
+    if places:
+        text = _values(places, cause)
+    else:
+        text = f"{cause[0].upper()}{cause[1:]}. Look for NaN, inf and very large values in the evaluation data."
+    warn_once(text, situation=_EVALUATION)
+
+
+def _values(places: list[str], result: str) -> str:
+    return f"The evaluation data has NaN or inf in {' and in '.join(places)}: {result}. Remove or replace these values."
+
+
+def _sample(data: Examples) -> Any:
+    """Returns some examples as arrays."""
+    return data_check.as_arrays(data.sample.look_at(_ROWS))
