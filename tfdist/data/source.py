@@ -134,7 +134,7 @@ class ArraySource(Source):
             shapes = ", ".join(str(leaf.shape) for leaf in leaves)
             if sizes == [0] and all(leaf.ndim for leaf in leaves):
                 raise InputError(
-                    f"The data is empty, but needs at least one example. Received: arrays of shapes {shapes}."
+                    f"The data is empty, but must have at least 1 example. Received: arrays of shapes {shapes}."
                 )
             raise InputError(f"Arrays must have the same first dim, at least 1. Received: shapes {shapes or 'none'}.")
         with tf.device("CPU:0"):

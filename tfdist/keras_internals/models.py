@@ -136,8 +136,12 @@ def _function_of(part: Any) -> Any:
 
 
 def loss_form(loss: Any) -> tuple[str, dict[str, Any]]:
-    """Returns the name and the given arguments of a loss, an object or a function; "" and none if it is not Keras's own."""
-    function = _function_of(loss)
+    """Returns the name and the given arguments of a loss; "" and none if it is not one of Keras's own.
+
+    Args:
+      loss: an object, a function, or a name that Keras does not resolve by the shapes of labels.
+    """
+    function = getattr(keras.losses, loss, None) if isinstance(loss, str) else _function_of(loss)
     if not getattr(function, "__module__", "").startswith("keras."):
         return "", {}
     return getattr(function, "__name__", ""), dict(getattr(loss, "_fn_kwargs", {}))
@@ -155,8 +159,11 @@ def last_activation(output: keras.KerasTensor) -> str | None:
 
 
 def user_losses(model: keras.Model) -> list[Any]:
-    """Returns the losses that were passed to `compile`, also before they are built; without None."""
-    return [keras.losses.get(loss) for loss in _compiled_losses(model) if loss is not None]
+    """Returns the losses that were passed to `compile`, also before they are built.
+
+    An output without a loss is left out, and a name is left as it is: Keras resolves some by the shapes of labels.
+    """
+    return [loss for loss in _compiled_losses(model) if loss is not None]
 
 
 def build_losses(model: keras.Model, y_true: Any, y_pred: Any) -> None:
