@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.checkpoint.best import Best, best_checkpoint
-from tfdist.checkpoint.manager import Checkpoints, saver
+from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.data import Examples, check_batch_size
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
@@ -17,19 +17,17 @@ from tfdist.errors import InputError, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
-from tfdist.reporting import synchronizer
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.step import Settings
 from tfdist.step.validation import check_engine_sums, check_same_data, check_unchanged, with_collectives
 from tfdist.storage import AnyPath
-from tfdist.trainer.checkpointing import run_variables, saved
+from tfdist.trainer import saved_fit
+from tfdist.trainer.checkpointing import run_variables
 from tfdist.trainer.compilation import compile_model
-from tfdist.trainer.fit_arguments import FitArguments, evaluation_arguments, fit_arguments
-from tfdist.trainer.fit_loop import FitLoop
+from tfdist.trainer.fit_arguments import evaluation_arguments, fit_arguments
 from tfdist.trainer.history import History
 from tfdist.trainer.model_file import save_model
-from tfdist.trainer.monitored import watched
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.prediction import CanPredict
 from tfdist.trainer.program import Program, build, loss_scale
@@ -101,13 +99,17 @@ class Trainer(CanPredict):
             loss_scale=loss_scale,
             max_skipped_steps=max_skipped_steps,
         )
-        compiled = {
-            "loss": loss,
-            "metrics": metrics,
-            "weighted_metrics": weighted_metrics,
-            "loss_weights": loss_weights,
-        }
-        self._settings = compile_model(model, self.strategy, optimizer, settings, ema, **compiled)
+        self._settings = compile_model(
+            model,
+            self.strategy,
+            optimizer,
+            settings,
+            ema,
+            loss=loss,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            loss_weights=loss_weights,
+        )
         self._optimizer = model.optimizer
         self._kept = StateStore(self.strategy)
         if self._settings.loss_scale:
@@ -207,57 +209,23 @@ class Trainer(CanPredict):
             validation_freq=validation_freq,
         )
         schedule, checks = schedule or Schedule(), checks or Checks()
-        with reported(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
-            return self._fit(given, callbacks or (), schedule, checks, reporting, checkpoints)
-
-    def _fit(
-        self,
-        given: FitArguments,
-        callbacks: Sequence[keras.callbacks.Callback],
-        schedule: Schedule,
-        checks: Checks,
-        reporting: Reporting,
-        checkpoints: Checkpoints | None,
-    ) -> History:
         data, size = given.data, given.data.train.size
         batches = self.batch_schedule(size, batch_size=given.batch_size, elastic_batch=schedule.elastic_batch)
-        end = batches.end(given.steps, given.epochs, size)
         if self._program:
             check_unchanged(self.model, self._program.trained, self._optimizer)
         check_same_data(self.strategy, data.train)
-        program, state = self.build(data.train), self.train_state
-        state.best = watched(callbacks, checkpoints, program, state.best_before, evaluates=data.test is not None)
-        with (
-            checks.watchdog(self.strategy.group) as watchdog,
-            saver(
-                checkpoints,
-                self.strategy,
-                state.step,
-                lambda: saved(program, state, batches),
-                synchronizer(reporting.ledger, reporting.reporter),
-                state.best,
-            ) as saving,
-        ):
-            loop = FitLoop(
-                program,
-                state,
-                data,
+        with reported(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
+            return saved_fit.fit(
+                self.build(data.train),
+                self.train_state,
+                given,
                 batches,
-                end,
-                given.numbered,
-                callbacks=callbacks,
+                callbacks=callbacks or (),
                 schedule=schedule,
                 checks=checks,
                 reporting=reporting,
-                saving=saving,
                 checkpoints=checkpoints,
-                watchdog=watchdog,
-                replicated=lambda: run_variables(program, state).replicated(),
             )
-            try:
-                return loop.run()
-            finally:
-                state.end_run(batches)
 
     @names_arguments
     def resume(self, path: AnyPath, commits: str | os.PathLike[str] = "") -> int:

@@ -1,0 +1,77 @@
+"""One call of `Trainer.fit` on a built model: the fit loop, watched and saved."""
+
+from collections.abc import Sequence
+
+import keras
+
+from tfdist.checkpoint.manager import Checkpoints, saver
+from tfdist.data.batch_schedule import BatchSchedule
+from tfdist.reporting import synchronizer
+from tfdist.trainer.checkpointing import run_variables, saved
+from tfdist.trainer.fit_arguments import FitArguments
+from tfdist.trainer.fit_loop import FitLoop
+from tfdist.trainer.history import History
+from tfdist.trainer.monitored import watched
+from tfdist.trainer.options import Checks, Reporting, Schedule
+from tfdist.trainer.program import Program
+from tfdist.trainer.train_state import TrainState
+
+
+def fit(
+    program: Program,
+    state: TrainState,
+    given: FitArguments,
+    batches: BatchSchedule,
+    *,
+    callbacks: Sequence[keras.callbacks.Callback],
+    schedule: Schedule,
+    checks: Checks,
+    reporting: Reporting,
+    checkpoints: Checkpoints | None,
+) -> History:
+    """Trains a built model; every process must call it.
+
+    Args:
+      program: what is trained.
+      state: state with which training continues.
+      given: data and length of the run.
+      batches: the batches of the run.
+      callbacks: Keras callbacks, the same on every process.
+      schedule: what happens at which step.
+      checks: what is measured and checked.
+      reporting: where the run is recorded.
+      checkpoints: where and how often to save it; None for never.
+    """
+    strategy, data = program.strategy, given.data
+    state.best = watched(callbacks, checkpoints, program, state.best_before, evaluates=data.test is not None)
+    with (
+        checks.watchdog(strategy.group) as watchdog,
+        saver(
+            checkpoints,
+            strategy,
+            state.step,
+            lambda: saved(program, state, batches),
+            synchronizer(reporting.ledger, reporting.reporter),
+            state.best,
+        ) as saving,
+    ):
+        loop = FitLoop(
+            program,
+            state,
+            data,
+            batches,
+            batches.end(given.steps, given.epochs, data.train.size),
+            given.numbered,
+            callbacks=callbacks,
+            schedule=schedule,
+            checks=checks,
+            reporting=reporting,
+            saving=saving,
+            checkpoints=checkpoints,
+            watchdog=watchdog,
+            replicated=lambda: run_variables(program, state).replicated(),
+        )
+        try:
+            return loop.run()
+        finally:
+            state.end_run(batches)
