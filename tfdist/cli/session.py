@@ -11,6 +11,7 @@ from tfdist import data, models
 from tfdist.cli.open_strategy import opened_strategy
 from tfdist.config.train_config import TrainConfig
 from tfdist.data import check_batch_size, steps_in_epochs
+from tfdist.data.augmentation import parse_augmentations
 from tfdist.data.batch_schedule import GLOBAL
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection
@@ -40,12 +41,19 @@ def opened(config: TrainConfig) -> Iterator[Session]:
     code 5.
     """
     _gradient_options(config)  # reports invalid ones before anything starts
+    parse_augmentations(config.augment)
     with opened_strategy(config) as (config, detection, strategy):
         if config.elastic_batch == GLOBAL:  # otherwise, the batch size depends on the size with which the run began
             check_batch_size(
                 config.batch_size, strategy.batch_parts, config.accumulate_steps, equal=strategy.compiles_replicas
             )
-        yield Session(config, detection, strategy, data.load(config.dataset, config.data_dir))
+        yield Session(config, detection, strategy, _data(config))
+
+
+def _data(config: TrainConfig) -> data.DataSet:
+    """Loads the data set, and augments its training part."""
+    found = data.load(config.dataset, config.data_dir)
+    return dataclasses.replace(found, train=data.augmented(found.train, config.augment))
 
 
 def make_trainer(session: Session, strategy: Strategy) -> Trainer:

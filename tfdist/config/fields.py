@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tfdist.cluster import tf_config
 from tfdist.errors import InputError
+from tfdist.grammar.chain import parse_chain
 from tfdist.grammar.decay import parse_decay
 from tfdist.grammar.interval import parse_period
 from tfdist.grammar.monitor import parse_best, parse_early_stopping
@@ -78,6 +79,11 @@ def decay_text(text: str) -> str:
     """Validates and normalizes a learning-rate decay."""
     parse_decay(text)
     return spec_text(text)
+
+
+def chain_text(text: str) -> str:
+    """Normalizes specs with `|` between them; may be empty."""
+    return "|".join(map(str, parse_chain(text)))
 
 
 def names_text(text: str) -> str:

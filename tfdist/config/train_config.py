@@ -7,6 +7,7 @@ from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import (
     AUTO,
     best_text,
+    chain_text,
     decay_text,
     early_stopping_text,
     flag_field,
@@ -52,7 +53,9 @@ class TrainConfig(TrainerOptions, JobConfig):
     dataset: str = flag_field(
         "digits",
         MODEL,
-        f"Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME, {OWN}.",
+        "Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME; files of your own, as images:DIR (a "
+        "folder per class), csv:FILE(label=...), npz:FILE or tfrecord:PATTERN(features=...), which docs/data.md explains; "
+        f"{OWN}.",
         check=spec_text,
         fixed=True,
     )
@@ -61,6 +64,15 @@ class TrainConfig(TrainerOptions, JobConfig):
         MODEL,
         "Directory with the files of the data set. Defaults to the data set's own location.",
         per_process=True,
+    )
+    augment: str = flag_field(
+        "",
+        MODEL,
+        "Random changes of training images, applied in order, such as flip|crop(padding=4): flip, crop, resized_crop, rotate, "
+        f"brightness, contrast, cutout, erase, {OWN}.",
+        check=chain_text,
+        fixed=True,
+        training_only=True,
     )
     steps: int = flag_field(0, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
     epochs: int = flag_field(0, DURATION, f"Number of epochs. 0 means {_DEFAULT_EPOCHS}, unless --steps is given.")

@@ -6,28 +6,42 @@ from collections.abc import Callable
 from tfdist.data import images, synthetic, text, tfds
 from tfdist.data.adapters import as_data_set
 from tfdist.data.data_set import DataSet
+from tfdist.data.formats import csv_file, image_folder, npz_file, tfrecord
 from tfdist.errors import InputError
 from tfdist.grammar import spec
 from tfdist.grammar.user_code import call_own
 
 CATALOG: dict[str, Callable[..., DataSet]] = {
+    "csv": csv_file.csv,
     "digits": images.digits,
     "fashion_mnist": images.fashion_mnist,
+    "images": image_folder.images,
     "mnist5k": images.mnist5k,
+    "npz": npz_file.npz,
     "synthetic": synthetic.synthetic,
     "text": text.text,
     "tfds": tfds.prepared,
+    "tfrecord": tfrecord.tfrecord,
 }
-_AFTER_COLON = {"synthetic": "shape", "tfds": "name"}  # the argument that may follow the name and a colon
+# The argument that may follow the name and a colon.
+_AFTER_COLON = {
+    "csv": "path",
+    "images": "path",
+    "npz": "path",
+    "synthetic": "shape",
+    "tfds": "name",
+    "tfrecord": "path",
+}
 
 
 def load(name: str, data_dir: str | None = None) -> DataSet:
     """Loads a data set by name.
 
     Args:
-      name: `digits`, `mnist5k`, `fashion_mnist`, `text(length=128)`, `synthetic:224x224x3`, `tfds:NAME`, or a
-        user-defined `package.module:function`, each optionally with arguments in parentheses. A user's function gets
-        `data_dir` if it has this parameter, and returns what `as_data_set` accepts.
+      name: `digits`, `mnist5k`, `fashion_mnist`, `text(length=128)`, `synthetic:224x224x3` or `tfds:NAME`; your own files,
+        `images:DIR`, `csv:FILE`, `npz:FILE` or `tfrecord:PATTERN`; or a user-defined `package.module:function`. Each may
+        have arguments in parentheses. A user's function gets `data_dir` if it has this parameter, and returns what
+        `as_data_set` accepts.
       data_dir: directory of data sets that are files.
 
     Raises:

@@ -15,6 +15,7 @@ class DataSet:
       test: test examples; None if there are none.
       input_shape: shape of one example's x, without a batch dim; () if x is a structure.
       classes: number of classes; None if y is not an integer label or the number is unknown.
+      class_names: names of the classes, in the order of their numbers; empty if they have none.
     """
 
     name: str
@@ -22,3 +23,4 @@ class DataSet:
     test: Examples | None
     input_shape: tuple[int | None, ...]
     classes: int | None
+    class_names: tuple[str, ...] = ()

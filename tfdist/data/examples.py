@@ -70,6 +70,13 @@ class Examples(abc.ABC):
     def map(self, transform: Transform) -> "Examples":
         """Returns the same examples with `transform` applied to each batch; it must work row by row."""
 
+    def explain(self, error: Exception) -> InputError | None:
+        """Returns the cause of an error of TensorFlow that was raised while examples were read, or None if unknown.
+
+        Called when a run has failed, so that it may search for an example that cannot be read.
+        """
+        return None
+
 
 class PartialEpochs(Examples):
     """Examples of which a given number counts as an epoch, so that epochs end elsewhere than those of the data do."""

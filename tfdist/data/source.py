@@ -113,6 +113,10 @@ class Mapped(Source):
         """See base class."""
         return Mapped(self._source, chain(self._transform, transform))
 
+    def explain(self, error: Exception) -> InputError | None:
+        """See base class."""
+        return self._source.explain(error)
+
 
 class ArraySource(Source):
     """Arrays in host memory, stored once and in their own dtype: images stay uint8 until a batch is transformed."""

@@ -47,7 +47,7 @@ def parse_rules(text: str) -> list[Rule]:
     Raises:
       InputError: `text` does not follow the grammar.
     """
-    rules = [_rule(part) for part in _split(text, ";") if part.strip()]
+    rules = [_rule(part) for part in split_outside_brackets(text, ";") if part.strip()]
     if not rules:
         raise InputError(f"{text!r} names no method. {_GRAMMAR}")
     return rules
@@ -64,7 +64,7 @@ def first_match(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
 
 
 def _rule(text: str) -> Rule:
-    condition, *rest = _split(text, ":")
+    condition, *rest = split_outside_brackets(text, ":")
     if not rest:
         condition, *rest = text.split(":", 1)  # an expression with an unclosed bracket, whose error is reported below
     found = _CONDITION.fullmatch(condition) if rest else None
@@ -74,11 +74,11 @@ def _rule(text: str) -> Rule:
             re.compile(path)
         except re.error as error:
             raise InputError(f"path={path} is not a regular expression: {error}. {_GRAMMAR}") from error
-    return Rule(path, size, tuple(parse(method) for method in _split(methods, "|")))
+    return Rule(path, size, tuple(parse(method) for method in split_outside_brackets(methods, "|")))
 
 
-def _split(text: str, separator: str) -> list[str]:
-    """Splits at a separator outside brackets and quotes, because it may occur in the expression of a path."""
+def split_outside_brackets(text: str, separator: str) -> list[str]:
+    """Splits at a separator outside brackets and quotes, because it may occur in a value or in the expression of a path."""
     parts, start, depth, quote = [], 0, 0, ""
     for at, char in enumerate(text):
         if quote:

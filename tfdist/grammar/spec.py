@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from tfdist.errors import InputError
 
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
+_NAME = re.compile(r"[A-Za-z0-9_./-]*(:[A-Za-z0-9_.:/*?\[\]~@%+=-]*)?")  # after a colon, a path may follow
 _EMPTY = '""'
 _GRAMMAR = 'The grammar is name or name(key=value, ...); a value is a Python literal: 0.9, True, None, "text", (1, 2).'
 
@@ -27,7 +27,7 @@ class Spec:
     """A name with keyword arguments.
 
     Attributes:
-      name: letters, digits and `_ . : - /`.
+      name: letters, digits and `_ . : - /`; after a colon also `* ? [ ] ~ @ % + =`, as in paths.
       args: Python literals by parameter name, in the order in which they were written.
     """
 
@@ -55,7 +55,7 @@ def parse(text: str) -> Spec:
     """
     text = text.strip()
     name = _NAME.match(text)
-    if not name:
+    if name is None or not name.group():
         _fail(text, 0, "expected a name")
     rest = text[name.end() :].lstrip()
     opening = len(text) - len(rest)

@@ -19,7 +19,8 @@ def positive(model: str, name: str, value: Any) -> int:
       InputError: the value is something else.
     """
     if not _is_positive(value):
-        raise InputError(f"{model}: {name} must be an integer, at least 1. Received: {value!r}.")
+        remedy = f" The data set does not know it: write {model}({name}=...)." if value is None else ""
+        raise InputError(f"{model}: {name} must be an integer, at least 1. Received: {value!r}.{remedy}")
     return int(value)
 
 

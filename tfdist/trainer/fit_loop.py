@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint.manager import Checkpoints, Saver
 from tfdist.coordination.watchdog import Watchdog
-from tfdist.data import DataSet, Pipeline, steps_in_epochs
+from tfdist.data import DataSet, Pipeline, explained_reading, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.diagnostics import RunView
 from tfdist.errors import InputError
@@ -128,7 +128,8 @@ class FitLoop:
         with contextlib.closing(self._reporting.profile), contextlib.closing(self._note):
             # A resumed run that had reached its last step within an epoch still has to end that epoch.
             while not over and (state.step < self._end or state.progress.epoch):
-                over = self._one_epoch()
+                with explained_reading(self._source):
+                    over = self._one_epoch()
         del self._iterator, iterator  # stops the prefetching threads now rather than at interpreter exit
         self._callbacks.on_train_end(history.records[-1] if history.records else {})
         self._log_reasons()

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.data import Examples
+from tfdist.data import Examples, explained_reading
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
@@ -56,7 +56,7 @@ class Program(NamedTuple):
         """Returns the loss and the metrics over a whole data set; see `Trainer.evaluate`."""
         self.average_statistics()
         self.drain()  # discards what earlier calls added to metrics of layers
-        with self.averaged_weights():
+        with self.averaged_weights(), explained_reading(examples):
             results = self.evaluator.evaluate(examples, batch_size)
         warn_of_evaluation(self.strategy, examples, results["loss"])
         return results

@@ -1,0 +1,135 @@
+import gzip
+import textwrap
+
+import numpy as np
+import pytest
+
+from tfdist.data import EvaluationPipeline, load
+from tfdist.errors import InputError
+
+FLOWERS = """
+    width,color,height,species
+    1.0,red,2,rose
+    2.5,blue,4,iris
+    3.0,"red",6,iris
+    4.5,white,8,rose
+"""
+
+
+def everything(source):
+    [(x, y)] = EvaluationPipeline(source, source.size).dataset([0], 1).as_numpy_iterator()
+    return x, y
+
+
+def written(folder, text, name="flowers.csv"):
+    (folder / name).write_text(textwrap.dedent(text).lstrip())
+    return f"csv:{folder / name}"
+
+
+def test_numbers_categories_and_classes(tmp_path):
+    found = load(written(tmp_path, FLOWERS) + '(label="species")')
+    assert (found.input_shape, found.classes, found.class_names) == ((5,), 2, ("iris", "rose"))
+    x, y = everything(found.train)
+    assert (x.dtype, y.dtype) == (np.float32, np.int32)
+    colors = [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]  # blue, red, white
+    np.testing.assert_array_equal(x, np.c_[[1, 2.5, 3, 4.5], colors, [2, 4, 6, 8]])
+    np.testing.assert_array_equal(y, [1, 0, 0, 1])
+
+
+def test_columns_by_number_without_a_header(tmp_path):
+    rows = "\n".join(f"{i};{i * i};{10 + i % 2}" for i in range(6))
+    (tmp_path / "rows.csv.gz").write_bytes(gzip.compress(rows.encode(), mtime=0))
+    found = load(f'csv:{tmp_path}/rows.csv.gz(header=False, delimiter=";", label=-1, drop=(1,))')
+    x, y = everything(found.train)
+    np.testing.assert_array_equal(x, np.arange(6.0)[:, None])
+    np.testing.assert_array_equal(y, [0, 1] * 3)
+    assert found.class_names == ("10", "11")
+
+
+def test_numbers_to_predict(tmp_path):
+    found = load(written(tmp_path, FLOWERS) + '(label="height", regression=True, drop="species")')
+    assert found.classes is None
+    _, y = everything(found.train)
+    assert y.dtype == np.float32 and y.tolist() == [2, 4, 6, 8]
+
+
+def test_a_second_file_is_encoded_as_the_first(tmp_path):
+    test = """
+        species,height,color,width
+        rose,1,green,7
+        iris,3,red,9
+    """
+    written(tmp_path, test, "test.csv")
+    written(tmp_path, FLOWERS)
+    found = load('csv:flowers.csv(label="species", test="test.csv", standardize=True)', data_dir=str(tmp_path))
+    x, _ = everything(found.train)
+    np.testing.assert_allclose(x[:, [0, 4]].mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(x[:, [0, 4]].std(axis=0), 1, rtol=1e-6)
+    assert found.test
+    x, y = everything(found.test)
+    width, height = np.array([1, 2.5, 3, 4.5]), np.array([2, 4, 6, 8])
+    np.testing.assert_allclose(x[:, 0], (np.array([7, 9]) - width.mean()) / width.std(), rtol=1e-6)
+    np.testing.assert_allclose(x[:, 4], (np.array([1, 3]) - height.mean()) / height.std(), rtol=1e-6)
+    np.testing.assert_array_equal(x[:, 1:4], [[0, 0, 0], [0, 1, 0]])  # green is unknown
+    np.testing.assert_array_equal(y, [1, 0])
+
+
+def test_what_is_learned_is_learned_from_the_training_part(tmp_path):
+    rows = "".join(f"{i},{i % 2}\n" for i in range(20))
+    found = load(written(tmp_path, "a,y\n" + rows) + '(label="y", validation_split=0.2, standardize=True)')
+    assert found.test and (found.train.size, found.test.size) == (16, 4)
+    x, y = everything(found.train)
+    np.testing.assert_allclose([x.mean(), x.std()], [0, 1], atol=1e-6)
+    assert np.bincount(y).tolist() == [8, 8]
+
+
+def test_rows_without_values(tmp_path):
+    name = written(tmp_path, "a,b,y\n1,x,0\n,x,1\n3,NA,1\n4,x,0\n")
+    with pytest.raises(InputError, match="no value in column 'a', line 3 of .*drop_missing=True"):
+        load(f'{name}(label="y")')
+    assert load(f'{name}(label="y", drop="a")').input_shape == (2,)  # NA is a category
+    x, _ = everything(load(f'{name}(label="y", drop_missing=True)').train)
+    np.testing.assert_array_equal(x, [[1, 1], [4, 1]])
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "says"),
+    [
+        (FLOWERS, "", "needs the column of the label.*one of 'width', 'color', 'height', 'species'"),
+        (FLOWERS, '(label="specis")', 'label must be a column of .*Did you mean "species"'),
+        (FLOWERS, "(label=9)", "label must be a column"),
+        (FLOWERS, '(label="species", drop=("colour",))', 'drop must be a column of .*Did you mean "color"'),
+        (FLOWERS, '(label="width")', "fractions in column 'width'.*regression=True"),
+        (FLOWERS, '(label="species", regression=True)', "must have a number.*'rose' in column 'species', line 2"),
+        (FLOWERS, '(label="species", test="other.csv")', "there is no file other.csv"),
+        (FLOWERS, '(label="species", test="x.csv", validation_split=0.5)', "not both"),
+        (FLOWERS, '(label="species", delimiter=";;")', "delimiter must be one character"),
+        (FLOWERS, '(label="species", drop=("width", "color", "height"))', "needs a label and other columns"),
+        ("a,b\n1,2\n3\n", '(label="b")', "line 3: 1 values instead of 2"),
+        ("a,a\n1,2\n", '(label="a")', "'a' twice"),
+        ("", '(label="a")', "is empty"),
+        ("a,b\n", '(label="a")', "a line of names only"),
+        ("a,b\n1,2\ninf,3\n", '(label="b")', "'inf' in column 'a', line 3"),
+        ("a,b\n" + "".join(f"id{i},0\n" for i in range(101)), '(label="b")', r"101 in column 'a'.*drop=\('a',\)"),
+        ("a,b\n,\n", '(label="b", drop_missing=True)', "none that has"),
+    ],
+)
+def test_what_is_no_such_table_is_an_error(tmp_path, text, arguments, says):
+    with pytest.raises(InputError, match=says) as error:
+        load(written(tmp_path, text) + arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_an_error(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"a,b\n\xff\xfe,2\n")
+    with pytest.raises(InputError, match="readable UTF-8 text. Received: .*a.csv"):
+        load(f'csv:{tmp_path}/a.csv(label="b")')
+
+
+def test_labels_of_the_test_part_must_be_known(tmp_path):
+    written(tmp_path, FLOWERS.replace("iris", "lily"), "test.csv")
+    name = written(tmp_path, FLOWERS)
+    with pytest.raises(
+        InputError, match="one of the training data. Received: 'lily' in column 'species' of .*test.csv"
+    ):
+        load(f'{name}(label="species", test="{tmp_path}/test.csv")')

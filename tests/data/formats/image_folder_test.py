@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.data.formats.writing import write_image
+from tfdist.data import EvaluationPipeline, Pipeline, load
+from tfdist.errors import InputError
+
+
+def everything(source):
+    [(x, y)] = EvaluationPipeline(source, source.size).dataset([0], 1).as_numpy_iterator()
+    return x, y
+
+
+def test_folders_are_classes_in_sorted_order(folder):
+    found = load(f"images:{folder}")
+    assert (found.name, found.input_shape, found.classes) == (f"images:{folder}", (6, 8, 3), 3)
+    assert found.class_names == ("blue", "green", "red")
+    assert found.test is None and found.train.size == 12
+    assert found.train.element_spec == (tf.TensorSpec([6, 8, 3], tf.float32), tf.TensorSpec([], tf.int32))
+    x, y = everything(found.train)
+    np.testing.assert_array_equal(y, np.repeat([0, 1, 2], 4))
+    np.testing.assert_array_equal(x.max(axis=(1, 2)).argmax(axis=1), np.repeat([2, 1, 0], 4))
+    np.testing.assert_allclose(x.max(axis=(1, 2, 3)), np.tile([255, 245, 235, 225], 3) / np.float32(255))
+
+
+def test_a_relative_folder_is_looked_for_in_data_dir(folder):
+    assert load("images:colors", data_dir=str(folder.parent)).train.size == 12
+
+
+def test_a_path_with_spaces_is_an_argument(folder):
+    folder.rename(folder.parent / "my colors")
+    assert load('images(path="my colors")', data_dir=str(folder.parent)).train.size == 12
+
+
+def test_train_and_test_folders_are_the_parts(tmp_path):
+    for part, size in [("train", 3), ("val", 2)]:
+        for number in range(size):
+            write_image(tmp_path / part / "a" / "deep" / f"{number}.jpg", 0, 0)
+            write_image(tmp_path / part / "b" / f"{number}.JPG".lower(), 1, 0)
+    found = load(f"images:{tmp_path}")
+    assert found.test and (found.train.size, found.test.size, found.class_names) == (6, 4, ("a", "b"))
+    with pytest.raises(InputError, match="validation_split is for folders without a test part"):
+        load(f"images:{tmp_path}(validation_split=0.5)")
+    (tmp_path / "test").mkdir()
+    with pytest.raises(InputError, match=f"Received: {tmp_path / 'test'}, which has 0 images but no folders"):
+        load(f"images:{tmp_path}")
+    write_image(tmp_path / "test" / "bb" / "0.png", 0, 0)
+    with pytest.raises(InputError, match='must have the classes of the training part.*Did you mean "b"'):
+        load(f"images:{tmp_path}")
+
+
+def test_validation_split_takes_the_same_share_of_each_class_every_time(folder):
+    def parts():
+        found = load(f"images:{folder}(validation_split=0.25)")
+        assert found.test and (found.train.size, found.test.size) == (9, 3)
+        return everything(found.train), everything(found.test)
+
+    (train_x, train_y), (test_x, test_y) = parts()
+    assert np.bincount(train_y).tolist() == [3, 3, 3] and np.bincount(test_y).tolist() == [1, 1, 1]
+    assert len(np.unique(np.concatenate([train_x, test_x]), axis=0)) == 12
+    tf.nest.map_structure(np.testing.assert_array_equal, parts(), ((train_x, train_y), (test_x, test_y)))
+
+
+def test_images_are_resized_and_converted(tmp_path):
+    write_image(tmp_path / "a" / "0.png", 0, 0, (6, 8))
+    write_image(tmp_path / "b" / "0.jpg", 1, 0, (20, 10))
+    found = load(f"images:{tmp_path}(size=(5, 7), channels=1)")
+    assert found.input_shape == (5, 7, 1)
+    x, _ = everything(found.train)
+    assert x.dtype == np.float32 and np.ptp(x[0]) < 0.01  # of one color
+    assert load(f"images:{tmp_path}(size=4)").input_shape == (4, 4, 3)
+
+
+def test_a_crop_keeps_the_aspect_ratio(tmp_path):
+    pixels = np.zeros((4, 12, 3), np.uint8)
+    pixels[:, 4:8] = 255  # only the middle third is white
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    x, _ = everything(load(f"images:{tmp_path}(size=4, crop_to_aspect_ratio=True)").train)
+    np.testing.assert_array_equal(x, np.ones((1, 4, 4, 3)))
+    x, _ = everything(load(f"images:{tmp_path}(size=4)").train)
+    assert x.min() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("(size=0)", "size must be a number of pixels"),
+        ('(size="big")', "size must be"),
+        ("(channels=2)", "channels must be 1"),
+        ("(validation_split=1.5)", r"fraction in \[0, 1\)"),
+        ("(validation_split=0.01)", "must leave examples for both parts"),
+        ("(sise=3)", 'Did you mean "size"'),
+    ],
+)
+def test_invalid_arguments_are_errors(folder, arguments, says):
+    with pytest.raises(InputError, match=says):
+        load(f"images:{folder}{arguments}")
+
+
+def test_a_folder_that_cannot_be_used_is_named(folder, tmp_path):
+    with pytest.raises(InputError, match=r'colours; there is no folder colours in .*Did you mean "colors"'):
+        load(f"images:{tmp_path}/colours")
+    with pytest.raises(InputError, match="red, which has 4 images but no folders. Move the images"):
+        load(f"images:{folder}/red")
+    (folder / "yellow").mkdir()
+    (folder / "yellow" / "notes.txt").write_text("none yet")
+    with pytest.raises(InputError, match="Received: .*yellow, which has none"):
+        load(f"images:{folder}")
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", "half"])
+def test_a_first_image_that_cannot_be_decoded_is_named_before_training(folder, content):
+    path = folder / "green" / "0.png"
+    path.write_bytes(path.read_bytes()[:40] if content == "half" else content)
+    with pytest.raises(InputError, match=f"{path}, which cannot be decoded: ") as error:
+        load(f"images:{folder}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_later_image_is_explained_when_it_is_read(folder):
+    source = load(f"images:{folder}").train
+    assert source.explain(ValueError()) is None
+    write_image(folder / "red" / "2.png", 0, 0, (9, 9))
+    message = str(source.explain(ValueError()))
+    assert f"{folder / 'red' / '2.png'} of 9 x 9 pixels, and others of 6 x 8" in message
+    (folder / "green" / "3.png").unlink()
+    assert "green/3.png: No such file" in str(source.map(lambda x, y: (x, y)).explain(ValueError()))
+
+
+def test_batches_do_not_depend_on_the_number_of_replicas(folder):
+    source = load(f"images:{folder}(validation_split=0.25)").train
+    whole = list(Pipeline(source, 5, seed=3).dataset([0], 1).take(4).as_numpy_iterator())
+    parts = list(Pipeline(source, 5, seed=3).dataset([0, 1], 2).take(8).as_numpy_iterator())
+    for step, (x, y) in enumerate(whole):
+        np.testing.assert_array_equal(np.concatenate([parts[2 * step][0], parts[2 * step + 1][0]]), x)
+        np.testing.assert_array_equal(np.concatenate([parts[2 * step][1], parts[2 * step + 1][1]]), y)

@@ -1,0 +1,68 @@
+"""Where the files of a data set are, and errors about those that are not there."""
+
+import glob
+import os
+
+from tfdist.errors import InputError
+from tfdist.grammar.spec import did_you_mean
+
+
+def located(path: str, data_dir: str | None) -> str:
+    """Returns a path with ~ expanded; a relative one is in `data_dir`, if that is given."""
+    if not isinstance(path, str) or not path:
+        raise InputError(
+            f'A data set of files needs a path. Received: {path!r}. Write it after the colon, or path="...".'
+        )
+    folder = os.path.expanduser(data_dir) if data_dir else ""
+    return os.path.join(folder, os.path.expanduser(path))
+
+
+def existing_file(kind: str, path: str, data_dir: str | None) -> str:
+    """Returns the location of a file.
+
+    Raises:
+      InputError: there is no such file; suggests a similar name.
+    """
+    found = located(path, data_dir)
+    if not os.path.isfile(found):
+        raise _missing(kind, "file", found)
+    return found
+
+
+def existing_folder(kind: str, path: str, data_dir: str | None) -> str:
+    """Returns the location of a folder.
+
+    Raises:
+      InputError: there is no such folder; suggests a similar name.
+    """
+    found = located(path, data_dir)
+    if not os.path.isdir(found):
+        raise _missing(kind, "folder", found)
+    return found
+
+
+def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
+    """Returns the files that match a pattern, such as `train-*.tfrecord` or `**/*.tfrecord`, in sorted order.
+
+    Raises:
+      InputError: there are none.
+    """
+    found = located(pattern, data_dir)
+    files = sorted(path for path in glob.glob(found, recursive=True) if os.path.isfile(path))
+    if not files:
+        raise _missing(kind, "file", found)
+    return files
+
+
+def _missing(kind: str, what: str, path: str) -> InputError:
+    folder, name = os.path.split(path.rstrip(os.sep))
+    is_kind = os.path.isfile if what == "file" else os.path.isdir
+    try:
+        there = [entry for entry in os.listdir(folder or ".") if is_kind(os.path.join(folder, entry))]
+        place = f"in {folder or os.getcwd()}"
+    except OSError:
+        there, place = [], f"and no folder {folder}"
+    return InputError(
+        f"The data set {kind} must name a {what} on this machine. Received: {path}; there is no {what} {name} {place}."
+        f"{did_you_mean(name, there)}"
+    )
