@@ -26,6 +26,7 @@ def test_any_shape_of_example():
         ({"hidden": "8"}, "mlp: hidden must be integers"),
         ({"classes": 0}, "mlp: classes must be an integer, at least 1. Received: 0"),
         ({"classes": True}, "mlp: classes must be"),
+        ({"classes": None}, r"The data set does not know it: write mlp\(classes=...\)."),
     ],
 )
 def test_bad_arguments(arguments, message):

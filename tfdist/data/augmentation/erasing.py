@@ -47,7 +47,7 @@ def erase(
         sizes = tf.cast(tf.round(tf.stack([rows, columns], axis=1)), tf.int32)
         free = tf.constant([height, width]) - sizes + 1
         first = tf.cast(tf.stack([top, left], axis=1) * tf.cast(free, tf.float32), tf.int32)
-        return tf.where((chance < probability)[:, None, None, None], _without(images, first, first + sizes), images)
+        return _without(images, first, first + tf.where((chance < probability)[:, None], sizes, 0))
 
     return apply
 
@@ -57,4 +57,5 @@ def _without(images: tf.Tensor, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
     rows, columns = (tf.range(images.shape[1 + axis]) for axis in (0, 1))
     in_rows = (rows >= first[:, :1]) & (rows < end[:, :1])
     in_columns = (columns >= first[:, 1:]) & (columns < end[:, 1:])
-    return tf.where((in_rows[:, :, None] & in_columns[:, None, :])[..., None], tf.zeros_like(images), images)
+    kept = tf.cast(~(in_rows[:, :, None] & in_columns[:, None, :]), images.dtype)
+    return images * kept[..., None]
