@@ -30,6 +30,7 @@ NAMES = (
     "SECURITY.md",
     "docs/checkpoints.md",
     "docs/commands.md",
+    "docs/data.md",
     "docs/from_horovod.md",
     "docs/gradients.md",
     "docs/json.md",

@@ -30,6 +30,7 @@ FLAGFILES = sorted((EXAMPLES / "flagfiles").glob("*.flags"))
 PROGRAMS = {
     "keras_plain.py": (["1"], r"loss [\d.]+  accuracy [\d.]+"),
     "keras_tfdist.py": (["1"], r"loss [\d.]+  accuracy [\d.]+"),
+    "own_files.py": (["files"], r"digits digits-0-of-3.tfrecord .* digits.npz wine.csv"),
     "custom_loop.py": (["5"], r"step 5  loss [\d.]+  noise scale -?\d+ examples"),
     "notebook_spawn.py": (["1"], r"learning rate 0.1: accuracy on each rank \[([\d.]+), \1\]"),
 }
