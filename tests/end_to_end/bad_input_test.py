@@ -84,6 +84,20 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
     "one process among two": (("--strategy=mirrored",), {"TF_CONFIG": TWO}, ("--strategy=mirrored", "--strategy=auto")),
     "fashion_mnist": (("--dataset=fashion_mnist",), {"KERAS_HOME": "nothing"}, ("fashion_mnist", "--data_dir")),
     "tfds": (("--dataset=tfds:mnist", "--data_dir=nothing"), {}, ("tfds:mnist", "tfds build mnist")),
+    "images": (("--dataset=images:nothing",), {}, ("images", "there is no folder nothing")),
+    "a table without label": (("--dataset=csv:own_of_test.py",), {}, ("column of the label", "Add label=")),
+    "records without features": (
+        ("--dataset=tfrecord:own_of_test.py",),
+        {},
+        ("must be TFRecord files", "own_of_test.py"),
+    ),
+    "arrays": (("--dataset=npz:own_of_test.py",), {}, ("must have arrays x and y", "own_of_test.py")),
+    "unknown augmentation": (("--augment=crop|flipp",), {}, ("--augment=flipp", 'Did you mean "flip"')),
+    "augmentation of text": (
+        ("--augment=flip", "--dataset=text", "--model=transformer"),
+        {},
+        ("--augment changes images", "int32[128]"),
+    ),
     "model does not import": (("--model=broken_of_test:f",), {}, ("broken_of_test", "a_package_that_nobody_has")),
     "model is not there": (("--model=own_of_test:rasing",), {}, ("rasing", 'Did you mean "raising"')),
     "model raises": (

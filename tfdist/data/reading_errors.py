@@ -1,11 +1,16 @@
 """Turns errors of TensorFlow about examples that cannot be read into one line that names the file."""
 
+import concurrent.futures
 import contextlib
-from collections.abc import Iterator
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from tfdist.data.examples import Examples
+from tfdist.errors import InputError
 
 _ERRORS = (
     tf.errors.InvalidArgumentError,
@@ -15,6 +20,8 @@ _ERRORS = (
     tf.errors.UnknownError,
 )
 _READING = "IteratorGetNext"  # the operation in which TensorFlow reads the next element
+_CHUNK = 1024
+_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -27,3 +34,35 @@ def explained_reading(source: Examples) -> Iterator[None]:
         if cause is None:
             raise
         raise cause from error
+
+
+def first_unreadable(
+    check: Callable[[int], None], size: int, seconds: float = 300.0, clock: Callable[[], float] = time.monotonic
+) -> InputError | None:
+    """Searches for an example that cannot be read, in parallel.
+
+    Args:
+      check: reads the example with an index; raises `InputError` if it cannot be read.
+      size: number of examples.
+      seconds: time limit, so that other processes do not wait forever.
+      clock: monotonic clock in seconds.
+
+    Returns:
+      The error of the first such example; None if there is none, or if it was not found in time.
+    """
+    _log.warning("An example could not be read. Searching %d examples for it, for at most %.0f s.", size, seconds)
+
+    def error_of(index: int) -> InputError | None:
+        try:
+            check(index)
+        except InputError as error:
+            return error
+        return None
+
+    began = clock()
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, size, _CHUNK):
+            found = [error for error in pool.map(error_of, range(start, min(start + _CHUNK, size))) if error]
+            if found or clock() - began > seconds:
+                return found[0] if found else None
+    return None

@@ -46,7 +46,7 @@ def crop(padding: int = 4) -> Augmentation:
         moves = tf.cast(random.uniform(2) * (2 * padding + 1), tf.int32)
         padded = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
         spec = tf.TensorSpec(images.shape[1:], images.dtype)
-        return tf.map_fn(lambda row: _part(*row, spec.shape), (padded, moves), fn_output_signature=spec)
+        return tf.map_fn(lambda row: _part(row[0], row[1], spec.shape), (padded, moves), fn_output_signature=spec)
 
     return apply
 

@@ -91,11 +91,16 @@ def decoded_shape(name: str, content: bytes, channels: int) -> tuple[int, ...]:
         with tf.device("CPU:0"):
             return tuple(_decode(tf.constant(content), channels).shape)
     except tf.errors.InvalidArgumentError as error:
-        cause = _CONTEXT.sub("", error.message).partition(" [Op:")[0].split("\n")[0] if content else "it is empty"
+        cause = without_context(error.message) if content else "it is empty"
         raise InputError(
             f"Images must be valid JPEG, PNG, BMP or GIF files. Received: {name}, which cannot be decoded: "
-            f"{cause.strip().rstrip('.')}. Remove or replace it."
+            f"{cause}. Remove or replace it."
         ) from error
+
+
+def without_context(message: str) -> str:
+    """Returns the cause in an error message of TensorFlow, without the operation that failed."""
+    return _CONTEXT.sub("", message).partition(" [Op:")[0].split("\n")[0].strip().rstrip(".")
 
 
 def _decode(content: tf.Tensor, channels: int) -> tf.Tensor:

@@ -10,6 +10,7 @@ from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element
 from tfdist.data.formats.image_decoding import ImageDecoding, decoded_shape, image_decoding
 from tfdist.data.formats.locations import existing_folder
+from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source
 from tfdist.data.split import held_out
 from tfdist.errors import InputError
@@ -44,13 +45,8 @@ class ImageFiles(Source):
         return self._decoding.decoded(contents), tf.gather(self._labels, indices)
 
     def explain(self, error: Exception) -> InputError | None:
-        """See base class; decodes one file after the other until one fails."""
-        for path in self._names:
-            try:
-                _check_file(path, self._decoding)
-            except InputError as found:
-                return found
-        return None
+        """See base class; decodes files until one fails."""
+        return first_unreadable(lambda index: _check_file(self._names[index], self._decoding), self.size)
 
 
 def images(

@@ -10,9 +10,10 @@ import tensorflow as tf
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element
 from tfdist.data.formats.feature_spec import IMAGE, RAW, Feature, check_record, parse_features
-from tfdist.data.formats.image_decoding import ImageDecoding, image_decoding
+from tfdist.data.formats.image_decoding import ImageDecoding, image_decoding, without_context
 from tfdist.data.formats.locations import matching_files
 from tfdist.data.formats.record_index import RecordIndex, record_index
+from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source
 from tfdist.data.split import held_out
 from tfdist.errors import InputError
@@ -68,19 +69,19 @@ class Records(Source):
         return self._parser.parsed(tf.ensure_shape(records, indices.shape))
 
     def explain(self, error: Exception) -> InputError | None:
-        """See base class; parses one record after the other until one fails."""
-        for number in range(self.size):
-            where = self._index.described(number)
-            try:
-                [record] = self._index.read(np.array([number]))
-                check_record(record, dict(self._parser.features), where)
-                self._parser.parsed(tf.constant([record]))
-            except InputError as found:
-                return found
-            except (OSError, tf.errors.OpError) as found:
-                cause = str(getattr(found, "message", found)).splitlines()[0]
-                return InputError(f"Records must be readable. Received: {where}: {cause}.")
-        return None
+        """See base class; parses records until one fails."""
+        return first_unreadable(self._check, self.size)
+
+    def _check(self, number: int) -> None:
+        """Raises `InputError` if a record cannot be read or parsed."""
+        where = self._index.described(number)
+        try:
+            [record] = self._index.read(np.array([number]))
+            check_record(record, dict(self._parser.features), where)
+            self._parser.parsed(tf.constant([record]))
+        except (OSError, tf.errors.OpError) as error:
+            cause = without_context(getattr(error, "message", str(error)))
+            raise InputError(f"Records must be readable. Received: {where}: {cause}.") from error
 
 
 def tfrecord(
