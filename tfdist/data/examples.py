@@ -110,6 +110,10 @@ class PartialEpochs(Examples):
         """See base class."""
         return PartialEpochs(self._examples.in_order(), self.size)
 
+    def explain(self, error: Exception) -> InputError | None:
+        """See base class."""
+        return self._examples.explain(error)
+
     def map(self, transform: Transform) -> Examples:
         """See base class."""
         return PartialEpochs(self._examples.map(transform), self.size)

@@ -84,9 +84,18 @@ class InOrder(Source):
         """See base class."""
         return InOrder(self._source.map(transform))
 
+    @property
+    def checksum(self) -> int | None:
+        """See base class."""
+        return self._source.checksum
+
     def in_order(self) -> Source:
         """See base class."""
         return self
+
+    def explain(self, error: Exception) -> InputError | None:
+        """See base class."""
+        return self._source.explain(error)
 
     def _numbers(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
         return positions % self.size
@@ -112,6 +121,11 @@ class Mapped(Source):
     def map(self, transform: Transform) -> Source:
         """See base class."""
         return Mapped(self._source, chain(self._transform, transform))
+
+    @property
+    def checksum(self) -> int | None:
+        """See base class."""
+        return self._source.checksum
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class."""

@@ -155,8 +155,8 @@ def check_same_data(strategy: Strategy, data: Examples) -> None:
         if len(set(strategy.peers.gather("data/checksum", data.checksum, deadline))) > 1:
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-                "Received: another first batch on some processes. Call keras.utils.set_random_seed before the data is "
-                "shuffled, and leave out sharding by rank."
+                "Received: another first batch, or other files, on some processes. Copy the files to all hosts; call "
+                "keras.utils.set_random_seed before data is shuffled, and leave out sharding by rank."
             )
 
 

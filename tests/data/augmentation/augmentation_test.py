@@ -82,6 +82,14 @@ def test_evaluation_is_not_augmented_and_labels_stay():
     assert augmented(images(), "") is images()
 
 
+def test_the_order_may_be_the_natural_one():
+    source = augmented(images(), "crop").in_order()
+    batches = global_batches(source, 5)
+    assert np.concatenate([y for _, y in batches]).tolist() == [*range(10)] * 2
+    assert (batches[0][0] != EvaluationPipeline(images(), 4).dataset([0], 1).as_numpy_iterator().next()[0]).any()
+    assert source.sample.element_spec == images().element_spec and source.checksum == images().checksum
+
+
 def test_a_transform_is_applied_after_the_augmentation():
     source = augmented(images(), "flip").map(lambda x, y: (2 * x, y))
     assert_same(global_batches(source, 2), [(2 * x, y) for x, y in global_batches(augmented(images(), "flip"), 2)])

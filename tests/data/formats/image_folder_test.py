@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -26,6 +28,15 @@ def test_folders_are_classes_in_sorted_order(folder):
 
 def test_a_relative_folder_is_looked_for_in_data_dir(folder):
     assert load("images:colors", data_dir=str(folder.parent)).train.size == 12
+
+
+def test_the_checksum_is_of_the_names_in_the_folder(folder, tmp_path):
+    source = load(f"images:{folder}").train
+    shutil.copytree(folder, tmp_path / "copy")
+    copy = load(f"images:{tmp_path}/copy").train
+    assert source.checksum == copy.checksum == copy.map(lambda x, y: (x, y)).in_order().checksum
+    (tmp_path / "copy" / "red" / "0.png").rename(tmp_path / "copy" / "red" / "9.png")
+    assert load(f"images:{tmp_path}/copy").train.checksum != source.checksum
 
 
 def test_a_path_with_spaces_is_an_argument(folder):

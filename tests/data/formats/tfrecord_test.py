@@ -72,6 +72,12 @@ def test_features_of_each_type(tmp_path):
     assert x.shape == (4, 2) and y.shape == (4, 3)
 
 
+def test_the_checksum_is_of_the_places_of_records(tmp_path):
+    source = load(shards(tmp_path) + FEATURES).train
+    assert source.checksum == load(shards(tmp_path) + FEATURES).train.checksum
+    assert source.checksum != load(shards(tmp_path, (8,)) + FEATURES).train.checksum
+
+
 def test_test_parts(tmp_path):
     pattern = shards(tmp_path)
     both = [

@@ -31,7 +31,7 @@ class Augmented(Examples):
         Raises:
           InputError: x is something else, or an augmentation changes its shape or dtype.
         """
-        self.size = examples.size
+        self.size, self.batch_size = examples.size, examples.batch_size
         self._examples, self._augmentations, self._transform = examples, tuple(augmentations), transform
         x = examples.element_spec[0]
         if not (
@@ -49,6 +49,20 @@ class Augmented(Examples):
     def element_spec(self) -> Any:
         """See base class."""
         return self._examples.map(self._transform).element_spec
+
+    @property
+    def sample(self) -> Examples:
+        """See base class."""
+        return Augmented(self._examples.sample, self._augmentations, self._transform)
+
+    @property
+    def checksum(self) -> int | None:
+        """See base class."""
+        return self._examples.checksum
+
+    def in_order(self) -> "Augmented":
+        """See base class."""
+        return Augmented(self._examples.in_order(), self._augmentations, self._transform)
 
     def map(self, transform: Transform) -> "Augmented":
         """See base class."""

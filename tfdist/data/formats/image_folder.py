@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element
 from tfdist.data.formats.image_decoding import ImageDecoding, decoded_shape, image_decoding
-from tfdist.data.formats.locations import existing_folder
+from tfdist.data.formats.locations import checksum_of, existing_folder
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source
 from tfdist.data.split import held_out
@@ -25,16 +25,17 @@ _KIND = "images"
 class ImageFiles(Source):
     """Image files with labels; read and decoded when they are used, several batches in parallel."""
 
-    def __init__(self, paths: Sequence[str], labels: np.ndarray, decoding: ImageDecoding):
+    def __init__(self, folder: str, paths: Sequence[str], labels: np.ndarray, decoding: ImageDecoding):
         """Keeps the paths.
 
         Args:
+          folder: the folder in which all files are; its name may differ between processes.
           paths: files, at least one.
           labels: int32 [n], the class of each.
           decoding: how they are decoded.
         """
         self.size = len(paths)
-        self._names = list(paths)
+        self._folder, self._names = folder, list(paths)
         self._decoding = decoding
         with tf.device("CPU:0"):
             self._paths, self._labels = tf.constant(self._names), tf.constant(labels, tf.int32)
@@ -43,6 +44,11 @@ class ImageFiles(Source):
         """See base class."""
         contents = tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices))
         return self._decoding.decoded(contents), tf.gather(self._labels, indices)
+
+    @property
+    def checksum(self) -> int:
+        """See base class; of the names of the files."""
+        return checksum_of("\0".join(path.removeprefix(self._folder) for path in self._names).encode())
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class; decodes files until one fails."""
@@ -83,15 +89,15 @@ def images(
     for files in by_class.values():
         _check_file(files[0], decoding)
     train, held = held_out(labels, validation_split)
-    test = ImageFiles([paths[i] for i in held], labels[held], decoding) if len(held) else None
+    test = ImageFiles(folder, [paths[i] for i in held], labels[held], decoding) if len(held) else None
     if test_folder:
         if validation_split:
             raise InputError(
                 f"validation_split is for folders without a test part. Received: validation_split={validation_split}, "
                 f"and {test_folder}. Leave it out."
             )
-        test = ImageFiles(*_flat(_files_by_class(test_folder, classes), classes), decoding)
-    source = ImageFiles([paths[i] for i in train], labels[train], decoding)
+        test = ImageFiles(folder, *_flat(_files_by_class(test_folder, classes), classes), decoding)
+    source = ImageFiles(folder, [paths[i] for i in train], labels[train], decoding)
     return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
 
 

@@ -1,6 +1,7 @@
 """Where the files of a data set are, and errors about those that are not there."""
 
 import glob
+import hashlib
 import os
 
 from tfdist.errors import InputError
@@ -52,6 +53,11 @@ def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
     if not files:
         raise _missing(kind, "file", found)
     return files
+
+
+def checksum_of(content: bytes) -> int:
+    """Returns a checksum, in [-2**63, 2**63), by which processes see whether they have the same files."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little", signed=True)
 
 
 def _missing(kind: str, what: str, path: str) -> InputError:

@@ -11,7 +11,7 @@ from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element
 from tfdist.data.formats.feature_spec import IMAGE, RAW, Feature, check_record, parse_features
 from tfdist.data.formats.image_decoding import ImageDecoding, image_decoding, without_context
-from tfdist.data.formats.locations import matching_files
+from tfdist.data.formats.locations import checksum_of, matching_files
 from tfdist.data.formats.record_index import RecordIndex, record_index
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source
@@ -67,6 +67,11 @@ class Records(Source):
         """See base class."""
         records = tf.numpy_function(self._index.read, [indices], tf.string, stateful=False)
         return self._parser.parsed(tf.ensure_shape(records, indices.shape))
+
+    @property
+    def checksum(self) -> int:
+        """See base class; of the places of the records."""
+        return checksum_of(self._index.offset.tobytes() + self._index.length.tobytes())
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class; parses records until one fails."""
