@@ -62,7 +62,8 @@ class TrainConfig(TrainerOptions, JobConfig):
     data_dir: str | None = flag_field(
         None,
         MODEL,
-        "Directory with the files of the data set. Defaults to the data set's own location.",
+        "Directory with the files of the data set, in which relative paths are looked for. Defaults to the data set's own "
+        "location, or the current directory.",
         per_process=True,
     )
     augment: str = flag_field(
