@@ -190,7 +190,7 @@ def test_a_users_own_function():
 @pytest.mark.parametrize(
     ("chain", "says"),
     [
-        ("flop", r'--augment=flop is not known. Did you mean "flip"\? Known: brightness'),
+        ("flop", r'^augment=flop is not known. Did you mean "flip"\? Known: brightness'),
         ("flip|", "specs with | between them"),
         ("flip(axis='diagonal')", "horizontal or vertical"),
         ("flip(probability=2)", r"in \[0, 1\]"),

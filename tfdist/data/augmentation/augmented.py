@@ -10,7 +10,7 @@ from tfdist.data.augmentation.row_random import RowRandom
 from tfdist.data.examples import Examples, Transform, as_is, chain
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
-from tfdist.errors import InputError
+from tfdist.errors import InputError, names_arguments
 
 
 class Augmented(Examples):
@@ -98,15 +98,16 @@ class Augmented(Examples):
         return images
 
 
-def augmented(examples: Examples, augmentations: str | Sequence[Augmentation]) -> Examples:
+@names_arguments
+def augmented(examples: Examples, augment: str | Sequence[Augmentation]) -> Examples:
     """Returns examples whose images are changed at random in training, or the examples themselves if nothing is to change.
 
     Args:
       examples: see `Augmented`.
-      augmentations: a chain as in `--augment`, such as `flip|crop(padding=4)`; or functions of (images, `RowRandom`).
+      augment: a chain as in `--augment`, such as `flip|crop(padding=4)`; or functions of (images, `RowRandom`).
 
     Raises:
       InputError: a name or an argument is invalid, or x is no image.
     """
-    chosen = parse_augmentations(augmentations) if isinstance(augmentations, str) else tuple(augmentations)
+    chosen = parse_augmentations(augment) if isinstance(augment, str) else tuple(augment)
     return Augmented(examples, chosen) if chosen else examples
