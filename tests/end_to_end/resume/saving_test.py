@@ -20,6 +20,7 @@ from tfdist import checkpoints
 from tfdist.checkpoint import manager, restore, tiers
 from tfdist.checkpoint.format import CheckpointError, lock, newest, step_of
 from tfdist.errors import InputError, Preempted
+from tfdist.trainer.checkpointing import run_variables
 
 
 def steps_of(directory) -> list[int]:
@@ -250,7 +251,8 @@ def test_what_another_process_alone_cannot_read_is_not_damaged(single, tmp_path,
         def gather(self, name, value, deadline):
             return [value, "it is missing."]
 
-    state = make_trainer(single)._variables()
+    trainer = make_trainer(single)
+    state = run_variables(trainer.program, trainer.train_state)
     with pytest.raises(CheckpointError, match="on rank 1: it is missing. It is valid on rank 0"):
         restore.restore(state, [str(path) for path in newest(tmp_path)], TwoRanks())
     assert steps_of(tmp_path) == [STEPS, SAVED_AT]
