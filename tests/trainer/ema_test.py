@@ -179,3 +179,11 @@ def test_traces_of_averages_do_not_accumulate(single):
         averaged(trainer)
     assert isinstance(exchange._take, tf.types.experimental.PolymorphicFunction)
     assert exchange._take.experimental_get_tracing_count() == 1
+
+
+def test_predictions_are_those_of_the_average(mirrored2, float64):
+    trainer = small(mirrored2)
+    trainer.fit((X, Y), batch_size=8, steps=STEPS)
+    found = trainer.predict(X)
+    kernel1, bias1, kernel2, bias2 = averaged(trainer)
+    np.testing.assert_allclose(found, np.tanh(X @ kernel1 + bias1) @ kernel2 + bias2, rtol=1e-11, atol=1e-13)

@@ -1,5 +1,6 @@
 """`Trainer.predict`: the predictions of a model for data without targets."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +40,8 @@ class CanPredict:
     ) -> Any:
         """Returns the outputs for all rows, in their order; the same on every process, which all must call it.
 
+        With `ema`, they are those of the averaged weights.
+
         Args:
           x: an array, or a list or dict of arrays for a model with several inputs; a `tf.data.Dataset`, with or without
             targets; or other data in one of the forms of `fit`, whose targets are ignored. Of a `DataSet`, the test examples.
@@ -67,8 +70,9 @@ class CanPredict:
             if self._program is None:
                 self._build_model(examples)
             self._predictor = Predictor(self.model, self.strategy, self._settings.seed)
-        batches = self._predictor.predict(examples, size, most)
-        return concatenated(_shown(batches, -(-most // size), _verbosity(verbose) if self.strategy.is_chief else 0))
+        with self._program.averaged_weights() if self._program else contextlib.nullcontext():
+            batches = self._predictor.predict(examples, size, most)
+            return concatenated(_shown(batches, -(-most // size), _verbosity(verbose) if self.strategy.is_chief else 0))
 
     def _build_model(self, examples: Examples) -> None:
         """Creates the model's variables, unless it was built, and makes them equal on all replicas."""
