@@ -209,3 +209,31 @@ def test_what_they_are_is_seen(single, mirrored2):
     assert repr(single) == "<Single: 1 replica>"
     history = trainer.fit(X, Y, 10, 1, 0)
     assert repr(history).startswith("<History of epochs 0 to 0, loss ")
+
+
+def test_each_output_has_its_loss_and_metrics(single, mirrored2):
+    targets = {"a": Y, "b": RANDOM.integers(0, 3, 70)}
+
+    def make():
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        outputs = {"a": keras.layers.Dense(1, name="a")(inputs), "b": keras.layers.Dense(3, name="b")(inputs)}
+        return keras.Model(inputs, outputs)
+
+    def options():
+        losses = {"a": "mse", "b": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+        metrics = {"a": ["mae"], "b": ["accuracy"]}
+        return {"optimizer": "sgd", "loss": losses, "loss_weights": {"a": 1.0, "b": 0.3}, "metrics": metrics}
+
+    fit = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (X, targets)}
+    plain = make()
+    plain.compile(**options())
+    expected = plain.fit(X, targets, **fit).history
+    for strategy in (single, mirrored2):
+        keras.utils.clear_session(free_memory=False)
+        with strategy.scope():
+            trainer = tfdist.Trainer(make(), **options())
+        found = trainer.fit(X, targets, **fit).history
+        assert {*found} == {*expected} >= {"a_loss", "b_accuracy", "val_b_loss"}
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)

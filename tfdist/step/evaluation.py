@@ -63,7 +63,9 @@ class Evaluator:
         sums = self._run(iterator, tf.constant(pipeline.steps))
         totals = Totals()
         totals.add(self._drain())
-        return {"loss": loss.evaluation_loss(self._model, np.asarray(sums)), **totals.results(self._metrics)}
+        found = {"loss": loss.evaluation_loss(self._model, np.asarray(sums)), **totals.results(self._metrics)}
+        names = [mean.name for mean in self._metrics.losses]
+        return found | dict(zip(names, loss.evaluation_losses(np.asarray(sums)) if names else (), strict=True))
 
     def _batches_on_the_host(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
         found = [self._one(next(iterator), tf.constant(number, tf.int64)) for number in range(int(steps))]

@@ -161,11 +161,17 @@ def evaluation_loss(model: keras.Model, sums: Any) -> float:
 
     A loss with `reduction="sum"` is divided by the number of rows, so that data sets of different sizes are comparable.
     """
-    *pairs, (own, rows) = [(float(a), float(b)) for a, b in zip(sums[::2], sums[1::2], strict=True)]
+    own, rows = float(sums[-2]), float(sums[-1])
     weights = [1.0 if flat.weight is None else flat.weight for flat in keras_internals.flat_losses(model)]
-    value = sum(weight * (a / b if b else 0.0) for weight, (a, b) in zip(weights, pairs, strict=True))
+    value = sum(weight * loss for weight, loss in zip(weights, evaluation_losses(sums), strict=True))
     value += own / rows if rows else 0.0
     return value + sum(float(tf.reduce_sum(loss)) for loss in keras_internals.weight_losses(model))
+
+
+def evaluation_losses(sums: Any) -> list[float]:
+    """Returns each loss with which the model was compiled, before weighting, for summed `evaluation_sums`."""
+    pairs = [(float(a), float(b)) for a, b in zip(sums[:-2:2], sums[1:-2:2], strict=True)]
+    return [a / b if b else 0.0 for a, b in pairs]
 
 
 def _term(loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any, weight: float) -> Term:

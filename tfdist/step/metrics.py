@@ -39,7 +39,8 @@ class ModelMetrics:
     """The metrics of a model that a trainer records: the compiled ones and those of layers.
 
     Attributes:
-      variables: variables of the metrics.
+      losses: Keras's means of the outputs' losses; none if there is a single loss.
+      variables: variables of the metrics and of these means.
     """
 
     def __init__(self, model: keras.Model):
@@ -49,7 +50,9 @@ class ModelMetrics:
           model: compiled and built model.
         """
         self._model = model
-        self.variables = keras_internals.metric_variables(model)
+        self.losses = keras_internals.loss_means(model)[1:]
+        of_losses = [variable for mean in self.losses for variable in mean.variables]
+        self.variables = [*keras_internals.metric_variables(model), *of_losses]
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
         """Updates the metrics with one replica's rows; inside a replica function.
@@ -62,10 +65,14 @@ class ModelMetrics:
         """
         with scalars_weighted(floating(share.rows) / floating(share.batch_size)):
             keras_internals.update_metrics(self._model, y, outputs, weight)
+        track_outputs(self.losses, share.terms, share.rows, share.batch_size)
 
     def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
-        """Returns the metrics by their names in records, given values of `variables`."""
-        return keras_internals.metric_results(self._model, values)
+        """Returns the losses of the outputs and the metrics by their names in records, given values of `variables`."""
+        count = len(keras_internals.metric_variables(self._model))
+        means = zip(self.losses, values[count::2], values[count + 1 :: 2], strict=True)
+        of_losses = {mean.name: float(total / max(rows, 1e-300)) for mean, total, rows in means}
+        return of_losses | keras_internals.metric_results(self._model, values[:count])
 
 
 class KerasMetrics(ModelMetrics):
@@ -77,15 +84,13 @@ class KerasMetrics(ModelMetrics):
         Args:
           model: compiled and built model.
         """
-        self._model = model
+        super().__init__(model)
         self.variables = [variable for metric in model.metrics for variable in metric.variables]
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
         """See base class."""
         super().update(y, outputs, weight, share)
-        whole, *outputs = keras_internals.loss_means(self._model)
-        track_loss(whole, share.value, share.rows, share.batch_size)
-        track_outputs(outputs, share.terms, share.rows, share.batch_size)
+        track_loss(keras_internals.loss_means(self._model)[0], share.value, share.rows, share.batch_size)
 
     def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
         """Returns Keras's logs."""

@@ -49,7 +49,8 @@ def compile_model(
     check_not_wrapped(optimizer)
     check_optimizer(optimizer, settings.clip)
     average_weights(optimizer, ema)
-    metrics = {name: list(compiled.pop(name)) or None for name in ("metrics", "weighted_metrics")}
+    given = {name: compiled.pop(name) or None for name in ("metrics", "weighted_metrics")}
+    metrics = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
     check_means(model, strategy.replicas, settings.micro_steps)
     return dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(model))
