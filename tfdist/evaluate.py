@@ -47,5 +47,10 @@ def _define(values: Any) -> None:
     flags.define(values, EvaluateConfig)
 
 
+_EXAMPLES = (
+    "python -m tfdist.evaluate runs/one --output=results.json",
+    "python -m tfdist.launch --processes=2 -- python -m tfdist.evaluate runs/one --split=train",
+)
+
 if __name__ == "__main__":
-    sys.exit(command.run("evaluate", _define, _run, about=__doc__ or "", arguments="RUN"))
+    sys.exit(command.run("evaluate", _define, _run, about=__doc__ or "", arguments="RUN", examples=_EXAMPLES))

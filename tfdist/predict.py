@@ -99,5 +99,10 @@ def _define(values: Any) -> None:
     flags.define(values, PredictConfig)
 
 
+_EXAMPLES = (
+    "python -m tfdist.predict runs/one --output=predictions.npy",
+    "python -m tfdist.predict runs/one --classes --output=classes.csv --strategy=mirrored --devices=2",
+)
+
 if __name__ == "__main__":
-    sys.exit(command.run("predict", _define, _run, about=__doc__ or "", arguments="RUN"))
+    sys.exit(command.run("predict", _define, _run, about=__doc__ or "", arguments="RUN", examples=_EXAMPLES))

@@ -228,5 +228,14 @@ def _run(values: Any, arguments: list[str], output: Output) -> int:
     return ExitCode.DONE
 
 
+_EXAMPLES = (
+    "python -m tfdist.runs runs --filter=strategy=mirrored --sort=accuracy",
+    "python -m tfdist.runs runs/one runs/two --output=comparison.png",
+)
+
 if __name__ == "__main__":
-    sys.exit(command.run("runs", _define, _run, about=__doc__ or "", arguments="DIR | RUN RUN ...", has_json=True))
+    sys.exit(
+        command.run(
+            "runs", _define, _run, about=__doc__ or "", arguments="DIR | RUN RUN ...", examples=_EXAMPLES, has_json=True
+        )
+    )

@@ -28,7 +28,7 @@ _DEFAULT_EPOCHS = 10
 _WITH_LAYOUT = taking("layout")
 _WHOLE_RUN = (  # flags of a run with a directory, which compare and plan nothing
     "elastic_batch compression_check_every compression_max_error output_dir checkpoint_every keep checkpoint_async"
-    " checkpoint_strict commit_dir commit_every resume log_every eval_every measure_every profile_steps"
+    " checkpoint_strict commit_dir commit_every resume log_every eval_every loggers measure_every profile_steps"
     " stall_warning_seconds stall_shutdown_seconds check_sync_every check_sync dry_run steps_per_call"
     " best early_stopping callbacks overwrite"
 ).split()
