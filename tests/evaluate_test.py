@@ -41,6 +41,11 @@ def without_checkpoints(tmp_path_factory) -> str:
     return trained(tmp_path_factory)
 
 
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory) -> str:
+    return trained(tmp_path_factory, ema=0.9)
+
+
 def trained(tmp_path_factory, **flags) -> str:
     path = str(tmp_path_factory.mktemp("runs") / "run")
     options = {
@@ -71,7 +76,7 @@ def last_evaluation(run: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("options", [{}, {"strategy": "mirrored", "devices": 3, "batch_size": 50}])
-@pytest.mark.parametrize("name", ["run", "without_checkpoints"])
+@pytest.mark.parametrize("name", ["run", "without_checkpoints", "averaged"])
 def test_the_results_are_those_of_the_run(name, options, request, tmp_path, capsys):
     run, path = request.getfixturevalue(name), tmp_path / "new" / "results.json"
     assert evaluate.main(run, EvaluateConfig(output=str(path), **options)) == 0

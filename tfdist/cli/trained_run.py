@@ -135,6 +135,8 @@ def _adapted(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfi
     for name, value in config.options.items():
         if not (same_strategy and value == defaults[name] and name in names(TrainConfig, "is_option")):
             given[name] = value
+    if source.name.endswith(MODEL_FILE):
+        given["ema"] = defaults["ema"]  # the file has the average as the weights
     if config.batch_size:
         given |= {"batch_size": config.batch_size}
     if config.data_dir and not config.dataset:

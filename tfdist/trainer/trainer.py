@@ -80,7 +80,7 @@ class Trainer(CanPredict):
           max_skipped_steps: number of consecutive steps skipped because of overflow that ends the run.
           clip: clipping of the reduced gradients.
           ema: momentum of an exponential moving average of the weights, such as 0.999; 0 for none. `evaluate`, also
-            during `fit`, and `save` use the average, training and checkpoints keep both; see `averaged_weights`.
+            during `fit`, `predict` and `save` use the average, training and checkpoints keep both; see `averaged_weights`.
           compression: how gradients are summed over replicas: as in `--compression`, or a `Reducer`.
           compression_min_bytes: gradients smaller than this many bytes are summed exactly.
           bucket_bytes: small gradients are sent together in messages of at most this many bytes.
@@ -360,8 +360,7 @@ class Trainer(CanPredict):
 
         Keras alone can load the file, with tfdist imported if the model has layers of tfdist. Synchronized BatchNorm is
         saved as ordinary BatchNorm, its equal in inference. The optimizer is saved too, unless a layer was replaced in
-        this way or Keras does not know it: one of tfdist, or one whose learning rate has a warmup. With `ema`, the
-        model has the averaged weights.
+        this way or Keras does not know it: one of tfdist, or one with a warmup. With `ema`, it saves the average.
         """
         self.program.average_statistics()
         variables = [*self.model.variables, *self.model.optimizer.variables]
