@@ -148,7 +148,7 @@ def test_what_is_shown(mirrored2, capsys):
         ({"verbose": "loud"}, "`verbose` must be one of .* Received: 'loud'."),
         ({"x": "digits"}, "`x` must be arrays, .* Received: str."),
         ({"x": X32[:, :5]}, r"must fit the data. Received: examples with x float32\[5\];"),
-        ({"x": X32[:0]}, "at least 1. Received: shapes"),
+        ({"x": X32[:0]}, "The data is empty"),
     ],
 )
 def test_what_is_refused(arguments, message, mirrored2):
