@@ -26,7 +26,7 @@ def reported(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterat
     """
     if verbose not in _VERBOSE:
         raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
-    if not verbose or not is_chief or not isinstance(reporting.reporter, NullReporter):
+    if not verbose or not is_chief or type(reporting.reporter) is not NullReporter:
         yield reporting
         return
     reporter = PlainReporter(sys.stderr) if verbose == 2 else terminal_or_plain(sys.stderr)
