@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.coordination.timeouts import long_timeout
-from tfdist.data import Examples
+from tfdist.data import Examples, explained_reading
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.reporting.warn_once import warn_once
@@ -87,4 +87,5 @@ def _values(places: list[str], result: str) -> str:
 
 def _sample(data: Examples) -> Any:
     """Returns some examples as arrays."""
-    return data_check.as_arrays(data.sample.look_at(_ROWS))
+    with explained_reading(data):
+        return data_check.as_arrays(data.sample.look_at(_ROWS))
