@@ -131,7 +131,7 @@ def test_what_is_not_restored_shows(prefix, uninterrupted, mirrored2, tmp_path, 
     state._variables = kept
     states = state._states
     monkeypatch.setattr(state, "_states", lambda c, p: {} if p == prefix else states(c, p))
-    monkeypatch.setattr(trainer, "_variables", lambda: state)
+    monkeypatch.setattr("tfdist.trainer.trainer.run_variables", lambda *_: state)
     trainer.resume(directory / "step-000000007")
     monkeypatch.undo()
     fit(trainer, tmp_path)

@@ -40,7 +40,7 @@ def test_a_run_is_saved_resumed_proved_and_exported(tmp_path, monkeypatch, capsy
     names = {entry.name for entry in storage.entries(directory.path)}
     assert names == {
         *("metrics.jsonl", "metrics-dropped.jsonl", "starts.jsonl", "flags.txt", "environment.json", "lock"),
-        *("checkpoints", "ledger", "logs", "tensorboard", "curves.png", "model.keras", "outcome.json"),
+        *("checkpoints", "ledger", "logs", "tensorboard", "curves.png", "model.keras", "outcome.json", "finished.json"),
         *("export-000000020.keras", "export-000000020.safetensors"),
     }
     assert len(storage.entries(directory.tensorboard / "train")) == 4  # two per start: events and a mark
