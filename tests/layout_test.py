@@ -4,7 +4,9 @@ import json
 import pathlib
 import re
 import shlex
+from collections.abc import Iterator
 
+import keras
 import pytest
 
 from tests import documented_json
@@ -18,6 +20,13 @@ MESHES = sorted(
     path for path in (ROOT / "examples" / "flagfiles").glob("*.flags") if "--strategy=mesh\n" in path.read_text()
 )
 LANGUAGE = ("--model=transformer(layers=1,width=16,heads=2)", "--dataset=text(length=16)", "--batch_size=8")
+
+
+@pytest.fixture(autouse=True)
+def float32_again() -> Iterator[None]:
+    """The command sets Keras's global precision."""
+    yield
+    keras.config.set_dtype_policy("float32")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:

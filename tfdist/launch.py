@@ -106,7 +106,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     outcome = job_runner.run(job, lambda rank: arguments, os.environ, interrupts=_collected(arrived), say=_say)
     is_ctrl_c = outcome.code == ExitCode.PREEMPTED and arrived[:1] == [signal.SIGINT] and is_at_terminal()
     if is_ctrl_c:
-        _say("Interrupted: all ranks have saved; the same command resumes.")
+        _say("Interrupted: all ranks have saved. Resume with the same command and the same --output_dir.")
     elif outcome.code:
         _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
     command.flush(may_lose=True)  # returns the job's exit code even if its output could not be written

@@ -148,7 +148,7 @@ def test_the_launcher_takes_it_too(write):
         ("seed: 1\n\tmodel: mlp\n", "run.yaml, line 2: "),
         (
             "- seed\n",
-            "a file that maps names of flags to values, a line each, such as batch_size: 64. Received: run.yaml.",
+            "a file that maps names of flags to values, one per line, such as batch_size: 64. Received: run.yaml.",
         ),
         ("--model=mlp\n--steps=3\n", "Received: run.yaml. For flags as on a command line, use --flagfile."),
         ("seed: 1\n---\nseed: 2\n", "run.yaml, line 2: "),

@@ -63,10 +63,9 @@ def test_a_finished_run_with_nan_in_its_evaluations_ends_with_its_summary(capfd,
     [text] = trained(capfd, *argv)
     assert "The evaluation data has NaN or inf in columns 0, 1 and 2 of x" in text
     warn_once.forget()
-    # The record of the evaluation is now read from metrics.jsonl, where NaN is a text.
-    command.run(
-        "train", flags.define, lambda v: train.main(flags.config(v)), ("train", *QUICK, "--output_dir=run", *argv)
-    )
+    # A change of what ends the run continues it, and the record is read from metrics.jsonl, where NaN is a text.
+    argv = ("train", *QUICK, "--output_dir=run", *argv, "--early_stopping=val_loss")
+    command.run("train", flags.define, lambda v: train.main(flags.config(v)), argv)
     assert "eval after 2 steps: loss nan" in capfd.readouterr().out
 
 

@@ -109,11 +109,11 @@ def test_data_of_unknown_size_is_read_once_to_count_it(caplog):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (DATASET.repeat(), "needs `steps_per_epoch` .* Received: a tf.data.Dataset that repeats"),
+        (DATASET.repeat(), "needs `steps_per_epoch` .*Received: a tf.data.Dataset that repeats"),
         (generator(), "needs `steps_per_epoch` .* Received: a generator"),
         (DATASET.take(0), "must have examples. Received: a tf.data.Dataset without a batch"),
         (generator(0), "must yield at least one batch"),
-        (DATASET.map(lambda x, y: {"x": x, "y": y}), r"must be tuples \(x, y\)"),
+        (DATASET.map(lambda x, y: (x, y, y, y)), r"must be tuples \(x, y\)"),
         ((batch[0] for batch in generator()), "must return a tuple"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How a `tf.data.Dataset` was made: of batches or of single examples, and of how many rows."""
+"""Private API of TensorFlow and Keras that says how data was made: of batches or single examples, and of how many rows."""
 
 import numpy as np
 import pytest

@@ -151,6 +151,7 @@ def test_a_run_that_has_finished_says_so_until_it_begins_again(tmp_path):
 def test_only_the_files_of_a_run_are_deleted(tmp_path):
     directory = create(tmp_path)
     own = ["metrics.jsonl", "metrics-dropped.jsonl", "curves.png", "model.keras", "finished.json"]
+    own += ["outcome.json", "loggers.json"]
     own += ["checkpoints/step-000000005/manifest.json", "checkpoints/.step-000000006.partial/index-00000.json"]
     own += ["checkpoints/step-000000004.damaged/manifest.json", "ledger/start-0-rank-1.bin"]
     own += ["tensorboard/train/events.out.tfevents.1.host", "tensorboard/plugins/profile/one"]

@@ -7,7 +7,7 @@ import pytest
 
 from tfdist.checkpoint.format import lock
 from tfdist.errors import InputError
-from tfdist.reporting.run_summary import INTERRUPTED, RUNNING, is_higher_better, read_run
+from tfdist.reporting.run_summary import KILLED, RUNNING, is_higher_better, read_run
 
 FLAGS = ["--model=mlp", "--steps=0", "--epochs=2", "--optimizer=sgd(momentum=0.9)", "# --output_dir=x"]
 
@@ -61,8 +61,8 @@ def test_a_run(tmp_path):
     ("outcome", "model", "status"),
     [
         ("done", True, "finished"),
-        (None, True, "finished"),  # of an earlier version
-        (None, False, INTERRUPTED),
+        (None, True, KILLED),  # a finished run that was continued
+        (None, False, KILLED),
         ("preempted", False, "preempted"),
         ("loss not finite", False, "loss not finite"),
         ("failed", True, "failed"),  # when it was continued
@@ -75,6 +75,11 @@ def test_status(tmp_path, outcome, model, status):
     with lock(path.parent):
         assert read_run(path.parent, "a").status == RUNNING
     assert read_run(path.parent, "a").status == status
+
+
+def test_a_finished_run_of_an_earlier_version(tmp_path):
+    path = write(tmp_path / "a", records=(*RECORDS, record("eval", 5, 1104.0, loss=1.0)), model=True)
+    assert read_run(path, "a").status == "finished"
 
 
 def test_what_is_damaged_or_missing_is_unknown(tmp_path):

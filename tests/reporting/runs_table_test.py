@@ -38,13 +38,13 @@ def test_differences(runs):
 def test_results(runs):
     found = {row[0]: row[1:] for row in results(runs)}
     assert found["best loss"] == ["1.0000 @2", "-"] and found["last loss"] == ["nan", "-"]
-    assert found["status"] == ["interrupted", "failed"]
+    assert found["status"] == ["killed", "failed"]
 
 
 def test_values_for_programs(runs):
     found = as_json(runs[0])
     assert found["best"]["accuracy"] == {"step": 2, "value": 0.75}
-    assert found["status"] == "interrupted"
+    assert found["status"] == "killed"
 
 
 @pytest.mark.parametrize(

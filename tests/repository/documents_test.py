@@ -39,6 +39,7 @@ NAMES = (
     "docs/migrating.md",
     "docs/programs.md",
     "docs/trainer.md",
+    "docs/troubleshooting.md",
     "docs/runs.md",
     "examples/README.md",
 )

@@ -74,7 +74,7 @@ def test_what_does_not_fit_names_no_file_of_a_library():
 
 def test_what_xla_cannot_compile_is_told_with_its_flag():
     fit(Printed(), keras.layers.Dense(2))
-    with pytest.raises(InputError, match="^--jit_compile needs .*AsString"):
+    with pytest.raises(InputError, match="^jit_compile needs .*AsString"):
         fit(Printed(), keras.layers.Dense(2), jit_compile=True)
 
 

@@ -237,3 +237,61 @@ def test_each_output_has_its_loss_and_metrics(single, mirrored2):
         assert {*found} == {*expected} >= {"a_loss", "b_accuracy", "val_b_loss"}
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
+
+
+def test_a_generator_goes_on_where_the_last_fit_ended(single):
+    """Nothing is skipped, neither of the same generator nor of a new one."""
+    plain = build()
+    plain.compile(**compiled())
+    plain.fit(BATCHES, epochs=3, verbose=0, shuffle=False)
+    trainer, batches = trainer_of(single), generator()
+    trainer.fit(batches, steps_per_epoch=7, verbose=0)
+    trainer.fit(generator(), steps_per_epoch=7, verbose=0)
+    finite = ((X[first : first + 10], Y[first : first + 10]) for first in range(0, 70, 10))
+    trainer.fit(finite, steps_per_epoch=7, verbose=0)
+    for ours, theirs in zip(trainer.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
+
+
+def test_validation_steps_that_reach_into_a_short_batch(single):
+    trainer, of_32 = trainer_of(single), tf.data.Dataset.from_tensor_slices((X, Y)).batch(32)
+    found = [
+        trainer.fit(X, Y, 70, verbose=0, validation_data=data, validation_steps=3).history["val_loss"][0]
+        - trainer.evaluate(X, Y)["loss"]
+        for data in (of_32, (X, Y), (batch for batch in of_32.as_numpy_iterator()))
+    ]
+    np.testing.assert_allclose(found, 0.0, atol=1e-12)
+
+
+def test_data_of_another_size_begins_with_an_epoch_of_its_own(single):
+    trainer = trainer_of(single)
+    trainer.fit(X, Y, 10, 1, 0)
+    assert trainer.fit(X[:64], Y[:64], 10, 1, 0, validation_data=(X, Y)).epoch == [0]
+    assert trainer.step == 7 + 7
+
+
+class Shuffling(Batches):
+    """Shuffles its batches at the end of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(7)
+        self.random = np.random.default_rng(0)
+
+    def __getitem__(self, index):
+        return super().__getitem__(int(self.order[index]))
+
+    def on_epoch_end(self):
+        self.random.shuffle(self.order)
+
+
+def test_a_py_dataset_that_shuffles_by_itself_resumes_exactly(single, tmp_path):
+    whole, stopped, resumed = (trainer_of(single) for _ in range(3))
+    whole.fit(Shuffling(), epochs=4, verbose=0)
+    saved = tfdist.Checkpoints(directory=str(tmp_path), every="7")
+    stopped.fit(Shuffling(), epochs=2, verbose=0, checkpoints=saved)
+    resumed.build(tfdist.data.as_examples(Shuffling()))
+    assert resumed.resume(tmp_path) == 14
+    resumed.fit(Shuffling(), epochs=4, verbose=0)
+    for ours, theirs in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -187,7 +187,8 @@ class _PeriodicSaver(Saver):
             self._durable.wait(strict=True)
             if CTRL_C in self._notices:
                 raise Interrupted(
-                    f"Interrupted: saved at step {step} in {self._durable.directory}; the same command resumes."
+                    f"Interrupted: saved at step {step} in {self._durable.directory}. Resume with the same command and "
+                    "the same --output_dir."
                 )
             raise Preempted(
                 f"Preempted: stopped at step {step}, which is saved in {self._durable.directory}. Resume with the same "

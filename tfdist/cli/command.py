@@ -33,7 +33,7 @@ _CONFIG = "config"
 _JSON = "helpjson"  # the same as data, for completion and other programs
 _HELP = ("help", "helpshort", "helpfull", _JSON)
 _FILES = {
-    "--flagfile": "Read flags from a file, one a line; later flags win.",
+    "--flagfile": "Read flags from a file, one per line; later flags win.",
     f"--{_CONFIG}": "Read flags from a YAML file that maps their names to values; the command line and --flagfile win.",
 }
 _HELP_LINE = {"--help": "Show this help."}

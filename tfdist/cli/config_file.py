@@ -51,7 +51,7 @@ def read(path: str) -> list[Entry]:
         return []
     if not isinstance(root, yaml.MappingNode):
         raise InputError(
-            "--config must name a file that maps names of flags to values, a line each, such as batch_size: 64. "
+            "--config must name a file that maps names of flags to values, one per line, such as batch_size: 64. "
             f"Received: {path}. For flags as on a command line, use --flagfile."
         )
     return list(_entries(path, root))

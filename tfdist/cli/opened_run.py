@@ -65,14 +65,15 @@ class Run(NamedTuple):
         Returns:
           The best value, if the model is that of its step; else None.
         """
-        reason = next((said for callback in callbacks if (said := getattr(callback, "reason", ""))), "")
+        reasons = [getattr(callback, "reason", "") for callback in callbacks]  # may be an attribute of a user's own
+        reason = next((reason for reason in reasons if reason and isinstance(reason, str)), "")
         step, best = trainer.step, trainer.load_best() if trainer.best else None
         with must_write(self.directory.model):
             trainer.save(self.directory.model)
         if self.is_chief:
             asked = {name: getattr(config, name) for name in ("steps", "epochs", *OF_THE_END)}
             with must_write(self.directory.end):
-                self.directory.finish({"step": step, "reason": reason, **asked})
+                self.directory.finish({"step": step, "model_step": trainer.step, "reason": reason, **asked})
         return best
 
     def print_summary(self, history: History, best: Best | None) -> None:

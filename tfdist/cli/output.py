@@ -74,6 +74,8 @@ def _standard_output_as_error() -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()  # what was written through the stream itself
         os.dup2(kept, 1)
         os.close(kept)
 

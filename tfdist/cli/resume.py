@@ -90,7 +90,7 @@ def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], lau
     remedy = f"A larger --{length} continues it; " if can_continue else ""
     return (
         f"This run has finished {f'by {reason}' if reason else 'at step ' + str(facts['step'])}. Its model is "
-        f"{directory.model}. {remedy}--overwrite starts anew."
+        f"{directory.model}. {remedy}--overwrite starts over."
     )
 
 
@@ -134,7 +134,7 @@ def _check_new(directory: RunDirectory) -> None:
     except InputError as error:
         if not directory.is_run:
             raise
-        raise InputError(f"{error} --overwrite deletes the run that is in it, and starts anew.") from error
+        raise InputError(f"{error} --overwrite deletes the run that is in it, and starts over.") from error
 
 
 def commit_folder(directory: RunDirectory, given: str) -> Path | None:

@@ -163,8 +163,10 @@ def check_runs_nothing(trained: TrainConfig, source: StoragePath) -> None:
 def _last_step(run: str, model: str) -> int | None:
     """Returns the step of a run's own model file; None for other files."""
     directory = RunDirectory(path_of(run))
-    records = directory.records() if path_of(model) == directory.model else []
-    return int(records[-1]["step"]) if records else None
+    if path_of(model) != directory.model:
+        return None
+    records = directory.records()
+    return directory.finished.get("model_step") or (int(records[-1]["step"]) if records else None)
 
 
 def _load_model_file(trainer: Trainer, path: StoragePath) -> None:

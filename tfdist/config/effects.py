@@ -65,7 +65,7 @@ def _compresses(config: Any, job: Job) -> bool:
 
 
 def _saves(config: Any, job: Job) -> bool:
-    return any(parse_period(config.checkpoint_every))
+    return bool(config.best) or any(parse_period(config.checkpoint_every))
 
 
 def _changes_rate(config: Any, job: Job) -> bool:
@@ -85,7 +85,7 @@ def _scales_loss(config: Any, job: Job) -> bool:
 _NOTHING_SENT = "one replica sends no gradients. Leave it out, or use several replicas"
 _ONE_PROCESS = "the job is one process. Leave it out, or start several"
 _NO_COMPRESSION = "nothing is compressed. Add --compression, or leave it out"
-_NO_CHECKPOINTS = "no checkpoint is saved, except on preemption. Add --checkpoint_every, or leave it out"
+_NO_CHECKPOINTS = "no checkpoint is saved, except on preemption. Add --checkpoint_every or --best, or leave it out"
 
 EFFECTS = (
     Effect("bucket_mb", _sends, _NOTHING_SENT),

@@ -172,7 +172,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     checkpoint_every: str = flag_field(
         "0",
         OUTPUT,
-        "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption.",
+        "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption and for --best.",
         check=period_text,
     )
     keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", least=1)
@@ -208,7 +208,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     overwrite: bool = flag_field(
         False,
         OUTPUT,
-        "Delete the run that is in --output_dir, and start anew. Other files in it stay.",
+        "Delete the run that is in --output_dir, and start over. Other files in it stay.",
         training_only=True,
     )
     log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", least=1)

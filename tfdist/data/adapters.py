@@ -122,12 +122,17 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
         return ArraySource((value[0] if isinstance(value, tuple | list) else value, NO_TARGETS))
     if isinstance(value, keras.utils.PyDataset):
         return from_py_dataset(value, steps)
-    if isinstance(value, Iterator) or type(value).__module__.startswith("torch.utils.data"):
+    if isinstance(value, Iterator) or is_data_loader(value):
         return from_generator(value, steps)
     raise InputError(
         "A data set must be arrays (x, y), a tf.data.Dataset, a keras.utils.PyDataset, a generator of batches, a Source, "
         f"a pair of those for training and test, or a DataSet. Received: {type(value).__name__}."
     )
+
+
+def is_data_loader(value: Any) -> bool:
+    """Returns whether a value is a PyTorch `DataLoader`."""
+    return type(value).__module__.startswith("torch.utils.data")
 
 
 def _with_targets(dataset: tf.data.Dataset) -> tf.data.Dataset:

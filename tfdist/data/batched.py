@@ -5,6 +5,7 @@ Its rows are one stream, which is cut into global batches again, so that every s
 
 import logging
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,10 @@ from tfdist.data.stream import shares_of
 from tfdist.errors import InputError
 
 _FOREVER = 2**62  # rows of data without an end
-_NO_END = "Data without a known end needs `steps_per_epoch` (for validation, `validation_steps`). Received: {}."
+_NO_END = "Data of unknown length needs `steps_per_epoch` (`validation_steps`, `steps`). Received: {}."
 _log = logging.getLogger(__name__)
+
+_begun: weakref.WeakKeyDictionary[keras.utils.PyDataset, int] = weakref.WeakKeyDictionary()  # their last epochs
 
 # Returns the batches of an epoch, given its number, a scalar int64, and the seed of their order; None keeps the order.
 Epoch = Callable[[tf.Tensor, int | None], tf.data.Dataset]
@@ -38,6 +41,8 @@ class BatchedSource(Examples):
 
     Attributes:
       batch_size: rows of the first batch.
+      rows: rows of an epoch of the data; None if there is no end, or it is unknown.
+      can_be_read_again: whether each iterator begins with the first row; else all read from one stream.
     """
 
     def __init__(
@@ -63,20 +68,20 @@ class BatchedSource(Examples):
           shuffle: whether `epoch` is given a seed.
         """
         check_element(first)
-        self._epoch, self._first, self._rows, self._shuffle = epoch, first, rows, shuffle
-        self._again, self._transform = can_be_read_again, transform
+        self._epoch, self._first, self.rows, self._shuffle = epoch, first, rows, shuffle
+        self.can_be_read_again, self._transform = can_be_read_again, transform
         self.size = epoch_rows or rows or _FOREVER
         self.batch_size = _count(first)
 
     @property
     def element_spec(self) -> Any:
         """See base class."""
-        return spec_of_one(self._epoch(tf.constant(0, tf.int64), None).map(self._transform).element_spec)
+        return spec_of_one(self._one_pass().map(self._transform).element_spec)
 
     @property
     def sample(self) -> Examples:
-        """See base class."""
-        return self if self._again else ArraySource(self._first, self._transform)
+        """See base class: the batch that has been read, since another iterator would advance what shuffles the data."""
+        return ArraySource(self._first, self._transform)
 
     @property
     def checksum(self) -> int:
@@ -95,7 +100,7 @@ class BatchedSource(Examples):
         """See base class."""
         first, batch_size = partition.first, partition.batch_size
         if partition.total is not None:
-            stream = self._epoch(tf.constant(0, tf.int64), None).rebatch(batch_size)
+            stream = self._one_pass().rebatch(batch_size)
             stream = stream.take(math.ceil(partition.total / batch_size))
         else:
             stream = self._from(first, seed if self._shuffle else None).rebatch(batch_size)
@@ -111,12 +116,16 @@ class BatchedSource(Examples):
         return BatchedSource(
             self._epoch,
             self._first,
-            self._rows,
+            self.rows,
             epoch_rows=self.size,
-            can_be_read_again=self._again,
+            can_be_read_again=self.can_be_read_again,
             transform=transform,
             shuffle=shuffle,
         )
+
+    def _one_pass(self) -> tf.data.Dataset:
+        """Returns the batches of one pass in their order."""
+        return tf.data.Dataset.range(1).flat_map(lambda number: self._epoch(number, None))
 
     def _numbers(self, begin: tf.Tensor, rows: Element) -> tf.Tensor:
         """Returns the position within an epoch of each row, int64."""
@@ -125,10 +134,10 @@ class BatchedSource(Examples):
 
     def _from(self, first: int, seed: int | None) -> tf.data.Dataset:
         """Returns the endless stream of batches from a row on."""
-        if self._rows is None and not self._again:
-            epochs, into = self._epoch(tf.constant(0, tf.int64), seed), first
+        if self.rows is None and not self.can_be_read_again:
+            epochs, into = self._one_pass(), first
         else:
-            number, into = divmod(first, self._rows or _FOREVER)
+            number, into = divmod(first, self.rows or _FOREVER)
             epochs = tf.data.Dataset.counter(number).flat_map(lambda epoch: self._epoch(epoch, seed))
         if not into:
             return epochs
@@ -220,7 +229,7 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
         raise InputError(str(error).splitlines()[0]) from error
     if found.length is None and steps is None:
         raise InputError(_NO_END.format(f"a {type(data).__name__}"))
-    rows = None if found.length is None else _read_all(found.batches)
+    rows = None if found.length is None or steps is not None else _read_all(found.batches)
     return BatchedSource(
         lambda *_: found.batches,
         found.first,
@@ -231,9 +240,13 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
 
 
 def _begin_epoch(data: keras.utils.PyDataset, number: int) -> np.int64:
-    if number:
-        data.on_epoch_end()
-    data.on_epoch_begin()
+    """Calls the hooks of the epochs up to this one, also of those that a resumed run skips; of another pass, once."""
+    last = _begun.get(data, -1)
+    for _ in range(max(number - last, 1)):
+        if data in _begun:
+            data.on_epoch_end()
+        data.on_epoch_begin()
+        _begun[data] = number
     return np.int64(0)
 
 

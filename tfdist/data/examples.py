@@ -20,10 +20,14 @@ class Examples(abc.ABC):
     Attributes:
       size: number of examples per epoch, at least 1.
       batch_size: rows of the batches in which the examples come; None if they do not come in batches.
+      rows: number of examples in one pass over the data, if it may be less than `size`.
+      can_be_read_again: whether each iterator begins with the first example; else all read from one stream.
     """
 
     size: int
     batch_size: int | None = None
+    rows: int | None = None
+    can_be_read_again: bool = True
 
     @property
     @abc.abstractmethod
@@ -83,7 +87,8 @@ class PartialEpochs(Examples):
 
     def __init__(self, examples: Examples, size: int):
         """Counts `size` examples as an epoch; an evaluation uses the first `size` examples."""
-        self.size, self.batch_size = size, examples.batch_size
+        self.size, self.batch_size, self.rows = size, examples.batch_size, examples.rows
+        self.can_be_read_again = examples.can_be_read_again
         self._examples = examples
 
     @property

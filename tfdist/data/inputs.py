@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.data.adapters import as_examples
+from tfdist.data.adapters import as_examples, is_data_loader
 from tfdist.data.batched import from_dataset
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element, Examples
@@ -43,7 +43,7 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
         return _of_dataset(x, steps, batch_size)
     if isinstance(x, keras.utils.PyDataset):
         return as_examples(x, steps if x.num_batches is None else None)
-    if isinstance(x, Iterator):
+    if isinstance(x, Iterator) or is_data_loader(x):
         return as_examples(x, steps)
     if not tf.nest.flatten(x) or isinstance(x, str | bytes) or callable(x):
         raise InputError(
@@ -63,7 +63,7 @@ def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) ->
     if not (isinstance(spec, tuple) and len(spec) in (2, 3)):
         dataset = dataset.map(_with_targets if is_batched else _with_target)
     if is_batched:
-        return from_dataset(dataset, steps if is_infinite else None)
+        return from_dataset(dataset if steps is None else dataset.take(steps))
     return StreamSource(dataset if steps is None else dataset.take(steps * batch_size))
 
 

@@ -80,6 +80,10 @@ class InOrder(Source):
         """See base class."""
         return self._source.fetch(indices)
 
+    @property
+    def _rows_to_look_at(self) -> int:
+        return self._source._rows_to_look_at
+
     def map(self, transform: Transform) -> Source:
         """See base class."""
         return InOrder(self._source.map(transform))

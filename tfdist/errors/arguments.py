@@ -4,6 +4,7 @@ Messages are written for commands, and translated where a public function of the
 """
 
 import contextlib
+import contextvars
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -15,18 +16,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _FLAG = re.compile(r"(?<![\w-])--(?=[a-z])")
-_in_command = False
+_in_command = contextvars.ContextVar("in_command", default=False)
 
 
 @contextlib.contextmanager
 def naming_flags() -> Iterator[None]:
     """Context of a command, in which errors name flags."""
-    global _in_command
-    before, _in_command = _in_command, True
+    token = _in_command.set(True)
     try:
         yield
     finally:
-        _in_command = before
+        _in_command.reset(token)
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
@@ -37,7 +37,7 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except TfdistError as error:
-            if not _in_command and error.args and isinstance(error.args[0], str):
+            if not _in_command.get() and error.args and isinstance(error.args[0], str):
                 error.args = (_with_arguments(error.args[0]), *error.args[1:])
             raise
 

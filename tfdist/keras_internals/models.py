@@ -85,7 +85,7 @@ def flat_losses(model: keras.Model) -> list[FlatLoss]:
     """Returns the losses of a compiled and built model, one per output that has a loss."""
     if model._compile_loss is None:
         return []
-    return [FlatLoss(flat.path, flat.loss, flat.loss_weights) for flat in model._compile_loss._flat_losses]
+    return [FlatLoss(flat.path, flat.loss, flat.loss_weights) for flat in model._compile_loss._flat_losses or ()]
 
 
 def compiled_functions(model: keras.Model) -> list[Any]:

@@ -138,7 +138,7 @@ class RunDirectory:
         return found if isinstance(found, dict) and _is_count(found.get("step")) else {}
 
     def clear(self) -> None:
-        """Deletes the files of the run, for one that begins anew; other files, and logs, stay.
+        """Deletes the files of the run, for one that begins again; other files, and logs, stay.
 
         Where it began is deleted last: if the process is killed before, the directory is still that of a run.
 
@@ -147,8 +147,8 @@ class RunDirectory:
         """
         storage = self._storage
         try:
-            files = (self.end, self.model, self.flags, self.environment, self.metrics, self.dropped, self.curves)
-            for path in files:
+            records = (self.metrics, self.dropped, self.curves, self.outcome, self.loggers)
+            for path in (self.end, self.model, self.flags, self.environment, *records):
                 if storage.exists(path):
                     storage.remove(path)
             for home, own in _OWN.items():

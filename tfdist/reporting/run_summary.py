@@ -19,7 +19,7 @@ _LOCK = "lock"
 _HIGHER_IS_BETTER = re.compile(
     r"acc|auc|precision|recall|(^|_)f(1|beta|measure)|iou|(^|_)r2|cosine_similarity|top_?k|bleu|dice|hit"
 )
-FINISHED, RUNNING, INTERRUPTED = "finished", "running", "interrupted"
+FINISHED, RUNNING, KILLED = "finished", "running", "killed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RunSummary:
       seconds: wall time of all its starts; None if unknown.
       steps: number of updates done, according to its records.
       total_steps: step at which it ends, according to its flags; None if unknown.
-      status: finished, running, interrupted (killed), or how it ended: preempted, failed, loss not finite, ...
+      status: finished, running, killed, or how it ended: interrupted, preempted, failed, loss not finite, ...
       records: its records, in the schema of metrics.jsonl.
     """
 
@@ -106,6 +106,7 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
     last, records = starts[-1], directory.records()
     outcome = _outcome(directory)
     flags = _flags(last)
+    steps, total = max([int(last["step"]), *(record["step"] for record in records)]), _total_steps(flags, last)
     times = [_time(start.get("started")) for start in starts]
     return RunSummary(
         name=name,
@@ -117,19 +118,19 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
         started=times[0],
         starts=len(starts),
         seconds=_seconds(times, [*records, outcome]),
-        steps=max([int(last["step"]), *(record["step"] for record in records)]),
-        total_steps=_total_steps(flags, last),
-        status=_status(directory, str(outcome.get("outcome", ""))),
+        steps=steps,
+        total_steps=total,
+        status=_status(directory, str(outcome.get("outcome", "")), total is None or steps >= total),
         records=records,
     )
 
 
-def _status(directory: RunDirectory, outcome: str) -> str:
+def _status(directory: RunDirectory, outcome: str, is_complete: bool) -> str:
     if _is_locked(directory):
         return RUNNING
-    if outcome == "done" or (not outcome and directory.is_done):
-        return FINISHED
-    return outcome or INTERRUPTED
+    if outcome == "done" or directory.finished or (not outcome and directory.is_done and is_complete):
+        return FINISHED  # runs of earlier versions have only a model
+    return outcome or KILLED
 
 
 def _is_locked(directory: RunDirectory) -> bool:

@@ -48,7 +48,7 @@ def _not_finite(inputs: Inputs) -> Finding | None:
     rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
     kinds = [name for name, found in (("NaN", np.isnan(values)), ("inf", np.isinf(values))) if found.any()]
     return Finding(
-        f"There is {' and '.join(kinds)} in {place}, in {rows} of the {len(values)} examples that were looked at: the loss and "
+        f"There is {' and '.join(kinds)} in {place}, in {rows} of the {len(values)} examples checked: the loss and "
         "the weights become NaN. Remove these examples, or replace the values, for example by the column's mean."
     )
 

@@ -142,7 +142,7 @@ def _not_finite(labels: Labels) -> Finding | None:
         return None
     rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
     return Finding(
-        f"The labels {labels.name} are NaN or inf in {rows} of {len(values)} examples that were looked at, so the loss will be "
+        f"The labels {labels.name} are NaN or inf in {rows} of {len(values)} examples checked, so the loss will be "
         "too. Remove these examples, or give them sample_weight=0 and any number as label."
     )
 

@@ -143,20 +143,20 @@ def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras
         )
 
 
-def check_same_data(strategy: Strategy, data: Examples) -> None:
+def check_same_data(strategy: Strategy, data: Examples, what: str = "training data") -> None:
     """Raises `InputError` unless all processes have equally many examples, and peers of the same shapes and dtypes.
 
-    Otherwise their steps would not match, and one process would wait forever.
+    Otherwise their steps would not match, and one process would wait forever. `what` names the data in messages.
     """
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
     with long_timeout("its data") as deadline:
-        strategy.peers.agree("data/form", {"form of an example": spec}, "training data: ", deadline)
-        strategy.group.agree("data/size", {"number of examples": data.size}, "training data: ", deadline)
+        strategy.peers.agree("data/form", {"form of an example": spec}, f"{what}: ", deadline)
+        strategy.group.agree("data/size", {"number of examples": data.size}, f"{what}: ", deadline)
         if len(set(strategy.peers.gather("data/checksum", data.checksum, deadline))) > 1:
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-                "Received: another first batch, or other files, on some processes. Copy the files to all hosts; call "
-                "keras.utils.set_random_seed before data is shuffled, and leave out sharding by rank."
+                f"Received: {what} with another first batch, or of other files, on some processes. Copy the files to all "
+                "hosts; call keras.utils.set_random_seed before data is shuffled, and leave out sharding by rank."
             )
 
 

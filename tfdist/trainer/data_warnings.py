@@ -45,11 +45,11 @@ def check_examples(
     Raises:
       InputError: on every process, for labels with which training or evaluation is certainly wrong.
     """
-    train = _sample(data) if strategy.is_chief else None
-    test = _sample(evaluation) if strategy.is_chief and evaluation is not None else None
-    found = [] if train is None else data_check.findings(model, train)
+    # Read on every process, because reading may advance what shuffles the data.
+    train, test = _sample(data), None if evaluation is None else _sample(evaluation)
+    found = data_check.findings(model, train) if strategy.is_chief else []
     wrong = [finding.text for finding in found if finding.is_error]
-    if test is not None:
+    if test is not None and strategy.is_chief:
         later = data_check.findings(model, test)
         wrong += [f"Evaluation data: {finding.text}" for finding in later if finding.is_error]
     with long_timeout("its data") as deadline:
@@ -57,7 +57,7 @@ def check_examples(
             raise InputError(refusal[0])
     if found or not strategy.is_chief:
         warnings.filterwarnings("ignore", message=_OF_KERAS)
-    places = [] if test is None else data_check.not_finite(test)
+    places = data_check.not_finite(test) if test is not None and strategy.is_chief else []
     of_evaluation = [(_values(places, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if places else []
     return [(finding.text, "") for finding in found] + of_evaluation
 
@@ -70,9 +70,11 @@ def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
       data: the data for evaluation.
       loss: its loss.
     """
-    if math.isfinite(loss) or not strategy.is_chief:
+    if math.isfinite(loss):
         return
-    places = data_check.not_finite(_sample(data))
+    places = data_check.not_finite(_sample(data))  # read on every process, as above
+    if not strategy.is_chief:
+        return
     cause = f"the evaluation loss is {loss:g}, and says nothing about the model"
     if places:
         text = _values(places, cause)

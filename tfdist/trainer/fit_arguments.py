@@ -1,7 +1,11 @@
 """The arguments of `Trainer.fit` and `Trainer.evaluate` that Keras's methods have, validated."""
 
-from collections.abc import Collection, Mapping
+import itertools
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
 
 from tfdist.data import DataSet, Examples, as_examples, fit_data, with_class_weight
 from tfdist.data.examples import PartialEpochs
@@ -71,11 +75,15 @@ def fit_arguments(
     Raises:
       InputError: an argument is invalid.
     """
+    _check_count("batch_size", batch_size)
     _check_count("steps_per_epoch", steps_per_epoch)
     _check_count("validation_steps", validation_steps)
     _check_count("validation_batch_size", validation_batch_size)
     _check_freq(validation_freq)
     steps, epochs = _length(steps, epochs, initial_epoch)
+    if isinstance(validation_data, Iterator):
+        validation_data = _read(validation_data, validation_steps)
+    validation_data = of_test(validation_data)
     data = fit_data(x, y, sample_weight, validation_data, validation_split, steps_per_epoch, validation_steps)
     batch_size = batch_size or data.train.batch_size or BATCH_SIZE
     validation_batch_size = validation_batch_size or (data.test and data.test.batch_size) or batch_size
@@ -97,10 +105,37 @@ def evaluation_arguments(
       InputError: an argument is invalid.
     """
     _check_count("steps", steps)
+    _check_count("batch_size", batch_size)
+    if y is None and sample_weight is not None:
+        raise InputError(
+            "`sample_weight` needs arrays `x` and `y`. Received: `sample_weight` without `y`. Give (x, y, weights)."
+        )
     value = x if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-    examples = as_examples(value, steps)
+    examples = as_examples(of_test(value), steps)
     batch_size = batch_size or examples.batch_size or BATCH_SIZE
     return _first(examples, steps, batch_size), batch_size
+
+
+def of_test(value: Any) -> Any:
+    """Returns the test examples of a `DataSet`; other data unchanged."""
+    if not isinstance(value, DataSet):
+        return value
+    if value.test is None:
+        raise InputError(
+            f"An evaluation or prediction uses the test examples of a `DataSet`. Received: {value.name}, which has none. "
+            "Give its `train` or other data."
+        )
+    return value.test
+
+
+def _read(batches: Iterator[Any], steps: int | None) -> Any:
+    """Reads the first batches of a generator, which has to be evaluated several times."""
+    if steps is None:
+        raise InputError("A generator of validation data needs `validation_steps`. Received: a generator without it.")
+    found = list(itertools.islice(batches, steps))
+    if not found:
+        raise InputError("Validation data must have examples. Received: a generator without a batch.")
+    return tf.nest.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *found)
 
 
 def _counted(examples: Examples, steps: int | None, batch_size: int) -> Examples:
@@ -110,9 +145,9 @@ def _counted(examples: Examples, steps: int | None, batch_size: int) -> Examples
 
 def _first(examples: Examples, steps: int | None, batch_size: int) -> Examples:
     """Returns the first `steps` batches of examples, at most all; all of them if `steps` is None."""
-    if steps is None or steps * batch_size >= examples.size:
-        return examples
-    return PartialEpochs(examples, steps * batch_size)
+    size = min(examples.size, examples.rows or examples.size)
+    wanted = size if steps is None else min(size, steps * batch_size)
+    return examples if wanted == examples.size else PartialEpochs(examples, wanted)
 
 
 def _length(steps: int | None, epochs: int | None, initial_epoch: int) -> tuple[int, int]:

@@ -107,7 +107,8 @@ class FitLoop:
         of_data = check_examples(self._strategy, self._model, self._source, self._test)
         warn_of_run(self._strategy, self._facts, of_data)
         first = self._position.before(state.step)
-        pipeline = Pipeline(self._source, self._batch_size, self._program.settings.seed, first)
+        to_skip = first if self._source.can_be_read_again else first - state.read_before
+        pipeline = Pipeline(self._source, self._batch_size, self._program.settings.seed, to_skip)
         iterator = self._strategy.distribute(pipeline.numbered)
         self._iterator = iterator
         self._reporting.reporter.start(
@@ -253,8 +254,10 @@ class FitLoop:
 
     def _log_reasons(self) -> None:
         """Logs why callbacks have stopped the run, for those that say so."""
-        reasons = [reason for callback in self._callbacks.callbacks if (reason := getattr(callback, "reason", ""))]
+        reasons = [getattr(callback, "reason", "") for callback in self._callbacks.callbacks]
         for reason in reasons if self._strategy.is_chief else []:
+            if not isinstance(reason, str) or not reason:  # an attribute of a user's own
+                continue
             _log.info("%s%s.", reason[0].upper(), reason[1:])
 
     def _inspect(self) -> None:

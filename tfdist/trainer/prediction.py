@@ -9,11 +9,13 @@ import keras
 
 from tfdist.data import Examples
 from tfdist.data.inputs import input_examples
+from tfdist.data.reading_errors import explained_reading
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError, names_arguments
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
 from tfdist.step.step import Settings
+from tfdist.step.validation import check_same_data
 from tfdist.trainer.fit_arguments import BATCH_SIZE
 from tfdist.trainer.program import Program
 
@@ -38,7 +40,7 @@ class CanPredict:
     def predict(
         self, x: Any, batch_size: int | None = None, verbose: int | str = _AUTO, steps: int | None = None
     ) -> Any:
-        """Returns the outputs for all rows, in their order; the same on every process, which all must call it.
+        """Returns the outputs for all rows, in order. Call it on every process; each gets all rows.
 
         With `ema`, they are those of the averaged weights.
 
@@ -62,6 +64,7 @@ class CanPredict:
         if verbose not in (_AUTO, 0, 1, 2):
             raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
         examples = input_examples(x, steps, batch_size or BATCH_SIZE)
+        check_same_data(self.strategy, examples, "data to predict for")
         size = batch_size or examples.batch_size or BATCH_SIZE
         most = min(examples.size, (steps or examples.size) * (examples.batch_size or size))
         if self._program:
@@ -70,7 +73,8 @@ class CanPredict:
             if self._program is None:
                 self._build_model(examples)
             self._predictor = Predictor(self.model, self.strategy, self._settings.seed)
-        with self._program.averaged_weights() if self._program else contextlib.nullcontext():
+        averaged = self._program.averaged_weights() if self._program else contextlib.nullcontext()
+        with averaged, explained_reading(examples):
             batches = self._predictor.predict(examples, size, most)
             return concatenated(_shown(batches, -(-most // size), _verbosity(verbose) if self.strategy.is_chief else 0))
 

@@ -120,6 +120,8 @@ def _never_records(run: RunFacts) -> str | None:
 
 
 def _never_saves(run: RunFacts) -> str | None:
+    if run.checkpoints and run.checkpoints.best:
+        return None
     every = parse_period(run.checkpoints.every).steps if run.checkpoints else 0
     return _never("checkpoint_every", every, "only its last step is saved", run)
 

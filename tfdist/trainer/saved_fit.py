@@ -74,4 +74,4 @@ def fit(
         try:
             return loop.run()
         finally:
-            state.end_run(batches)
+            state.end_run(batches, data.train.size)

@@ -21,6 +21,7 @@ class TrainState:
       best: follows the metric whose best value is kept; None if the last run had none.
       best_before: the best value before the next run.
       resumed_from: path of the checkpoint from which it was restored; "" for none.
+      read_before: number of examples that earlier runs of this process used, since a resume if there was one.
     """
 
     def __init__(self, is_chief: bool) -> None:
@@ -34,6 +35,8 @@ class TrainState:
         self._begun_at: int | None = None  # of an unfinished run
         self._batches: BatchSchedule | None = None  # of an unfinished run
         self._position: StreamPosition | None = None  # where the last run has ended
+        self._size: int | None = None  # of its data
+        self.read_before = 0
 
     def batch_schedule(self, size: int, batch_size: int, parts: int, elastic_batch: str) -> BatchSchedule:
         """Returns the schedule with which training continues; changes nothing.
@@ -45,16 +48,19 @@ class TrainState:
           elastic_batch: see `Schedule`.
         """
         begun_at = self.step if self._begun_at is None else self._begun_at
-        begun = self._batches or BatchSchedule.begun(
-            self._position or StreamPosition(batch_size), begun_at, size, batch_size, parts
-        )
+        position = self._position or StreamPosition(batch_size)
+        if self._size not in (None, size):  # other data, which begins with an epoch of its own
+            epochs = -(-position.before(begun_at) // size)
+            position = StreamPosition(batch_size, begun_at, epochs * size)
+        begun = self._batches or BatchSchedule.begun(position, begun_at, size, batch_size, parts)
         return begun.on(parts, self.step, batch_size, elastic_batch)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Takes over the values of a checkpoint, whose variables have been restored."""
         self.resumed_from = str(checkpoint.path)
         self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]
-        self._batches, self._position = BatchSchedule.of(checkpoint.values), None
+        self._batches, self._position, self._size = BatchSchedule.of(checkpoint.values), None, None
+        self.read_before = 0
         self.progress = Progress(checkpoint.values["progress"])
         self.best_before = best_of(checkpoint.values)
 
@@ -63,8 +69,9 @@ class TrainState:
         best = {"best": list(self.best.best)} if self.best and self.best.best else {}
         return {"begun_at": batches.begun_at, "course": batches.to_json(), "progress": self.progress.to_json(), **best}
 
-    def end_run(self, batches: BatchSchedule) -> None:
-        """Records that a run has ended, or failed: the next one continues at its position in the data."""
+    def end_run(self, batches: BatchSchedule, size: int) -> None:
+        """Records that a run has ended, or failed: the next one continues at its position in data of the same size."""
         self.progress, self._begun_at = self.progress.next_run(), None
         self.best_before = self.best.best if self.best else None
-        self._batches, self._position = None, batches.position
+        self._batches, self._position, self._size = None, batches.position, size
+        self.read_before = batches.position.before(self.step)

@@ -214,6 +214,8 @@ class Trainer(CanPredict):
         if self._program:
             check_unchanged(self.model, self._program.trained, self._optimizer)
         check_same_data(self.strategy, data.train)
+        if data.test is not None:
+            check_same_data(self.strategy, data.test, "validation data")
         with reported(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
             return saved_fit.fit(
                 self.build(data.train),
@@ -294,6 +296,7 @@ class Trainer(CanPredict):
           steps: number of batches to evaluate; by default all.
         """
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
+        check_same_data(self.strategy, examples, "data to evaluate")
         return self.build(examples).evaluate(examples, batch_size)
 
     def build(self, data: Examples) -> Program:

@@ -88,7 +88,7 @@ def test_a_run_that_has_finished_says_so_and_trains_no_more(tmp_path, capsys):
     for flags in ({}, {"steps": 10}, {"log_every": 3}):
         assert run(path, **flags) == 0
         assert capsys.readouterr().out == (
-            f"This run has finished at step 20. Its model is {path / 'model.keras'}. --overwrite starts anew.\n"
+            f"This run has finished at step 20. Its model is {path / 'model.keras'}. --overwrite starts over.\n"
         )
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     for flags in ({"steps": 30}, {"seed": 3}, {"resume": "never"}):

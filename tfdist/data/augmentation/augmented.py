@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.data.augmentation.catalog import Augmentation, parse_augmentations
 from tfdist.data.augmentation.row_random import RowRandom
-from tfdist.data.examples import Examples, Transform, as_is, chain
+from tfdist.data.examples import Element, Examples, Transform, as_is, chain
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
 from tfdist.errors import InputError, names_arguments
@@ -67,6 +67,10 @@ class Augmented(Examples):
     def map(self, transform: Transform) -> "Augmented":
         """See base class."""
         return Augmented(self._examples, self._augmentations, chain(self._transform, transform))
+
+    def look_at(self, rows: int) -> Element:
+        """See base class."""
+        return self._examples.map(self._transform).look_at(rows)
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class."""
