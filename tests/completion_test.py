@@ -168,4 +168,4 @@ def test_an_unknown_shell_is_bad_input():
     done = [subprocess.run([*command, *rest], capture_output=True, text=True, timeout=60) for rest in (["fish"], [])]
     assert [one.returncode for one in done] == [2, 2]
     assert "The shell must be bash or zsh. Received: fish." in done[0].stderr
-    assert "A script is for one shell: bash or zsh. Received: 0 arguments." in done[1].stderr
+    assert "tfdist completion takes one shell: bash or zsh. Received: 0 arguments." in done[1].stderr

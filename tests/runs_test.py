@@ -100,7 +100,7 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(home, tmp_path, capsys):
     ("path", "config", "message"),
     [
         ("nothing", {}, "Received: .*/nothing, which is not a directory."),
-        ("runs/foreign", {}, "There must be a run in the directories. Received: .*/foreign without any."),
+        ("runs/foreign", {}, "tfdist.runs needs a directory with runs. Received: .*/foreign without any."),
         ("runs", {"sort": "acuracy"}, '--sort=acuracy is not known. Did you mean "accuracy"?'),
         ("runs", {"metric": "acuracy"}, '--metric=acuracy is not in these runs. Did you mean "accuracy"?'),
         ("runs", {"output": "/proc/a.png"}, "--output must be a writable path. Received: /proc/a.png"),

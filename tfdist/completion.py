@@ -46,7 +46,9 @@ def _described(name: str) -> Command:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    return main(command.only(arguments, f"A script is for one shell: {_SHOWN}.", "Write tfdist completion bash."))
+    return main(
+        command.only(arguments, f"tfdist completion takes one shell: {_SHOWN}.", "Write tfdist completion bash.")
+    )
 
 
 _EXAMPLES = ("source <(tfdist completion bash)", "tfdist completion zsh > ~/.zfunc/_tfdist  # with ~/.zfunc in fpath")

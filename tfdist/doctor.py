@@ -58,7 +58,7 @@ class _Report:
         """Prints the summary; returns whether all that is installed works."""
         counts = {status: sum(each["status"] == status for each in self._problems) for status in Status}
         bad = counts[Status.FAILED]
-        said = f"{bad} failed" if bad else "All that is installed works"
+        said = f"{bad} failed" if bad else "Everything installed works"
         said += f"; {counts[Status.MISSING]} missing, {counts[Status.WARNING]} warnings."
         self._output.line(f"\n{said}")
         self._output.result({"works": not bad, **self._facts, "problems": self._problems})

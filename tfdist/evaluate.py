@@ -38,7 +38,7 @@ def main(run: str, config: EvaluateConfig) -> int:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    run = command.only(arguments, "The model of one run is evaluated.", "Give the directory of a run.")
+    run = command.only(arguments, "tfdist.evaluate takes one directory.", "Give the directory of a run.")
     return main(run, flags.config(values, EvaluateConfig))
 
 

@@ -90,7 +90,7 @@ def _text(value: Any, is_integer: bool) -> str:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    run = command.only(arguments, "The model of one run predicts.", "Give the directory of a run.")
+    run = command.only(arguments, "tfdist.predict takes one directory.", "Give the directory of a run.")
     return main(run, flags.config(values, PredictConfig))
 
 

@@ -54,7 +54,7 @@ class RunsConfig:
         _SELECTION,
         "Order: started (the newest last), run, status, steps, time, or the name of a metric (the best last).",
     )
-    limit: int = flag_field(0, _SELECTION, "Show only the last ones in this order, so many. 0 shows all.")
+    limit: int = flag_field(0, _SELECTION, "Maximum number of runs to show, the last ones in this order. 0 shows all.")
     compare: bool = flag_field(False, _OUTPUT, "Compare the runs; default if several arguments are given.")
     metric: str = flag_field(
         "",
@@ -83,7 +83,7 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
     found, skipped = _found([path_of(path) for path in paths])
     if not found:
         raise InputError(
-            f"There must be a run in the directories. Received: {', '.join(paths)}{_because(skipped)}. Give the directory of "
+            f"tfdist.runs needs a directory with runs. Received: {', '.join(paths)}{_because(skipped)}. Give the directory of "
             "a run, or one that contains such directories, such as the parent of an --output_dir."
         )
     _check_metrics(config.metric, found)
@@ -110,7 +110,9 @@ def _found(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
         storage = storage_of(path)
         try:
             if not storage.is_directory(path):
-                raise InputError(f"The runs of a directory are listed. Received: {path}, which is not a directory.")
+                raise InputError(
+                    f"tfdist.runs takes directories. Received: {path}, which is none. Give the parent of an --output_dir."
+                )
             inner = sorted(entry.name for entry in storage.entries(path) if storage.is_directory(path / entry.name))
             own = storage.exists(path / "starts.jsonl")
         except OSError as error:

@@ -80,9 +80,7 @@ def test_one_that_fails_warns_once(run, caplog):
     logger.close("done")
     assert [line.partition(" ")[0] for line in lines(run)] == ["run", "1"]
     [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert re.search(
-        r"Lines failed and is not used any more; the run continues. ConnectionError: the server is gone", warning
-    )
+    assert re.search(r"Lines failed and is disabled; training continues. ConnectionError: the server is gone", warning)
 
 
 def test_one_that_cannot_start_warns_once(run, caplog):
@@ -145,7 +143,7 @@ def test_only_the_chief_logs_and_a_failure_does_not_end_the_run(tmp_path):
     with processes.job(command, 2, {"PYTHONPATH": os.getcwd()}) as job:
         ends = job.wait(200)
     assert not [end.output for end in ends if end.code]
-    assert ["failed and is not used any more" in end.output for end in ends] == [True, False]
+    assert ["failed and is disabled" in end.output for end in ends] == [True, False]
     [path] = run.glob("lines-*.txt")
     assert [line.partition(" ")[0] for line in path.read_text().splitlines()] == ["run", "2"]
     assert not (run / "tensorboard").exists()

@@ -88,8 +88,8 @@ def best_checkpoint(following: BestValue | None, step: int, group: Group) -> tup
     """
     if following is None or following.best is None:
         raise InputError(
-            "There is a best step after a fit with checkpoints=Checkpoints(best=...) that has measured its metric. "
-            f"Received: a trainer {'that has not measured it' if following else 'without such a fit'}."
+            "`load_best` needs a fit with checkpoints=Checkpoints(best=...) in which its metric was measured. "
+            f"Received: a trainer {'in whose fit it was not measured' if following else 'without such a fit'}."
         )
     best = following.best
     if best.step == step:

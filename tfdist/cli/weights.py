@@ -23,14 +23,14 @@ def sources(run: str, checkpoint: str) -> list[StoragePath]:
     place = path_of(run)
     if not storage_of(place).exists(place):
         raise InputError(
-            f"A run is in a directory. Received: {run}, which does not exist. Give the directory of a run."
+            f"A run must be an existing directory. Received: {run}, which does not exist. Give the directory of a run."
         )
     if checkpoint == NEWEST:
         model = RunDirectory(place).model
         found = checkpoints_at(run) or ([model] if storage_of(model).exists(model) else [])
         if not found:
             raise InputError(
-                f"A run has weights when it has finished, or saved a checkpoint. Received: {run}, which has neither "
+                f"A run must have finished, or saved a checkpoint. Received: {run}, which has neither "
                 f"checkpoints nor {model.name}. Give the directory of another run, or train with --checkpoint_every."
             )
         return found

@@ -44,7 +44,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("ema",),
         lambda c: c.ema >= 1,
-        "The momentum of the average of the weights is less than 1: use --ema=0.999, or 0 for no average.",
+        "The momentum of the average of the weights must be less than 1: use --ema=0.999, or 0 for no average.",
     ),
     (
         ("loss_scale", "precision"),

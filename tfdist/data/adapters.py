@@ -19,7 +19,7 @@ from tfdist.errors import InputError
 NO_TARGETS = ()  # the y of examples that have none
 
 
-def as_data_set(value: Any, name: str, steps: int | None = None) -> DataSet:
+def as_data_set(value: Any, name: str, steps: int | None = None, test_steps: int | None = None) -> DataSet:
     """Wraps data returned by a user's function.
 
     Args:
@@ -27,6 +27,7 @@ def as_data_set(value: Any, name: str, steps: int | None = None) -> DataSet:
         accepts; a pair of these, for training and test; or a `DataSet`.
       name: name of the data set.
       steps: batches of the training data that are counted as an epoch; by default all.
+      test_steps: the same for the test data.
 
     Raises:
       InputError: the value is something else.
@@ -34,14 +35,14 @@ def as_data_set(value: Any, name: str, steps: int | None = None) -> DataSet:
     if isinstance(value, DataSet):
         return value
     train, test = value if _is_pair(value) else (value, None)
-    return _data_set(name, train, test, steps)
+    return _data_set(name, train, test, steps, test_steps)
 
 
-def _data_set(name: str, train: Any, test: Any, steps: int | None = None) -> DataSet:
+def _data_set(name: str, train: Any, test: Any, steps: int | None = None, test_steps: int | None = None) -> DataSet:
     examples = as_examples(train, steps)
     x, y = examples.element_spec[:2]
     shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
-    return DataSet(name, examples, None if test is None else as_examples(test), shape, _classes(train, y))
+    return DataSet(name, examples, None if test is None else as_examples(test, test_steps), shape, _classes(train, y))
 
 
 def fit_data(
@@ -71,7 +72,7 @@ def fit_data(
     if validation_split:
         _check_split(value, validation_split, y is not None)
         return _data_set("data", *_split(value, validation_split))
-    found = as_data_set(x, "data", steps_per_epoch) if y is None else _data_set("data", value, None)
+    found = as_data_set(x, "data", steps_per_epoch, validation_steps) if y is None else _data_set("data", value, None)
     if validation_data is None:
         return found
     return dataclasses.replace(found, test=as_examples(validation_data, validation_steps))

@@ -50,7 +50,7 @@ def first_unreadable(
     Returns:
       The error of the first such example; None if there is none, or if it was not found in time.
     """
-    _log.warning("An example could not be read. Searching %d examples for it, for at most %.0f s.", size, seconds)
+    _log.warning("Failed to read an example. Checking %d examples to find it (up to %.0f s).", size, seconds)
 
     def error_of(index: int) -> InputError | None:
         try:

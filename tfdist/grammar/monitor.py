@@ -49,9 +49,7 @@ def parse_monitor(text: str, **least: float) -> Monitor:
     args = dict(spec.args)
     mode = args.pop("mode", "auto")
     if mode not in MODES:
-        raise InputError(
-            f"{text}: mode must be min or max, or left out where the metric says which. Received: {mode!r}"
-        )
+        raise InputError(f"{text}: mode must be min, max or auto. Received: {mode!r}")
     for name, value in args.items():
         if name not in least:
             raise InputError(f'{text} has no parameter "{name}".{nearest(name, [*least, "mode"])}')

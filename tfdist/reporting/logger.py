@@ -141,7 +141,7 @@ class OptionalReporter(Reporter):
     def _fail(self, error: Exception) -> None:
         self._reporter = NullReporter()
         _log.warning(
-            "The logger %s failed and is not used any more; the run continues. %s: %s",
+            "The logger %s failed and is disabled; training continues. %s: %s",
             self._name,
             type(error).__name__,
             one_line(str(error)),

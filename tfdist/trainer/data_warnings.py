@@ -75,11 +75,11 @@ def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
     places = data_check.not_finite(_sample(data))  # read on every process, as above
     if not strategy.is_chief:
         return
-    cause = f"the evaluation loss is {loss:g}, and says nothing about the model"
+    cause = f"the evaluation loss is {loss:g}, so the evaluation is meaningless"
     if places:
         text = _values(places, cause)
     else:
-        text = f"{cause[0].upper()}{cause[1:]}. Look for NaN, inf and very large values in the evaluation data."
+        text = f"{cause[0].upper()}{cause[1:]}. Check the evaluation data for NaN, inf and very large values."
     warn_once(text, situation=_EVALUATION)
 
 

@@ -106,8 +106,8 @@ def direction_of(callback: keras.callbacks.EarlyStopping) -> str:
     direction = keras_internals.monitored_direction(callback)
     if not direction:
         raise InputError(
-            "It must be known whether more or less of a metric is better. Received: "
-            f"{callback.monitor}, of which Keras does not know it. Add mode=max or mode=min, as in "
+            "Cannot infer whether higher or lower values of a metric are better. Received: "
+            f"{callback.monitor}. Add mode=max or mode=min, as in "
             f"{callback.monitor}(mode=max)."
         )
     return direction

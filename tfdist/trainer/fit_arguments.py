@@ -19,7 +19,7 @@ class Epochs(NamedTuple):
 
     Attributes:
       initial: number of the first epoch.
-      validation_freq: validate after every so many epochs, or after the epochs with these numbers, counted from 1.
+      validation_freq: validate every N epochs, or after the epochs with these numbers, counted from 1.
       validation_batch_size: global batch size of evaluations.
     """
 

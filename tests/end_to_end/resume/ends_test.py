@@ -185,7 +185,7 @@ def test_a_metric_that_is_not_measured_leaves_nothing(flags, tmp_path):
         ({"callbacks": "EarlyStopping"}, "--callbacks: EarlyStopping must be package.module:function"),
         ({"best": "val_loss(patience=3)"}, '--best: val_loss(patience=3) has no parameter "patience"'),
         ({"early_stopping": "val_loss(patience=no)"}, "--early_stopping: val_loss(patience=no)  -- column 19"),
-        ({"ema": 1.0}, "The momentum of the average of the weights is less than 1"),
+        ({"ema": 1.0}, "The momentum of the average of the weights must be less than 1"),
     ],
 )
 def test_values_that_are_refused_before_anything_starts(flags, message):
