@@ -24,8 +24,9 @@ def test_secrets_are_not_shown():
         "_HOROVOD_SECRET_KEY": "hidden",
         "SLURM_JWT": "hidden",
         "HOROVOD_CYCLE_TIME": "0.5",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
         "EDITOR": "vi",
+        "TF_CLI_CONFIG_FILE": "/home/me/.terraformrc",  # of Terraform
         "AWS_SECRET_ACCESS_KEY": "hidden",
     }
     section = variables.section(given)
@@ -35,7 +36,7 @@ def test_secrets_are_not_shown():
         "SLURM_JWT": None,
         "TFDIST_TOKEN": None,
         "TFDIST_TOKEN_FILE": "/home/me/token",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
         "_HOROVOD_SECRET_KEY": None,
     }
     assert "hidden" not in str(section)

@@ -8,13 +8,13 @@ from tfdist.errors import InputError
 from tfdist.machine.report import Finding, Section, Status
 
 _READ = re.compile(
-    r"_?(TFDIST|TF|HOROVOD|KERAS|TFDS|XLA|DTENSOR|CUDA|NCCL|GRPC|GLOO|UCX|FI|OMPI|PMI|PMIX|MPI|MPICH|HYDRA|I_MPI|SLURM|OMP|KMP"
+    r"_?(TFDIST|TF(?!_(CLI|VAR)_)|HOROVOD|KERAS|TFDS|XLA|DTENSOR|CUDA|NCCL|GRPC|GLOO|UCX|FI|OMPI|PMI|PMIX|MPI|MPICH|HYDRA|I_MPI|SLURM|OMP|KMP"
     r"|TORCHELASTIC|MASTER)_\w+"
     r"|JOB_COMPLETION_INDEX|JOB_NAME|SERVICE|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|GCE_METADATA_IP"
     r"|XDG_CACHE_HOME|TMPDIR|PYTHONPATH|LD_LIBRARY_PATH|LD_PRELOAD|ROCR_VISIBLE_DEVICES"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|JWT|(^|_)KEY(S|$|_)|(^|_)AUTH")
-_OWN = {"UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": ""}  # set by `import tfdist`
+_OWN = {"TF_CPP_MIN_LOG_LEVEL": "2", "UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": ""}  # set by `import tfdist`
 _PATHS = ("_FILE", "_DIR")  # the place of a secret is not secret
 _LONGEST = 100  # characters of a value in the text
 
