@@ -134,3 +134,21 @@ def test_evaluations_draw_but_not_too_often(tmp_path):
     reporter.record(evaluation(4, loss=0.1))
     reporter.close("done")
     assert path.read_bytes() not in (first, second)
+
+
+def test_the_best_evaluation_is_marked_and_the_learning_rate_has_a_panel():
+    figure = draw(
+        {
+            "loss": {"train": points([2.0, 1.0]), "eval": points([0.6, 0.5, 0.55, math.nan])},
+            "accuracy": {"train": points([0.1, 0.5]), "eval": points([0.8, 0.9, 0.9])},
+            "learning_rate": {"train": points([0.1, 0.05])},
+        },
+        "runs$one",
+    )
+    loss, accuracy, rate = figure.axes
+    assert labels(loss) == ["train", "eval (best 0.5000 at step 20)"]
+    assert labels(accuracy) == ["train", "eval (best 0.9000 at step 20)"]
+    assert [line.get_marker() for line in accuracy.lines] == ["None", "*", "o"]
+    assert drawn(accuracy, 1) == [[20, 0.9]]
+    assert (rate.get_title("left"), labels(rate), rate.get_ylim()[0]) == ("Learning rate", [], 0.0)
+    assert figure.get_suptitle() == r"runs\$one"

@@ -27,7 +27,7 @@ def chief_reporter(
       earlier: records of the run from before it resumed, for curves.png.
       loggers: further reporters, see `make_loggers`; by default, TensorBoard.
     """
-    curves = CurvesReporter(directory.curves)
+    curves = CurvesReporter(directory.curves, directory.path.name)
     curves.preload(earlier)
     return MultiReporter(
         [

@@ -1,4 +1,4 @@
-"""Plots curves.png: loss and metrics over the steps of a run."""
+"""Plots curves.png: loss, metrics and learning rate over the steps of a run."""
 
 import io
 import math
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from tfdist.coordination import Json
 from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.plain_reporter import rounded
 from tfdist.reporting.reporter import Reporter, RunPlan
+from tfdist.reporting.run_summary import is_higher_better
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 from tfdist.storage import AnyPath, path_of, storage_of
 
@@ -19,25 +21,36 @@ if TYPE_CHECKING:
 Points = list[tuple[int, float]]
 
 _MOST_METRICS = 4
+_RATE = "learning_rate"
 _LOG_SCALE_RATIO = 100.0
 # One hue per curve: light for training, dark for evaluation (ColorBrewer's "Paired").
 _COLOURS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"), ("#c3a9d6", "#5f3a8c"))
 
 
 class CurvesReporter(Reporter):
-    """Plots two panels, the loss and the first four metrics, each with training and evaluation.
+    """Plots panels for the loss and the first four metrics, each with training and evaluation, and for the learning rate.
+
+    The best evaluation of each is marked.
 
     The plot is redrawn at evaluations, at most as often as `seconds_between` allows so that the run is not slowed down,
     and at the end. The file is replaced atomically. Without records, no file is written.
 
     Args:
       path: path of the PNG file.
+      title: title of the plot, such as the name of the run.
       seconds_between: minimum seconds between two plots; the last one is not delayed.
       clock: monotonic clock in seconds.
     """
 
-    def __init__(self, path: AnyPath, seconds_between: float = 10.0, clock: Callable[[], float] = monotonic):
+    def __init__(
+        self,
+        path: AnyPath,
+        title: str = "",
+        seconds_between: float = 10.0,
+        clock: Callable[[], float] = monotonic,
+    ):
         self._path = path_of(path)
+        self._title = title
         self._seconds_between = seconds_between
         self._clock = clock
         self._drawn = -math.inf
@@ -63,7 +76,8 @@ class CurvesReporter(Reporter):
 
     def _take(self, record: Mapping[str, Json]) -> None:
         kind = str(record.get("kind", TRAIN))
-        for name, value in {"loss": record.get("loss"), **main_metrics(record)}.items():
+        rate = {_RATE: record[_RATE]} if _RATE in record else {}
+        for name, value in {"loss": record.get("loss"), **main_metrics(record), **rate}.items():
             point = number(value)
             if point is not None:
                 self._curves.setdefault(name, {}).setdefault(kind, []).append((int(record["step"]), point))
@@ -75,26 +89,36 @@ class CurvesReporter(Reporter):
 
     def _draw(self) -> None:
         picture = io.BytesIO()
-        draw(self._curves).savefig(picture, format="png")
+        draw(self._curves, self._title).savefig(picture, format="png")
         with must_write(self._path):
             storage_of(self._path).replace(self._path, picture.getvalue())
         self._drawn = self._clock()
 
 
-def draw(curves: Mapping[str, Mapping[str, Points]]) -> "Figure":
+def draw(curves: Mapping[str, Mapping[str, Points]], title: str = "") -> "Figure":
     """Returns the figure of a run, which has no window and does not use matplotlib's global state.
 
     Args:
-      curves: (step, value) points by name (`loss` or that of a metric) and by kind of record (`train`, `eval`).
+      curves: (step, value) points by name (`loss`, `learning_rate` or that of a metric) and by kind of record (`train`,
+        `eval`).
+      title: title of the figure.
     """
     # Imported late, because it takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.2), dpi=120, layout="constrained")
+    has_rate = _RATE in curves
+    figure = Figure(figsize=(14 if has_rate else 11, 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    metrics = [name for name in curves if name != "loss"][:_MOST_METRICS]
+    left, right, *last = figure.subplots(1, 3 if has_rate else 2, width_ratios=[3, 3, 2][: 2 + has_rate])
+    if title:
+        figure.suptitle(title.replace("$", r"\$"), x=0.01, ha="left")
+    if has_rate:
+        _panel(last[0], "Learning rate", "learning rate", {_RATE: curves[_RATE]})
+        last[0].set_ylim(bottom=0.0)
+        if legend := last[0].get_legend():
+            legend.remove()
+    metrics = [name for name in curves if name not in ("loss", _RATE)][:_MOST_METRICS]
     _panel(left, "Loss", "loss", {"loss": curves["loss"]} if "loss" in curves else {})
     unit = metrics[0].replace("$", r"\$") if len(metrics) == 1 else "value"
     _panel(right, "Metrics", unit, {name: curves[name] for name in metrics})
@@ -114,6 +138,10 @@ def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str
                 continue
             steps, values = zip(*points, strict=True)
             label = (kind if len(curves) == 1 else f"{name}, {kind}").replace("$", r"\$")
+            if kind == EVAL and len(points) > 1:
+                step, best = _best(name, points)
+                axes.plot([step], [best], color=colour, marker="*", markersize=13, linestyle="none", zorder=3)
+                label += f" (best {rounded(best)} at step {step})"
             # A single training point would be an invisible line; evaluations are few, so each is marked.
             marker = "o" if kind == EVAL or len(points) == 1 else None
             width = 1.8 if kind == EVAL else 1.4
@@ -130,6 +158,13 @@ def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str
     else:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
+
+
+def _best(name: str, points: Points) -> tuple[int, float]:
+    """Returns the step and the value of the best finite point, the earliest of equal ones."""
+    finite = [point for point in points if math.isfinite(point[1])]
+    sign = -1.0 if is_higher_better(name) else 1.0
+    return min(finite, key=lambda point: sign * point[1])
 
 
 def _spans_decades(kinds: Mapping[str, Points]) -> bool:
