@@ -70,7 +70,8 @@ def test_completes_flags(bash: pathlib.Path):
     assert offered(bash, "tfdist", "train", "--steps=3", "--prec") == ["--precision="]
     assert offered(bash, "tfdist", "verify", "--flo") == ["--float64"]
     assert offered(bash, "tfdist", "bench", "collectives", "--oper") == ["--operations="]
-    assert offered(bash, "tfdist", "ledger", "--") == ["--help"]
+    assert offered(bash, "tfdist", "ledger", "--") == ["--json", "--flagfile=", "--config=", "--help"]
+    assert offered(bash, "tfdist", "completion", "--") == ["--help"]
     assert "--nojit_compile" not in offered(bash, "tfdist", "train", "--")
     assert offered(bash, "tfdist", "train", "--nojit") == ["--nojit_compile"]
 

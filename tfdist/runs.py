@@ -111,7 +111,8 @@ def _found(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
         try:
             if not storage.is_directory(path):
                 raise InputError(
-                    f"tfdist.runs takes directories. Received: {path}, which is none. Give the parent of an --output_dir."
+                    f"tfdist.runs takes directories. Received: {path}, which is not a directory. Give the parent of an "
+                    "--output_dir."
                 )
             inner = sorted(entry.name for entry in storage.entries(path) if storage.is_directory(path / entry.name))
             own = storage.exists(path / "starts.jsonl")

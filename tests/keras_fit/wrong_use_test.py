@@ -75,9 +75,9 @@ WRONG: dict[Callable[[tfdist.Strategy], None], tuple[str, ...]] = {
     a_wrapped_optimizer: ("Gradients must be summed over replicas only once", "horovod", "Keras's own optimizer"),
     an_endless_pass: ("repeats without end", "steps_per_epoch"),
     an_unknown_option: ("no option compresion", 'Did you mean "compression"'),
-    another_precision: ("--precision", "mixed_bfloat16", "keras.config.set_dtype_policy"),
+    another_precision: ("precision must be the precision", "mixed_bfloat16", "keras.config.set_dtype_policy"),
     labels_that_do_not_fit: ("Model, loss and metrics must fit the data", "float32[2, 2]"),
-    measured_compression: ("--compression=auto", "python -m tfdist.train"),
+    measured_compression: ("compression=auto", "python -m tfdist.train"),
 }
 
 
@@ -119,7 +119,7 @@ ON_PROCESSES = {
     "multiworker": {
         "other order": ("InputError: Every process must read the same batches", "set_random_seed"),
         "late order of an unknown number": (" in batches 8 to 11 of evaluate",),
-        "other options": ("InputError: --clip_norm differs: rank 0 has 1.0, rank 1 has 2.0",),
+        "other options": ("InputError: clip_norm differs: rank 0 has 1.0, rank 1 has 2.0",),
         "another call": ("InputError: Every process must make the same calls", "rank 0 evaluate, rank 1 predict"),
         "a stop on one": ("epochs 1",),
         "a skipped call": (),  # reported by the process that made it

@@ -32,13 +32,13 @@ def seeded():
     return ROWS.shuffle(70).batch(10)
 
 
-def train(name, data):
+def train(name, data, **options):
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
         trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(0.1), loss="mse")
     try:
-        history = trainer.fit(data, epochs=3, verbose=0)
+        history = trainer.fit(data, epochs=3, verbose=0, **options)
         print(f"{name}: {history.history['loss'][-1]:.12f} {float(sum(np.sum(w) for w in model.get_weights())):.12f}")
     except InputError as error:
         print(f"{name}: {error}")
@@ -51,5 +51,7 @@ train("in order", ROWS.batch(10))
 tf.random.set_seed(strategy.cluster.rank)
 train("shuffled", ROWS.shuffle(70).batch(10))
 train("sharded", ROWS.shard(2, strategy.cluster.rank % 2).batch(5))
+shard = ROWS.shard(2, strategy.cluster.rank % 2).batch(5)
+train("validated by shards", ROWS.batch(10), validation_data=shard)
 strategy.group.leave()
 strategy.close()

@@ -167,3 +167,16 @@ def test_an_output_without_rows(mirrored2):
     trainer = make_trainer(mirrored2, lambda: keras.Sequential([Mean()]))
     with pytest.raises(InputError, match="each output must be a dense tensor of rows. Received: a scalar."):
         trainer.predict(X32, verbose=0)
+
+
+def test_data_without_an_end_of_which_that_is_unknown(single):
+    def rows():
+        while True:
+            yield np.ones(4)
+
+    endless = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec([4], tf.float64)).batch(8)
+    with single.scope():
+        trainer = tfdist.Trainer(
+            keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), optimizer="sgd", loss="mse"
+        )
+    assert trainer.predict(endless, steps=2, verbose=0).shape == (16, 1)
