@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def start() -> int:
-    """Is what the executable `tfdist` calls; returns the exit code."""
+    """Entry point of the executable `tfdist`; returns the exit code."""
     return main(sys.argv[1:])
 
 

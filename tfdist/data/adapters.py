@@ -11,12 +11,10 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.data.batched import from_dataset, from_generator, from_py_dataset
 from tfdist.data.data_set import DataSet
-from tfdist.data.examples import Examples
+from tfdist.data.examples import Examples, inputs_alone
 from tfdist.data.source import ArraySource
 from tfdist.data.stream import StreamSource
 from tfdist.errors import InputError
-
-NO_TARGETS = ()  # the y of examples that have none
 
 
 def as_data_set(value: Any, name: str, steps: int | None = None, test_steps: int | None = None) -> DataSet:
@@ -59,16 +57,11 @@ def fit_data(
     Raises:
       InputError: the arguments exclude each other, or the data has another form.
     """
-    if y is None and sample_weight is not None:
-        raise InputError(
-            "`sample_weight` needs arrays `x` and `y`. Received: `sample_weight` without `y`. Give (x, y, weights)."
-        )
+    value = all_data(x, y, sample_weight)
     if validation_split and validation_data is not None:
         raise InputError(
             f"Give `validation_data` or `validation_split`, not both. Received: validation_split={validation_split}."
         )
-    # With `y`, nothing is guessed: lists of inputs and of outputs are not a pair of data sets.
-    value = x if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
     if validation_split:
         _check_split(value, validation_split, y is not None)
         return _data_set("data", *_split(value, validation_split))
@@ -76,6 +69,33 @@ def fit_data(
     if validation_data is None:
         return found
     return dataclasses.replace(found, test=as_examples(validation_data, validation_steps))
+
+
+def all_data(x: Any, y: Any, sample_weight: Any) -> Any:
+    """Returns x if it is all data, otherwise the tuple of it with targets and weights.
+
+    With `y`, nothing is guessed: lists of inputs and of outputs are not a pair of data sets.
+
+    Raises:
+      InputError: there are weights without targets.
+    """
+    if y is None and sample_weight is not None:
+        raise InputError(
+            "`sample_weight` needs arrays `x` and `y`. Received: `sample_weight` without `y`. Give (x, y, weights)."
+        )
+    return x if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+
+
+def of_test(value: Any) -> Any:
+    """Returns the test examples of a `DataSet`; other data unchanged."""
+    if not isinstance(value, DataSet):
+        return value
+    if value.test is None:
+        raise InputError(
+            f"An evaluation or prediction uses the test examples of a `DataSet`. Received: {value.name}, which has none. "
+            "Give its `train` or other data."
+        )
+    return value.test
 
 
 def _check_split(value: Any, fraction: float, has_targets: bool) -> None:
@@ -115,12 +135,13 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
     if isinstance(value, Examples):
         return value
     if isinstance(value, tf.data.Dataset):
-        value = _with_targets(value)
+        if not isinstance(value.element_spec, tuple) or len(value.element_spec) == 1:
+            value = value.map(inputs_alone)
         return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
     if isinstance(value, tuple | list) and len(value) in (2, 3):
         return ArraySource(tuple(value))
     if isinstance(value, np.ndarray | tf.Tensor | dict) or (isinstance(value, tuple | list) and len(value) == 1):
-        return ArraySource((value[0] if isinstance(value, tuple | list) else value, NO_TARGETS))
+        return ArraySource(inputs_alone(value[0] if isinstance(value, tuple | list) else value))
     if isinstance(value, keras.utils.PyDataset):
         return from_py_dataset(value, steps)
     if isinstance(value, Iterator) or is_data_loader(value):
@@ -134,14 +155,6 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
 def is_data_loader(value: Any) -> bool:
     """Returns whether a value is a PyTorch `DataLoader`."""
     return type(value).__module__.startswith("torch.utils.data")
-
-
-def _with_targets(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a data set of (x, y), also if the elements are inputs alone."""
-    spec = dataset.element_spec
-    if isinstance(spec, tuple):
-        return dataset.map(lambda x: (x, NO_TARGETS)) if len(spec) == 1 else dataset
-    return dataset.map(lambda x: (x, NO_TARGETS))
 
 
 def _is_pair(value: Any) -> bool:

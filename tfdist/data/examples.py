@@ -29,6 +29,11 @@ class Examples(abc.ABC):
     rows: int | None = None
     can_be_read_again: bool = True
 
+    def _count_like(self, examples: "Examples", size: int) -> None:
+        """Takes over the attributes of the examples that these wrap, with another size of an epoch."""
+        self.size, self.batch_size, self.rows = size, examples.batch_size, examples.rows
+        self.can_be_read_again = examples.can_be_read_again
+
     @property
     @abc.abstractmethod
     def element_spec(self) -> Any:
@@ -87,8 +92,7 @@ class PartialEpochs(Examples):
 
     def __init__(self, examples: Examples, size: int):
         """Counts `size` examples as an epoch; an evaluation uses the first `size` examples."""
-        self.size, self.batch_size, self.rows = size, examples.batch_size, examples.rows
-        self.can_be_read_again = examples.can_be_read_again
+        self._count_like(examples, size)
         self._examples = examples
 
     @property
@@ -122,6 +126,14 @@ class PartialEpochs(Examples):
     def map(self, transform: Transform) -> Examples:
         """See base class."""
         return PartialEpochs(self._examples.map(transform), self.size)
+
+
+NO_TARGETS = ()  # the y of examples that have none
+
+
+def inputs_alone(*x: Any) -> Element:
+    """Returns (x, y) without targets, given the parts of an element that is x, (x,) or a tuple of inputs."""
+    return x[0] if len(x) == 1 else x, NO_TARGETS
 
 
 def as_is(*element: Any) -> Element:

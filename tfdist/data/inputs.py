@@ -8,10 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.data.adapters import as_examples, is_data_loader
+from tfdist.data.adapters import as_examples, is_data_loader, of_test
 from tfdist.data.batched import from_dataset
-from tfdist.data.data_set import DataSet
-from tfdist.data.examples import Element, Examples
+from tfdist.data.examples import Element, Examples, inputs_alone
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import StreamSource
 from tfdist.errors import InputError
@@ -30,13 +29,7 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
     Raises:
       InputError: the data has another form, or no end.
     """
-    if isinstance(x, DataSet):
-        if x.test is None:
-            raise InputError(
-                f"A prediction for a `DataSet` is for its test examples. Received: {x.name}, which has none. Give its "
-                "`train` or other data."
-            )
-        return x.test
+    x = of_test(x)
     if isinstance(x, Examples):
         return x
     if isinstance(x, tf.data.Dataset):
@@ -50,9 +43,7 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
             "`x` must be arrays, a tf.data.Dataset, a PyDataset, a generator, examples or a DataSet. Received: "
             f"{type(x).__name__}. Give an array of rows, or a list or dict of arrays for a model with several inputs."
         )
-    x = _arrays(x)
-    rows = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in tf.nest.flatten(x)}
-    return ArraySource((x, np.zeros([max(rows)], np.uint8)))
+    return ArraySource(inputs_alone(_arrays(x)))
 
 
 def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) -> Examples:
@@ -61,21 +52,10 @@ def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) ->
         raise InputError("Data without an end needs `steps`. Received: a tf.data.Dataset that repeats.")
     spec = dataset.element_spec
     if not (isinstance(spec, tuple) and len(spec) in (2, 3)):
-        dataset = dataset.map(_with_targets if is_batched else _with_target)
+        dataset = dataset.map(inputs_alone)
     if is_batched:
         return from_dataset(dataset if steps is None else dataset.take(steps))
     return StreamSource(dataset if steps is None else dataset.take(steps * batch_size))
-
-
-def _with_target(*x: Any) -> Element:
-    """Adds a target, which examples must have, to the x or (x,) of an element."""
-    return (x[0] if len(x) == 1 else x), tf.zeros([], tf.uint8)
-
-
-def _with_targets(*x: Any) -> Element:
-    """Same as `_with_target`, for a batch."""
-    x = x[0] if len(x) == 1 else x
-    return x, tf.zeros([tf.shape(tf.nest.flatten(x)[0])[0]], tf.uint8)
 
 
 def _arrays(x: Any) -> Any:

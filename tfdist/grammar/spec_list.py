@@ -1,9 +1,8 @@
 """Parses comma-separated compound values, `name, other(key=value)`."""
 
 from tfdist.errors import InputError
+from tfdist.grammar.rules import split_outside_brackets
 from tfdist.grammar.spec import Spec, parse
-
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_specs(text: str) -> list[Spec]:
@@ -22,16 +21,4 @@ def parse_specs(text: str) -> list[Spec]:
 
 def split_outside(text: str) -> list[str]:
     """Splits a text at commas outside of parentheses and quotes; without parts that are empty."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        else:
-            depth += (character in _CLOSING) - (character in _CLOSING.values())
-        if character == "," and not quote and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
+    return [part.strip() for part in split_outside_brackets(text, ",") if part.strip()]

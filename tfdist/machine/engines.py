@@ -25,7 +25,7 @@ class Tried(NamedTuple):
       status: whether it works.
       seconds: how long the trial took; None if it was not made.
       reason: why it failed or was not made, as one line; empty if it works.
-      remedy: the command that mends it, if known.
+      remedy: the command that fixes it, if known.
       command: the command that repeats the trial; empty if it was not made.
     """
 

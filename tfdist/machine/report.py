@@ -20,7 +20,7 @@ class Finding(NamedTuple):
     Attributes:
       status: what it means.
       text: one line.
-      remedy: the command that mends it, or what to do; empty if there is nothing to do.
+      remedy: the command that fixes it, or what to do; empty if there is nothing to do.
     """
 
     status: Status

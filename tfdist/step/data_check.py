@@ -15,6 +15,7 @@ from tfdist import keras_internals
 from tfdist.step import input_rules, label_rules
 from tfdist.step.input_rules import Inputs
 from tfdist.step.label_rules import Finding, Labels
+from tfdist.step.loss import at_path
 
 _SCALING = (
     keras.layers.BatchNormalization,
@@ -83,8 +84,8 @@ def _labels_of(model: keras.Model, y: Any, weights: Any) -> Iterator[Labels]:
     names_by_path, _ = keras_internals.matched(model, names, outputs)
     whole = None if keras.tree.is_nested(weights) else weights
     for path, loss, _ in flat:
-        values = _at(by_path, path)
-        yield _labels(_at(names_by_path, path), values, loss, _at(outputs_by_path, path))._replace(
+        values = at_path(by_path, path)
+        yield _labels(at_path(names_by_path, path), values, loss, at_path(outputs_by_path, path))._replace(
             values=values, weights=whole
         )
 
@@ -119,12 +120,6 @@ def _flat(structure: Any, name: str) -> list[tuple[str, Any]]:
     if isinstance(structure, tuple | list):
         return [each for number, part in enumerate(structure) for each in _flat(part, f"{name}[{number}]")]
     return [(name, structure)]
-
-
-def _at(structure: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        structure = structure[key]
-    return structure
 
 
 def as_arrays(element: Any) -> Any:

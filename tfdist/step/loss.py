@@ -57,12 +57,12 @@ def terms(
         y_true, y_pred = keras_internals.matched(model, y_true, y_pred)
     found = []
     for path, loss, weight in flat:
-        weights = _at(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
-        outputs = _at(y_pred, path)
+        weights = at_path(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
+        outputs = at_path(y_pred, path)
         rank = keras.tree.flatten(outputs)[0].shape.rank if replicas * micro_steps > 1 else None
         if rank is not None and keras_internals.is_of_all_rows(loss, rank):
             raise not_means([loss.name], replicas, micro_steps)
-        found.append(_term(loss, _at(y_true, path), outputs, weights, 1.0 if weight is None else weight))
+        found.append(_term(loss, at_path(y_true, path), outputs, weights, 1.0 if weight is None else weight))
     return found
 
 
@@ -215,7 +215,8 @@ def floating(number: int | tf.Tensor) -> tf.Tensor:
     return tf.cast(number, keras.config.floatx())
 
 
-def _at(structure: Any, path: tuple[Any, ...]) -> Any:
+def at_path(structure: Any, path: tuple[Any, ...]) -> Any:
+    """Returns the part of a structure at a path of keys and indices."""
     for key in path:
         structure = structure[key]
     return structure

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data import DataSet, Examples, as_examples, fit_data, with_class_weight
+from tfdist.data.adapters import all_data, of_test
 from tfdist.data.examples import PartialEpochs
 from tfdist.errors import InputError
 
@@ -106,26 +107,9 @@ def evaluation_arguments(
     """
     _check_count("steps", steps)
     _check_count("batch_size", batch_size)
-    if y is None and sample_weight is not None:
-        raise InputError(
-            "`sample_weight` needs arrays `x` and `y`. Received: `sample_weight` without `y`. Give (x, y, weights)."
-        )
-    value = x if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-    examples = as_examples(of_test(value), steps)
+    examples = as_examples(of_test(all_data(x, y, sample_weight)), steps)
     batch_size = batch_size or examples.batch_size or BATCH_SIZE
     return _first(examples, steps, batch_size), batch_size
-
-
-def of_test(value: Any) -> Any:
-    """Returns the test examples of a `DataSet`; other data unchanged."""
-    if not isinstance(value, DataSet):
-        return value
-    if value.test is None:
-        raise InputError(
-            f"An evaluation or prediction uses the test examples of a `DataSet`. Received: {value.name}, which has none. "
-            "Give its `train` or other data."
-        )
-    return value.test
 
 
 def _read(batches: Iterator[Any], steps: int | None) -> Any:

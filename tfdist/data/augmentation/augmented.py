@@ -31,7 +31,7 @@ class Augmented(Examples):
         Raises:
           InputError: x is something else, or an augmentation changes its shape or dtype.
         """
-        self.size, self.batch_size = examples.size, examples.batch_size
+        self._count_like(examples, examples.size)
         self._examples, self._augmentations, self._transform = examples, tuple(augmentations), transform
         x = examples.element_spec[0]
         if not (
