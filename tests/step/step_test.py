@@ -114,6 +114,31 @@ def test_the_loop_is_traced_once_and_sends_one_message(mirrored2, monkeypatch):
     assert calls[0].payload_bytes == 4 * (model.count_params() + 1)
 
 
+def test_the_clock_is_read_before_a_replica_computes(mirrored2):
+    """Otherwise computations that occupy all threads would count as waiting for data."""
+    data = (IMAGES, np.zeros(8, "int64"))
+    _, step = make(mirrored2, "cnn(filters=(2,))", (6, 6, 1), data)
+    iterator = mirrored2.distribute(Pipeline(ArraySource(data), 4, seed=0).dataset)
+    compute = tf.function(
+        lambda batch: mirrored2.run(step.compute, batch, tf.constant(0, tf.int64), tf.constant(True)), autograph=False
+    )
+    operations = compute.get_concrete_function(next(iterator)).graph.get_operations()
+    convolutions = [operation for operation in operations if operation.type == "Conv2D"]
+    assert len(convolutions) >= 2
+    for convolution in convolutions:
+        assert "Timestamp" in {operation.type for operation in _ancestors(convolution)}
+
+
+def _ancestors(operation: tf.Operation) -> set[tf.Operation]:
+    found, waiting = set(), [operation]
+    while waiting:
+        here = waiting.pop()
+        before = {*here.control_inputs, *(tensor.op for tensor in here.inputs)} - found
+        found |= before
+        waiting.extend(before)
+    return found
+
+
 def test_embeddings_gradients_are_dense(single):
     _, step = make(single, "transformer(layers=1, width=4, heads=2, ffn=4)", (4,), (TOKENS, TOKENS))
     gradients, _, _ = step._differentiate((tf.constant(TOKENS), tf.constant(TOKENS)), 8)

@@ -51,6 +51,7 @@ class _StepResult(NamedTuple):
     norm: tf.Tensor
     may_continue: tf.Tensor
     gradient_finite: tf.Tensor
+    arrived: tf.Tensor
     busy: tf.Tensor
 
 
@@ -100,16 +101,16 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
             started = tf.timestamp()
             with tf.control_dependencies([started]):
                 batch, numbers = _taken_apart(next(iterator), strategy)
-            waited = _after(_first_local(strategy, batch)) - started
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
             made = _one(step, strategy, batch, first_step + tf.cast(done, tf.int64), wanted)
+            arrived = _after(_first_local(strategy, batch)) if strategy.compiles_replicas else made.arrived
             return done + 1, LoopResult(
                 losses=so_far.losses.write(done, made.loss),
                 counted=so_far.counted.write(done, made.counted),
                 norm=made.norm,
                 may_continue=made.may_continue,
                 gradient_finite=made.gradient_finite,
-                waited=so_far.waited + waited,
+                waited=so_far.waited + arrived - started,
                 busy=so_far.busy + made.busy,
                 numbers=so_far.numbers.write(done, numbers),
             )
@@ -218,6 +219,7 @@ def _one(
         if going is None
         else tf.logical_and(going, step.may_continue(computed)),
         gradient_finite=tf.cond(finite, update, skip),
+        arrived=strategy.local(computed.arrived)[0],
         busy=tf.stack(strategy.local(computed.busy)),
     )
 

@@ -69,8 +69,8 @@ class Computed(NamedTuple):
       loss: scalar; loss of the global batch, equal on every replica.
       finite: scalar bool; whether the loss and every gradient are finite, the same on every replica.
       norm: scalar; global gradient norm before clipping, if requested or needed, else 0.
-      busy: scalar float64; seconds from the arrival of the batch to this replica's own gradients; 0 if there is no
-        clock.
+      arrived: scalar float64; time at which the batch was available, in seconds since the epoch; 0 if there is no clock.
+      busy: scalar float64; seconds from then to this replica's own gradients; 0 if there is no clock.
     """
 
     gradients: list[tf.Tensor]
@@ -80,6 +80,7 @@ class Computed(NamedTuple):
     loss: tf.Tensor
     finite: tf.Tensor
     norm: tf.Tensor
+    arrived: tf.Tensor
     busy: tf.Tensor
 
 
@@ -140,6 +141,7 @@ class Step:
 
     def _computed(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
         arrived = self._now(batch)
+        batch = self._after(arrived, batch)
         is_dealt = isinstance(batch, ReplicaRows)
         batch, batch_size = with_any_rows(batch) if is_dealt else (batch, self.settings.batch_size)
         before = [tf.identity(variable) for variable in self._restored]
@@ -161,7 +163,7 @@ class Step:
             finite = tf.reduce_all(tf.stack(checked))
         norm = self._norm(whole, with_norm)
         clipped = self.settings.clip(whole, norm)
-        return Computed(clipped, reduced.state, self._scale_after(finite), before, value, finite, norm, busy)
+        return Computed(clipped, reduced.state, self._scale_after(finite), before, value, finite, norm, arrived, busy)
 
     def apply(self, computed: Computed, unused: frozenset[int]) -> None:
         """Applies the step: updates weights, optimizer state and all other state. A replica function.
@@ -336,6 +338,16 @@ class Step:
             return tf.zeros([], tf.float64)
         with tf.control_dependencies([x for x in tf.nest.flatten(after) if tf.is_tensor(x)]):
             return tf.timestamp()
+
+    def _after(self, time: tf.Tensor, batch: Any) -> Any:
+        """Returns the batch, for computations that begin when this time has been taken.
+
+        Otherwise the clock is read when the first of them leaves a thread to it, perhaps at the end of a long convolution.
+        """
+        if self._strategy.compiles_replicas:
+            return batch
+        with tf.control_dependencies([time]):
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
     def _norm(self, gradients: list[tf.Tensor], wanted: tf.Tensor) -> tf.Tensor:
         if self.settings.clip.norm:
