@@ -184,7 +184,7 @@ def test_one_that_is_damaged_is_not_tried_again_and_none_is_an_error(run, tmp_pa
     assert len(tries) == 1
     build = tfdist.Trainer.build
     monkeypatch.setattr(tfdist.Trainer, "build", lambda *args: (build(*args), shutil.rmtree(home)))
-    with pytest.raises(InputError, match="which has none"):
+    with pytest.raises(InputError, match="which has neither checkpoints nor"):
         export.main(str(tmp_path), ExportConfig())
 
 
@@ -249,8 +249,25 @@ def test_what_is_there_is_not_written_over(run, tmp_path):
 
 
 def test_a_run_without_checkpoints(tmp_path):
-    with pytest.raises(InputError, match="started with --checkpoint_every"):
+    with pytest.raises(InputError, match="which has neither checkpoints nor model.keras"):
         export.main(str(tmp_path), ExportConfig())
+
+
+def test_a_run_without_checkpoints_has_its_model(run, wanted, tmp_path, capsys):
+    """Which is converted to another format."""
+    copy = shutil.copytree(run, tmp_path / "run", ignore=lambda *_: ["checkpoints"])
+    assert export.main(str(copy), ExportConfig(format="saved_model")) == 0
+    assert capsys.readouterr().out == f"{copy}/export-000000005  step 5, from {copy}/model.keras\n"
+    served = tf.saved_model.load(str(copy / "export-000000005"))
+    np.testing.assert_allclose(served.serve(IMAGES), wanted, rtol=1e-5)
+
+
+def test_a_given_checkpoint(run, tmp_path, capsys):
+    older, output = f"{run}/checkpoints/step-000000003", str(tmp_path / "a.keras")
+    assert export.main(run, ExportConfig(checkpoint=older, output=output)) == 0
+    assert capsys.readouterr().out == f"{output}  step 3, from {older}\n"
+    with pytest.raises(InputError, match="--checkpoint=best needs a run that has kept its best"):
+        export.main(run, ExportConfig(checkpoint="best"))
 
 
 def test_a_run_of_a_program(single, tmp_path):

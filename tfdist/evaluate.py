@@ -20,14 +20,15 @@ def main(run: str, config: EvaluateConfig) -> int:
     from tfdist.reporting.schema import to_json
 
     with trained_run.opened(run, config) as trained:
-        results = trained.trainer.evaluate(trained.examples, batch_size=trained.batch_size)
+        examples = trained.examples(config.split)
+        results = trained.trainer.evaluate(examples, batch_size=trained.batch_size)
         if trained.trainer.strategy.is_chief:
-            described = trained.describe()
+            described = trained.describe(config.split)
             values = "  ".join(f"{name} {rounded(value)}" for name, value in results.items())
             step = "" if trained.step is None else f" after {trained.step} steps"
             print(f"eval{step}: {values}")
             print(
-                f"{trained.source}  {trained.data_name}: {trained.examples.size} examples, by {described['strategy']} "
+                f"{trained.source}  {described['dataset']}: {examples.size} examples, by {described['strategy']} "
                 f"(replicas: {described['replicas']})"
             )
             if config.output:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, flags, tensorflow_import
-from tfdist.config.fields import check_fields, flag_field, names
+from tfdist.cli import command, flags, tensorflow_import, weights
+from tfdist.config.fields import check_fields, flag_field
 from tfdist.config.strategy_registry import REFERENCE
-from tfdist.config.topics import CHECKS, OUTPUT
-from tfdist.config.train_config import TrainConfig
-from tfdist.errors import CheckpointError, InputError
+from tfdist.config.topics import OUTPUT
+from tfdist.config.trained_config import TrainedConfig, WeightsConfig
+from tfdist.errors import InputError
 from tfdist.storage import StoragePath, path_of, storage_of
 
 if TYPE_CHECKING:
@@ -25,97 +25,42 @@ _ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportConfig:
-    """Format and destination of an export, and whether code that the checkpoint names may be run."""
+class ExportConfig(WeightsConfig):
+    """Weights, format and destination of an export."""
 
     format: str = flag_field("keras", OUTPUT, "Format: keras, saved_model or safetensors.", choices=tuple(_ENDINGS))
     output: str = flag_field(
         "", OUTPUT, "Path to write, which must not exist. Defaults to a name with the step in the directory of the run."
-    )
-    data_dir: str | None = flag_field(None, OUTPUT, "Directory of the data set, if it has moved since the run.")
-    safe_mode: bool = flag_field(
-        True,
-        CHECKS,
-        "Refuse a run whose model, data set, loss or optimizer is a package.module:function, instead of importing it.",
     )
 
     def __post_init__(self) -> None:
         """Validates all fields."""
         check_fields(self)
 
+    @property
+    def on_one_device(self) -> TrainedConfig:
+        """The configuration that opens the run for an export."""
+        common = {field.name: getattr(self, field.name) for field in dataclasses.fields(WeightsConfig)}
+        return TrainedConfig(strategy=REFERENCE, **common)
+
 
 def main(run: str, config: ExportConfig) -> int:
     """Exports the model and prints its path; returns the exit code."""
+    sources = weights.sources(run, config.checkpoint)  # what is wrong is reported without delay
+    default = weights.folder_of(sources[0]) / f"export-STEP{_ENDINGS[config.format]}"
+    _check_output(path_of(config.output) if config.output else default, config.format)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
-    from tfdist.checkpoint.format import checkpoints_at
-    from tfdist.cli import session
+    from tfdist.cli import trained_run
 
-    found = checkpoints_at(run)
-    trained = _trained(found, run, config)
-    given = path_of(config.output) if config.output else None
-    _check_output(given or _folder(found) / f"export-STEP{_ENDINGS[config.format]}", config.format)
-    with session.opened(trained) as opened:
-        trainer = session.make_trainer(opened, opened.strategy)
-        trainer.build(opened.data.train)
-        _restore(trainer, run)
-        path = given or _folder(found) / f"export-{trainer.step:09d}{_ENDINGS[config.format]}"
+    with trained_run.opened(run, config.on_one_device) as trained:
+        number = "" if trained.step is None else f"-{trained.step:09d}"
+        default = trained.directory / f"export{number}{_ENDINGS[config.format]}"
+        path = path_of(config.output) if config.output else default
         _check_output(path, config.format)
-        _write(trainer, config.format, path)
-    print(f"{path}  step {trainer.step}, from {trainer.train_state.resumed_from}")
+        _write(trained.trainer, config.format, path)
+    step = "" if trained.step is None else f"step {trained.step}, "
+    print(f"{path}  {step}from {trained.source}")
     return 0
-
-
-def _trained(found: list[StoragePath], run: str, config: ExportConfig) -> TrainConfig:
-    """Returns the flags of the run, adapted to one device."""
-    from tfdist.checkpoint.restore import first_readable
-
-    _check_any(found, run)
-    saved = first_readable(found)
-    if not {"model", "dataset"} <= saved.flags.keys():
-        raise InputError(
-            "A run is exported with the flags that python -m tfdist.train saves in its checkpoints. Received: "
-            f"{saved.path}, which has none: a program wrote it. In that program, with its trainer built: "
-            f"trainer.resume({run!r}), then trainer.save('model.keras') or trainer.model.export('served')."
-        )
-    known = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    given = {name: value for name, value in saved.flags.items() if name in known}
-    not_exported = (*names(TrainConfig, "is_option"), *names(TrainConfig, "training_only"))
-    given |= {name: known[name] for name in not_exported} | {"strategy": REFERENCE}
-    trained = TrainConfig(**given | ({"data_dir": config.data_dir} if config.data_dir else {}))
-    if config.safe_mode:
-        from tfdist.cli.trained_run import check_runs_nothing
-
-        check_runs_nothing(trained, saved.path)
-    return trained
-
-
-def _check_any(found: list[StoragePath], run: str) -> None:
-    if not found:
-        raise InputError(
-            f"A run has checkpoints if it was started with --checkpoint_every. Received: {run}, which has none. Give "
-            "another run, or use its model.keras."
-        )
-
-
-def _restore(trainer: "Trainer", run: str) -> None:
-    """Restores the newest checkpoint; retries once, as a running job may remove checkpoints while they are read."""
-    from tfdist.checkpoint.format import checkpoints_at
-
-    for is_last in (False, True):
-        found = checkpoints_at(run)
-        _check_any(found, run)
-        try:
-            trainer.resume_from([str(path) for path in found], sets_aside=False)
-            return
-        except CheckpointError:
-            if is_last or all(storage_of(path).exists(path) for path in found):
-                raise
-
-
-def _folder(found: list[StoragePath]) -> StoragePath:
-    """Returns the directory of the run, given that of the run, of its checkpoints or of one checkpoint."""
-    folder = found[0].parent
-    return folder.parent if folder.name == "checkpoints" else folder
 
 
 def _check_output(path: StoragePath, kind: str) -> None:

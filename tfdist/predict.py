@@ -24,7 +24,8 @@ def main(run: str, config: PredictConfig) -> int:
     with trained_run.opened(run, config) as trained:
         is_chief = trained.trainer.strategy.is_chief
         verbose = 1 if is_chief and sys.stdout.isatty() else 0
-        outputs = trained.trainer.predict(trained.examples, batch_size=trained.batch_size, verbose=verbose)
+        examples = trained.examples(config.split)
+        outputs = trained.trainer.predict(examples, batch_size=trained.batch_size, verbose=verbose)
         if is_chief:
             arrays = _named(outputs)
             if config.classes:
@@ -34,7 +35,7 @@ def main(run: str, config: PredictConfig) -> int:
             path = path_of(config.output) if config.output else default
             weights.written(path, _contents(arrays, f".{path.name.rpartition('.')[2]}", str(path)))
             shapes = ", ".join(f"{name} {list(values.shape)}".lstrip() for name, values in arrays.items())
-            print(f"{path}  {shapes}  {trained.data_name}, from {trained.source}")
+            print(f"{path}  {shapes}  {trained.data.name}, {config.split}, from {trained.source}")
     return 0
 
 

@@ -56,7 +56,7 @@ def test_the_flag_set_is_pinned():
     assert _names(TrainConfig) == NAMES
     assert sorted(set(_names(VerifyConfig)) - set(NAMES)) == ["float64", "tolerance"]
     assert _names(RunConfig) == RUN_NAMES
-    assert _names(ExportConfig) == ["data_dir", "format", "output", "safe_mode"]
+    assert _names(ExportConfig) == ["checkpoint", "data_dir", "format", "output", "safe_mode"]
 
 
 def test_every_flag_says_what_it_means_under_a_topic():

@@ -19,9 +19,9 @@ from tfdist.config.fields import names
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
 from tfdist.coordination.timeouts import long_timeout
-from tfdist.data import Examples
+from tfdist.data import DataSet, Examples
 from tfdist.data.catalog import is_own
-from tfdist.errors import InputError
+from tfdist.errors import CheckpointError, InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.grammar.spec import parse
 from tfdist.reporting import RunDirectory
@@ -38,8 +38,7 @@ class Trained(NamedTuple):
       trainer: trainer with the weights.
       step: number of updates that made them; None if unknown.
       source: checkpoint or file of the weights.
-      examples: data for it.
-      data_name: name of the data, for display.
+      data: data set of the run, or the one that was asked for.
       batch_size: examples per batch, over all replicas.
       directory: directory of the run.
     """
@@ -47,19 +46,32 @@ class Trained(NamedTuple):
     trainer: Trainer
     step: int | None
     source: str
-    examples: Examples
-    data_name: str
+    data: DataSet
     batch_size: int
     directory: StoragePath
 
-    def describe(self) -> dict[str, Any]:
-        """Returns what the results belong to, as values of JSON."""
+    def examples(self, split: str) -> Examples:
+        """Returns the examples of a split, train or test.
+
+        Raises:
+          InputError: there are none.
+        """
+        examples = self.data.test if split == "test" else self.data.train
+        if examples is None:
+            raise InputError(
+                f"--split=test needs a data set with test examples. Received: {self.data.name}, which has none. Add "
+                "--split=train, or give another --dataset."
+            )
+        return examples
+
+    def describe(self, split: str) -> dict[str, Any]:
+        """Returns what the results for a split belong to, as values of JSON."""
         strategy = self.trainer.strategy
         return {
             "checkpoint": self.source,
             "step": self.step,
-            "dataset": self.data_name,
-            "examples": self.examples.size,
+            "dataset": f"{self.data.name}, {split}",
+            "examples": self.examples(split).size,
             "strategy": strategy.name,
             "replicas": strategy.replicas,
         }
@@ -77,24 +89,31 @@ def opened(run: str, config: TrainedConfig) -> Iterator[Trained]:
     trained = _adapted(flags, sources[0], config)
     with session.opened(trained) as found:
         whole = data.load(config.dataset, config.data_dir) if config.dataset else found.data
-        examples = whole.test if config.split == "test" else whole.train
-        if examples is None:
-            raise InputError(
-                f"--split=test needs a data set with test examples. Received: {whole.name}, which has none. Add "
-                "--split=train, or give another --dataset."
-            )
         trainer = session.make_trainer(found, found.strategy)
         trainer.build(found.data.train)
-        with long_timeout("its data or its model") as deadline:  # a running job may have saved another one meanwhile
-            paths = found.strategy.group.broadcast("trained", [str(path) for path in sources], deadline)
+        source = _load_weights(trainer, run, config.checkpoint)
+        step = _last_step(run, source) if source.endswith(MODEL_FILE) else trainer.step
+        yield Trained(trainer, step, source, whole, trained.batch_size, weights.folder_of(path_of(source)))
+
+
+def _load_weights(trainer: Trainer, run: str, checkpoint: str) -> str:
+    """Loads the weights and returns their path; retries once, as a job that trains may remove what it reads."""
+    group = trainer.strategy.group
+    for attempt in ("trained", "trained again"):
+        sources = weights.sources(run, checkpoint)
+        with long_timeout("its data or its model") as deadline:
+            paths = group.broadcast(attempt, [str(path) for path in sources], deadline)
         if paths[0].endswith(MODEL_FILE):
             _load_model_file(trainer, path_of(paths[0]))
-            step, source = _last_step(run, paths[0]), paths[0]
-        else:
+            return paths[0]
+        try:
             trainer.resume_from(paths, sets_aside=False)
-            step, source = trainer.step, trainer.train_state.resumed_from
-        name = f"{whole.name}, {config.split}"
-        yield Trained(trainer, step, source, examples, name, trained.batch_size, weights.folder_of(path_of(source)))
+            return trainer.train_state.resumed_from
+        except CheckpointError:
+            all_there = all(storage_of(path_of(path)).exists(path_of(path)) for path in paths)
+            if attempt != "trained" or group.broadcast("checkpoints are there", all_there):
+                raise
+    raise AssertionError("The second attempt returns or raises.")
 
 
 def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
@@ -108,7 +127,7 @@ def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
         raise InputError(
             "A run is opened with the flags that python -m tfdist.train saves. Received: "
             f"{sources[0]}, which has none: a program wrote it. In that program, with its trainer built: "
-            f"trainer.resume({run!r}), then trainer.evaluate(...) or trainer.predict(...)."
+            f"trainer.resume({run!r}), then call trainer.evaluate, predict or save."
         )
     return flags
 

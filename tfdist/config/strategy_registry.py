@@ -43,7 +43,7 @@ DECLARATIONS = (
         processes=Processes.ONE,
         options=("devices",),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
-        with_one_device="Give devices=N for N of them, or use strategy single.",
+        with_one_device="Give --devices=N for N of them, or use --strategy=single.",
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
         trials=(Trial(options={"devices": 2}),),
     ),
@@ -126,7 +126,7 @@ DECLARATIONS = (
         check=_check_mesh,
         runs_keras_fit=False,
         trials=(Trial(options={"devices": 2}),),
-        with_one_device="Give devices=N or a mesh_shape such as data:2;model:2, or use strategy single.",
+        with_one_device="Give --devices=N or --mesh_shape=data:2;model:2, or use --strategy=single.",
     ),
 )
 AUTO = "auto"

@@ -14,8 +14,8 @@ TABLES = (".npy", ".npz", ".csv")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainedConfig(TrainerOptions, JobOptions):
-    """Which weights of a run compute on which data, and where; whatever is left out is as in the run."""
+class WeightsConfig:
+    """Which weights of a run are used, and whether code that the run names may be executed."""
 
     checkpoint: str = flag_field(
         NEWEST,
@@ -23,14 +23,25 @@ class TrainedConfig(TrainerOptions, JobOptions):
         "Weights: newest (checkpoint, or model.keras without checkpoints), best (if the run has kept it), or the path of a "
         "checkpoint or of a .keras file.",
     )
+    data_dir: str | None = flag_field(
+        None, MODEL, "Directory with the files of the data set, if it has moved since the run.", per_process=True
+    )
+    safe_mode: bool = flag_field(
+        True,
+        CHECKS,
+        "Refuse a run whose model, data set, loss or optimizer is a package.module:function, instead of importing it.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
+    """Which weights of a run compute on which data, and where; whatever is left out is as in the run."""
+
     dataset: str = flag_field(
         "",
         MODEL,
         "Data set; as for training. Defaults to that of the run.",
         check=lambda text: spec_text(text) if text else text,
-    )
-    data_dir: str | None = flag_field(
-        None, MODEL, "Directory with the files of the data set, if it has moved since the run.", per_process=True
     )
     split: str = flag_field("test", MODEL, "Examples of the data set: test or train.", choices=("test", "train"))
     batch_size: int = flag_field(
@@ -43,11 +54,6 @@ class TrainedConfig(TrainerOptions, JobOptions):
     insecure: bool = flag_field(False, DEVICES, "As for training, for a job over several hosts.")
     start_timeout_seconds: float = flag_field(
         120.0, DEVICES, "Seconds to wait for the other processes at start-up.", least=1
-    )
-    safe_mode: bool = flag_field(
-        True,
-        CHECKS,
-        "Refuse a run whose model, data set, loss or optimizer is a package.module:function, instead of importing it.",
     )
 
     def __post_init__(self) -> None:

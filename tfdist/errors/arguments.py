@@ -37,14 +37,19 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except TfdistError as error:
-            if not _in_command.get() and error.args and isinstance(error.args[0], str):
-                error.args = (_with_arguments(error.args[0]), *error.args[1:])
+            if error.args and isinstance(error.args[0], str):
+                error.args = (addressed(error.args[0]), *error.args[1:])
             raise
 
     return call
 
 
-def _with_arguments(message: str) -> str:
-    """Replaces flags by arguments, except in quoted commands."""
+def addressed(message: str) -> str:
+    """Returns a message that names flags as it is in a command, and with arguments instead outside of commands.
+
+    Quoted commands keep their flags.
+    """
+    if _in_command.get():
+        return message
     parts = message.split("`")
     return "`".join(part if index % 2 else _FLAG.sub("", part) for index, part in enumerate(parts))

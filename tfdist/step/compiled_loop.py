@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import NotFiniteError
+from tfdist.step.clock import time_after
 from tfdist.step.step import Step
 
 
@@ -103,7 +104,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
                 batch, numbers = _taken_apart(next(iterator), strategy)
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
             made = _one(step, strategy, batch, first_step + tf.cast(done, tf.int64), wanted)
-            arrived = _after(_first_local(strategy, batch)) if strategy.compiles_replicas else made.arrived
+            arrived = time_after(_first_local(strategy, batch)) if strategy.compiles_replicas else made.arrived
             return done + 1, LoopResult(
                 losses=so_far.losses.write(done, made.loss),
                 counted=so_far.counted.write(done, made.counted),
@@ -229,12 +230,6 @@ def _taken_apart(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor
     if not isinstance(element, IndexedBatch):
         return element, tf.zeros([0], tf.int64)
     return element.batch, tf.concat(strategy.local(element.numbers), 0)
-
-
-def _after(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Returns the time, in seconds, at which all these tensors are available."""
-    with tf.control_dependencies(tensors):
-        return tf.timestamp()
 
 
 def _first_local(strategy: HasCollectives, batch: Any) -> list[tf.Tensor]:

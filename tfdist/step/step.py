@@ -21,7 +21,7 @@ from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
-from tfdist.step import loss, randomness
+from tfdist.step import clock, loss, randomness
 from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.metrics import LossShare, ModelMetrics
@@ -140,8 +140,10 @@ class Step:
             return self._computed(batch, step, with_norm)
 
     def _computed(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
-        arrived = self._now(batch)
-        batch = self._after(arrived, batch)
+        has_clock = not self._strategy.compiles_replicas  # XLA's programs cannot read one
+        no_time = tf.zeros([], tf.float64)
+        arrived = clock.time_after(batch) if has_clock else no_time
+        batch = clock.available_after(arrived, batch) if has_clock else batch
         is_dealt = isinstance(batch, ReplicaRows)
         batch, batch_size = with_any_rows(batch) if is_dealt else (batch, self.settings.batch_size)
         before = [tf.identity(variable) for variable in self._restored]
@@ -152,7 +154,7 @@ class Step:
         self.sends_rows = self._recorded.has_unknown_shapes
         if is_dealt:
             gradients = self._of_rows(count_rows(batch), gradients, before)
-        busy = self._now(gradients) - arrived
+        busy = clock.time_after(gradients) - arrived if has_clock else no_time
         state = [tf.convert_to_tensor(variable) for variable in self._state]
         self.sent = Recording(self._recorded)  # the calls that send gradients
         reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
@@ -331,23 +333,6 @@ class Step:
     def _terms(self, y: Any, outputs: Any, weight: Any) -> list[loss.Term]:
         replicas, micro_steps = self._strategy.replicas, self.settings.micro_steps
         return loss.terms(self._model, y, outputs, weight, replicas=replicas, micro_steps=micro_steps)
-
-    def _now(self, after: Any) -> tf.Tensor:
-        """Returns the time, in seconds, at which all tensors of a structure are available."""
-        if self._strategy.compiles_replicas:
-            return tf.zeros([], tf.float64)
-        with tf.control_dependencies([x for x in tf.nest.flatten(after) if tf.is_tensor(x)]):
-            return tf.timestamp()
-
-    def _after(self, time: tf.Tensor, batch: Any) -> Any:
-        """Returns the batch, for computations that begin when this time has been taken.
-
-        Otherwise the clock is read when the first of them leaves a thread to it, perhaps at the end of a long convolution.
-        """
-        if self._strategy.compiles_replicas:
-            return batch
-        with tf.control_dependencies([time]):
-            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
     def _norm(self, gradients: list[tf.Tensor], wanted: tf.Tensor) -> tf.Tensor:
         if self.settings.clip.norm:

@@ -12,6 +12,7 @@ from tfdist.config.strategy_registry import DECLARATIONS
 from tfdist.data import DataSet
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
+from tfdist.errors.arguments import addressed
 from tfdist.grammar.decay import Step, parse_decay
 from tfdist.grammar.interval import parse_period
 from tfdist.optimizers import WarmupAndDecay
@@ -67,7 +68,7 @@ def _batch_exceeds_data(run: RunFacts) -> str | None:
         return None
     return (
         f"A batch of {batch_size} examples is larger than the data, which has {examples}: every step is "
-        f"{batch_size / examples:.3g} epochs, and repeats examples within a batch. Lower batch_size to at most "
+        f"{batch_size / examples:.3g} epochs, and repeats examples within a batch. Lower --batch_size to at most "
         f"{examples}, or give more data."
     )
 
@@ -88,7 +89,7 @@ def _warmup_exceeds_run(run: RunFacts) -> str | None:
         return None
     return (
         f"The warm-up takes {rate.warmup_steps} steps and the run ends at step {run.end}, so the learning rate never "
-        f"reaches {rate.peak:g}. Lower warmup_steps, or train longer."
+        f"reaches {rate.peak:g}. Lower --warmup_steps, or train longer."
     )
 
 
@@ -98,7 +99,7 @@ def _never_decays(run: RunFacts) -> str | None:
         return None
     return (
         f"The learning rate falls every {decay.every} steps and the run ends at step {run.end}, so it never falls. "
-        "Lower `every` of decay=step(every=...), or leave the decay out."
+        "Lower `every` of --decay=step(every=...), or leave the decay out."
     )
 
 
@@ -106,7 +107,7 @@ def _never_evaluates(run: RunFacts) -> str | None:
     every = run.schedule.eval_every
     if every and run.data.test is None:
         return (
-            f"eval_every={every} has no effect, because there is no data to evaluate. Give evaluation data, or leave it "
+            f"--eval_every={every} has no effect, because there is no data to evaluate. Give evaluation data, or leave it "
             "out."
         )
     return _never("eval_every", every, "the run is never evaluated, not even at its end", run)
@@ -146,7 +147,7 @@ def _never_profiles(run: RunFacts) -> str | None:
         return None
     return (
         f"The profile begins at step {first} and the run ends at step {run.end}, so there is no profile. "
-        "Lower profile_steps, or train longer."
+        "Lower --profile_steps, or train longer."
     )
 
 
@@ -154,9 +155,7 @@ def _never(name: str, every: int, what: str, run: RunFacts) -> str | None:
     # Counted from the beginning of the run, so that a resumed run is not told what has already happened.
     if not every or run.end // every > run.batches.begun_at // every:
         return None
-    return (
-        f"{name}={every} is longer than the run, which ends at step {run.end}: {what}. Lower {name}, or train longer."
-    )
+    return f"--{name}={every} is longer than the run, which ends at step {run.end}: {what}. Lower --{name}, or train longer."
 
 
 RULES: tuple[Callable[[RunFacts], str | None], ...] = (
@@ -185,9 +184,9 @@ def warn_of_run(strategy: Strategy, facts: RunFacts, of_data: Sequence[tuple[str
     if not strategy.is_chief:
         return
     if text := _one_device(strategy):
-        warn_once(text, situation=ONE_DEVICE)
+        warn_once(addressed(text), situation=ONE_DEVICE)
     for rule in RULES:
         if text := rule(facts):
-            warn_once(text)
+            warn_once(addressed(text))
     for text, situation in of_data:
         warn_once(text, situation)
