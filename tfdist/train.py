@@ -1,5 +1,6 @@
 """Train a Keras model with the strategy chosen by flags or the environment."""
 
+import contextlib
 import sys
 
 from tfdist.checkpoint import in_memory
@@ -7,6 +8,7 @@ from tfdist.cli import command, flags, tensorflow_import
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
+from tfdist.reporting.display import status
 from tfdist.reporting.loggers import check_installed
 
 
@@ -18,7 +20,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         )
     check_installed(config.loggers)
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
-    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    seconds = tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, opened_run, session
     from tfdist.cli.callbacks import check_metrics, make_callbacks
     from tfdist.trainer.data_warnings import check_examples
@@ -31,15 +33,16 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
                 print(target.finished)
             return 0
         callbacks = make_callbacks(target.config)
-        trainer = session.make_trainer(opened, opened.strategy)
-        trainer.build(opened.data.train)
+        with status("Building the model ...") if opened.strategy.is_chief else contextlib.nullcontext():
+            trainer = session.make_trainer(opened, opened.strategy)
+            trainer.build(opened.data.train)
         check_metrics(config, callbacks, trainer, evaluates=opened.data.test is not None)
         # Refuses data before there is a directory; `fit` repeats it, and logs what is suspicious.
         check_examples(opened.strategy, trainer.model, opened.data.train, opened.data.test)
         if config.dry_run:
             dry_run.describe(opened, trainer, output)
             return 0
-        with opened_run.opened_run(opened, target, trainer) as run:
+        with opened_run.opened_run(opened, target, trainer, loading_seconds=seconds) as run:
             history = trainer.fit(
                 opened.data,
                 batch_size=config.batch_size,

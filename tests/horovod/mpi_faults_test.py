@@ -85,8 +85,8 @@ def test_a_job_that_is_preempted_is_saved_and_goes_on() -> None:
         job.wait_for(0, "step 20/", START_SECONDS)
         saved = preempted(job)
     with processes.job(launch(train()), 1) as job:
-        job.wait_for(0, f"Resuming from run/checkpoints/{saved}.", START_SECONDS)
-        job.wait_for(0, "sent ", START_SECONDS)
+        job.wait_for(0, f"resuming  from run/checkpoints/{saved}", START_SECONDS)
+        job.wait_for(0, "  train  ", START_SECONDS)
         assert preempted(job) > saved
 
 
@@ -94,8 +94,8 @@ def test_a_rank_that_is_killed_is_restarted_from_a_checkpoint() -> None:
     with processes.job(launch(train("--checkpoint_every=10"), "--max_restarts=1"), 1) as job:
         job.wait_for(0, "Saved step 20 ", START_SECONDS)
         send_to_rank_1(job, signal.SIGKILL)
-        job.wait_for(0, "Resuming from run/checkpoints/step-", START_SECONDS)
-        [step] = re.findall(r"Resuming from run/checkpoints/step-(\d+)\.", job.output(0))
+        job.wait_for(0, "resuming  from run/checkpoints/step-", START_SECONDS)
+        [step] = re.findall(r"resuming  from run/checkpoints/step-(\d+)", job.output(0))
         job.wait_for(0, f"Saved step {int(step) + 10} ", START_SECONDS)  # a signal before the first step would end it
         job.wait_for(0, "restart 1 of 1 after step ", 1)
         [why] = [line for line in job.output(0).splitlines() if "restart 1 of 1" in line]

@@ -17,7 +17,7 @@ def test_a_run_leaves_every_file_and_plain_lines(tmp_path):
     assert directory.curves.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in directory.tensorboard.iterdir()) == ["eval", "train"]
     assert stream.getvalue().splitlines() == [
-        "step 2/2  train  loss 0.5000  accuracy 0.5000",
-        "step 2/2  eval  loss 0.2500  accuracy 0.7500",
+        "step 2/2  epoch 1/1  train  loss 0.5000  accuracy 0.5000",
+        "step 2/2  epoch 1/1  eval  loss 0.2500  accuracy 0.7500",
         "run ended: done",
     ]

@@ -20,19 +20,32 @@ TRAIN = {
 }
 
 
-def test_a_pipe_sees_a_line_for_each_record_and_one_for_the_end():
-    stream = io.StringIO()
-    reporter = PlainReporter(stream)
-    reporter.start(RunPlan(total_steps=500, batch_size=64))
+def test_a_pipe_sees_the_description_a_line_for_each_record_and_one_for_the_end():
+    stream, times = io.StringIO(), iter([10.0, 14.25])
+    reporter = PlainReporter(stream, lambda: next(times))
+    about = {"model": "mlp, 10 parameters", "chosen": "", "output": "runs/one"}
+    reporter.start(RunPlan(total_steps=500, batch_size=64, examples_per_epoch=1437, description=about))
+    with reporter.busy("compiling the training step"):
+        pass
     reporter.progress(50, {"loss": 0.5})
     reporter.record(TRAIN)
     reporter.record({"kind": "eval", "step": 100, "loss": 0.2, "accuracy": 0.97})
     reporter.close("done")
     assert stream.getvalue().splitlines() == [
-        "step 100/500  epoch 4.45  train  loss 0.3100  accuracy 0.9125  5123 examples/s  0.0125 s/step",
-        "step 100/500  eval  loss 0.2000  accuracy 0.9700",
+        "model   mlp, 10 parameters",
+        "output  runs/one",
+        "compiling the training step took 4.2 s",
+        "step 100/500  epoch 5/23  train  loss 0.3100  accuracy 0.9125  5123 examples/s  0.0125 s/step",
+        "step 100/500  epoch 5/23  eval  loss 0.2000  accuracy 0.9700",
         "run ended: done",
     ]
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_communication_is_shown_when_the_plan_says_so(shows):
+    record = TRAIN | {"payload_bytes": 85900.0, "compression_ratio": 4.0}
+    shown = line(record, RunPlan(total_steps=500, batch_size=64, shows_communication=shows))
+    assert ("sent 0.0859 MB (4x less)" in shown) is shows
 
 
 def test_lines_leave_at_once():

@@ -1,6 +1,9 @@
+import io
+import re
+
 import pytest
 
-from tfdist.reporting import MultiReporter, NullReporter, Reporter, RunPlan
+from tfdist.reporting import MultiReporter, NullReporter, PlainReporter, Reporter, RunPlan
 
 PLAN = RunPlan(total_steps=10, batch_size=4, examples_per_epoch=16)
 
@@ -61,3 +64,37 @@ def test_all_are_closed_in_order_even_if_one_fails():
     with pytest.raises(OSError, match="disk full"):
         reporter.close("done")
     assert heard == ["a done", "b done", "c done"]
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (0, "epoch 1/20"),
+        (1, "epoch 1/20"),
+        (22, "epoch 1/20"),
+        (23, "epoch 1/20"),
+        (24, "epoch 2/20"),
+        (449, "epoch 20/20"),
+    ]
+    + [(450, "epoch 20/20")],
+)
+def test_epochs_are_counted_as_people_do(step, text):
+    """20 epochs of 1437 examples end in step 450, which uses 60 examples of the next one."""
+    assert RunPlan(total_steps=450, batch_size=64, examples_per_epoch=1437).epoch_text(step) == text
+
+
+def test_epochs_of_a_run_that_continues():
+    plan = RunPlan(total_steps=28, batch_size=10, examples_per_epoch=70, first_step=14)
+    assert plan.epoch_text(14) == "epoch 3/4" and plan.epoch_text(28) == "epoch 4/4"
+    again = RunPlan(total_steps=28, batch_size=10, examples_per_epoch=70, first_step=14, first_epoch=2)
+    assert again.epoch_text(14) == "epoch 1/2" and again.epoch_text(15) == "epoch 1/2"
+    done = RunPlan(total_steps=14, batch_size=10, examples_per_epoch=70, first_step=14)
+    assert done.epoch_text(14) == "epoch 2/2"
+    assert RunPlan(total_steps=14, batch_size=10).epoch_text(3) == ""
+
+
+def test_a_long_task_is_told_to_every_reporter():
+    streams = io.StringIO(), io.StringIO()
+    with MultiReporter([PlainReporter(stream) for stream in streams]).busy("compiling"):
+        pass
+    assert all(re.fullmatch(r"compiling took \d\.\d s\n", stream.getvalue()) for stream in streams)

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import logging
 import re
@@ -7,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from tfdist.reporting import PlainReporter, RunPlan, TerminalReporter, log, terminal_or_plain
+from tfdist.reporting.bar_text import BarText
 
 PLAN = RunPlan(total_steps=500, batch_size=64, examples_per_epoch=1437)
 
@@ -61,32 +63,72 @@ def test_the_bar_has_every_field(reporter, screen, clock):
         clock.now += 1.0
         reporter.progress(step, {"loss": 1.25, "accuracy": 0.5, "recall": 0.1})
     bar = drawn(screen)[-1]
-    assert re.fullmatch(r"step 30/500 [━╸╺ ]{10,} 640\.00 examples/s loss 1\.2500  accuracy 0\.5000 eta 00:47", bar), (
-        bar
-    )
+    values = r"0:03, 0:47 left  loss 1\.2500  accuracy 0\.5000  640\.00 examples/s"
+    assert re.fullmatch(rf"epoch 2/23  step 30/500 ━{{6,}} {values}", bar), bar
+    assert len(bar) == 100
     reporter.close("done")
 
 
 @pytest.mark.parametrize(
-    ("width", "values"),
+    ("width", "bar"),
     [
-        (120, r"loss 1\.2500  accuracy 0\.5000  sent 0\.0859 MB  comm 12%"),
-        (100, r"loss 1\.2500  accuracy 0\.5000  sent 0\.0859 MB"),
-        (80, r"loss 1\.2500  accuracy 0\.5000"),
-        (70, r"loss 1\.2500"),
+        (
+            160,
+            r"epoch 14/23  step 300/500 ━+ 0:01, 0:00 left  loss 1\.2500  accuracy 0\.5000  25600 examples/s"
+            r"  sent 0\.0859 MB  comm 12%",
+        ),
+        (110, r"epoch 14/23  step 300/500 ━+ 0:01, 0:00 left  loss 1\.2500  accuracy 0\.5000  25600 examples/s"),
+        (80, r"epoch 14/23 300/500 ━+ 0:01<0:00 loss 1\.2500 accuracy 0\.5000 25600 ex/s"),
+        (74, r"epoch 14/23 300/500 0:01<0:00 loss 1\.2500 accuracy 0\.5000 25600 ex/s"),
+        (60, r"epoch 14/23 300/500 ━+ 0:01<0:00 loss 1\.2500 25600 ex/s"),
+        (45, r"epoch 14/23 300/500 0:01<0:00 loss 1\.2500"),
+        (20, r"300/500 loss 1\.2500"),
+        (8, r"300/500"),
+        (4, r"300/"),
     ],
 )
-def test_a_narrow_bar_leaves_out_what_comes_last(width, values, screen, clock):
-    """But never the steps or the time, as most terminals have eighty columns."""
+def test_a_narrow_bar_leaves_out_what_comes_last(width, bar, screen, clock):
     reporter = TerminalReporter(Console(file=screen, force_terminal=True, width=width), clock)
-    reporter.start(PLAN)
+    reporter.start(dataclasses.replace(PLAN, shows_communication=True))
     sent = {"payload_bytes": 85900.0, "exposed_communication_seconds": 0.12, "step_seconds": 1.0}
     for step in (100, 200, 300):
         clock.now += 0.25
         reporter.progress(step, {"loss": 1.25, "accuracy": 0.5, "recall": 0.1} | sent)
-    bar = drawn(screen)[-1]
+    last = drawn(screen)[-1]
     reporter.close("done")
-    assert re.fullmatch(rf"step 300/500 [━╸╺ ]{{6,}} 25600 examples/s {values} eta 00:01", bar), bar
+    assert re.fullmatch(bar, last), last
+    assert len(last) <= width
+
+
+def test_values_that_change_their_length_do_not_bring_back_what_was_left_out(clock):
+    text = BarText(PLAN, clock)
+    text.update(10, {"loss": 1234567.0, "accuracy": 0.5})
+    assert "accuracy" not in str(text.line(54))
+    text.update(20, {"loss": 1.0, "accuracy": 0.5})
+    assert "accuracy" not in str(text.line(54))
+    assert "accuracy" in str(text.line(55))
+
+
+def test_communication_is_shown_only_if_the_plan_says_so(reporter, screen, clock):
+    reporter.start(PLAN)
+    clock.now += 1.0
+    reporter.progress(10, {"loss": 1.0, "payload_bytes": 85900.0})
+    assert "sent" not in drawn(screen)[-1]
+    reporter.close("done")
+
+
+def test_a_long_task_is_named_in_the_bar_until_it_ends(reporter, screen):
+    reporter.start(PLAN)
+    with reporter.busy("compiling the training step"):
+        assert drawn(screen)[-1].endswith(" compiling the training step ...")
+    assert "compiling" not in drawn(screen)[-1]
+    reporter.close("done")
+
+
+def test_the_description_is_above_the_bar(reporter, screen):
+    reporter.start(dataclasses.replace(PLAN, description={"model": "mlp", "batch": "64 [examples]"}))
+    assert drawn(screen)[:2] == ["model  mlp", "batch  64 [examples]"]
+    reporter.close("done")
 
 
 def test_it_is_drawn_on_a_terminal_by_moving_the_cursor(reporter, screen, clock):
@@ -118,7 +160,7 @@ def test_evaluations_stay_and_training_windows_only_move_the_bar(reporter, scree
     reporter.record({"kind": "eval", "step": 100, "loss": 0.5, "accuracy": 0.9})
     reporter.close("done")
     lines = drawn(screen)
-    assert "step 100/500  eval  loss 0.5000  accuracy 0.9000" in lines
+    assert "step 100/500  epoch 5/23  eval  loss 0.5000  accuracy 0.9000" in lines
     assert not [text for text in lines if "train" in text]
     assert any("step 100/500" in text and "loss 0.7500" in text for text in lines)
     assert lines[-1] == "run ended: done"
@@ -134,12 +176,12 @@ def test_missing_fields_and_odd_values_leave_the_bar_standing(reporter, screen, 
     reporter.start(PLAN)
     clock.now += 1.0
     reporter.progress(10, {})
-    assert re.fullmatch(r"step 10/500 [━╸╺ ]+ eta .*", drawn(screen)[-1])
+    assert re.fullmatch(r"epoch 1/23  step 10/500 ━+ 0:01, -:-- left", drawn(screen)[-1])
     reporter.record({"kind": "train"})
     reporter.record({"kind": "eval"})
     clock.now += 1.0
     reporter.progress(20, {"loss": float("nan"), "[red]odd[/nonsense]": 1.0})
-    assert "loss nan  [red]odd[/nonsense] 1.0000" in drawn(screen)[-1]
+    assert "loss nan [red]odd[/nonsense] 1.0000" in drawn(screen)[-1]
     reporter.close("[bold]broken[/oops]\n")
     assert drawn(screen)[-1].startswith("run ended: [bold]broken[/oops]")
 
@@ -160,7 +202,7 @@ def test_a_log_line_appears_above_the_bar(screen, clock, monkeypatch, tmp_path):
         assert id(sys.stderr) == id(screen)
     lines = drawn(screen)
     where = next(number for number, text in enumerate(lines) if text.endswith("INFO rank 0: halfway"))
-    assert lines[where + 1].startswith("step 0/500")
+    assert lines[where + 1].startswith("epoch 1/23  step 0/500")
 
 
 def test_a_stream_that_is_no_terminal_is_not_drawn_on(monkeypatch, screen):
@@ -187,7 +229,7 @@ def test_a_pipe_gets_plain_lines_whatever_the_environment_asks(monkeypatch, vari
     reporter.record({"kind": "train", "step": 1, "loss": 1.0})
     reporter.close("done")
     assert isinstance(reporter, PlainReporter)
-    assert stream.getvalue() == "step 1/500  train  loss 1.0000\nrun ended: done\n"
+    assert stream.getvalue() == "step 1/500  epoch 1/23  train  loss 1.0000\nrun ended: done\n"
 
 
 def test_a_terminal_without_a_cursor_gets_plain_lines(monkeypatch, screen):

@@ -132,19 +132,39 @@ def test_a_generator_that_ends_too_early(single):
 
 
 @pytest.mark.parametrize(
-    ("verbose", "lines"), [("auto", ["step 7/14", "step 10/14", "step 14/14", "step 14/14"]), (0, [])]
+    ("verbose", "steps"), [("auto", ["step 7/14", "step 10/14", "step 14/14", "step 14/14"]), (0, [])]
 )
-def test_lines_for_what_is_no_terminal(single, capsys, verbose, lines):
-    trainer_of(single).fit(X, Y, 10, 2, verbose, validation_data=(X, Y))
+def test_lines_for_what_is_no_terminal(single, capsys, verbose, steps):
+    """What is trained is described once, however often a program calls `fit`."""
+    trainer = trainer_of(single)
+    trainer.fit(X, Y, 10, 2, verbose, validation_data=(X, Y))
     written = capsys.readouterr()
-    assert [line.partition("  ")[0] for line in written.err.splitlines()] == lines
-    assert not written.out
+    starts = [line.partition("  ")[0] for line in written.err.splitlines()]
+    told = ["model", "data", "strategy", "batch", "length"]
+    compiled = [line for line in starts if line.startswith("compiling the training step took ")]
+    assert starts == ([*told, *compiled, *steps] if verbose else [])
+    assert len(compiled) == bool(verbose) and not written.out
+    trainer.fit(X, Y, 10, 1, verbose)
+    assert [line.partition("  train")[0] for line in capsys.readouterr().err.splitlines()] == (
+        ["step 20/21  epoch 1/1", "step 21/21  epoch 1/1"] if verbose else []
+    )
+
+
+def test_what_is_trained_is_described(single, capsys):
+    trainer_of(single).fit(X, Y, 10, 2, validation_data=(X[:30], Y[:30]))
+    assert capsys.readouterr().err.splitlines()[:5] == [
+        "model     sequential, 49 parameters (392 bytes)",
+        "data      70 examples of 4; 30 to evaluate",
+        "strategy  single, 1 replica on 1 CPU device",
+        "batch     10 examples, computed in float64",
+        "length    14 steps, 2 epochs",
+    ]
 
 
 def test_a_run_that_fails_says_so_once(single, capsys):
     with pytest.raises(NotFiniteError):
         trainer_of(single).fit(X * np.nan, Y, verbose=2)
-    assert capsys.readouterr().err.startswith("run ended: ")
+    assert capsys.readouterr().err.count("run ended: ") == 1
 
 
 class Penalty(keras.layers.Layer):

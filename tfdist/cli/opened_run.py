@@ -16,6 +16,7 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli import run_start
 from tfdist.cli.flag_warnings import warn_of_flags
 from tfdist.cli.resume import OF_THE_END, Origin
+from tfdist.cli.run_end import summary
 from tfdist.cli.session import Session
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
@@ -32,6 +33,7 @@ from tfdist.reporting import (
     chief_reporter,
     log,
 )
+from tfdist.reporting.display import is_watched
 from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.loggers import check_own, make_loggers
 from tfdist.storage import path_of
@@ -39,6 +41,7 @@ from tfdist.trainer.history import History
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
 
+_NOTABLE_SECONDS = 0.1  # processes that a launcher forks have loaded TensorFlow already
 _log = logging.getLogger(__name__)
 
 
@@ -50,12 +53,14 @@ class Run(NamedTuple):
       is_chief: whether this process writes to it, besides its own log and ledger.
       checkpoints: how the run is saved.
       reporting: where it is recorded.
+      began: `time.monotonic()` when it was ready to train.
     """
 
     directory: RunDirectory
     is_chief: bool
     checkpoints: Checkpoints
     reporting: Reporting
+    began: float
 
     def finish(
         self, trainer: Trainer, config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback]
@@ -77,14 +82,14 @@ class Run(NamedTuple):
         return best
 
     def print_summary(self, history: History, best: Best | None) -> None:
-        """Prints the last record, the best value, and the directory, on the chief."""
+        """Prints the results, what to do next, and the directory, on the chief."""
         if self.is_chief:
-            last = (history.records or self.directory.records())[-1]
-            numbers = "  ".join(f"{k} {float(v):.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)
-            print(f"{last['kind']} after {last['step']} steps: {numbers}")
-            if best:
-                print(f"best {best}, exported as {self.directory.model.name}")
-            print(self.directory.path, flush=True)
+            records = self.directory.records()
+            last = (history.records or records)[-1]
+            exported = f"{best}, exported as {self.directory.model.name}" if best else ""
+            seconds = time.monotonic() - self.began
+            resumes = bool(self.checkpoints.best) or any(parse_period(self.checkpoints.every))
+            print(*summary(self.directory, records, last, exported, seconds, resumes), sep="\n", flush=True)
 
 
 class Target(NamedTuple):
@@ -119,13 +124,14 @@ def target(session: Session) -> Target:
 
 
 @contextlib.contextmanager
-def opened_run(session: Session, target: Target, trainer: Trainer) -> Iterator[Run]:
+def opened_run(session: Session, target: Target, trainer: Trainer, *, loading_seconds: float = 0.0) -> Iterator[Run]:
     """Locks the directory of a run, restores its state, and records its start; every process must enter it.
 
     Args:
       session: strategy, data and configuration of the run.
       target: its directory and what it resumes from.
       trainer: a built trainer.
+      loading_seconds: seconds that loading TensorFlow took, for the log.
 
     Raises:
       InputError: a checkpoint is of another model; its batch cannot be divided between the current replicas; another
@@ -136,15 +142,29 @@ def opened_run(session: Session, target: Target, trainer: Trainer) -> Iterator[R
     with contextlib.ExitStack() as stack:
         begun = run_start.begin(origin, trainer, session.data.train.size, config, directory, stack)
         stack.enter_context(log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)))
-        _log.info("%s", session.detection.reason)
+        _log.info("%s", session.detection.reason, extra=log.ONLY_IN_FILE)
         if trainer.train_state.resumed_from:
-            _log.info("Resuming from %s.", trainer.train_state.resumed_from)
+            _log.info("Resuming from %s.", trainer.train_state.resumed_from, extra=log.ONLY_IN_FILE)
+        if loading_seconds >= _NOTABLE_SECONDS:
+            _log.info("Loading TensorFlow took %.1f s.", loading_seconds, extra=_in_file_if_shown())
         warn_of_flags(config, strategy, trainer.model)
         if strategy.is_chief:
             _warn_of_lost_progress(begun.checkpoints, trainer.train_state.resumed_from, config, directory)
-        reporting = _reporting(config, directory, begun.ledger, strategy.is_chief)
+        reporting = dataclasses.replace(
+            _reporting(config, directory, begun.ledger, strategy.is_chief),
+            description={
+                "chosen": session.detection.why,
+                "output": str(directory.path),
+                "resuming": f"from {path}" if (path := trainer.train_state.resumed_from) else "",
+            },
+        )
         with _closing(reporting.reporter):
-            yield Run(directory, strategy.is_chief, begun.checkpoints, reporting)
+            yield Run(directory, strategy.is_chief, begun.checkpoints, reporting, time.monotonic())
+
+
+def _in_file_if_shown() -> dict[str, bool]:
+    """Returns where to log what a terminal has shown as a status already."""
+    return log.ONLY_IN_FILE if is_watched(sys.stderr) else {}
 
 
 def _reporting(config: TrainConfig, directory: RunDirectory, ledger: NullLedger, is_chief: bool) -> Reporting:

@@ -4,16 +4,26 @@ import contextlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 
+from tfdist.reporting.display import status
 
-def load_tensorflow() -> None:
-    """Imports TensorFlow and Keras, which takes seconds, and detects devices."""
-    with _quiet():
+
+def load_tensorflow() -> float:
+    """Imports TensorFlow and Keras, which takes seconds and is shown on a terminal, and detects devices.
+
+    Returns:
+      The seconds that it took.
+    """
+    began = time.monotonic()
+    is_new = "tensorflow" not in sys.modules
+    with status("Loading TensorFlow ...") if is_new else contextlib.nullcontext(), _quiet():
         import keras  # noqa: F401 - so that it is there
         import tensorflow as tf
 
         tf.config.list_physical_devices()
+    return time.monotonic() - began
 
 
 @contextlib.contextmanager

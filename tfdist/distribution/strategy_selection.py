@@ -24,6 +24,11 @@ class Detection:
     strategy: str
     reason: str
 
+    @property
+    def why(self) -> str:
+        """The reason without the name of the strategy, such as `because this is one process with one local device`."""
+        return self.reason.partition(", ")[2].rstrip(".")
+
 
 def detect(
     env: Environment, strategy: str = AUTO, local_devices: int = 1, declaration: Declaration | None = None

@@ -5,6 +5,7 @@ Reporters receive records; they neither compute nor communicate.
 
 from tfdist.reporting.chief import chief_reporter
 from tfdist.reporting.curves import CurvesReporter
+from tfdist.reporting.display import terminal_or_plain
 from tfdist.reporting.ledger_file import LedgerFile, NullLedger
 from tfdist.reporting.logger import LoggedRun, Logger
 from tfdist.reporting.metrics_file import MetricsFile
@@ -13,7 +14,7 @@ from tfdist.reporting.profile import NullProfile, ProfileWindow
 from tfdist.reporting.reporter import MultiReporter, NullReporter, Reporter, RunPlan, synchronizer
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.tensorboard import TensorBoardReporter
-from tfdist.reporting.terminal import TerminalReporter, terminal_or_plain
+from tfdist.reporting.terminal import TerminalReporter
 from tfdist.reporting.timing import StepTimer
 
 __all__ = [

@@ -5,12 +5,13 @@ from typing import TextIO
 
 from tfdist.coordination import Json
 from tfdist.reporting.curves import CurvesReporter
+from tfdist.reporting.display import terminal_or_plain
+from tfdist.reporting.log import LogReporter
 from tfdist.reporting.metrics_file import MetricsFile
 from tfdist.reporting.outcome_file import OutcomeFile
 from tfdist.reporting.reporter import MultiReporter, Reporter
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.tensorboard import TensorBoardReporter
-from tfdist.reporting.terminal import terminal_or_plain
 
 
 def chief_reporter(
@@ -33,6 +34,7 @@ def chief_reporter(
         [
             MetricsFile(directory.metrics),  # first, so that a record is stored even if another reporter fails
             OutcomeFile(directory.outcome),
+            LogReporter(),
             *([TensorBoardReporter(directory.tensorboard)] if loggers is None else loggers),
             curves,
             terminal_or_plain(stream),

@@ -8,9 +8,13 @@ from types import TracebackType
 
 from tfdist.errors import TfdistError, WriteError
 from tfdist.errors.engine_errors import one_line
+from tfdist.reporting.banner import banner
 from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.reporter import NullReporter, RunPlan
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
+_log = logging.getLogger(__name__)
+ONLY_IN_FILE = {"only_in_file": True}  # `extra` of messages whose text the terminal gets in another form
 _FORMAT = "%(asctime)s %(levelname)s rank {rank}: %(message)s"
 
 
@@ -60,6 +64,15 @@ def _write_error(file: "_File", error: BaseException | None, trace: TracebackTyp
         file.handle(logging.LogRecord("tfdist", logging.ERROR, __file__, 0, text, None, behind))
 
 
+class LogReporter(NullReporter):
+    """Writes the description of a run to the log file."""
+
+    def start(self, plan: RunPlan) -> None:
+        """See base class."""
+        for line in banner(plan.description):
+            _log.info("%s", line, extra=ONLY_IN_FILE)
+
+
 class _File(logging.Handler):
     """Writes to the log file. A failure is printed once, in one line, and does not end the run."""
 
@@ -96,6 +109,8 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See base class."""
+        if getattr(record, "only_in_file", False):
+            return
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()

@@ -1,28 +1,41 @@
 """Formats records as lines of plain text, for log files, pipes, and terminals without cursor control."""
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from time import monotonic
 from typing import TextIO
 
 from tfdist.coordination import Json
+from tfdist.reporting.banner import banner
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, main_metrics, number
 
 
 class PlainReporter(Reporter):
-    """Writes a line for each record and one for the end, without control characters.
+    """Writes the description of the run, and a line for each record and for the end, without control characters.
 
     Args:
       stream: output stream. It is flushed after each line, and not closed at the end.
+      clock: monotonic clock in seconds.
     """
 
-    def __init__(self, stream: TextIO):
-        self._stream = stream
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = monotonic):
+        self._stream, self._clock = stream, clock
         self._plan: RunPlan | None = None
 
     def start(self, plan: RunPlan) -> None:
         """See base class."""
         self._plan = plan
+        for text in banner(plan.description):
+            self._write(text)
+
+    @contextlib.contextmanager
+    def busy(self, task: str) -> Iterator[None]:
+        """See base class."""
+        began = self._clock()
+        yield
+        self._write(f"{printable(task)} took {self._clock() - began:.1f} s")
 
     def progress(self, step: int, record: Mapping[str, float]) -> None:
         """See base class."""
@@ -42,11 +55,11 @@ class PlainReporter(Reporter):
 
 
 def line(record: Mapping[str, Json], plan: RunPlan | None = None) -> str:
-    """Formats a record as one line, for example `step 20/500  train  loss 0.3100  accuracy 0.9100`.
+    """Formats a record as one line, such as `step 20/500  epoch 1/20  train  loss 0.3100  accuracy 0.9100`.
 
     Args:
       record: the record; missing fields are omitted.
-      plan: if given, the total number of steps is added.
+      plan: if given, the epoch and the total number of steps are added, and the communication if it is to be shown.
     """
     return printable("  ".join(_parts(record, plan)))
 
@@ -54,16 +67,16 @@ def line(record: Mapping[str, Json], plan: RunPlan | None = None) -> str:
 def _parts(record: Mapping[str, Json], plan: RunPlan | None) -> Iterator[str]:
     if "step" in record:
         yield f"step {record['step']}/{plan.total_steps}" if plan else f"step {record['step']}"
-    epoch = number(record.get("epoch"))
-    if epoch is not None:
-        yield f"epoch {epoch:.2f}"
+        if plan and (epoch := plan.epoch_text(int(record["step"]))):
+            yield epoch
     yield str(record.get("kind", TRAIN))
     yield from loss_and_metrics(record)
     for name, unit in (("examples_per_second", "examples/s"), ("step_seconds", "s/step")):
         value = number(record.get(name))
         if value is not None:
             yield f"{rounded(value)} {unit}"
-    yield from communication(record)
+    if plan and plan.shows_communication:
+        yield from communication(record)
 
 
 def communication(record: Mapping[str, Json]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.coordination import Json
 from tfdist.reporting.ledger_file import NullLedger
@@ -19,6 +19,10 @@ class RunPlan:
       examples_per_epoch: number of examples in the training set; None if unknown.
       first_step: number of updates done before this run; positive if it resumes another.
       examples_before: number of examples used in those updates; None if all had `batch_size` examples.
+      first_epoch: number, from 0, of the epoch in the data's stream that is shown as epoch 1; negative if the first one has
+        a higher number.
+      shows_communication: whether to show the size and the time of a step's communication.
+      description: what is trained on what, as texts by name, to show before the first step; may be empty.
     """
 
     total_steps: int
@@ -26,13 +30,36 @@ class RunPlan:
     examples_per_epoch: int | None = None
     first_step: int = 0
     examples_before: int | None = None
+    first_epoch: int = 0
+    shows_communication: bool = False
+    description: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def epoch(self, step: int) -> float | None:
         """Returns the number of epochs after `step` updates; None if the size of the training set is unknown."""
         if not self.examples_per_epoch:
             return None
+        return self._examples(step) / self.examples_per_epoch
+
+    def epoch_text(self, step: int) -> str:
+        """Returns the epoch of the last of `step` updates as people count, such as `epoch 3/20`; "" if it is unknown.
+
+        The step that completes an epoch belongs to it, although it may use the first examples of the next one.
+        """
+        if not self.examples_per_epoch:
+            return ""
+        shown = (
+            step + 1 if step == self.first_step < self.total_steps else step
+        )  # at the start, that of the next update
+        return f"epoch {self._epoch_number(shown)}/{self._epoch_number(self.total_steps)}"
+
+    def _epoch_number(self, step: int) -> int:
+        """Returns the number, from 1, of the epoch of the first example of the last of `step` updates."""
+        assert self.examples_per_epoch
+        return self._examples(max(step - 1, 0)) // self.examples_per_epoch - self.first_epoch + 1
+
+    def _examples(self, step: int) -> int:
         before = self.first_step * self.batch_size if self.examples_before is None else self.examples_before
-        return (before + (step - self.first_step) * self.batch_size) / self.examples_per_epoch
+        return before + (step - self.first_step) * self.batch_size
 
 
 class Reporter(abc.ABC):
@@ -54,6 +81,11 @@ class Reporter(abc.ABC):
           step: number of updates done so far.
           record: latest loss, metrics and rates by field name.
         """
+
+    @contextlib.contextmanager
+    def busy(self, task: str) -> Iterator[None]:
+        """Context of a task that takes long, such as "compiling the training step"; for reporters that are looked at."""
+        yield
 
     @abc.abstractmethod
     def record(self, record: Mapping[str, Json]) -> None:
@@ -105,6 +137,14 @@ class MultiReporter(Reporter):
         """See base class."""
         for reporter in self._reporters:
             reporter.progress(step, record)
+
+    @contextlib.contextmanager
+    def busy(self, task: str) -> Iterator[None]:
+        """See base class."""
+        with contextlib.ExitStack() as stack:
+            for reporter in self._reporters:
+                stack.enter_context(reporter.busy(task))
+            yield
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""

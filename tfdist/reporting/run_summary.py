@@ -74,15 +74,24 @@ class RunSummary:
 
     def best(self, metric: str) -> tuple[int, float] | None:
         """Returns the step and the value of the best evaluation; None if there is none."""
-        values = [(step, value) for step, value in self.points(metric, EVAL) if math.isfinite(value)]
-        if not values:
-            return None
-        return (max if is_higher_better(metric) else min)(values, key=lambda point: point[1])
+        return best_evaluation(self.records, metric)
 
     def points(self, metric: str, kind: str) -> list[tuple[int, float]]:
         """Returns the values of a metric by step, of records of a kind."""
-        found = [(record["step"], number(record.get(metric))) for record in self.records if record["kind"] == kind]
-        return [(step, value) for step, value in found if value is not None]
+        return _points(self.records, metric, kind)
+
+
+def best_evaluation(records: Sequence[Mapping[str, Any]], metric: str) -> tuple[int, float] | None:
+    """Returns the step and the value of the best evaluation in records; None if there is none."""
+    values = [(step, value) for step, value in _points(records, metric, EVAL) if math.isfinite(value)]
+    if not values:
+        return None
+    return (max if is_higher_better(metric) else min)(values, key=lambda point: point[1])
+
+
+def _points(records: Sequence[Mapping[str, Any]], metric: str, kind: str) -> list[tuple[int, float]]:
+    found = [(record["step"], number(record.get(metric))) for record in records if record["kind"] == kind]
+    return [(step, value) for step, value in found if value is not None]
 
 
 def is_higher_better(metric: str) -> bool:

@@ -151,6 +151,11 @@ class Steps:
         return loop
 
     @property
+    def has_loop(self) -> bool:
+        """Whether a loop was created, and compiled by its first call."""
+        return bool(self._loops)
+
+    @property
     def sends_rows(self) -> bool:
         """Whether the traced forward pass sends a number of rows that may change from step to step."""
         return self._current is not None and self._current.sends_rows

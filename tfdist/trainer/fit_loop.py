@@ -1,6 +1,7 @@
 """The fit loop: calls of the compiled loop and what happens between them: records, evaluations, callbacks, saving."""
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from tfdist.step.compiled_loop import LoopResult, not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.trainer.data_warnings import check_examples
+from tfdist.trainer.description import describe
 from tfdist.trainer.fit_arguments import Epochs
 from tfdist.trainer.history import History
 from tfdist.trainer.inspections import inspections
@@ -77,7 +79,7 @@ class FitLoop:
         """
         self._program, self._strategy, self._model = program, program.strategy, program.model
         self._state = state
-        self._source, self._test = data.train, data.test
+        self._data, self._source, self._test = data, data.train, data.test
         self._batches, self._position = batches, batches.position
         self._batch_size = batch_size = batches.position.batch_size
         self._end, self._schedule, self._epochs = end, schedule, epochs
@@ -111,15 +113,7 @@ class FitLoop:
         pipeline = Pipeline(self._source, self._batch_size, self._program.settings.seed, to_skip)
         iterator = self._strategy.distribute(pipeline.numbered)
         self._iterator = iterator
-        self._reporting.reporter.start(
-            RunPlan(
-                total_steps=self._end,
-                batch_size=self._batch_size,
-                examples_per_epoch=self._source.size,
-                first_step=state.step,
-                examples_before=first,
-            )
-        )
+        self._reporting.reporter.start(self._plan(first))
         self._note.note(state.step)
         self._program.drain()  # discards what earlier calls of the model added to its layers' metrics
         state.callbacks.start(self._callbacks.callbacks, self._model.optimizer)
@@ -136,6 +130,20 @@ class FitLoop:
         self._log_reasons()
         self._program.average_statistics()
         return history
+
+    def _plan(self, examples_before: int) -> RunPlan:
+        plan = RunPlan(
+            total_steps=self._end,
+            batch_size=self._batch_size,
+            examples_per_epoch=self._source.size,
+            first_step=self._state.step,
+            examples_before=examples_before,
+            first_epoch=self._first_epoch - self._epochs.initial,
+            shows_communication=self._program.steps.compresses,
+        )
+        # A program that calls `fit` repeatedly describes what it trains once.
+        rows = {} if self._program.steps.has_loop else describe(self._program, self._data, plan)
+        return dataclasses.replace(plan, description={**rows, **self._reporting.description})
 
     def _was_stopped(self) -> bool:
         """Returns whether the resumed run was already over. Any one process may know; all have to agree."""
@@ -218,7 +226,9 @@ class FitLoop:
     def _train(self, count: int, with_norm: bool) -> LoopResult:
         """Runs steps, and adds them to the state; ends the run if one is not finite."""
         state = self._state
+        is_compiled = self._program.steps.has_loop
         with (
+            contextlib.nullcontext() if is_compiled else self._reporting.reporter.busy("compiling the training step"),
             self._timer.call(count),
             must_fit(self._source.element_spec),
             _naming(state.step, self._position.before(state.step)),

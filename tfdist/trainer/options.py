@@ -1,7 +1,7 @@
 """What `Trainer.fit` takes in addition to the arguments of Keras's `fit`, in three groups; fields have names of flags."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from tfdist.coordination import Group
@@ -101,8 +101,10 @@ class Reporting:
       reporter: reports progress and metrics on the chief.
       profile: when to profile.
       ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
+      description: further rows of the description that is shown at the start, as texts by name.
     """
 
     reporter: Reporter = dataclasses.field(default_factory=NullReporter)
     profile: NullProfile = dataclasses.field(default_factory=NullProfile)
     ledger: NullLedger = dataclasses.field(default_factory=NullLedger)
+    description: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -109,6 +109,6 @@ def test_a_host_that_brings_other_flags_is_refused_and_the_job_goes_on(
         assert end.code == 2, end.output
         assert "--seed differs: rank 0 has 0, rank 1 has 3." in end.output
         first.wait_for(0, "Attempt 2: 1 processes.", DEADLINE_SECONDS)
-        first.wait_for(0, "Resuming from", DEADLINE_SECONDS)
+        first.wait_for(0, "resuming  from", DEADLINE_SECONDS)
         assert first.processes[0].poll() is None
         assert "does not match the others, and is refused" in first.output(0)

@@ -1,0 +1,52 @@
+"""What a run says at its end: results, where its files are, and what can be done with them."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.reporting import RunDirectory
+from tfdist.reporting.run_summary import best_evaluation
+from tfdist.reporting.runs_table import duration
+from tfdist.reporting.schema import EVAL, main_metrics
+
+
+def summary(
+    directory: RunDirectory,
+    records: Sequence[Mapping[str, Any]],
+    last: Mapping[str, Any],
+    exported: str,
+    seconds: float,
+    resumes: bool,
+) -> list[str]:
+    """Returns the lines; the last one is the directory.
+
+    Args:
+      directory: directory of the run.
+      records: all records of the run.
+      last: its last record.
+      exported: the best value, if the model is that of its step; else "".
+      seconds: wall time since the run was ready to train.
+      resumes: whether the run saves checkpoints, from which it could go on.
+    """
+    numbers = "  ".join(f"{k} {float(v):.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)
+    best = exported or _best(records)
+    took = f"trained to step {last['step']} in {duration(seconds)}"
+    path = shlex.quote(str(directory.path))
+    longer = "; to train longer, repeat the command with more --epochs or --steps" if resumes else ""
+    return [
+        f"{last['kind']} after {last['step']} steps: {numbers}",
+        f"best {best}; {took}" if best else took,
+        f"next: python -m tfdist.evaluate {path}, or tfdist.predict, or tfdist.export{longer}",
+        f"{directory.model.name}, {directory.curves.name}, {directory.metrics.name} and {directory.logs.name} are in",
+        str(directory.path),
+    ]
+
+
+def _best(records: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the best evaluated value of the first metric, or of the loss if there is none; "" for one evaluation."""
+    evaluations = [record for record in records if record["kind"] == EVAL]
+    if len(evaluations) < 2:
+        return ""
+    metric = next(iter(main_metrics(evaluations[-1])), "loss")
+    found = best_evaluation(evaluations, metric)
+    return f"{metric} {found[1]:.4f} at step {found[0]}" if found else ""
