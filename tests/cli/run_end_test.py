@@ -15,8 +15,8 @@ def test_the_end_has_the_result_the_best_value_what_is_next_and_the_directory_la
     assert summary(directory, RECORDS, RECORDS[-1], "", 83.2, resumes=True) == [
         "eval after 20 steps: loss 0.4000  accuracy 0.8000",
         "best accuracy 0.9000 at step 10; trained to step 20 in 1 min 23 s",
-        f"next: python -m tfdist.evaluate '{tmp_path}/a run', or tfdist.predict, or tfdist.export; to train longer, "
-        "repeat the command with more --epochs or --steps",
+        f"next: python -m tfdist.evaluate '{tmp_path}/a run', or tfdist.predict, or tfdist.export",
+        "or train longer: the same command with more --epochs or --steps",
         "model.keras, curves.png, metrics.jsonl and logs are in",
         f"{tmp_path}/a run",
     ]
@@ -38,7 +38,7 @@ def test_the_best_of_one_evaluation_or_of_none_is_not_mentioned(records, line, t
     last = records[-1]
     found = summary(RunDirectory(tmp_path), records, last, "", 4.25, resumes=False)
     assert found[1] == f"{line}trained to step {last['step']} in 4.2 s"
-    assert found[2].endswith("or tfdist.export")
+    assert found[2].endswith("or tfdist.export") and len(found) == 5
 
 
 def test_a_best_value_that_was_exported_is_mentioned_instead(tmp_path):

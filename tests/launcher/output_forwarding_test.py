@@ -6,6 +6,8 @@ import os
 import pytest
 
 from tfdist.launcher.output_forwarding import Channel, Screen
+from tfdist.launcher.status_line import StatusLine
+from tfdist.process import launcher_terminal
 
 
 class Notebook(io.StringIO):
@@ -71,3 +73,23 @@ def test_what_finds_no_room_on_a_screen_is_lost():
     screen = Screen(Failing(BlockingIOError(errno.EAGAIN, "")))
     screen.write(b"x")
     assert not screen.gone
+
+
+def test_an_incomplete_line_is_shown_below_and_the_log_has_what_remains(pipe, monkeypatch):
+    monkeypatch.setattr(launcher_terminal, "columns_of", lambda stream: 10)
+    raw, stream = bytes_stream()
+    status, log = StatusLine(stream), io.BytesIO()
+    channel = Channel(0, pipe[0], Screen(stream, status), log, status)
+    for written in (b"first\n10%\r", b"20%, too long\r", b"warning\n", b"\x1b[32m30%\x1b[0m\r"):
+        pipe[1].write(written)
+        assert channel.pump()
+    Screen(stream, status).write(b"[1] other")
+    pipe[1].write(b"40%  \r\n")
+    channel.pump()
+    channel.close()
+    erase = b"\r\x1b[2K"
+    shown = [b"[0] first\n", b"10%", b"20%, too l", b"", b"[0] warning\n", b"30%", b"", b"[1] other\n30%"]
+    assert raw.getvalue() == erase.join([shown[0] + erase + shown[1], *shown[2:4]]) + shown[4] + erase + shown[5] + (
+        erase + shown[7] + erase + b"[0] 40%\n"
+    )
+    assert log.getvalue() == b"first\nwarning\n40%\n"

@@ -1,10 +1,15 @@
 """A launcher whose output is lost: a terminal that is closed, as at the end of an ssh session, and full disks."""
 
+import contextlib
+import fcntl
 import os
 import pathlib
+import re
 import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 
@@ -30,11 +35,47 @@ while True:
 """
 
 
+# Rank 0 overwrites a state as a bar does, while rank 1 prints lines.
+BAR = """
+import os, sys, time
+if os.environ["TF_CONFIG"].endswith('"index": 0}}'):
+    print("columns", os.environ.get("TFDIST_TERMINAL_COLUMNS"), file=sys.stderr, flush=True)
+    for percent in range(0, 101, 10):
+        sys.stderr.write(f"bar {percent}%\\r")
+        sys.stderr.flush()
+        time.sleep(0.05)
+    sys.stderr.write("\\n")
+else:
+    assert "TFDIST_TERMINAL_COLUMNS" not in os.environ
+    for number in range(5):
+        print("line", number, flush=True)
+        time.sleep(0.1)
+"""
+
+
+def rendered(output: bytes) -> list[str]:
+    """Returns the lines that a terminal shows after some output."""
+    lines, column = [""], 0
+    for part in re.findall(r"\r|\n|\x1b\[2K|[^\r\n\x1b]+", output.decode()):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            lines.append("")
+        elif part == "\x1b[2K":
+            lines[-1] = ""
+        else:
+            lines[-1] = lines[-1][:column] + part + lines[-1][column + len(part) :]
+            column += len(part)
+    return lines
+
+
 class Terminal:
     """A launcher on a new terminal."""
 
     def __init__(self, directory: pathlib.Path, program: str, is_controlled: bool):
         self._master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.output = b""
         launch = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", sys.executable, "-c", program]
         # A session leader that opens a terminal gets SIGHUP when it closes; one that only inherits it does not.
         words = ["sh", "-c", 'exec "$@" <>"$0" >&0 2>&1', os.ttyname(slave), *launch] if is_controlled else launch
@@ -46,6 +87,13 @@ class Terminal:
         while said.count(text) < count and select.select([self._master], [], [], max(0.0, end - time.monotonic()))[0]:
             said += os.read(self._master, 1 << 16)
         assert said.count(text) >= count
+
+    def end(self) -> int:
+        """Reads until the launcher ends; returns its exit code."""
+        with contextlib.suppress(OSError):  # nobody has the terminal open any more
+            while data := os.read(self._master, 1 << 16):
+                self.output += data
+        return self._process.wait(timeout=DEADLINE)
 
     def close(self) -> int:
         """Closes the terminal; returns the launcher's exit code."""
@@ -68,6 +116,25 @@ def terminal(tmp_path: pathlib.Path) -> Iterator[Callable[..., Terminal]]:
     yield start
     for one in started:
         one.kill()
+
+
+def test_the_bar_of_rank_0_is_below_the_lines_of_all_ranks(terminal, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    one = terminal(BAR, is_controlled=True)
+    assert one.end() == 0
+    shown = [line for line in rendered(one.output) if not line.startswith("tfdist.launch: ")]
+    assert sorted(shown) == sorted(
+        ["", "[0] bar 100%", "[0] columns 75", *(f"[1] line {number}" for number in range(5))]
+    )
+    assert one.output.count(b"bar ") > 5, "every state is shown"
+    assert sorted((tmp_path / "logs" / "rank-0.log").read_text().splitlines()) == ["bar 100%", "columns 75"]
+
+
+def test_a_terminal_without_a_cursor_gets_lines(terminal, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    one = terminal(BAR, is_controlled=True)
+    assert one.end() == 0
+    assert b"\x1b" not in one.output and b"[0] columns None" in one.output
 
 
 @pytest.mark.parametrize("code", [75, 9])

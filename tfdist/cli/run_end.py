@@ -32,11 +32,12 @@ def summary(
     best = exported or _best(records)
     took = f"trained to step {last['step']} in {duration(seconds)}"
     path = shlex.quote(str(directory.path))
-    longer = "; to train longer, repeat the command with more --epochs or --steps" if resumes else ""
+    longer = ["or train longer: the same command with more --epochs or --steps"] if resumes else []
     return [
         f"{last['kind']} after {last['step']} steps: {numbers}",
         f"best {best}; {took}" if best else took,
-        f"next: python -m tfdist.evaluate {path}, or tfdist.predict, or tfdist.export{longer}",
+        f"next: python -m tfdist.evaluate {path}, or tfdist.predict, or tfdist.export",
+        *longer,
         f"{directory.model.name}, {directory.curves.name}, {directory.metrics.name} and {directory.logs.name} are in",
         str(directory.path),
     ]

@@ -14,11 +14,17 @@ class LineSplitter:
     yielded, and only the last one of a complete line.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        """Initializes with a `clock` that returns seconds."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic, yields_states: bool = True):
+        """Initializes with a `clock` that returns seconds; without `yields_states`, only complete lines are yielded."""
         self._clock = clock
+        self._yields_states = yields_states
         self._pending = b""
         self._shown = -PROGRESS_SECONDS
+
+    @property
+    def current(self) -> bytes:
+        """The last state of the incomplete line."""
+        return _last_state(self._pending)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yields the lines that `data` completes, without line ends."""
@@ -41,7 +47,7 @@ class LineSplitter:
 
     def _progress(self, states: list[bytes]) -> Iterator[bytes]:
         now = self._clock()
-        if states and now - self._shown >= PROGRESS_SECONDS:
+        if self._yields_states and states and now - self._shown >= PROGRESS_SECONDS:
             self._shown = now
             yield states[-1]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
+from tfdist.launcher import status_line
 from tfdist.launcher.child import Start
 from tfdist.launcher.fork_server import ForkServer, can_fork
 from tfdist.launcher.local_process import LocalProcess, NewProcess
@@ -105,7 +106,8 @@ class _Forks:
     def __call__(self, command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> LocalProcess:
         if self._server:
             try:
-                self._server.wait_until_ready(self._interrupted)
+                with status_line.showing("Loading TensorFlow ..."):
+                    self._server.wait_until_ready(self._interrupted)
                 return self._server.start(as_module(command, environment), environment, out, err)
             except OSError as error:
                 self._server = None

@@ -2,11 +2,23 @@
 
 import os
 from collections.abc import Mapping
+from typing import TextIO
 
-VARIABLE = "TFDIST_TERMINAL_COLUMNS"  # columns of the terminal; set for rank 0 if stderr of the launcher is a terminal
+VARIABLE = "TFDIST_TERMINAL_COLUMNS"  # columns for the bar; set for rank 0 if stderr of the launcher is a terminal
 
 
 def columns(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of columns of the launcher's terminal; 0 if there is none."""
+    """Returns the number of columns for a bar on the launcher's terminal; 0 if there is none."""
     text = environment.get(VARIABLE, "")
     return int(text) if text.isdecimal() else 0
+
+
+def columns_of(stream: TextIO) -> int:
+    """Returns the number of columns for a bar on a stream; 0 if it is no terminal, or one without cursor control."""
+    if not stream.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        return 0
+    try:
+        # Some terminals wrap as soon as the last column is written.
+        return max(os.get_terminal_size(stream.fileno()).columns - 1, 0)
+    except (OSError, ValueError):
+        return 0

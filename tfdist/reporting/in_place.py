@@ -11,6 +11,8 @@ from tfdist.reporting.bar_text import BarText
 class InPlaceReporter(BarReporter):
     """Displays a progress bar with a carriage return as the only control character.
 
+    It follows each state of the bar, so that what the process logs meanwhile replaces the bar until the next state.
+
     Args:
       stream: output stream. It is flushed after each write, and not closed at the end.
       width: columns of a line.
@@ -24,8 +26,8 @@ class InPlaceReporter(BarReporter):
         self._columns = 0  # of the state that is shown
 
     def _print(self, text: str) -> None:
-        self._overwrite(text)
-        self._end_line()
+        self._write(text.ljust(self._columns) + "\n")
+        self._columns = 0
 
     def _open_bar(self) -> None:
         pass
@@ -34,16 +36,13 @@ class InPlaceReporter(BarReporter):
         self._overwrite(str(text.line(self._width)))
 
     def _close_bar(self) -> None:
-        self._end_line()
+        self._write("\n")
+        self._columns = 0
 
     def _overwrite(self, text: str) -> None:
         """Shows a text instead of the current state, padded to cover it."""
-        self._write(("\r" if self._columns else "") + text.ljust(self._columns))
+        self._write(text.ljust(self._columns) + "\r")
         self._columns = len(text)
-
-    def _end_line(self) -> None:
-        self._write("\n")
-        self._columns = 0
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

@@ -78,8 +78,8 @@ def test_the_exported_model_is_that_of_the_best_step(ema, tmp_path, capsys):
     assert equal(model_of(path), saved(path, best, "optimizer/", "average") if ema else saved(path, best, "model/"))
     out = capsys.readouterr().out.splitlines()
     exported = f"best val_loss {losses[best]:.4f} at step {best}, exported as model.keras; trained to step "
-    assert out[-4].startswith(exported) and out[-1] == str(path)
-    assert out[-3].endswith("repeat the command with more --epochs or --steps")
+    assert out[-5].startswith(exported) and out[-1] == str(path)
+    assert out[-3] == "or train longer: the same command with more --epochs or --steps"
 
 
 def test_a_run_that_has_finished_says_so_and_trains_no_more(tmp_path, capsys):
