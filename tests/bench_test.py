@@ -121,7 +121,7 @@ def test_two_processes(tmp_path):
     assert lines[-1] == "out"
     records = [json.loads(line) for line in (tmp_path / "out/collectives.jsonl").read_text().splitlines()]
     measured = [(record["operation"], record["bytes"]) for record in records]
-    assert measured == [(row.split()[0], int(row.split()[1])) for row in rows]
+    assert [name for name, _ in measured] == [row.split()[0] for row in rows]
     small = {"all_reduce": 4, "broadcast": 4}
     assert measured == [
         (name, size) for name in TRAFFIC for size in ((0,) if name == "barrier" else (small.get(name, 8), 65536))

@@ -28,7 +28,7 @@ def test_all_are_good(run, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line[:20] for line in lines] == [f"step-{step:09d}  good" for step in (15, 10, 5)]
     assert re.fullmatch(
-        r"step-000000015  good  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  0\.0 MB  2 tensors  by mirrored", lines[0]
+        r"step-000000015  good  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  [\d.]+ (bytes|KiB)  2 tensors  by mirrored", lines[0]
     )
 
 

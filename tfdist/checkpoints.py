@@ -9,6 +9,7 @@ from tfdist.checkpoint.format.manifest import NAME
 from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
 from tfdist.errors import CheckpointError, ExitCode, InputError
+from tfdist.errors.byte_sizes import byte_size
 from tfdist.storage import StoragePath, storage_of
 
 
@@ -84,7 +85,7 @@ def _described(found: Found) -> str:
     if found.bytes is None:
         return ""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.written))
-    parts = [written, f"{found.bytes / 1e6:.1f} MB", f"{found.tensors} tensors"]
+    parts = [written, byte_size(found.bytes), f"{found.tensors} tensors"]
     return "  ".join([*parts, f"by {found.strategy}"] if found.strategy else parts)
 
 

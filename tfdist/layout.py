@@ -58,7 +58,7 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
 
 
 def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: int) -> Iterator[str]:
-    header = ("variable", "dims", "shape", "computed", "stored", "optimizer", "per device")
+    header = ("variable", "dims", "shape", "computed", "stored", "optimizer", "on a device")
     rows = [
         (
             v.path,
@@ -81,10 +81,10 @@ def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: i
         yield f"Warning: {line}"
     if found.sent:
         each = f"each of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"
-        yield f"Collectives of {each}, with the bytes of the tensor on each device:"
+        yield f"Collectives of {each}, with the size of the tensor on each device:"
         once = {"updated variables": "updated variables, once per step"} if micro_steps > 1 else {}
         sent = [(once.get(one.what, one.what), one.kind, one.axis, byte_size(one.bytes)) for one in found.sent]
-        yield from _table([("what", "operation", "axis", "bytes"), *sent])
+        yield from _table([("what", "operation", "axis", "size"), *sent])
 
 
 def _not_counted(found: "Plan", missing: Sequence[str], config: LayoutConfig) -> Iterator[str]:

@@ -8,8 +8,8 @@ def line(operation, size, *seconds):
 
 def test_a_row_stands_under_its_header():
     header, row = table.header(), line("all_reduce", 4 * 2**20, 0.004, 0.002, 0.008)
-    assert header == "operation             bytes   median ms      min ms  algorithm GB/s    bus GB/s"
-    assert row == "all_reduce          4194304      4.0000      2.0000          1.0486      1.0486"
+    assert header == "operation              size   median ms      min ms  algorithm GB/s    bus GB/s"
+    assert row == "all_reduce          4.0 MiB      4.0000      2.0000          1.0486      1.0486"
 
 
 def test_the_columns_hold_the_extremes():
@@ -19,4 +19,4 @@ def test_the_columns_hold_the_extremes():
         line("barrier", 0, 0.0001),
     ]
     assert {len(row) for row in rows} == {len(table.header())}
-    assert rows[2].split() == ["barrier", "0", "0.1000", "0.1000", "-", "-"]
+    assert rows[2].split() == ["barrier", "-", "0.1000", "0.1000", "-", "-"]

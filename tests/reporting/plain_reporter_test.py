@@ -45,7 +45,7 @@ def test_a_pipe_sees_the_description_a_line_for_each_record_and_one_for_the_end(
 def test_communication_is_shown_when_the_plan_says_so(shows):
     record = TRAIN | {"payload_bytes": 85900.0, "compression_ratio": 4.0}
     shown = line(record, RunPlan(total_steps=500, batch_size=64, shows_communication=shows))
-    assert ("sent 0.0859 MB (4x less)" in shown) is shows
+    assert ("sent 83.9 KiB (4x less)" in shown) is shows
 
 
 def test_lines_leave_at_once():

@@ -75,7 +75,7 @@ def test_the_bar_has_every_field(reporter, screen, clock):
         (
             160,
             r"epoch 14/23  step 300/500 ━+ 0:01, 0:00 left  loss 1\.2500  accuracy 0\.5000  25600 examples/s"
-            r"  sent 0\.0859 MB  comm 12%",
+            r"  sent 83\.9 KiB  comm 12%",
         ),
         (110, r"epoch 14/23  step 300/500 ━+ 0:01, 0:00 left  loss 1\.2500  accuracy 0\.5000  25600 examples/s"),
         (80, r"epoch 14/23 300/500 ━+ 0:01<0:00 loss 1\.2500 accuracy 0\.5000 25600 ex/s"),

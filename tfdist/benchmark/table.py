@@ -1,11 +1,12 @@
 """Formats measurements as lines of a table."""
 
 from tfdist.benchmark.measurement import Measured
+from tfdist.errors.byte_sizes import byte_size
 from tfdist.reporting.plain_reporter import rounded
 
 _COLUMNS = (
     ("operation", 15),
-    ("bytes", 12),
+    ("size", 12),
     ("median ms", 12),
     ("min ms", 12),
     ("algorithm GB/s", 16),
@@ -19,11 +20,11 @@ def header() -> str:
 
 
 def row(measured: Measured) -> str:
-    """Returns the line of one measurement; a barrier has no bytes and no bandwidth."""
+    """Returns the line of one measurement; a barrier has no size and no bandwidth."""
     bandwidths = [measured.algorithm_bandwidth, measured.bus_bandwidth]
     return _aligned(
         measured.operation,
-        str(measured.bytes),
+        byte_size(measured.bytes) if measured.bytes else "-",
         rounded(measured.median * 1e3),
         rounded(measured.least * 1e3),
         *(rounded(bandwidth / 1e9) if measured.bytes else "-" for bandwidth in bandwidths),

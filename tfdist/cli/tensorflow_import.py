@@ -7,8 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tfdist.reporting.display import status
-
 
 def load_tensorflow() -> float:
     """Imports TensorFlow and Keras, which takes seconds and is shown on a terminal, and detects devices.
@@ -16,6 +14,8 @@ def load_tensorflow() -> float:
     Returns:
       The seconds that it took.
     """
+    from tfdist.reporting.display import status  # not needed by `--help`
+
     began = time.monotonic()
     is_new = "tensorflow" not in sys.modules
     with status("Loading TensorFlow ...") if is_new else contextlib.nullcontext(), _quiet():

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import TextIO
 
 from tfdist.coordination import Json
+from tfdist.errors.byte_sizes import byte_size
 from tfdist.reporting.banner import banner
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, main_metrics, number
@@ -80,11 +81,11 @@ def _parts(record: Mapping[str, Json], plan: RunPlan | None) -> Iterator[str]:
 
 
 def communication(record: Mapping[str, Json]) -> Iterator[str]:
-    """Yields the size and time of a step's communication, such as `sent 1.31 MB (25.6x less)`, `comm 12%`."""
+    """Yields the size and time of a step's communication, such as `sent 1.2 MiB (25.6x less)`, `comm 12%`."""
     payload, ratio = number(record.get("payload_bytes")), number(record.get("compression_ratio"))
     if payload is not None:
         less = f" ({ratio:.3g}x less)" if ratio is not None and ratio > 1.005 else ""
-        yield f"sent {payload / 1e6:.3g} MB{less}"
+        yield f"sent {byte_size(payload)}{less}"
     exposed, step = number(record.get("exposed_communication_seconds")), number(record.get("step_seconds"))
     if exposed is not None and step:
         yield f"comm {100 * min(1.0, exposed / step):.0f}%"
