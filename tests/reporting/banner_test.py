@@ -6,8 +6,8 @@ def test_rows_are_aligned_wrapped_and_without_control_characters():
     rows = banner({"model": "mlp\x1b[2J", "chosen": "", "strategy": "word " * 20, "output": path})
     assert rows == [
         "model     mlp [2J",
-        "strategy  " + ("word " * 14).rstrip(),
-        "          " + ("word " * 6).rstrip(),
+        "strategy  " + ("word " * 13).rstrip(),
+        "          " + ("word " * 7).rstrip(),
         f"output    {path}",
     ]
 

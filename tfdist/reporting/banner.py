@@ -3,11 +3,11 @@
 import textwrap
 from collections.abc import Mapping
 
-_WIDTH = 80
+_WIDTH = 76  # of 80, as a launcher adds the rank
 
 
 def banner(description: Mapping[str, str]) -> list[str]:
-    """Returns a description as lines of at most 80 columns, unless a word, such as a path, is longer.
+    """Returns a description as lines of at most 76 columns, unless a word, such as a path, is longer.
 
     Args:
       description: texts by name; empty texts are left out.

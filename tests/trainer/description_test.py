@@ -1,0 +1,60 @@
+"""What `fit` shows of a whole run is in fit_as_keras_test.py."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.data import ArraySource, DataSet
+from tfdist.reporting import RunPlan
+from tfdist.trainer import description
+
+
+def test_a_model_with_frozen_weights():
+    layers = [keras.layers.Input((4,)), keras.layers.Dense(300), keras.layers.BatchNormalization()]
+    assert description.describe_model(keras.Sequential(layers, name="mine")) == (
+        "mine, 2,700 parameters (10.5 KiB), 2,100 of them trainable"
+    )
+
+
+def test_data_with_a_name_several_inputs_and_nothing_to_evaluate():
+    x = {name: np.zeros([1500, 2], "float32") for name in "ab"}
+    source = ArraySource((x, np.zeros(1500, "int64")))
+    assert description.describe_data(DataSet("mine", source, None, (), 7)) == (
+        "mine, 1,500 examples of 2, 2, 7 classes; nothing to evaluate"
+    )
+    assert description.describe_data(DataSet("data", source, source, (), None)) == (
+        "1,500 examples of 2, 2; 1,500 to evaluate"
+    )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "micro_steps", "batch_size", "text"),
+    [
+        (1, 1, 64, "64 examples"),
+        (2, 1, 64, "64 examples = 2 replicas x 32"),
+        (2, 4, 64, "64 examples = 2 replicas x 4 micro-steps x 8"),
+        (1, 4, 64, "64 examples = 4 micro-steps x 16"),
+        (3, 1, 64, "64 examples, divided over 3 replicas"),
+        (3, 2, 64, "64 examples, divided over 3 replicas and 2 micro-steps"),
+    ],
+)
+def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
+    strategy = types.SimpleNamespace(batch_parts=replicas, replicas=replicas)
+    settings = types.SimpleNamespace(micro_steps=micro_steps)
+    assert description._batch(strategy, settings, batch_size, "float32") == f"{text}, computed in float32"
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "text"),
+    [
+        (450, 0, "450 steps, 20 epochs"),
+        (23, 0, "23 steps, 1 epoch"),
+        (120, 0, "120 steps, 5.34 epochs"),
+        (450, 120, "450 steps, 20 epochs; 120 steps done before"),
+    ],
+)
+def test_the_length_of_a_run(steps, first, text):
+    plan = RunPlan(total_steps=steps, batch_size=64, examples_per_epoch=1437, first_step=first)
+    assert description._length(plan) == text
