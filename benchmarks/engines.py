@@ -6,7 +6,7 @@ Medians alone: repeat the runs to see how much they vary.
         python -m tfdist.launch --launcher=horovod --processes=2 -- python -m tfdist.bench collectives --strategy=horovod \
             --communication=$library --operations=all_reduce --sizes=4KB:64MB --output_dir=runs/$library
     done
-    python benchmarks/engines.py docs/engines.png Gloo=runs/gloo MPI=runs/mpi
+    python benchmarks/engines.py docs/guides/engines.png Gloo=runs/gloo MPI=runs/mpi
 """
 
 import argparse

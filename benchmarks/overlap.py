@@ -2,7 +2,7 @@
 
     python -m tfdist.launch --processes=2 --launcher=horovod -- \
         python -m tfdist.train --strategy=horovod ... --profile_steps=40:43 --output_dir=RUN
-    python benchmarks/overlap.py RUN docs/overlap.png
+    python benchmarks/overlap.py RUN docs/guides/overlap.png
 
 Above the engine's operations, below a bar for each message of gradients, from when it was handed to Horovod to when its
 sum was there. Says what the first message overlaps with; exit code 1 if it left after the last backward operation.

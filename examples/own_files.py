@@ -2,7 +2,7 @@
 
     python examples/own_files.py files
 
-Images are the handwritten digits of scikit-learn, the table is its wine data. docs/data.md trains on these files.
+Images are the handwritten digits of scikit-learn, the table is its wine data. docs/guides/data.md trains on these files.
 """
 
 import csv

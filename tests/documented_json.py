@@ -1,11 +1,11 @@
-"""The keys of `--json` as docs/json.md lists them."""
+"""The keys of `--json` as docs/reference/json.md lists them."""
 
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "json.md"
+DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "reference" / "json.md"
 
 
 def check(command: str, record: Mapping[str, Any]) -> None:

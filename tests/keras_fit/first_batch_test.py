@@ -70,7 +70,7 @@ def fitted(model: keras.Model) -> Any:
     return model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
 
 
-# All ways in which a loss may depend on rows; docs/keras_fit.md describes what they mean on replicas.
+# All ways in which a loss may depend on rows; docs/guides/keras_fit.md describes what they mean on replicas.
 RIGHT: dict[str, Callable[[], keras.Model]] = {
     "add_loss of a mean": added(lambda x: 0.1 * ops.mean(x**2)),
     "add_loss of a loss object": added(lambda x: keras.losses.MeanSquaredError()(ops.zeros_like(x), x)),

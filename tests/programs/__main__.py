@@ -1,4 +1,4 @@
-"""Runs programs, plain and on replicas, and prints a verdict for each; `table` writes docs/programs.md.
+"""Runs programs, plain and on replicas, and prints a verdict for each; `table` writes docs/reference/programs.md.
 
 python -m tests.programs [table | distribution] [STRATEGY...] [PART OF A PATH...]
 

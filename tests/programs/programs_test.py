@@ -1,7 +1,7 @@
 """Programs as written and started by users, on real processes: their results equal those of one device.
 
 A selection here, and the product of all programs and strategies in `make conformance`; `python -m tests.programs table` writes
-docs/programs.md.
+docs/reference/programs.md.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The table of docs/programs.md: program by strategy."""
+"""The table of docs/reference/programs.md: program by strategy."""
 
 import ast
 import collections
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.programs.catalog import HERE, programs
 
-DOCUMENT = HERE.parents[1] / "docs" / "programs.md"
+DOCUMENT = HERE.parents[1] / "docs" / "reference" / "programs.md"
 _BEGIN, _END = "<!-- table -->\n", "<!-- end of table -->\n"
 
 

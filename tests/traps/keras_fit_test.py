@@ -42,7 +42,7 @@ def _table_after_a_step(optimizer: keras.Optimizer, dense: bool) -> np.ndarray:
 def test_keras_squares_the_gradients_of_a_row_before_it_adds_them_up(name: str, float64: None) -> None:
     """Guards: for `tf.IndexedSlices` in which a row occurs twice, Adam and RMSprop differ from the dense gradient.
 
-    What depends on it: docs/keras_fit.md explains why an embedding trained by plain Keras differs from ours.
+    What depends on it: docs/guides/keras_fit.md explains why an embedding trained by plain Keras differs from ours.
     """
     make = getattr(keras.optimizers, name)
     sparse, dense = (_table_after_a_step(make(0.1), is_dense) for is_dense in (False, True))
@@ -53,7 +53,8 @@ def test_keras_squares_the_gradients_of_a_row_before_it_adds_them_up(name: str, 
 def test_keras_counts_an_update_for_the_batch_that_does_not_come() -> None:
     """Guards: for data of unknown length, `iterations` is increased once more than there are batches.
 
-    What depends on it: docs/keras_fit.md explains why schedules and Adam then differ from ours, which counts the updates.
+    What depends on it: docs/guides/keras_fit.md explains why schedules and Adam then differ from ours, which counts the
+    updates.
     """
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
@@ -80,7 +81,7 @@ class Rows(keras.metrics.Metric):
 def test_keras_logs_validation_s_value_for_training_where_a_metric_returns_its_variable() -> None:
     """Guards: for a metric whose `result` is its variable, `history` has the validation value for training, too.
 
-    What depends on it: docs/keras_fit.md explains why such a metric differs from ours, which has the training value.
+    What depends on it: docs/guides/keras_fit.md explains why such a metric differs from ours, which has the training value.
     """
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=[Rows()])

@@ -144,7 +144,7 @@ def _stack_on_sigusr1() -> Iterator[None]:
 
 def define_json(values: absl_flags.FlagValues) -> None:
     """Defines `--json`."""
-    about = "Print the result as one JSON object, and nothing else, on standard output (docs/json.md)."
+    about = "Print the result as one JSON object, and nothing else, on standard output (docs/reference/json.md)."
     absl_flags.DEFINE_boolean("json", False, about, flag_values=values, module_name="Result")
 
 

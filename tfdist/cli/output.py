@@ -1,6 +1,7 @@
 """Where a command's result goes: lines of text as they are produced or, with `--json`, one JSON object and nothing else.
 
-docs/json.md describes the objects. `SCHEMA` grows when a key is renamed or removed, or changes its meaning; not for new keys.
+docs/reference/json.md describes the objects. `SCHEMA` grows when a key is renamed or removed, or changes its meaning; not for
+new keys.
 """
 
 import contextlib

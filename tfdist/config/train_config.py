@@ -54,8 +54,8 @@ class TrainConfig(TrainerOptions, JobConfig):
         "digits",
         MODEL,
         "Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME; files of your own, as images:DIR (a "
-        "folder per class), csv:FILE(label=...), npz:FILE or tfrecord:PATTERN(features=...), which docs/data.md explains; "
-        f"{OWN}.",
+        "folder per class), csv:FILE(label=...), npz:FILE or tfrecord:PATTERN(features=...), which docs/guides/data.md "
+        f"explains; {OWN}.",
         check=spec_text,
         fixed=True,
     )

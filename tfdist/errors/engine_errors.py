@@ -68,8 +68,8 @@ def layout_refused(error: BaseException) -> InputError | None:
     cause = cause[:_LONGEST_CAUSE].strip().rstrip(".")
     return InputError(
         f"DTensor cannot compile the model in this layout. Received: {cause}. Leave out a rule of --layout, constrain "
-        "the tensors before the operation with tfdist.constrain, or rewrite the operation (docs/meshes.md, Limitations "
-        "of DTensor)."
+        "the tensors before the operation with tfdist.constrain, or rewrite the operation (docs/guides/meshes.md, "
+        "Limitations of DTensor)."
     )
 
 
