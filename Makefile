@@ -8,6 +8,7 @@
 # make chaos        SEEDS=100 runs of each strategy that are killed and preempted at random, and must end as if they were not
 # make fuzz         FUZZ_EXAMPLES=20000 arbitrary inputs for each parser of what strangers can send or write; make test tries 100
 # make peers        creates .venv-peers with PyTorch, which benchmarks/ compares with
+# make docs         builds the documentation site: open site/index.html; a warning is an error
 # make outdated     prints newer versions of TensorFlow, Keras and other packages, and the tests that pin the behavior of the old
 # make clean        removes .venv and the files of tools; keeps runs/
 #
@@ -38,7 +39,7 @@ TESTS := $(VENV)/.installed-test
 HOROVOD := $(VENV)/.installed-horovod
 PEERS := .venv-peers
 
-.PHONY: train test lint conformance chaos fuzz peers outdated clean
+.PHONY: train test lint docs conformance chaos fuzz peers outdated clean
 .DELETE_ON_ERROR:
 
 # Each process that a test starts would compile the sources again.
@@ -58,6 +59,10 @@ lint: $(TESTS)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+docs: $(TESTS)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo site/index.html
 
 conformance: $(HOROVOD)
 	$(PY) -m pytest -m 'full and not processes' --slice=$(SLICE) $(PARALLEL)
@@ -108,5 +113,5 @@ $(HOROVOD): $(TESTS) tfdist/install_horovod.py tfdist/cli/horovod_build.py tfdis
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

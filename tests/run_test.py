@@ -105,7 +105,9 @@ def test_a_mistake_is_one_line(
 
 def test_what_is_replaced_is_in_the_documents_table(tmp_path: pathlib.Path) -> None:
     """The names are those that the public classes of Keras have otherwise after all patches than before."""
-    table = re.findall(r"^\| `(keras\.[\w.]+)`", (ROOT / "docs" / "keras_fit.md").read_text("utf-8"), re.MULTILINE)
+    table = re.findall(
+        r"^\| `(keras\.[\w.]+)`", (ROOT / "docs" / "guides" / "keras_fit.md").read_text("utf-8"), re.MULTILINE
+    )
     assert sorted(table) == sorted(keras_fit.REPLACED)
     done = run(["-c", PATCHES], tmp_path)
     assert done.returncode == 0, done.stdout

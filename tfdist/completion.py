@@ -3,15 +3,11 @@
 The script is static: it contains the commands and flags of this version and starts no process when Tab is pressed.
 """
 
-import contextlib
-import io
-import json
-import runpy
 import sys
 from typing import Any
 
 from tfdist.__main__ import commands
-from tfdist.cli import command
+from tfdist.cli import command, description
 from tfdist.cli.completion_scripts import SHELLS, Command, Flag
 from tfdist.config.topics import WITHOUT_EFFECT
 from tfdist.errors import InputError
@@ -30,15 +26,8 @@ def main(shell: str) -> int:
 
 
 def _described(name: str) -> Command:
-    """Returns what a command says of itself, without importing TensorFlow."""
-    output, arguments = io.StringIO(), sys.argv[1:]
-    sys.argv[1:] = ["--helpjson"]
-    try:
-        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-            runpy.run_module(f"tfdist.{name}", run_name="__main__", alter_sys=True)
-    finally:
-        sys.argv[1:] = arguments
-    described: dict[str, Any] = json.loads(output.getvalue())
+    """Returns what a command says of itself."""
+    described = description.described(name)
     useful = [one for one in described["flags"] if one["topic"] != WITHOUT_EFFECT]
     flags = [Flag(one["name"], one["help"], one["boolean"], one["choices"] or one["known"]) for one in useful]
     words = described["name"].split()

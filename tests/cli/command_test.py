@@ -209,6 +209,7 @@ def test_help_as_data(capsys):
         "topic": "Training",
         "help": own["precision"]["help"],
         "default": "float32",
+        "type": "string",
         "boolean": False,
         "choices": ["float32", "mixed_bfloat16", "mixed_float16"],
         "known": [],

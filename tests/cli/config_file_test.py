@@ -101,7 +101,7 @@ def test_the_flags_of_the_run_are_the_resulting_ones(write):
 
 
 def test_the_file_of_the_documentation(write):
-    text = (pathlib.Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     write(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
     found = parsed("--config=run.yaml", "--epochs=2")
     assert (found.mesh_shape, found.layout, found.learning_rate) == ("data:2;model:2", "out:model", 0.01)

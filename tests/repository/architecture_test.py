@@ -23,7 +23,7 @@ BELOW_STRATEGIES = "layers"
 OF_TESTS = {"conformance", "end_to_end", "programs", "repository", "traps", "workers"}  # mirror no package
 
 CODE = [path for folder in ("tfdist", "strategies") for path in sorted((ROOT / folder).rglob("*.py"))]
-NOT_OURS = re.compile(r"\.(?!ci$)|(runs|build|dist|venv|__pycache__)$|.*\.egg-info$")
+NOT_OURS = re.compile(r"\.(?!ci$)|(runs|build|dist|site|venv|__pycache__)$|.*\.egg-info$")
 
 
 def module_name(path: pathlib.Path) -> str:

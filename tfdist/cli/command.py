@@ -278,6 +278,7 @@ def _as_data(topic_and_flag: tuple[str, absl_flags.Flag]) -> dict[str, Any]:
         "topic": topic,
         "help": flag.help,
         "default": flag.default,
+        "type": flag.flag_type(),
         "boolean": bool(flag.boolean),
         "choices": list(getattr(flag.parser, "choices", ())),
         "known": list(getattr(flag.parser, "known", ())),

@@ -27,8 +27,10 @@ from tfdist.step import randomness
 try:
     from horovod.common import elastic as horovod_elastic
     from horovod.common.elastic import ObjectState as _ObjectState
-    from horovod.common.elastic import State, run_fn
+    from horovod.common.elastic import State
     from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+    run_fn = horovod_elastic.run_fn
 except ImportError:
     horovod_elastic = None
 

@@ -13,7 +13,7 @@ from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, ten
 from tfdist.checkpoint.format import Checkpoint, newest
 
 STEPS = 40  # epochs of 5 steps; early stopping ends the run before
-DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "checkpoints.md"
+DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "guides" / "checkpoints.md"
 
 
 class Average(keras.callbacks.Callback):

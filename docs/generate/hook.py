@@ -1,0 +1,52 @@
+"""The hook of mkdocs.yml: adds generated pages, and makes the links and lists of every page those of the site."""
+
+import pathlib
+from typing import Any
+
+import api_pages
+import flags_page
+import repository_pages
+from mkdocs.structure.files import File, Files
+
+_places: dict[str, str] = {}  # a page's path in the site, and that of its source from the root of the repository
+
+
+def on_config(config: Any) -> Any:
+    """Replaces the entry of the API in the navigation by its pages."""
+    for entry in config.nav:
+        if entry.get("API") == "reference/api/*":
+            entry["API"] = [path for path, _ in api_pages.pages()]
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the generated pages."""
+    root = repository_pages.ROOT
+    _places.clear()
+    _places.update({file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()})
+    for place, page in repository_pages.DOCUMENTS.items():
+        if page not in _places:
+            _places[page] = place
+            _add(files, config, page, (root / place).read_text(encoding="utf-8"))
+    sources = [((root / place).read_text(encoding="utf-8"), place) for place in _places.values()]
+    generated = {
+        "reference/flags.md": flags_page.text(),
+        **dict(api_pages.pages()),
+        **dict(repository_pages.code_pages(sources)),
+    }
+    for page, text in generated.items():
+        _add(files, config, page, text)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Adapts links and lists."""
+    place = _places.get(page.file.src_uri)
+    if place is None:
+        return markdown
+    markdown = repository_pages.rewritten(markdown, place, page.file.src_uri)
+    return repository_pages.for_python_markdown(markdown)
+
+
+def _add(files: Files, config: Any, page: str, text: str) -> None:
+    files.append(File.generated(config, pathlib.PurePosixPath(page).as_posix(), content=text))
