@@ -20,7 +20,7 @@ PACKAGES = (
 ).split()
 STRATEGIES = "strategies"  # plugins, which import packages up to this one:
 BELOW_STRATEGIES = "layers"
-OF_TESTS = {"conformance", "end_to_end", "programs", "repository", "traps", "workers"}  # mirror no package
+OF_TESTS = {"conformance", "documents", "end_to_end", "programs", "repository", "traps", "workers"}  # mirror no package
 
 CODE = [path for folder in ("tfdist", "strategies") for path in sorted((ROOT / folder).rglob("*.py"))]
 NOT_OURS = re.compile(r"\.(?!ci$)|(runs|build|dist|site|venv|__pycache__)$|.*\.egg-info$")
