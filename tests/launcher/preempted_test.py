@@ -1,4 +1,4 @@
-"""Ranks that end with code 75 by themselves: one rule for all jobs, see BUILD.md, "Preemption and restarts"."""
+"""Ranks that end with code 75 by themselves: one rule for all jobs, see docs/guides/restarts.md."""
 
 import pathlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The sockets at which a job on one host listens: the table of BUILD.md, Network security."""
+"""The sockets at which a job on one host listens: the table of docs/guides/security.md."""
 
 import errno
 import json

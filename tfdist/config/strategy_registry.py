@@ -139,7 +139,7 @@ _AUTOMATIC = Declaration(
     options=tuple(option for found in DECLARATIONS if found.auto for option in found.options or ()),
 )
 _BY_NAME = {declaration.name: declaration for declaration in (_AUTOMATIC, *DECLARATIONS)}
-# Horovod supports oneCCL, tfdist does not: BUILD.md, "Horovod over MPI", has the measurements.
+# Horovod supports oneCCL, tfdist does not: docs/guides/mpi.md has the measurements.
 NO_ONECCL = (
     "oneCCL is not supported, because its sums on three ranks differ from run to run, and Horovod has no float16, "
     "reduce-scatter or process sets for it."

@@ -80,7 +80,8 @@ ENGINES = {
         _serve_nothing,
         _tf_config,
         (),
-        "TensorFlow's servers accept anyone who can reach their ports, on every network interface (BUILD.md, Network security)",
+        "TensorFlow's servers accept anyone who can reach their ports, on every network interface "
+        "(docs/guides/security.md)",
     ),
     "horovod": Engine(_serve_rendezvous, _horovod, ("horovod.tensorflow",), ""),
 }
