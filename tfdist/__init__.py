@@ -87,10 +87,13 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    else:
-        value = importlib.import_module(f"tfdist.{name}")
+    from tfdist.process.quiet_tensorflow import held_if_first
+
+    with held_if_first():
+        if name in _HOMES:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        else:
+            value = importlib.import_module(f"tfdist.{name}")
     globals()[name] = value
     return value
 

@@ -3,46 +3,27 @@
 import contextlib
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+
+from tfdist.process import quiet_tensorflow
 
 
 def load_tensorflow() -> float:
     """Imports TensorFlow and Keras, which takes seconds and is shown on a terminal, and detects devices.
+
+    Also disables later INFO and WARNING messages, unless TF_CPP_MIN_LOG_LEVEL is set.
 
     Returns:
       The seconds that it took.
     """
     from tfdist.reporting.display import status  # not needed by `--help`
 
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     began = time.monotonic()
     is_new = "tensorflow" not in sys.modules
-    with status("Loading TensorFlow ...") if is_new else contextlib.nullcontext(), _quiet():
+    with status("Loading TensorFlow ...") if is_new else contextlib.nullcontext(), quiet_tensorflow.held():
         import keras  # noqa: F401 - so that it is there
         import tensorflow as tf
 
         tf.config.list_physical_devices()
     return time.monotonic() - began
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppresses output to the file descriptor of stderr, but prints it if there is an exception.
-
-    Also disables later INFO and WARNING messages, unless TF_CPP_MIN_LOG_LEVEL is set.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as held:
-        kept = os.dup(2)
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            held.seek(0)
-            os.write(kept, held.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)

@@ -16,6 +16,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import InputError, names_arguments
 from tfdist.grammar.spec import load_object, nearest
+from tfdist.process import quiet_tensorflow
 
 _started: list[weakref.ref[Strategy]] = []
 
@@ -75,6 +76,7 @@ def start(
 
     if "start_timeout_seconds" in inspect.signature(strategy_class(detection.strategy)).parameters:
         options = {**options, "start_timeout_seconds": start_timeout_seconds}
+    quiet_tensorflow.detect_devices()
     strategy = create(detection.strategy, detection.cluster, join_group, options)
     _started.append(weakref.ref(strategy))
     return strategy
