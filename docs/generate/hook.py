@@ -5,6 +5,7 @@ from typing import Any
 
 import api_pages
 import flags_page
+import notebook_page
 import repository_pages
 from mkdocs.structure.files import File, Files
 
@@ -27,8 +28,8 @@ def on_files(files: Files, config: Any) -> Files:
     for place, page in repository_pages.DOCUMENTS.items():
         if page not in _places:
             _places[page] = place
-            _add(files, config, page, (root / place).read_text(encoding="utf-8"))
-    sources = [((root / place).read_text(encoding="utf-8"), place) for place in _places.values()]
+            _add(files, config, page, _markdown(root / place))
+    sources = [(_markdown(root / place), place) for place in _places.values()]
     generated = {
         "reference/flags.md": flags_page.text(),
         **dict(api_pages.pages()),
@@ -46,6 +47,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown
     markdown = repository_pages.rewritten(markdown, place, page.file.src_uri)
     return repository_pages.for_python_markdown(markdown)
+
+
+def _markdown(path: pathlib.Path) -> str:
+    return notebook_page.text(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
 
 
 def _add(files: Files, config: Any, page: str, text: str) -> None:

@@ -14,6 +14,7 @@ DOCUMENTS = {
     "SECURITY.md": "project/security.md",
     "benchmarks/README.md": "project/benchmarks.md",
     "examples/README.md": "examples/index.md",
+    "examples/quickstart.ipynb": "notebook.md",
 }
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(?=[)#])")
 _LANGUAGES = {".py": "python", ".sbatch": "bash", ".yaml": "yaml", ".diff": "diff", ".sh": "bash"}
@@ -67,11 +68,12 @@ def code_pages(places: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def for_python_markdown(text: str) -> str:
-    """Returns Markdown whose lists are indented by four spaces, as Python-Markdown needs, unlike others."""
+    """Returns Markdown without comments, whose lists are indented by four spaces, as Python-Markdown needs, unlike others."""
     lines: list[str] = []
     items: list[tuple[int, int]] = []  # indentation of each open item's marker and of its contents
     fence = ""
-    for line in text.splitlines():
+    has_blocks = False  # whether the last item has several, after which an item needs an empty line before it
+    for line in re.sub(r"^ *<!--.*?-->\n", "", text, flags=re.MULTILINE | re.DOTALL).splitlines():
         indent = len(line) - len(line.lstrip())
         marker = None if fence else _MARKER.match(line)
         if line.strip() and not fence:
@@ -84,9 +86,11 @@ def for_python_markdown(text: str) -> str:
         else:
             shown = line
         if marker:
-            if not items and lines and lines[-1].strip() and not _was_item(lines[-1]):
+            if lines and lines[-1].strip() and (has_blocks or (not items and not _was_item(lines[-1]))):
                 lines.append("")
+            has_blocks = False
             items.append((indent, indent + len(marker[2]) + len(marker[3])))
+        has_blocks |= bool(items and not marker and line.strip() and not lines[-1].strip())
         lines.append(shown)
         if found := re.match(r"\s*(```+)", line):
             fence = "" if fence else found[1]

@@ -96,6 +96,7 @@ def _shell(block: Block, step: Step, folder: pathlib.Path) -> Result:
         text=True,
         errors="replace",
         start_new_session=True,
+        preexec_fn=_take_keys,
     )
     timer = threading.Timer(DEADLINE_SECONDS, _signal, (process, signal.SIGKILL))
     timer.start()
@@ -112,6 +113,11 @@ def _shell(block: Block, step: Step, folder: pathlib.Path) -> Result:
     code = process.wait()
     timer.cancel()
     return Result(block, step, code, output, time.monotonic() - began)
+
+
+def _take_keys() -> None:
+    """Lets Ctrl-C end a command, also if this process was started in the background, where it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _signal(process: subprocess.Popen, number: signal.Signals) -> None:

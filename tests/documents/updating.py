@@ -48,6 +48,8 @@ def _like(expected: Sequence[str], actual: Sequence[str]) -> list[str]:
             shown.append(comparison.DOTS)
         shown.append(actual[found])
         place = found + 1
+    if place < len(actual) and shown[-1:] != [comparison.DOTS]:
+        shown.append(comparison.DOTS)
     return shown
 
 
