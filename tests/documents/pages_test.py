@@ -19,11 +19,15 @@ NOT_RUN = {
     "README.md": 2,
     "docs/guides/checkpoints.md": 2,
     "docs/guides/keras_fit.md": 1,
+    "docs/guides/kubernetes.md": 1,
     "docs/guides/meshes.md": 4,
     "docs/guides/mpi.md": 1,
     "docs/guides/restarts.md": 1,
     "docs/guides/runbook.md": 3,
     "docs/guides/runs.md": 1,
+    "docs/guides/several_gpus.md": 2,
+    "docs/guides/slurm.md": 2,
+    "docs/tutorial.md": 3,
     "examples/README.md": 1,
 }
 
