@@ -7,6 +7,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from tfdist.process import quiet_tensorflow
+
 if TYPE_CHECKING:
     from tfdist import collectives, data, errors, gradients, layers, models, optimizers
     from tfdist.cli.distribute import distribute
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # TensorFlow's own start-up messages, if it is imported later; TF_CPP_MIN_LOG_LEVEL=0 shows them.
+quiet_tensorflow.hold_import()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # A Horovod with MPI loads UCX, which would handle SIGHUP, SIGSEGV and others from its import on.
 os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
@@ -87,13 +90,10 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
-    from tfdist.process.quiet_tensorflow import held_if_first
-
-    with held_if_first():
-        if name in _HOMES:
-            value = getattr(importlib.import_module(_HOMES[name]), name)
-        else:
-            value = importlib.import_module(f"tfdist.{name}")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        value = importlib.import_module(f"tfdist.{name}")
     globals()[name] = value
     return value
 

@@ -10,6 +10,8 @@ from tfdist.process import quiet_tensorflow
 
 PROGRAM = """\
 import sys, tfdist
+import keras, importlib.resources
+assert importlib.resources.files("tensorflow").is_dir()
 sys.ps1 = "> "  # as in a notebook, where TensorFlow prints more
 strategy = tfdist.load_strategy("mirrored", devices=2)
 import tensorflow as tf

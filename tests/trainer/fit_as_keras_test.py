@@ -86,6 +86,7 @@ def test_rows_that_the_batch_does_not_divide_are_in_a_full_batch_with_those_of_t
     trainer = trainer_of(single)
     trainer.fit(X, Y, epochs=3, verbose=0, callbacks=[count])
     assert steps == [3, 5, 7]
+    assert count.params["epochs"] == 3, "although the last batch reaches into the fourth"
 
 
 def test_arrays_are_shuffled_by_the_seed_unless_that_is_switched_off(single):

@@ -5,12 +5,14 @@ descriptor can hide them.
 """
 
 import contextlib
-import logging
+import importlib.util
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 _OURS_TO_HIDE = re.compile(
     rb"WARNING: All log messages before absl::|[IWE]\d{4} [\d:.]+ |To enable the following instructions"
@@ -25,6 +27,8 @@ def is_wanted() -> bool:
 @contextlib.contextmanager
 def held() -> Iterator[None]:
     """Holds what is written to the file descriptor of stderr, and then writes it without TensorFlow's messages."""
+    import tempfile  # not needed to import tfdist
+
     sys.stderr.flush()
     try:
         kept = os.dup(2)
@@ -47,15 +51,47 @@ def held() -> Iterator[None]:
                 os.write(2, b"".join(lines))
 
 
-@contextlib.contextmanager
-def held_if_first() -> Iterator[None]:
-    """Does the same if TensorFlow has not been imported yet and its messages are not wanted."""
-    with contextlib.nullcontext() if "tensorflow" in sys.modules or is_wanted() else held():
-        yield
+class _Finder:
+    """Finds the module `tensorflow` once, with a loader that holds messages while it is imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name != "tensorflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec and spec.loader and not is_wanted():
+            spec.loader = _HoldingLoader(spec.loader)
+        return spec
+
+
+class _HoldingLoader:
+    """Loads a module with another loader, and holds messages meanwhile."""
+
+    def __init__(self, loader: Any):
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """See `importlib.abc.Loader`."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
+        module.__spec__.loader = module.__loader__ = self._loader  # type: ignore[union-attr]
+        with held():
+            self._loader.exec_module(module)
+
+
+def hold_import() -> None:
+    """Hides TensorFlow's messages when it is imported for the first time, by whatever module, unless they are wanted."""
+    if "tensorflow" not in sys.modules:
+        sys.meta_path.insert(0, _Finder())
 
 
 def detect_devices() -> None:
     """Detects the devices, and hides INFO messages of TensorFlow's Python code, which it prints in notebooks only."""
+    import logging
+
     import tensorflow as tf
 
     if is_wanted():

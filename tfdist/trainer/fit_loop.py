@@ -90,7 +90,7 @@ class FitLoop:
             callbacks,
             self._model,
             self._strategy,
-            epochs=self._number(-(-self._position.before(end) // self._source.size)),
+            epochs=self._number(self._position.epoch(end - 1, self._source.size) + 1),
             steps=steps_in_epochs(1, self._source.size, batch_size),
             verbose=0,
         )
