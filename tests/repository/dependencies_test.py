@@ -18,10 +18,11 @@ PINNED = {canonicalize_name(name): version for name, version in outdated.constra
 
 
 def requirements() -> list[Requirement]:
-    """Returns what setup.cfg requires, with all extras, except for tfdist itself."""
+    """Returns what setup.cfg requires, with all extras but CUDA's libraries, except for tfdist itself."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
-    texts = [config["options"]["install_requires"], *config["options.extras_require"].values()]
+    extras = [text for name, text in config["options.extras_require"].items() if name != "gpu"]
+    texts = [config["options"]["install_requires"], *extras]
     found = [Requirement(line) for text in texts for line in text.splitlines() if line and not line.startswith("#")]
     return [requirement for requirement in found if requirement.name != "tfdist"]
 

@@ -1,12 +1,14 @@
 """The names on which users' programs rely. Changing these lists breaks those programs."""
 
 import inspect
+import pathlib
+import types
 
 import keras
 import pytest
 
 import tfdist
-from tfdist import collectives, gradients, layers, models
+from tfdist import collectives, errors, gradients, layers, models, optimizers
 from tfdist.config import strategy_registry
 from tfdist.errors import ExitCode
 
@@ -87,8 +89,38 @@ def test_parts():
         "plan",
         "unscaled",
     ]
+    assert optimizers.__all__ == [
+        "LARS",
+        "NORMS_AND_BIASES",
+        "MomentumCorrectedSGD",
+        "WarmupAndDecay",
+        "make_learning_rate",
+    ]
     assert layers.__all__ == ["MixtureOfExperts", "SyncBatchNormalization"]
     assert models.NAMES == ("mlp", "cnn", "resnet50", "transformer")
+
+
+def test_errors():
+    assert [name for name in errors.__all__ if inspect.isclass(getattr(errors, name))] == [
+        "CheckpointError",
+        "CorruptCheckpointError",
+        "DesyncError",
+        "ExitCode",
+        "InputError",
+        "Interrupted",
+        "NotFiniteError",
+        "OutOfMemoryError",
+        "PeerLostError",
+        "Preempted",
+        "TfdistError",
+        "WriteError",
+    ]
+
+
+def test_the_promise_of_compatibility_names_every_public_package():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    packages = [name for name in tfdist.__all__ if isinstance(getattr(tfdist, name), types.ModuleType)]
+    assert not [name for name in (*packages, "horovod", "strategies") if f"`tfdist.{name}`" not in text]
 
 
 def test_arguments_of_the_trainer():

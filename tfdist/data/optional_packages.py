@@ -1,4 +1,4 @@
-"""Optional packages, needed by some data sets only: the `examples` extra."""
+"""Optional packages, needed by some data sets only: the extras `examples` and `tfds`."""
 
 import importlib
 from types import ModuleType
@@ -6,12 +6,13 @@ from types import ModuleType
 from tfdist.errors import InputError
 
 
-def extra(module: str, purpose: str) -> ModuleType:
-    """Imports a module of the `examples` extra.
+def extra(module: str, purpose: str, name: str = "examples") -> ModuleType:
+    """Imports a module of an extra.
 
     Args:
       module: name of the module.
       purpose: what needs it, for the error.
+      name: name of the extra.
 
     Raises:
       InputError: the module cannot be imported; names the command that installs it.
@@ -21,5 +22,5 @@ def extra(module: str, purpose: str) -> ModuleType:
     except ImportError as error:
         raise InputError(
             f"{purpose} needs the Python package {module.partition('.')[0]}. Received: {error}. "
-            "Run `pip install 'tfdist[examples]'`."
+            f"Run `pip install 'tfdist[{name}]'`."
         ) from error

@@ -34,7 +34,8 @@ def prepared(name: str, data_dir: str | None = None) -> DataSet:
     folder = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     # Checked first because, if there is neither data nor a network, tfds.load waits forever.
     found = _find(name, pathlib.Path(folder).expanduser())
-    builder = extra("tensorflow_datasets", f"The data set tfds:{name}").builder_from_directory(str(found))
+    datasets = extra("tensorflow_datasets", f"The data set tfds:{name}", "tfds")
+    builder = datasets.builder_from_directory(str(found))
     keys, splits = builder.info.supervised_keys, builder.info.splits
     if keys is None or len(keys) != 2:
         raise InputError(f"The data set tfds:{name} must have pairs (input, label). Received: {keys}.")
