@@ -136,6 +136,18 @@ def test_evaluations_draw_but_not_too_often(tmp_path):
     assert path.read_bytes() not in (first, second)
 
 
+def test_the_end_draws_what_is_new_only(tmp_path):
+    path = tmp_path / "curves.png"
+    reporter = CurvesReporter(path)
+    reporter.record(evaluation(10, loss=1.0))
+    path.unlink()
+    reporter.close("done")
+    assert not path.exists()
+    reporter.record(train(20, loss=0.5))
+    reporter.close("done")
+    assert path.exists()
+
+
 def test_the_best_evaluation_is_marked_and_the_learning_rate_has_a_panel():
     figure = draw(
         {

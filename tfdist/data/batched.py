@@ -16,10 +16,9 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.data.batches import checksum
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
-from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
 from tfdist.data.source import ArraySource
-from tfdist.data.stream import shares_of
+from tfdist.data.stream import shares_of, transformed
 from tfdist.errors import InputError
 
 _FOREVER = 2**62  # rows of data without an end
@@ -107,10 +106,7 @@ class BatchedSource(Examples):
         numbered = stream.enumerate().map(lambda number, rows: (self._numbers(first + number * batch_size, rows), rows))
         found = numbered.enumerate().flat_map(shares_of(partition))
         found = found.apply(tf.data.experimental.assert_cardinality(partition.elements))
-        return found.map(
-            lambda element: IndexedBatch(self._transform(*element.batch), element.numbers),
-            num_parallel_calls=tf.data.AUTOTUNE,
-        )
+        return found.map(transformed(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
     def _changed(self, transform: Transform, shuffle: bool) -> "BatchedSource":
         return BatchedSource(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.collectives.rows import any_rows
 from tfdist.data.pipeline import prepared
 from tfdist.data.row_partition import rows, share
@@ -87,6 +88,7 @@ def split_batches(
     """
     mine = tf.constant(list(replicas), tf.int32)
 
+    @keras_internals.without_autograph
     def shares(number: tf.Tensor, batch: Any) -> tf.data.Dataset:
         whole = batch if note is None else _noted(number, batch, note)
         return tf.data.Dataset.range(len(replicas)).map(lambda local: part(whole, tf.gather(mine, local), size))

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.data.row_partition import RowPartition
 from tfdist.errors import InputError
 
@@ -143,7 +144,8 @@ def as_is(*element: Any) -> Element:
 
 def chain(first: Transform, second: Transform) -> Transform:
     """Returns the transform that applies `first`, then `second`."""
-    return lambda *element: second(*first(*element))
+    converted = keras_internals.with_autograph
+    return lambda *element: converted(second)(*converted(first)(*element))
 
 
 def check_element(element: Any) -> None:

@@ -81,4 +81,4 @@ class Padded(Source):
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
-        return self._source.fetch(tf.minimum(indices, self._last))
+        return self._source._fetched(tf.minimum(indices, self._last))

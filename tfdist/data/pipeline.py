@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.data.examples import Element, Examples
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition, check_equal_shares, describe_replicas, what_shares
@@ -93,6 +94,7 @@ class EvaluationPipeline:
         return prepared(self.source.indexed_batches(partition, seed=None).map(_batch), len(partition.replicas))
 
 
+@keras_internals.without_autograph
 def _batch(element: IndexedBatch) -> Element:
     return element.batch
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.errors import InputError
 
 
@@ -110,9 +111,10 @@ class RowPartition:
         return tf.ensure_shape(tf.range(start, start + count), [self.static_count])
 
     def map(self, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
-        """Returns the data set of a function's results for each element's positions."""
+        """Returns the data set of the results of a function of tfdist for each element's positions."""
         numbers = tf.data.Dataset.counter() if self.total is None else tf.data.Dataset.range(self.elements)
-        return numbers.map(lambda element: function(self.positions(element)), num_parallel_calls=tf.data.AUTOTUNE)
+        mapped = keras_internals.without_autograph(lambda element: function(self.positions(element)))
+        return numbers.map(mapped, num_parallel_calls=tf.data.AUTOTUNE)
 
     def _start(self, batch: tf.Tensor) -> tf.Tensor:
         """Returns the position at which a batch begins, int64."""

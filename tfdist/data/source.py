@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.data import shuffle
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
 from tfdist.data.indexed_batch import IndexedBatch
@@ -41,14 +42,14 @@ class Source(Examples):
     @functools.cached_property
     def element_spec(self) -> Any:
         """See base class."""
-        return spec_of_one(tf.data.Dataset.range(0).batch(1).map(self.fetch).element_spec)
+        return spec_of_one(tf.data.Dataset.range(0).batch(1).map(self._fetched).element_spec)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """See base class."""
 
         def element(positions: tf.Tensor) -> IndexedBatch:
             numbers = positions if seed is None else self._numbers(positions, seed, partition.batch_size)
-            return IndexedBatch(self.fetch(numbers), numbers)
+            return IndexedBatch(self._fetched(numbers), numbers)
 
         return partition.map(element)
 
@@ -57,7 +58,12 @@ class Source(Examples):
         count = min(max(rows, self._rows_to_look_at), self.size)
         indices = tf.constant(np.arange(count, dtype=np.int64) * self.size // count)
         with tf.device("CPU:0"):
-            return next(iter(tf.data.Dataset.from_tensors(indices).map(self.fetch)))
+            return next(iter(tf.data.Dataset.from_tensors(indices).map(self._fetched)))
+
+    @keras_internals.without_autograph
+    def _fetched(self, indices: tf.Tensor) -> Element:
+        """Calls `fetch`, which may be a user's."""
+        return keras_internals.with_autograph(self.fetch)(indices)
 
     @property
     def _rows_to_look_at(self) -> int:
@@ -78,7 +84,7 @@ class InOrder(Source):
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
-        return self._source.fetch(indices)
+        return self._source._fetched(indices)
 
     @property
     def _rows_to_look_at(self) -> int:
@@ -120,7 +126,7 @@ class Mapped(Source):
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
-        return self._transform(*self._source.fetch(indices))
+        return keras_internals.with_autograph(self._transform)(*self._source._fetched(indices))
 
     def map(self, transform: Transform) -> Source:
         """See base class."""
@@ -168,7 +174,7 @@ class ArraySource(Source):
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
         gathered = tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
-        return self._transform(*gathered)
+        return keras_internals.with_autograph(self._transform)(*gathered)
 
     @property
     def _rows_to_look_at(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
@@ -82,14 +83,12 @@ class StreamSource(Examples):
 
         rows = batches.enumerate().flat_map(shares_of(partition))
         rows = rows.apply(tf.data.experimental.assert_cardinality(partition.elements))
-        return rows.map(
-            lambda element: IndexedBatch(self._transform(*element.batch), element.numbers),
-            num_parallel_calls=tf.data.AUTOTUNE,
-        )
+        return rows.map(transformed(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
     def _endless(self, numbered: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
         """Returns the stream of epochs from position `first` on."""
 
+        @keras_internals.without_autograph
         def epoch(number: tf.Tensor) -> tf.data.Dataset:
             if not self._shuffle:
                 return numbered
@@ -99,6 +98,15 @@ class StreamSource(Examples):
             return numbered.shuffle(self._buffer_size, seed=number, reshuffle_each_iteration=False)
 
         return tf.data.Dataset.counter(first // self.size).flat_map(epoch).skip(first % self.size)
+
+
+def transformed(transform: Transform) -> Callable[[IndexedBatch], IndexedBatch]:
+    """Returns the function that applies a transform to an `IndexedBatch`."""
+
+    def function(element: IndexedBatch) -> IndexedBatch:
+        return IndexedBatch(keras_internals.with_autograph(transform)(*element.batch), element.numbers)
+
+    return keras_internals.without_autograph(function)
 
 
 def shares_of(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tensor, Element]], tf.data.Dataset]:
@@ -111,6 +119,7 @@ def shares_of(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tensor, 
       A function of the number of a batch and of the batch: the numbers of its examples, and the examples.
     """
 
+    @keras_internals.without_autograph
     def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
         def share(local: tf.Tensor) -> IndexedBatch:
             numbers, rows = tf.nest.map_structure(

@@ -3,6 +3,7 @@
 `tests/keras_internals/` has a test for each, so that a new release of Keras or TensorFlow fails there first.
 """
 
+from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
 from tfdist.keras_internals.convolutions import convolutions_of_no_rows
 from tfdist.keras_internals.data import Adapted, adapted, count_rows, is_batched
@@ -214,7 +215,9 @@ __all__ = [
     "weight_losses",
     "weighted_sum",
     "without_memory_optimizer",
+    "with_autograph",
     "with_mask_and_logits_of",
+    "without_autograph",
     "without_optimizer",
     "wrap_call",
 ]

@@ -33,7 +33,7 @@ class CurvesReporter(Reporter):
     The best evaluation of each is marked.
 
     The plot is redrawn at evaluations, at most as often as `seconds_between` allows so that the run is not slowed down,
-    and at the end. The file is replaced atomically. Without records, no file is written.
+    and at the end if there is anything new. The file is replaced atomically. Without records, no file is written.
 
     Args:
       path: path of the PNG file.
@@ -55,6 +55,7 @@ class CurvesReporter(Reporter):
         self._clock = clock
         self._drawn = -math.inf
         self._curves: dict[str, dict[str, Points]] = {}
+        self._has_changed = False  # since it was drawn
 
     def start(self, plan: RunPlan) -> None:
         """See base class."""
@@ -80,11 +81,12 @@ class CurvesReporter(Reporter):
         for name, value in {"loss": record.get("loss"), **main_metrics(record), **rate}.items():
             point = number(value)
             if point is not None:
+                self._has_changed = True
                 self._curves.setdefault(name, {}).setdefault(kind, []).append((int(record["step"]), point))
 
     def close(self, outcome: str) -> None:
         """See base class."""
-        if self._curves:
+        if self._has_changed:
             self._draw()
 
     def _draw(self) -> None:
@@ -92,7 +94,7 @@ class CurvesReporter(Reporter):
         draw(self._curves, self._title).savefig(picture, format="png")
         with must_write(self._path):
             storage_of(self._path).replace(self._path, picture.getvalue())
-        self._drawn = self._clock()
+        self._drawn, self._has_changed = self._clock(), False
 
 
 def draw(curves: Mapping[str, Mapping[str, Points]], title: str = "") -> "Figure":

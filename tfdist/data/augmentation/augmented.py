@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.data.augmentation.catalog import Augmentation, parse_augmentations
 from tfdist.data.augmentation.row_random import RowRandom
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain
@@ -81,18 +82,20 @@ class Augmented(Examples):
         if seed is None:
             return self._examples.map(self._transform).indexed_batches(partition, None)
 
+        @keras_internals.without_autograph
         def change(element: tf.Tensor, batch: IndexedBatch) -> IndexedBatch:
             epochs = partition.positions(element) // self.size
             x, *rest = batch.batch
             x = self._changed(x, epochs * self.size + batch.numbers, seed)
-            return IndexedBatch(self._transform(x, *rest), batch.numbers)
+            return IndexedBatch(keras_internals.with_autograph(self._transform)(x, *rest), batch.numbers)
 
         batches = self._examples.indexed_batches(partition, seed).enumerate()
         return batches.map(change, num_parallel_calls=tf.data.AUTOTUNE)
 
+    @keras_internals.without_autograph
     def _changed(self, images: tf.Tensor, places: tf.Tensor, seed: int) -> tf.Tensor:
         for stream, augmentation in enumerate(self._augmentations):
-            found = augmentation(images, RowRandom(places, seed, stream))
+            found = keras_internals.with_autograph(augmentation)(images, RowRandom(places, seed, stream))
             if found.dtype != images.dtype or not found.shape.is_compatible_with(images.shape):
                 raise InputError(
                     f"An augmentation must keep shape and dtype. Received: {images.dtype.name}{list(images.shape)} became "
