@@ -1,10 +1,13 @@
 """Real processes for tests, forked where possible from `tests.fork_server`, which has done their imports.
 
-Tests of how a user starts a program use `tfdist.testing.processes` instead.
+So are launchers and the ranks that they fork; see `tests.forked_launcher`. Tests of how a user starts a program use
+`tfdist.testing.processes` instead.
 """
 
 import contextlib
 import functools
+import pathlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
@@ -14,6 +17,8 @@ from tfdist.testing import processes
 from tfdist.testing.processes import Ended, Job, Process, free_addresses
 
 __all__ = ["Ended", "Job", "free_addresses", "job", "start"]
+
+_LAUNCHER = str(pathlib.Path(__file__).with_name("forked_launcher.py"))
 
 
 @contextlib.contextmanager
@@ -27,14 +32,13 @@ def start(
     command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str | None = None
 ) -> Process:
     """See `tfdist.testing.processes.start`; forks where possible."""
-    if can_fork(command, environment) and not _is_launcher(command):
-        return _servers().start(command, environment, output, directory or "")
-    return processes.start(command, environment, output, directory)
-
-
-def _is_launcher(command: Sequence[str]) -> bool:
-    """Returns whether a command starts a launcher, which does not import TensorFlow."""
-    return [*command[1:3]] == ["-m", "tfdist.launch"]
+    if not can_fork(command, environment):
+        return processes.start(command, environment, output, directory)
+    if [*command[1:3]] == ["-m", "tfdist.launch"]:
+        if "--isolate" in command:  # which moves what the launcher starts later into another network
+            return processes.start(command, environment, output, directory)
+        command = [sys.executable, _LAUNCHER, *command[3:]]
+    return _servers().start(command, environment, output, directory or "")
 
 
 @functools.cache

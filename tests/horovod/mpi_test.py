@@ -41,7 +41,7 @@ while "killed" in sys.argv:
 
 
 def launched(launcher: str, *arguments: str) -> list[str]:
-    flags = ("--processes=2", f"--launcher={launcher}", "--", sys.executable)
+    flags = ("--processes=2", f"--launcher={launcher}", "--start_method=forkserver", "--", sys.executable)
     return [sys.executable, "-m", "tfdist.launch", *flags, *arguments]
 
 

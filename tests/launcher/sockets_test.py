@@ -12,9 +12,9 @@ import tempfile
 
 import pytest
 
+from tests import processes
 from tfdist.errors import InputError
 from tfdist.launcher import network_namespace
-from tfdist.testing import processes
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +25,7 @@ def listening(process):
     return [c.laddr.ip for c in process.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN]
 strategy = tfdist.load_strategy(sys.argv[1], **json.loads(sys.argv[2]))
 strategy.group.barrier("all listen")
-print("listening", json.dumps([listening(psutil.Process()), listening(psutil.Process().parent())]), flush=True)
+print("listening", json.dumps([listening(psutil.Process()), listening(psutil.Process().parents()[1])]), flush=True)
 strategy.group.barrier("all are seen")
 """
 EVERYWHERE, LOOPBACK = ["::"], ["127.0.0.1"]
@@ -45,6 +45,7 @@ def job(directory: pathlib.Path, *flags: str) -> list[str]:
         "-m",
         "tfdist.launch",
         "--processes=2",
+        "--start_method=forkserver",  # so that the launcher is the parent of each rank's parent
         f"--log_dir={directory}",
         *flags,
         "--",

@@ -5,12 +5,12 @@ import signal
 import time
 from typing import NamedTuple
 
+from tests import processes
 from tests.end_to_end.chaos.plan import MISSED, STEP, WRITE, Interruption, Plan
 from tests.end_to_end.chaos.settings import COMMIT_EVERY, Setting
 from tests.end_to_end.chaos.striking import DEADLINE_SECONDS, Pace, Striker
 from tests.end_to_end.chaos.watching import Watch
 from tfdist.errors import ExitCode
-from tfdist.testing import processes
 
 SURVIVORS_SECONDS = 90.0  # for the other processes to end by themselves after the interruption of one
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.end_to_end.chaos.ending import ending
 from tests.end_to_end.chaos.settings import SETTINGS, Setting
 from tests.end_to_end.chaos.striking import child_of_rank
 from tests.end_to_end.chaos.watching import Watch
-from tfdist.testing import processes
 
 pytestmark = pytest.mark.processes
 
