@@ -151,7 +151,7 @@ def thorough(short: bool, *values: object) -> Any:
     ("strategy", "case"),
     [
         thorough(
-            case.model not in parity.LANGUAGE or (strategy, case.model) == ("mirrored4", "experts"), strategy, case
+            case.model not in parity.LANGUAGE or (strategy, case.model) == ("mirrored2", "experts"), strategy, case
         )
         for strategy, case in itertools.product(IN_PROCESS, parity.CASES)
     ],
