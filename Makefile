@@ -1,6 +1,6 @@
 # make train        sets up .venv and trains a CNN on handwritten digits, on two logical devices
 # make test         the same set-up, Horovod built for the installed TensorFlow and MPI, then lint, types and every test: first in
-#                   parallel on all cores, then, two at a time, tests that start processes or wait for the clock
+#                   parallel on all cores, then, two at a time, tests that start processes, beside those that wait for the clock
 # make lint         ruff and mypy
 # make conformance  what make test leaves out: the full product of strategies, models, optimizers and batches; every program
 #                   through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/45 runs the
@@ -49,12 +49,15 @@ unexport PYTHONDONTWRITEBYTECODE
 train: $(EXAMPLES)
 	$(PY) -m tfdist.train $(TRAIN_FLAGS) --output_dir=$(OUTPUT_DIR)
 
-# Lint and types run beside the tests that start processes, which wait for much of their time.
+# Lint and types, and the tests that wait for the clock, which need a twentieth of a core, run beside the other tests of processes.
 test: $(HOROVOD)
 	$(PY) -m pytest -m 'not full and not processes' $(PARALLEL) --junit-xml=.pytest_cache/parallel.xml
 	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; \
-	$(PY) -m pytest -m 'processes and not full' $(TWO_AT_A_TIME) --junit-xml=.pytest_cache/processes.xml; tests=$$?; \
-	wait $$lint; linted=$$?; cat $(VENV)/lint.log; exit $$((tests | linted))
+	$(PY) -m pytest -m 'waits and not full' --junit-xml=.pytest_cache/waits.xml >$(VENV)/waits.log 2>&1 & waits=$$!; \
+	$(PY) -m pytest -m 'processes and not waits and not full' $(TWO_AT_A_TIME) \
+	  --junit-xml=.pytest_cache/processes.xml; tests=$$?; \
+	wait $$waits; waited=$$?; cat $(VENV)/waits.log; \
+	wait $$lint; linted=$$?; cat $(VENV)/lint.log; exit $$((tests | waited | linted))
 
 lint: $(TESTS)
 	$(PY) -m ruff check .

@@ -12,7 +12,7 @@ import pytest
 
 from tests.launcher.launching import BEHIND_RANK_1, DEADLINE, Launches, member, python
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from tests.coordination.members import members
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.all_equal import all_equal
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 @pytest.mark.parametrize("last, expected", [("x", True), ("y", False)])

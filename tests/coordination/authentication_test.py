@@ -15,7 +15,7 @@ from tfdist.coordination.authentication import OVERHEAD, Session, WrongSealError
 from tfdist.coordination.messages import LIMIT, encode
 from tfdist.errors import InputError, PeerLostError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 def ends(

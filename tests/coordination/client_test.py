@@ -15,7 +15,7 @@ from tfdist.coordination.group import LAUNCHER, NO_GOODBYE
 from tfdist.coordination.messages import encode
 from tfdist.errors import InputError, PeerLostError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 WELCOME = {"type": "welcome", "nonce": "n", "heartbeat": 0.05, "lost_after": 5.0}
 

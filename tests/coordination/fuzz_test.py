@@ -26,7 +26,7 @@ from tfdist.coordination.addresses import LOOPBACK, join_address, listen, split_
 from tfdist.coordination.messages import encode
 from tfdist.errors import InputError, PeerLostError
 
-pytestmark = [pytest.mark.processes, pytest.mark.fuzz]
+pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.fuzz]
 
 fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -4,7 +4,7 @@ from tfdist.coordination import Group, LocalGroup, LostMember
 from tfdist.coordination.group import LAUNCHER, name_ranks
 from tfdist.errors import InputError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 class Canned(Group):

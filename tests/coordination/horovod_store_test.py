@@ -13,7 +13,7 @@ from horovod.runner.common.util import hosts
 from tfdist.coordination import horovod_store
 from tfdist.coordination.addresses import LOOPBACK
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 SLOTS = hosts.get_host_assignments([hosts.HostInfo("a", 2)], 2, 2)
 

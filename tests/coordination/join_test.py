@@ -11,7 +11,7 @@ from tfdist.coordination import LocalGroup, join
 from tfdist.coordination.addresses import LOOPBACK, free_port
 from tfdist.errors import InputError, PeerLostError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 TOKEN = "the job's token"
 

@@ -13,7 +13,7 @@ from tfdist.coordination import LostMember, watch
 from tfdist.coordination.addresses import LOOPBACK, free_port
 from tfdist.errors import NotFiniteError, PeerLostError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 CLUSTER = Cluster(rank=0, size=3)
 LINE = "rank 0 of 3: rank 1 is lost: its connection closed without a goodbye (it was killed, crashed, or exited silently). "

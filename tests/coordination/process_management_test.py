@@ -9,7 +9,7 @@ import pytest
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.process_management import _Service, process_mapping, serving
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 class Library:

@@ -7,7 +7,7 @@ from tfdist.coordination import LocalGroup
 from tfdist.coordination.messages import LIMIT
 from tfdist.errors import InputError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 def wait_for(condition, seconds=5.0):

@@ -8,7 +8,7 @@ import pytest
 from tfdist.coordination import LocalGroup, LostMember
 from tfdist.errors import InputError, PeerLostError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 def wait_for(condition, seconds=5.0):

@@ -15,7 +15,7 @@ from tfdist.coordination.connection import Connection
 from tfdist.coordination.messages import LIMIT
 from tfdist.errors import InputError, PeerLostError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 MEMBER = """
 import sys, time

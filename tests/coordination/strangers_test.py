@@ -16,7 +16,7 @@ from tfdist.coordination.limited_log import LONGEST_LINE, MOST_LINES
 from tfdist.coordination.messages import LIMIT, encode
 from tfdist.coordination.pending_operations import PendingOperations
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 def stranger(job, *messages, raw=b""):

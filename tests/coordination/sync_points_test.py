@@ -17,7 +17,7 @@ DEADLINE = 20.0
 Acts = list[tuple[int, list[str]]]
 Between = Callable[[int, SyncPoints], object]
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_thread_is_left")]
+pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.usefixtures("no_thread_is_left")]
 
 
 class Job:

@@ -14,7 +14,7 @@ from tfdist.coordination import LocalGroup
 from tfdist.coordination.watchdog import ANSWER_SECONDS, Watchdog
 from tfdist.errors import ExitCode
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 @pytest.fixture

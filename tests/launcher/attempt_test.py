@@ -16,7 +16,7 @@ from tfdist.launcher.local_process import NewProcess
 from tfdist.launcher.orders import Order, OrderKind
 from tfdist.launcher.supervision import Stop, Watched
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 class Unguarded:

@@ -10,7 +10,7 @@ from tfdist.errors import InputError
 from tfdist.launcher import child as child_module
 from tfdist.launcher.child import Child, Task
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from tfdist.launcher.supervision import FAILURE_SECONDS
 from tfdist.process.preemption import TOGETHER_SECONDS
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 FOREVER = 10**6
 

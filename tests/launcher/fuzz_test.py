@@ -17,7 +17,7 @@ from tfdist.launcher import orders
 from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import OrderKind, Report
 
-pytestmark = [pytest.mark.processes, pytest.mark.fuzz]
+pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.fuzz]
 
 REPORT = orders.report_message(Report(Outcome(0)))
 RAW = st.binary(max_size=300) | st.tuples(near(HELLO).map(encode), st.binary(max_size=100)).map(b"".join)

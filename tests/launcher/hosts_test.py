@@ -11,7 +11,7 @@ from tfdist.errors import InputError
 from tfdist.launcher import hosts
 from tfdist.launcher.hosts import Hosts, Programs, is_named, parse, read
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 def test_lines_of_a_list():

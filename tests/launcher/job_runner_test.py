@@ -15,7 +15,7 @@ from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.local_process import NewProcess
 from tfdist.launcher.orders import Order, OrderKind, Report
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 LOST = Outcome(5, "launcher 2 is lost")
 

@@ -3,7 +3,7 @@ import pytest
 from tfdist.errors import InputError
 from tfdist.launcher.job import Job
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 @pytest.mark.parametrize(

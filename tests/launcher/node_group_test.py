@@ -11,7 +11,7 @@ import pytest
 
 from tests.launcher.launching import Launches, free_address, member, python
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.launcher.launching import Launches, ends
 from tfdist.launcher import reaper
 from tfdist.launcher.orphan_guard import OrphanGuard
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 SLEEPERS = ["sh", "-c", "sleep 1000 & sleep 1000 & wait"]
 GUARDING = """

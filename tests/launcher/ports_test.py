@@ -5,7 +5,7 @@ import pytest
 from tfdist.errors import InputError
 from tfdist.launcher import ports
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 def test_ports_are_free_and_different():

@@ -7,7 +7,7 @@ import pytest
 
 from tests.launcher.launching import Launches, free_address, python
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 ALL, ONE = "sys.exit(75)", "sys.exit(75 * rank)"
 FAILS = "sys.exit(75) if rank else (time.sleep(0.2), sys.exit(1))"

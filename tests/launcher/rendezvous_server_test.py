@@ -21,7 +21,7 @@ from tfdist.launcher.orders import OrderKind, Report
 from tfdist.launcher.remote_agent import RemoteAgent
 from tfdist.launcher.rendezvous_server import RendezvousServer
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_thread_is_left")]
+pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.usefixtures("no_thread_is_left")]
 
 
 HELLO = {"type": "hello", "version": VERSION, "nonce": "n", "places": []}

@@ -13,7 +13,7 @@ import pytest
 from tests.launcher.toy import DEADLINE, Launched, die, launched
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from tfdist.launcher import signals
 from tfdist.launcher.signals import received
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 SAYS = "import signal; print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, signal.getsignal(signal.SIGTERM))"
 

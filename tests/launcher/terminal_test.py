@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 DEADLINE = 20.0
 # Reports the request to end, takes some time to save, and is ended immediately by a second request.

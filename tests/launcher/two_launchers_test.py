@@ -13,7 +13,7 @@ from tfdist.launcher import log_files
 from tfdist.launcher.log_files import log_directory
 from tfdist.launcher.orders import launched_now
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 # Runs until a file exists; its group must have members of its own job only.
 JOB = """

@@ -14,7 +14,7 @@ from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import Preempted
 from tfdist.process import gce_notice
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 class Metadata:

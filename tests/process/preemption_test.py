@@ -12,7 +12,7 @@ import pytest
 
 from tfdist.process.preemption import TOGETHER_SECONDS, notices
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 DEADLINE = 20.0
 PROGRAM = """

@@ -6,7 +6,7 @@ import pytest
 
 from tfdist.process import progress_file
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 def test_a_note_outlives_the_process(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.process import signals
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
 @pytest.fixture
