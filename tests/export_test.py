@@ -317,7 +317,7 @@ def test_code_that_a_checkpoint_names_is_run_if_one_says_so(own_run, monkeypatch
     monkeypatch.delitem(sys.modules, "own_of_export")
 
 
-@pytest.mark.parametrize("name", ["model", "dataset", "loss", "optimizer"])
+@pytest.mark.parametrize("name", ["model", "dataset", "loss", "optimizer", "decay"])
 @pytest.mark.parametrize(
     "code", ["os:system(command='true')", "keras.models:load_model(filepath='a.keras')", "tfdist.run:main"]
 )
@@ -337,7 +337,14 @@ def test_names_of_tfdist_s_own_are_no_code(dataset):
 def test_every_flag_that_may_name_code_is_looked_at():
     """Such flags are recognized by their help; an export does not run the code of training-only flags."""
     fields = [f.name for f in dataclasses.fields(TrainConfig) if "package.module:" in f.metadata["flag"].help]
-    assert {*fields} - {*names(TrainConfig, "training_only")} == {"strategy", "model", "dataset", "loss", "optimizer"}
+    assert {*fields} - {*names(TrainConfig, "training_only")} == {
+        "strategy",
+        "model",
+        "dataset",
+        "loss",
+        "optimizer",
+        "decay",
+    }
 
 
 def test_an_unknown_format():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfdist.sharding.dim_names import name_dims
     from tfdist.trainer.early_stopping import EarlyStopping
     from tfdist.trainer.options import Checks, Reporting, Schedule
+    from tfdist.trainer.plateau import ReduceLROnPlateau
     from tfdist.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "EarlyStopping",
     "Group",
     "LossScaler",
+    "ReduceLROnPlateau",
     "Reporting",
     "Schedule",
     "Strategy",
@@ -72,6 +74,7 @@ _HOMES = {
     "EarlyStopping": "tfdist.trainer.early_stopping",
     "Group": "tfdist.coordination",
     "LossScaler": "tfdist.gradients",
+    "ReduceLROnPlateau": "tfdist.trainer.plateau",
     "Reporting": "tfdist.trainer.options",
     "Schedule": "tfdist.trainer.options",
     "Strategy": "tfdist.distribution.strategy",

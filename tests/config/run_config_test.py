@@ -75,7 +75,11 @@ def test_keeps(given, kept):
         ),
         ("communication", "ccl", "--communication: oneCCL is not supported, because its sums on three ranks differ "),
         ("communication", "ccl", "reduce-scatter or process sets for it. Received: ccl. Use mpi."),
-        ("batch_norm", "sync", "--batch_norm=sync is not known. Known: local, synchronized."),
+        (
+            "batch_norm",
+            "sync",
+            '--batch_norm=sync is not known. Did you mean "synchronized"? Known: local, synchronized.',
+        ),
         ("optimizer", "sgd(momentum=)", "--optimizer: sgd(momentum=)  -- column 14: "),
         ("model", "", '--model: ""  -- column 1: expected a name.'),
         ("loss", "a b", "--loss: a b  -- column 3"),

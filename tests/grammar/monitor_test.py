@@ -32,7 +32,7 @@ def test_early_stopping():
     [
         ("", "expected a name"),
         ("a:b", "must begin with the name of a metric"),
-        ("val_loss(mode=up)", "column 15: expected a Python literal, not up"),
+        ("val_loss(mode=up)", "val_loss(mode=up): mode must be min, max or auto. Received: 'up'"),
         ("val_loss(mode='up')", "mode must be min, max or auto"),
         ("val_loss(patience=-1)", "patience must be an integer of at least 0. Received: -1"),
         ("val_loss(patience=1.5)", "patience must be an integer"),

@@ -22,6 +22,7 @@ def test_tfdist():
         "EarlyStopping",
         "Group",
         "LossScaler",
+        "ReduceLROnPlateau",
         "Reporting",
         "Schedule",
         "Strategy",

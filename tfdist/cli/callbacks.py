@@ -1,5 +1,6 @@
 """Creates the callbacks of a run from its flags."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,27 +8,33 @@ import keras
 
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
+from tfdist.grammar.decay import Plateau, parse_decay
 from tfdist.grammar.monitor import parse_early_stopping
 from tfdist.grammar.spec import load_object, parse
 from tfdist.grammar.user_code import call_own
 from tfdist.trainer.early_stopping import EarlyStopping
 from tfdist.trainer.monitored import best_metric, check_monitored
+from tfdist.trainer.plateau import ReduceLROnPlateau
 from tfdist.trainer.trainer import Trainer
 
 
 def make_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks of `--early_stopping` and `--callbacks`.
+    """Returns the callbacks of `--early_stopping`, `--decay=plateau` and `--callbacks`.
 
     Raises:
       InputError: the user's function fails, or returns something else.
     """
-    return [*_early_stopping(config.early_stopping), *_own(config.callbacks, config.output_dir)]
+    return [
+        *_early_stopping(config.early_stopping),
+        *_plateau(config.decay),
+        *_own(config.callbacks, config.output_dir),
+    ]
 
 
 def check_metrics(
     config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback], trainer: Trainer, evaluates: bool
 ) -> None:
-    """Checks the metrics of `--best` and `--early_stopping` before the run has a directory.
+    """Checks the metrics of `--best`, `--early_stopping` and `--decay=plateau` before the run has a directory.
 
     Raises:
       InputError: the run does not measure one of them, or it is not known what is better.
@@ -42,6 +49,11 @@ def _early_stopping(text: str) -> list[EarlyStopping]:
         return []
     monitor = parse_early_stopping(text)
     return [EarlyStopping(monitor.metric, mode=monitor.mode, **monitor.args)]
+
+
+def _plateau(text: str) -> list[ReduceLROnPlateau]:
+    decay = parse_decay(text)
+    return [ReduceLROnPlateau(**dataclasses.asdict(decay))] if isinstance(decay, Plateau) else []
 
 
 def _own(text: str, output_dir: str) -> Sequence[Any]:

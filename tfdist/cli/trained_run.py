@@ -168,7 +168,7 @@ def _adapted(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfi
 
 def check_runs_nothing(trained: TrainConfig, source: StoragePath) -> None:
     """Refuses code that a run names, from any package: `keras.models:load_model` could execute anything."""
-    named = [name for name in ("model", "optimizer", "loss") if ":" in parse(getattr(trained, name)).name]
+    named = [name for name in ("model", "optimizer", "loss", "decay") if ":" in parse(getattr(trained, name)).name]
     named += ["dataset"] if is_own(trained.dataset) else []
     if named:
         code = " ".join(flag_text(name, getattr(trained, name)) for name in named)

@@ -7,6 +7,7 @@ from typing import Any
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import declared, taking
 from tfdist.errors import InputError
+from tfdist.grammar.decay import parse_decay
 from tfdist.grammar.spec import parse
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
@@ -35,6 +36,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         ("warmup_start", "warmup_steps"),
         lambda c: c.warmup_start and not c.warmup_steps,
         "A warm-up needs steps: add --warmup_steps or leave out --warmup_start.",
+    ),
+    (
+        ("decay", "warmup_steps"),
+        lambda c: c.warmup_steps and parse_decay(c.decay).without_warmup,
+        "plateau and one_cycle exclude a warm-up: plateau changes a rate that is constant otherwise, and one_cycle begins "
+        "with a rise of its own, pct_start of the run. Leave out --warmup_steps or choose another --decay.",
     ),
     (
         ("momentum_correction", "optimizer"),

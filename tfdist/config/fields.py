@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tfdist.cluster import tf_config
+from tfdist.config.known_names import check_name
 from tfdist.errors import InputError
 from tfdist.grammar.chain import parse_chain
-from tfdist.grammar.decay import parse_decay
+from tfdist.grammar.decay import normalized_decay
 from tfdist.grammar.interval import parse_period
 from tfdist.grammar.monitor import parse_best, parse_early_stopping
 from tfdist.grammar.rules import parse_rules
@@ -18,6 +19,21 @@ from tfdist.grammar.spec import nearest, parse
 from tfdist.grammar.spec_list import parse_specs
 from tfdist.sharding.layouts import rules_text, split_rules
 from tfdist.sharding.mesh import parse_mesh
+
+# Values that other libraries have for some of ours.
+_MEANT = {
+    "16": "mixed_float16",
+    "16-mixed": "mixed_float16",
+    "32": "float32",
+    "bf16": "mixed_bfloat16",
+    "bf16-mixed": "mixed_bfloat16",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+    "fp16": "mixed_float16",
+    "fp32": "float32",
+    "half": "mixed_float16",
+    "sync": "synchronized",
+}
 
 
 class Flag(NamedTuple):
@@ -38,6 +54,7 @@ class Flag(NamedTuple):
       structure: `list` if a text has parts with commas between, `dict` if it has pairs `a: b` with semicolons between:
         a configuration file may write it so.
       known: names that it may have, besides others, for completion.
+      named: whether these are all names, except for `package.module:function`.
     """
 
     topic: str
@@ -53,6 +70,7 @@ class Flag(NamedTuple):
     training_only: bool = False
     structure: type = str
     known: tuple[str, ...] = ()
+    named: bool = False
 
 
 def spec_text(text: str) -> str:
@@ -77,8 +95,7 @@ def methods_text(text: str) -> str:
 
 def decay_text(text: str) -> str:
     """Validates and normalizes a learning-rate decay."""
-    parse_decay(text)
-    return spec_text(text)
+    return normalized_decay(text)
 
 
 def chain_text(text: str) -> str:
@@ -200,10 +217,11 @@ def check_fields(config: Any) -> None:
       InputError: a value does not match the field's type or its `Flag`.
     """
     for field in dataclasses.fields(config):
-        object.__setattr__(config, field.name, _checked(field, getattr(config, field.name)))
+        object.__setattr__(config, field.name, checked(field, getattr(config, field.name)))
 
 
-def _checked(field: dataclasses.Field, value: Any) -> Any:
+def checked(field: dataclasses.Field, value: Any) -> Any:
+    """Returns the normalized value of a field with a flag; raises `InputError` if it is not one."""
     flag: Flag = field.metadata["flag"]
     optional = field.default is None
     kind = str if optional else type(field.default)
@@ -226,7 +244,12 @@ def _checked_text(name: str, flag: Flag, value: str) -> str:
     if not text.isprintable():  # because it must fit in one line of a flagfile, and in the environment
         raise InputError(f"--{name} must be one line of printable text. Received: {text!r}.")
     if flag.choices and text not in flag.choices:
-        raise InputError(f"--{name}={text} is not known.{nearest(text, flag.choices)}")
+        meant = _MEANT.get(text.lower(), text)
+        raise InputError(
+            f"--{name}={text} is not known.{nearest(meant if meant in flag.choices else text, flag.choices)}"
+        )
+    if flag.named:
+        check_name(name, text, flag.known)
     return text
 
 

@@ -23,6 +23,7 @@ from tfdist.config.job_config import OWN, JobConfig
 from tfdist.config.strategy_registry import TrainerOptions, taking
 from tfdist.config.topics import CHECKS, DEVICES, DURATION, GRADIENTS, MODEL, OUTPUT, TRAINING
 from tfdist.errors import InputError
+from tfdist.grammar.decay import DECAYS
 
 _DEFAULT_EPOCHS = 10
 _WITH_LAYOUT = taking("layout")
@@ -49,6 +50,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         check=spec_text,
         fixed=True,
         known=("mlp", "cnn", "resnet50", "transformer"),
+        named=True,
     )
     dataset: str = flag_field(
         "digits",
@@ -58,6 +60,19 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"explains; {OWN}.",
         check=spec_text,
         fixed=True,
+        known=(
+            "digits",
+            "fashion_mnist",
+            "mnist5k",
+            "text",
+            "csv:",
+            "images:",
+            "npz:",
+            "synthetic:",
+            "tfds:",
+            "tfrecord:",
+        ),
+        named=True,
     )
     data_dir: str | None = flag_field(
         None,
@@ -116,8 +131,11 @@ class TrainConfig(TrainerOptions, JobConfig):
     decay: str = flag_field(
         "none",
         TRAINING,
-        "Learning-rate decay: none, cosine(to=0.0), linear(to=0.0) or step(every=..., factor=0.1).",
+        "Learning-rate schedule: none, cosine(to=0.0), cosine_restarts(first=...), exponential(factor=0.01), linear(to=0.0), "
+        "one_cycle(pct_start=0.3), plateau(monitor=val_loss, factor=0.1, patience=10), polynomial(to=0.0, power=1.0), "
+        f"step(every=..., factor=0.1), {OWN}. docs/gradients.md has the equations.",
         check=decay_text,
+        known=tuple(DECAYS),
     )
     momentum_correction: bool = flag_field(
         False, TRAINING, "Momentum correction, for sgd and lars: changes of the learning rate do not distort momentum."

@@ -9,7 +9,7 @@ from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest, parse
 
 MODES = ("auto", "min", "max")
-_BARE_MODE = re.compile(r"\bmode\s*=\s*(auto|min|max)\b")  # a word without quotes, which the common grammar has not
+_BARE_MODE = re.compile(r"\bmode\s*=\s*([A-Za-z_]\w*)")  # a word without quotes, which the common grammar has not
 
 
 @dataclasses.dataclass(frozen=True)

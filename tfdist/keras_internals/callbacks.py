@@ -27,7 +27,7 @@ def callback_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
     return {name: value for name, value in vars(callback).items() if name in names}
 
 
-def monitored_direction(callback: keras.callbacks.EarlyStopping) -> str:
+def monitored_direction(callback: keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau) -> str:
     """Returns "min" or "max", what is better for the metric of a callback, which has its model; "" if Keras does not know.
 
     The callback uses the result from then on; Keras would ask only at the end of the first epoch.

@@ -1,7 +1,8 @@
 """Internals of Keras's optimizers: their update, their variables, their learning rate."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -56,6 +57,53 @@ def scaled_learning_rate(optimizer: keras.Optimizer, factor: float) -> Iterator[
         yield
     finally:
         del optimizer._get_current_learning_rate
+
+
+class _ScheduledNumber:
+    """Stands for a number of an optimizer, such as its momentum, and has the value that a schedule has at each update.
+
+    It is read where the update is computed, on each replica. Keras compares the number with 0 to see whether there is a
+    momentum, which a tensor could not answer while a function is traced.
+    """
+
+    def __init__(self, value: Callable[[], tf.Tensor]):
+        """Args: value: returns the current value, a scalar."""
+        self._value = value
+
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
+        return tf.cast(self._value(), dtype) if dtype else self._value()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __gt__(self, other: float) -> bool:
+        return True
+
+    def __mul__(self, other: tf.Tensor) -> tf.Tensor:
+        return tf.cast(self._value(), other.dtype) * other
+
+    def __rsub__(self, other: float) -> tf.Tensor:
+        return other - self._value()
+
+
+@contextlib.contextmanager
+def scheduled_momentum(optimizer: keras.Optimizer) -> Iterator[None]:
+    """Context in which updates are traced with the momentum of the optimizer's schedule, if that changes the momentum.
+
+    It takes the place of `momentum` if the optimizer has one, and else of `beta_1`, as in PyTorch. Enter it around all
+    replicas, like `scaled_learning_rate`.
+    """
+    schedule: Any = scheduled_learning_rate(optimizer)
+    name = "momentum" if getattr(optimizer, "momentum", 0) else "beta_1"
+    own = getattr(optimizer, name, None)
+    if not getattr(schedule, "cycles_momentum", False) or own is None:
+        yield
+        return
+    setattr(optimizer, name, _ScheduledNumber(lambda: schedule.momentum(optimizer.iterations)))
+    try:
+        yield
+    finally:
+        setattr(optimizer, name, own)
 
 
 def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:

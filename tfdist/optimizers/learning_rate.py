@@ -1,6 +1,5 @@
 """The learning rate as a pure function of batch size and step: scaling, warmup and decay."""
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,8 +9,10 @@ import tensorflow as tf
 from keras import ops
 
 from tfdist.errors import InputError
-from tfdist.grammar.decay import Cosine, Decay, Linear, NoDecay, Step, parse_decay
-from tfdist.grammar.spec import nearest
+from tfdist.grammar.decay import NoDecay, OneCycle, Own, Plateau, parse_decay
+from tfdist.grammar.spec import Spec, load_object, nearest
+from tfdist.grammar.user_code import call_own
+from tfdist.optimizers.decay_curves import Position, momentum, remaining
 
 SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda times: 1.0, "linear": float, "sqrt": math.sqrt}
 
@@ -63,16 +64,20 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     Step k, counted from 0, has the rate peak * rise(k) * fall(k), where rise(k) = start + (1 - start) k / W below W =
     `warmup_steps` and 1 from there on. It depends on nothing else, so a resumed run has the same rates. Computed in
-    Keras's floatx.
+    Keras's floatx. docs/gradients.md has the equations of the decays.
+
+    With `one_cycle`, `Trainer` and Keras's `fit` on replicas also change the momentum of the optimizer, to `momentum(k)`.
+    `plateau` leaves the rate constant, for a `tfdist.ReduceLROnPlateau` to change.
 
     Args:
       peak: the rate at the end of the warmup; at least 0.
       warmup_steps: number of steps of the warmup; 0 for none.
       warmup_start: the rate of step 0 as a fraction of the peak, in [0, 1]; Goyal et al. use 1 / k for a batch k times
         as large.
-      decay: text for `tfdist.grammar.decay.parse_decay`. cosine and linear decay from the end of the warmup to the end
-        of the run and stay constant from there; step decays at regular intervals of the run, including the warmup.
-      total_steps: number of steps of the run, for cosine and linear.
+      decay: as in `--decay`: none, cosine, cosine_restarts, exponential, linear, one_cycle, plateau, polynomial, step, or
+        your own `package.module:function`. They begin where the warmup ends, and those that last until the end of the
+        run stay constant from there; step decays at regular intervals of the run, including the warmup.
+      total_steps: number of steps of the run, for decays that last until its end.
 
     Raises:
       InputError: an argument is out of range.
@@ -87,10 +92,10 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         decay: str = "none",
         total_steps: int = 0,
     ):
-        if not (peak >= 0 and math.isfinite(peak)):
+        if isinstance(peak, str) or not (peak >= 0 and math.isfinite(peak)):
             raise InputError(f"--learning_rate must be at least 0 and finite. Received: {peak}.")
-        if warmup_steps < 0:
-            raise InputError(f"--warmup_steps must be at least 0. Received: {warmup_steps}.")
+        if warmup_steps < 0 or int(warmup_steps) != warmup_steps:
+            raise InputError(f"--warmup_steps must be an integer of at least 0. Received: {warmup_steps}.")
         if not 0 <= warmup_start <= 1:
             raise InputError(f"--warmup_start must be a fraction of the peak, in [0, 1]. Received: {warmup_start}.")
         self.peak = float(peak)
@@ -99,16 +104,27 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.decay = decay
         self.total_steps = total_steps
         self._decay = parse_decay(decay)
+        if warmup_steps and self._decay.without_warmup:
+            raise InputError(
+                f"--decay={decay} excludes a warm-up: {self._decay.without_warmup}. Received: "
+                f"--warmup_steps={warmup_steps}. Leave one of them out."
+            )
         if self._decay.needs_total and warmup_steps >= total_steps:
             raise InputError(
                 f"--decay={decay} falls from the end of the warm-up to the end of the run. Received: "
                 f"--warmup_steps={warmup_steps} in a run of {total_steps} steps. Lower --warmup_steps or train longer."
             )
+        self._own = self._called(self._decay.spec) if isinstance(self._decay, Own) else None
 
     @property
     def is_constant(self) -> bool:
         """Whether every step has the same rate."""
-        return isinstance(self._decay, NoDecay) and (not self.warmup_steps or self.warmup_start == 1)
+        return isinstance(self._decay, NoDecay | Plateau) and (not self.warmup_steps or self.warmup_start == 1)
+
+    @property
+    def cycles_momentum(self) -> bool:
+        """Whether the momentum of an optimizer changes, too."""
+        return isinstance(self._decay, OneCycle) and self._decay.cycle_momentum
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the rate of a step.
@@ -119,48 +135,43 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         Returns:
           A scalar of Keras's floatx.
         """
-        step = ops.cast(step, "int64")
-        number = ops.cast(step, keras.config.floatx())
-        rate = self.peak * ops.ones_like(number)
+        at = self._position(step)
+        number = ops.cast(at.step, at.progress.dtype)
+        rate = self.peak * ops.ones_like(number) if self._own is None else ops.cast(self._own(at.step), number.dtype)
         if self.warmup_steps:  # this form is exactly 1 at the end
             rate *= 1 - (1 - self.warmup_start) * ops.maximum(1 - number / self.warmup_steps, 0)
+        return rate * remaining(self._decay, at)
+
+    def momentum(self, step: Any) -> tf.Tensor:
+        """Returns the momentum of a step, if `cycles_momentum`; takes and returns what `__call__` does."""
+        assert isinstance(self._decay, OneCycle)
+        return momentum(self._decay, self._position(step).progress)
+
+    def _position(self, step: Any) -> Position:
+        step = ops.cast(step, "int64")
         span = max(self.total_steps - self.warmup_steps, 1)
+        number = ops.cast(step, keras.config.floatx())
         progress = ops.clip((number - self.warmup_steps) / span, 0, 1)
-        return rate * _remaining(self._decay, step, progress)
+        return Position(step, step - self.warmup_steps, progress)
+
+    def _called(self, spec: Spec) -> Callable[[Any], Any]:
+        """Returns the user's own schedule, checked at the first step."""
+        offered = {"learning_rate": self.peak, "warmup_steps": self.warmup_steps, "total_steps": self.total_steps}
+        own: Callable[[Any], Any] = call_own("--decay", load_object(spec.name), spec, **offered)
+        first = call_own("--decay", lambda: own(0), Spec(spec.name)) if callable(own) else own
+        try:
+            is_rate = callable(own) and ops.shape(first) == () and math.isfinite(float(first))
+        except (TypeError, ValueError):
+            is_rate = False
+        if not is_rate:
+            received = f"{first!r:.60} for step 0" if callable(own) else type(own).__name__
+            raise InputError(
+                f"--decay={spec} must return a keras.optimizers.schedules.LearningRateSchedule, or a function of the step "
+                f"that returns a rate. Received: {received}. Return such an object."
+            )
+        return own
 
     def get_config(self) -> dict[str, Any]:
         """See base class."""
         names = ("peak", "warmup_steps", "warmup_start", "decay", "total_steps")
         return {name: getattr(self, name) for name in names}
-
-
-@functools.singledispatch
-def _remaining(decay: Decay, step: tf.Tensor, progress: tf.Tensor) -> tf.Tensor | float:
-    """Returns the remaining fraction of the peak.
-
-    Args:
-      decay: one of `tfdist.grammar.decay`.
-      step: scalar int64, step of the run.
-      progress: scalar in [0, 1], from the end of the warmup to the end of the run.
-    """
-    raise TypeError(f"No rule for {decay!r}.")
-
-
-@_remaining.register
-def _(decay: NoDecay, step: tf.Tensor, progress: tf.Tensor) -> float:
-    return 1.0
-
-
-@_remaining.register
-def _(decay: Cosine, step: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
-    return decay.to + (1 - decay.to) * 0.5 * (1 + ops.cos(math.pi * progress))
-
-
-@_remaining.register
-def _(decay: Linear, step: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
-    return 1 - (1 - decay.to) * progress
-
-
-@_remaining.register
-def _(decay: Step, step: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
-    return decay.factor ** ops.cast(ops.floor_divide(step, decay.every), progress.dtype)

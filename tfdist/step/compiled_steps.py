@@ -167,7 +167,7 @@ class Steps:
         def rescaled(
             iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
         ) -> LoopResult:
-            with keras_internals.scaled_learning_rate(optimizer, rate):
+            with keras_internals.scaled_learning_rate(optimizer, rate), keras_internals.scheduled_momentum(optimizer):
                 return loop(iterator, first_step, steps, with_norm)
 
         return rescaled

@@ -7,6 +7,7 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
+from tfdist.grammar.monitor import MODES
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
@@ -26,7 +27,14 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
           patience: number of evaluations without an improvement after which training stops.
           min_delta: smallest change that counts as an improvement.
           mode: "min" or "max", what is better; "auto" to infer it from the metric.
+
+        Raises:
+          InputError: `patience` or `mode` is something else.
         """
+        if not isinstance(patience, int) or patience < 0:
+            raise InputError(f"`patience` must be an integer of at least 0. Received: {patience!r}.")
+        if mode not in MODES:
+            raise InputError(f"`mode` must be {', '.join(MODES[:-1])} or {MODES[-1]}. Received: {mode!r}.")
         super().__init__(monitor, min_delta=min_delta, patience=patience, mode=mode)
         self._of_evaluations = monitor.startswith("val_")
         self._step = self._looks = 0
@@ -97,7 +105,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         self._looks, self._step = state["looks"], state["step"]
 
 
-def direction_of(callback: keras.callbacks.EarlyStopping) -> str:
+def direction_of(callback: keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau) -> str:
     """Returns "min" or "max", what is better for the metric of a callback, which has its model.
 
     Raises:

@@ -11,17 +11,18 @@ from tfdist.errors import InputError
 from tfdist.grammar.monitor import parse_best
 from tfdist.grammar.spec import nearest
 from tfdist.trainer.early_stopping import EarlyStopping, direction_of
+from tfdist.trainer.plateau import ReduceLROnPlateau
 from tfdist.trainer.program import Program
 
 
 def check_monitored(callbacks: Sequence[keras.callbacks.Callback], program: Program, evaluates: bool) -> None:
-    """Checks what the `EarlyStopping` of this library monitors; Keras's own callbacks warn of that themselves.
+    """Checks what this library's `EarlyStopping` and `ReduceLROnPlateau` monitor; Keras's own callbacks warn themselves.
 
     Raises:
       InputError: the run does not measure it, or it is not known what is better.
     """
     for callback in callbacks:
-        if isinstance(callback, EarlyStopping):
+        if isinstance(callback, EarlyStopping | ReduceLROnPlateau):
             _direction(callback.monitor, callback.mode, program, evaluates)
 
 

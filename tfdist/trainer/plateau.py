@@ -1,0 +1,90 @@
+"""Falls of the learning rate at plateaus that are counted in evaluations, wherever in an epoch they are."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.grammar.decay import Plateau
+from tfdist.trainer.early_stopping import direction_of
+
+
+class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
+    """`keras.callbacks.ReduceLROnPlateau` whose patience and cooldown are in evaluations, at whichever steps these are.
+
+    Keras's own looks at the end of each epoch, where it finds no result of an evaluation if `Schedule.eval_every` has
+    set other times. This one looks at each evaluation if it monitors a `val_` metric, and else at the end of each epoch.
+    All ranks see the same results, so that the rate falls at the same step on each. Its state and the learning rate are
+    saved with the run.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        mode: str = "auto",
+    ):
+        """Initializes the callback.
+
+        Args:
+          monitor: name of the metric; `val_` and its name for one of an evaluation.
+          factor: factor of the learning rate, in [0, 1).
+          patience: number of evaluations without an improvement after which the rate falls.
+          min_delta: smallest change that counts as an improvement.
+          cooldown: number of evaluations after a fall that do not count.
+          min_lr: smallest learning rate.
+          mode: "min" or "max", what is better; "auto" to infer it from the metric.
+
+        Raises:
+          InputError: one of them is out of range.
+        """
+        Plateau(  # validates them
+            monitor=monitor,
+            mode=mode,
+            factor=factor,
+            patience=patience,
+            min_delta=min_delta,
+            cooldown=cooldown,
+            min_lr=min_lr,
+        )
+        super().__init__(
+            monitor, factor=factor, patience=patience, min_delta=min_delta, cooldown=cooldown, min_lr=min_lr, mode=mode
+        )
+        self._of_evaluations = monitor.startswith("val_")
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """See base class.
+
+        Raises:
+          InputError: the optimizer has a schedule, whose rate cannot be set, or it is not known what is better.
+        """
+        super().on_train_begin(logs)
+        schedule = keras_internals.scheduled_learning_rate(self.model.optimizer)
+        if schedule is not None:
+            raise InputError(
+                "ReduceLROnPlateau needs an optimizer whose learning rate is a number. Received: a "
+                f"{type(schedule).__name__}. Leave one of them out."
+            )
+        direction_of(self)
+
+    def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
+        """Called by `Trainer.fit` after each evaluation.
+
+        Args:
+          step: number of updates done.
+          logs: the results, under their `val_` names.
+        """
+        if self._of_evaluations:
+            super().on_epoch_end(step, dict(logs))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """See base class."""
+        if not self._of_evaluations:
+            super().on_epoch_end(epoch, logs)
