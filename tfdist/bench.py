@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.benchmark.config import BenchConfig, parse_operations, parse_sizes
 from tfdist.cli import command, flags, tensorflow_import
+from tfdist.cli.cluster_check import check_cluster
 from tfdist.cli.output import TEXT, Output
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
@@ -29,6 +30,7 @@ _EXAMPLES = (
 
 def main(config: BenchConfig, output: Output = TEXT) -> int:
     """Measures the collectives; returns the exit code."""
+    check_cluster(config)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.benchmark import plot, table
     from tfdist.cli import open_strategy

@@ -10,7 +10,7 @@ from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
 from tfdist.errors import CheckpointError, ExitCode, InputError
 from tfdist.errors.byte_sizes import byte_size
-from tfdist.storage import StoragePath, storage_of
+from tfdist.storage import StoragePath, path_of, storage_of
 
 
 class Found(NamedTuple):
@@ -39,7 +39,11 @@ def main(run: str, output: Output = TEXT) -> int:
     """Prints a line for each checkpoint, the newest first; returns the exit code."""
     paths = [path for path in checkpoints_at(run) if storage_of(path).exists(path)]
     if not paths:
-        raise InputError(f"The directory must be that of a run with checkpoints, or of a checkpoint. Received: {run}.")
+        there = storage_of(path_of(run)).exists(path_of(run))
+        raise InputError(
+            f"The directory must be that of a run with checkpoints, or of a checkpoint. Received: {run}, which "
+            f"{'has none. Train with --checkpoint_every' if there else 'does not exist. Give the directory of a run'}."
+        )
     checkpoints = []
     for path in paths:
         found = _examined(path)

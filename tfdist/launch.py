@@ -21,6 +21,7 @@ from tfdist.errors import ExitCode, InputError
 from tfdist.launcher import job_runner, network_namespace, signals, start_method
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
+from tfdist.launcher.program_check import check_program
 from tfdist.launcher.restarts import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
 from tfdist.process.preemption import is_at_terminal
 
@@ -100,6 +101,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
         raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
     said: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
     job = Job(**said | parse_processes(said["processes"]))
+    check_program(arguments[0])
     if job.isolate:
         network_namespace.enter()
     arrived: list[int] = []

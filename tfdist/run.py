@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from absl import flags as absl_flags
 
 from tfdist.cli import command, flags, tensorflow_import
+from tfdist.cli.cluster_check import check_cluster
 from tfdist.config.run_config import RunConfig
 from tfdist.errors import ExitCode, InputError
 
@@ -24,8 +25,8 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
     Returns:
       The exit code.
     """
-    if not pathlib.Path(script).is_file():
-        raise InputError(f"The script must be a file. Received: {script}.")
+    _check_script(pathlib.Path(script))
+    check_cluster(config)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
@@ -44,6 +45,26 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
         ):
             run_script(script, arguments)
     return ExitCode.DONE
+
+
+def _check_script(script: pathlib.Path) -> None:
+    """Checks that a file is a Python program, before TensorFlow is imported.
+
+    Raises:
+      InputError: it is not.
+    """
+    if not script.is_file():
+        raise InputError(f"The script must be a file. Received: {script}.")
+    if script.suffix == ".ipynb":
+        raise InputError(
+            f"The script must be a Python program. Received: {script}, a notebook. Convert it: jupyter nbconvert --to script."
+        )
+    try:
+        compile(script.read_bytes(), str(script), "exec")
+    except (SyntaxError, ValueError) as error:  # a ValueError for bytes of 0
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        problem = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise InputError(f"The script must be a Python program. Received: {script}{line}: {problem}.") from error
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
@@ -76,7 +97,7 @@ if __name__ == "__main__":
             "run",
             lambda values: flags.define(values, RunConfig),
             _call,
-            [sys.argv[0], *flags_of(), *sys.argv[1:]],
+            lambda: [sys.argv[0], *flags_of(), *sys.argv[1:]],
             about=__doc__.partition(":")[0] + ".",
             arguments="SCRIPT [ARGUMENTS]",
             examples=_EXAMPLES,

@@ -5,6 +5,7 @@ import sys
 
 from tfdist.checkpoint import in_memory
 from tfdist.cli import command, flags, tensorflow_import
+from tfdist.cli.cluster_check import check_cluster
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
@@ -20,6 +21,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         )
     check_installed(config.loggers)
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
+    check_cluster(config)
     seconds = tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, opened_run, session
     from tfdist.cli.callbacks import check_metrics, make_callbacks

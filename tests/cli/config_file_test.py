@@ -136,7 +136,7 @@ def test_the_launcher_takes_it_too(write):
         ("help: true\n", "run.yaml, line 1: help is not a flag of tfdist.train."),
         ("config: other.yaml\n", "run.yaml, line 1: config is not a flag of tfdist.train."),
         ("flagfile: flags.txt\n", "run.yaml, line 1: flagfile is not a flag of tfdist.train."),
-        ("seed: 1\nbatch_size: many\n", "run.yaml, line 2: flag --batch_size=many: invalid literal for int()"),
+        ("seed: 1\nbatch_size: many\n", "run.yaml, line 2: --batch_size must be an integer. Received: many."),
         ("batch_size: [3, 4]\n", "run.yaml, line 1: batch_size must be a single value. Received: a list."),
         ("model: {name: mlp}\n", "run.yaml, line 1: model must be a single value. Received: a mapping."),
         ("mesh_shape: {data: [2]}\n", "run.yaml, line 1: mesh_shape must be text, or a list or a mapping of texts."),

@@ -42,7 +42,7 @@ class Checkpoints:
     Attributes:
       directory: path or URL of a storage that all hosts share; gets a directory for each checkpoint, `step-...`. Only
         one run may save there at a time: a second one is refused, with the host, process and time of the first.
-      every: interval in steps, such as "500", or in seconds, such as "600s"; "0" saves only on preemption.
+      every: interval in steps, such as 500 or "500", or in seconds, such as "600s"; "0" saves only on preemption.
       keep: number of checkpoints to keep, the newest ones.
       best: metric whose best value is followed, such as "val_accuracy" or "val_auc(mode=max)", with Keras's names: of an
         evaluation with `val_`, otherwise of an epoch. The run is then also saved whenever the value is better than all
@@ -69,7 +69,10 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         """Validates the values; raises `InputError`."""
+        object.__setattr__(self, "every", str(self.every))  # a number of steps is natural, too
         parse_period(self.every)
+        if not self.directory:
+            raise InputError('Checkpoints need a directory. Received: "". Give a path, such as directory="runs/one".')
         if self.keep < 1:
             raise InputError(f"keep must be at least 1. Received: keep={self.keep}. The default is 3.")
         if self.best:

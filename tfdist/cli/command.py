@@ -36,6 +36,7 @@ _FILES = {
     "--flagfile": "Read flags from a file, one per line; later flags win.",
     f"--{_CONFIG}": "Read flags from a YAML file that maps their names to values; the command line and --flagfile win.",
 }
+_KINDS = {"int": "an integer", "float": "a number, such as 0.001", "bool": "true or false"}  # by absl's names of types
 _HELP_LINE = {"--help": "Show this help."}
 _log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def run(
     name: str,
     define: Callable[[absl_flags.FlagValues], None],
     call: Callable[..., int | None],
-    argv: Sequence[str] | None = None,
+    argv: Sequence[str] | Callable[[], Sequence[str]] | None = None,
     *,
     about: str = "",
     arguments: str = "",
@@ -70,7 +71,8 @@ def run(
       define: defines the command's flags on the given values.
       call: the command: takes the parsed values; if `arguments` is given, the arguments after the flags; and if `has_json`,
         an `Output`. Returns an exit code, or None for 0.
-      argv: command line, including the program name; None for that of this process.
+      argv: command line, including the program name, or what returns it and may raise `InputError`; None for that of this
+        process.
       about: first sentence of the help.
       arguments: what the command takes after its flags, for the help; empty if it takes flags only.
       has_json: whether it has the flag `--json`.
@@ -91,7 +93,8 @@ def run(
         if has_json:
             define_json(values)
         _define_help(values)
-        rest = parse(values, list(sys.argv if argv is None else argv), program, arguments, places)
+        line = argv() if callable(argv) else argv
+        rest = parse(values, list(sys.argv if line is None else line), program, arguments, places)
         with _stack_on_sigusr1(), naming_flags(), contextlib.ExitStack() as stack:
             given: list[Any] = [values]
             if arguments:
@@ -180,10 +183,10 @@ def parse(
     except absl_flags.UnrecognizedFlagError as error:
         raise InputError(_unknown(values, error.flagvalue, program)) from error
     except absl_flags.CantOpenFlagFileError as error:
-        cause = str(error).removeprefix("ERROR:: Unable to open flagfile: ")
+        cause = re.sub(r".*flagfile: (?:\[Errno \d+\] )?(.*): '(.*)'", r"\2 (\1)", str(error))
         raise InputError(f"--flagfile must name a readable file. Received: {cause}.") from error
     except (absl_flags.Error, ValueError) as error:
-        raise InputError(f"{str(error).rstrip('.')}. {remedy}") from error
+        raise InputError(f"{_illegal(values, error)} {remedy}") from error
     if rest and not arguments:
         remedy = f"A YAML file is for --{_CONFIG}." if re.match(r"\w+: ", rest[0]) else remedy
         raise InputError(f'Only flags are accepted, written --name=value. Received: "{rest[0]}". {remedy}')
@@ -192,13 +195,20 @@ def parse(
     return rest
 
 
+def _illegal(values: absl_flags.FlagValues, error: Exception) -> str:
+    """Returns what is wrong with the value of a flag, as a sentence; absl's own texts are Python's."""
+    found = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
+    kind = _KINDS.get(values[found[1]].flag_type()) if found and found[1] in values else None
+    return f"--{found[1]} must be {kind}. Received: {found[2]}." if found and kind else f"{str(error).rstrip('.')}."
+
+
 def _unknown(values: absl_flags.FlagValues, written: str, program: str) -> str:
     """Returns a message about an unknown flag, as it was written, with the one that may be meant."""
     known = {name: values[name] for name in values if name not in ("h", *_HELP)}
     name = written.partition("=")[0]
     remedy = flag_aliases.hint(written, known, program)
     if not remedy:
-        similar = did_you_mean(f"--{name.lstrip('-')}", [f"--{name}" for name in known])
+        similar = did_you_mean(name.lstrip("-"), known, form="--{}")
         remedy = f"{similar} `python -m {program} --help` lists the flags."
     return f"{name} is not a flag of {program}.{remedy}"
 
@@ -221,7 +231,7 @@ def _read_config(values: absl_flags.FlagValues, path: str, program: str, places:
         try:
             flag.parse(entry.boolean if flag.boolean and entry.boolean else entry.text)
         except absl_flags.Error as error:
-            raise InputError(f"{entry.place}: {str(error).rstrip('.')}.") from error
+            raise InputError(f"{entry.place}: {_illegal(values, error)}") from error
         places[entry.name] = entry.place
 
 

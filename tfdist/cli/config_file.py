@@ -44,7 +44,8 @@ def read(path: str) -> list[Entry]:
         text = storage_of(path_of(path)).read(path_of(path)).decode()
         root = yaml.compose(text, yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--config must name a readable text file. Received: {path} ({error}).") from error
+        cause = getattr(error, "strerror", None) or error
+        raise InputError(f"--config must name a readable text file. Received: {path} ({cause}).") from error
     except yaml.YAMLError as error:
         raise InputError(f"{_place(path, error)}: {_problem(error)}. --config must name a YAML file.") from error
     if root is None:

@@ -12,6 +12,7 @@ from tfdist.config.run_config import RunConfig
 from tfdist.distribution import factory, tf_distribute
 from tfdist.distribution.strategy import Strategy, strategy_in_use
 from tfdist.errors import InputError, names_arguments
+from tfdist.gradients.compression import check
 
 Model = TypeVar("Model", bound=keras.Model)
 
@@ -45,7 +46,15 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
     Raises:
       InputError: an option is invalid, or the model was not created under the strategy's scope.
     """
+    if not isinstance(model, keras.Model):
+        raise InputError(f"tfdist.distribute takes a keras.Model. Received: {model!r:.60}, a {type(model).__name__}.")
+    if strategy is not None and not isinstance(strategy, Strategy | tf.distribute.Strategy):
+        raise InputError(
+            f"`strategy` must be an object. Received: {strategy!r:.60}. Load it by tfdist.load_strategy, and create the model "
+            "in its scope."
+        )
     config = environment_flags.options(options)
+    check(config.compression)
     if keras_fit.attached(model) is not None:
         raise InputError(
             f"A model can be distributed only once. Received: {model.name}, which is already distributed. Leave out "

@@ -37,10 +37,13 @@ def flags_of(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Returns the flags in TFDIST_FLAGS, split as by a shell.
 
     Raises:
-      InputError: a quotation is not closed.
+      InputError: a quotation is not closed, or it does not begin with a flag.
     """
     text = environment.get(VARIABLE, "")
     try:
-        return shlex.split(text)
+        words = shlex.split(text)
     except ValueError as error:
         raise InputError(f"{VARIABLE} must be written as on a command line. Received: {text!r}: {error}.") from error
+    if words and not words[0].startswith("-"):
+        raise InputError(f"{VARIABLE} must be flags, written --name=value. Received: {text!r}. Write --{words[0]}.")
+    return words

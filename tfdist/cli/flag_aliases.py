@@ -6,6 +6,8 @@ They are those of Lightning, Accelerate, DeepSpeed, torchrun, Horovod, Transform
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.config.train_config import TrainConfig
+
 SAME = {  # other names of our flags
     "accumulate_steps": "gradient_accumulation_steps grad_accumulation_steps accumulate_grad_batches accumulation_steps "
     "accum_steps grad_accum grad_accum_steps accum_iter backward_passes_per_step update_freq",
@@ -21,7 +23,8 @@ SAME = {  # other names of our flags
     "coordinator": "master_addr main_process_ip rdzv_endpoint dist_url",
     "data_dir": "data_path dataset_path dataset_dir data_root",
     "dataset": "data dataset_name",
-    "decay": "scheduler lr_scheduler lr_scheduler_type lr_schedule lr_decay lr_decay_style",
+    "decay": "schedule learning_rate_schedule learning_rate_scheduler scheduler lr_scheduler lr_scheduler_type lr_schedule "
+    "lr_decay lr_decay_style",
     "devices": "gpus num_gpus n_gpus n_gpu ngpus num_devices n_devices num_replicas gpus_per_node",
     "epochs": "max_epochs num_epochs n_epochs num_train_epochs train_epochs epoch",
     "eval_every": "eval_steps eval_interval eval_freq val_every val_check_interval validation_steps",
@@ -124,7 +127,12 @@ def hint(written: str, known: Mapping[str, Any], program: str) -> str:
         return _use(_LAUNCHER[name], value, known[_LAUNCHER[name]])
     if name in _LAUNCHER and "strategy" in known:
         return f" The launcher has it: `{_LAUNCH} --{_LAUNCHER[name]}={value or 'N'} -- python -m {program} ...`."
-    return ""
+    ours = _SAME.get(name, name)
+    if name == "local_rank" and "strategy" in known:
+        return " Each process learns its rank from the launcher's environment variables: leave it out."
+    if "processes" in known and ours in TrainConfig.__dataclass_fields__:
+        return f" It belongs to the command that is started: write --{ours} after `--`."
+    return " Arguments of the script follow its name." if program == "tfdist.run" else ""
 
 
 def _use(name: str, value: str, flag: Any) -> str:

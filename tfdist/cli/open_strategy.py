@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.cli.cluster_check import with_flags
 from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import names
 from tfdist.coordination import Group, watch
-from tfdist.coordination.job_token import with_flags
 from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
@@ -40,14 +40,14 @@ class Opened(NamedTuple):
 def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detection:
     """Chooses the strategy, and determines this process's place in the job."""
     gpus = len(tf.config.list_physical_devices("GPU"))
-    environment = _with_flags(environment, config)
+    environment = with_flags(environment, config)
     return detect(environment, config.strategy, config.devices or max(gpus, 1), declaration(config.strategy))
 
 
 def load(config: Any) -> Strategy:
     """Starts the strategy of a configuration, for a program that uses it until its end and may catch the loss of a rank."""
     detection = choose(config)
-    options, environment = _options(config, detection.strategy), _with_flags(os.environ, config)
+    options, environment = _options(config, detection.strategy), with_flags(os.environ, config)
     if options.get("communication") == "auto":  # the engine's default, as in `load_strategy`
         del options["communication"]
     return start(detection, config.start_timeout_seconds, environment, options)
@@ -68,7 +68,7 @@ def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Itera
     # Checks the rules between flags that depend on the strategy before anything starts.
     config = dataclasses.replace(config, strategy=detection.strategy)
     check_strategy(config, declaration(detection.strategy))
-    options, environment = _options(config, detection.strategy), _with_flags(os.environ, config)
+    options, environment = _options(config, detection.strategy), with_flags(os.environ, config)
     # Failure detection begins with the group, because an engine may wait forever at startup for a peer that is lost
     # meanwhile.
     with ExitStack() as watching:
@@ -97,12 +97,6 @@ def _ending_together(group: Group, seconds: float) -> Iterator[None]:
         group.barrier("end", deadline=seconds)
         raise
     group.barrier("end", deadline=seconds)
-
-
-def _with_flags(environment: Mapping[str, str], config: Any) -> Mapping[str, str]:
-    """Returns the environment with the variables that flags replace."""
-    coordinator = {"TFDIST_COORDINATOR": config.coordinator} if config.coordinator else {}
-    return with_flags({**environment, **coordinator}, config.token_file, config.insecure)
 
 
 def _options(config: Any, strategy: str) -> dict[str, Any]:

@@ -25,6 +25,11 @@ def sources(run: str, checkpoint: str) -> list[StoragePath]:
         raise InputError(
             f"A run must be an existing directory. Received: {run}, which does not exist. Give the directory of a run."
         )
+    if not storage_of(place).is_directory(place):
+        named = f" Write --checkpoint={run} before the directory of its run." if place.name.endswith(MODEL_FILE) else ""
+        raise InputError(
+            f"A run must be a directory. Received: {run}, which is a file.{named or ' Give the directory of a run.'}"
+        )
     if checkpoint == NEWEST:
         model = RunDirectory(place).model
         found = checkpoints_at(run) or ([model] if storage_of(model).exists(model) else [])

@@ -7,7 +7,7 @@ from tfdist.data import images, synthetic, text, tfds
 from tfdist.data.adapters import as_data_set
 from tfdist.data.data_set import DataSet
 from tfdist.data.formats import csv_file, image_folder, npz_file, tfrecord
-from tfdist.errors import InputError
+from tfdist.errors import InputError, names_arguments
 from tfdist.grammar import spec
 from tfdist.grammar.user_code import call_own
 
@@ -34,6 +34,7 @@ _AFTER_COLON = {
 }
 
 
+@names_arguments
 def load(name: str, data_dir: str | None = None) -> DataSet:
     """Loads a data set by name.
 
@@ -47,6 +48,10 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
     Raises:
       InputError: the name is unknown, its arguments are invalid, or its data or a required package is missing.
     """
+    if not isinstance(name, str):
+        raise InputError(
+            f'A data set is named by a text, such as "digits". Received: {name!r:.60}. Arrays need no loading.'
+        )
     parsed = spec.parse(name)
     prefix, colon, rest = parsed.name.partition(":")
     if prefix in _AFTER_COLON and colon:

@@ -1,5 +1,6 @@
 """Starts a strategy by name: detects the environment, joins the group and starts the engine, in this order."""
 
+import dataclasses
 import importlib
 import inspect
 import os
@@ -8,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.cluster.environment import Cluster
-from tfdist.config.fields import takes_options
+from tfdist.config.fields import checked, takes_options
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import AUTO, JobOptions, TrainerOptions, declared
 from tfdist.coordination import Group, join
@@ -45,9 +46,21 @@ def load_strategy(
       InputError: the name, an option or the environment is invalid.
       PeerLostError: a process did not join in time.
     """
+    if not isinstance(name, str):
+        raise InputError(f'A strategy must be named by a text, such as "mirrored". Received: {name!r:.60}.')
+    options = {option: _checked_option(option, value) for option, value in options.items()}
     variables = os.environ if environment is None else environment
     detection = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
     return start(detection, start_timeout_seconds, variables, options)
+
+
+def _checked_option(name: str, value: Any) -> Any:
+    """Returns an option as a flag would be normalized, if it is one; a class of the user's own may have others."""
+    for config in (JobOptions, TrainerOptions):
+        for field in dataclasses.fields(config):
+            if field.name == name and field.metadata["flag"].is_option:
+                return checked(field, value)
+    return value
 
 
 def start(

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist.errors import InputError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clip:
@@ -18,6 +20,13 @@ class Clip:
 
     norm: float = 0.0
     value: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Validates the values; raises `InputError`."""
+        for name in ("norm", "value"):
+            given = getattr(self, name)
+            if not isinstance(given, int | float) or not given >= 0:
+                raise InputError(f"Clip: {name} must be a number of at least 0. Received: {given!r}.")
 
     def __call__(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
         """Returns clipped gradients.

@@ -261,7 +261,9 @@ def parse_decay(text: str) -> Decay:
     if ":" in spec.name:
         return Own(spec)
     if spec.name not in DECAYS:
-        raise InputError(f"{spec.name} is not a known decay.{nearest(spec.name, DECAYS)}")
+        raise InputError(
+            f"{spec.name} is not a known decay.{nearest(spec.name, DECAYS)} Your own is package.module:function"
+        )
     return call(DECAYS[spec.name], spec)
 
 

@@ -96,7 +96,8 @@ def _arguments(text: str, opening: int) -> dict[str, Any]:
             args[keyword.arg] = ast.literal_eval(repr(ast.literal_eval(keyword.value)))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             written = ast.get_source_segment(source, keyword.value)
-            fail_at(keyword.value, f"expected a Python literal, not {written}")
+            quoted = f"; text is quoted: '{written}'" if isinstance(keyword.value, ast.Name) else ""
+            fail_at(keyword.value, f"expected a Python literal, not {written}{quoted}")
     return args
 
 
@@ -117,11 +118,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"{did_you_mean(word, names)} Known: {', '.join(names) or 'none'}."
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns only the question, such as ` Did you mean "mirrored"?`, or "" if no name is similar."""
+def did_you_mean(word: str, known: Iterable[str], form: str = "{}") -> str:
+    """Returns only the question, such as ` Did you mean "mirrored"?`, or "" if no name is similar.
+
+    Args:
+      word: the unknown name.
+      known: the known names.
+      form: how a name is written, with `{}` in its place.
+    """
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower)
-    quoted = " or ".join(f'"{by_lower[name]}"' for name in close)
+    if not close and len(word) > 1:  # such as f1 for f1_score
+        close = [name for name in by_lower if name.startswith(word.lower())][:3]
+    quoted = " or ".join(f'"{form.format(by_lower[name])}"' for name in close)
     return f" Did you mean {quoted}?" if close else ""
 
 
@@ -136,6 +145,12 @@ def load_object(name: str) -> Any:
         name.
     """
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py"):
+        module = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise InputError(
+            f'A user\'s own object must be named package.module:name, without ".py". Received: "{name}". '
+            f"Write {module}:{attribute}."
+        )
     if not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]):
         raise InputError(f'A user\'s own object must be named package.module:name. Received: "{name}".')
     directory = os.getcwd()

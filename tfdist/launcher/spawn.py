@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfdist.errors import ExitCode, TfdistError, exit_codes
+from tfdist.errors import ExitCode, InputError, TfdistError, exit_codes
 from tfdist.launcher import job_runner, pickled_call, spawn_entry
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
@@ -66,6 +66,8 @@ def spawn(
       SpawnError: a process ended without an exception: it was killed, or called `sys.exit`.
       Exception: what the function raised in the process that failed first, with a note of its rank and traceback.
     """
+    if not callable(fn):
+        raise InputError(f"spawn calls a function in each process. Received: {fn!r:.60}. Give the function itself.")
     job = Job(processes=processes, launcher=launcher, log_dir=log_dir, start_method="spawn")
     with tempfile.TemporaryDirectory(prefix="tfdist-spawn-") as path:
         directory = pathlib.Path(path)

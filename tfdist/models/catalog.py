@@ -78,7 +78,7 @@ def _function(name: str) -> Callable[..., keras.Model]:
     if ":" in name:
         function = load_object(name)
         if not callable(function):
-            raise InputError(f"--model={name} must name a function. Received: a {type(function).__name__}.")
+            raise InputError(f"--model={name} must name a function. Received: {type(function).__name__}.")
         return function
     if name not in _MODELS:
         raise InputError(f"--model={name} is not known.{nearest(name, NAMES)} Your own is package.module:function.")

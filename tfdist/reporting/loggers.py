@@ -1,10 +1,11 @@
 """The loggers of a run by name, as in `--loggers=tensorboard,mlflow(experiment='mine')`."""
 
 import importlib.util
+import inspect
 from collections.abc import Callable
 
 from tfdist.errors import InputError
-from tfdist.grammar.spec import Spec, call, load_object
+from tfdist.grammar.spec import Spec, call, load_object, nearest
 from tfdist.grammar.spec_list import parse_specs
 from tfdist.reporting.logger import LoggedRun, OptionalReporter
 from tfdist.reporting.mlflow_logger import MLflowLogger
@@ -18,17 +19,28 @@ _NEEDED = {"mlflow": ("mlflow", "pip install mlflow-skinny"), "wandb": ("wandb",
 
 
 def check_installed(text: str) -> None:
-    """Checks that the packages of loggers are installed, without importing them.
+    """Checks that the packages of loggers are installed, without importing them, and the arguments of known loggers.
 
     Raises:
-      InputError: one is not; the message has the command that installs it.
+      InputError: one is not, and the message has the command that installs it; or an argument is unknown.
     """
     for spec in parse_specs(text):
+        _check_arguments(spec)
         module, install = _NEEDED.get(spec.name, ("", ""))
         if module and importlib.util.find_spec(module) is None:
             raise InputError(
                 f"--loggers={spec.name} needs the package {module}. Received: an environment without it. Run: {install}."
             )
+
+
+def _check_arguments(spec: Spec) -> None:
+    if spec.name in CATALOG:
+        known = [name for name in inspect.signature(CATALOG[spec.name]).parameters if name != "run"]
+        for name in spec.args:
+            if name not in known:
+                raise InputError(
+                    f'--loggers={spec}: {spec.name} has no parameter "{name}". Received: {spec}.{nearest(name, known)}'
+                )
 
 
 def check_own(text: str) -> None:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -76,6 +77,7 @@ def fit_arguments(
     Raises:
       InputError: an argument is invalid.
     """
+    _check_arrays(x, y)
     _check_count("batch_size", batch_size)
     _check_count("steps_per_epoch", steps_per_epoch)
     _check_count("validation_steps", validation_steps)
@@ -139,7 +141,8 @@ def _length(steps: int | None, epochs: int | None, initial_epoch: int) -> tuple[
     if steps is None and epochs is None:
         epochs = initial_epoch + 1
     found = steps or 0, epochs or 0
-    if bool(steps) == bool(epochs) or min(found) < 0 or any(int(number) != number for number in found):
+    is_number = all(isinstance(number, int | float | np.number) for number in found)
+    if not is_number or bool(steps) == bool(epochs) or min(found) < 0 or any(int(number) != number for number in found):
         raise InputError(
             f"Give either `steps` or `epochs`, a positive integer. Received: steps={steps}, epochs={epochs}."
         )
@@ -149,6 +152,18 @@ def _length(steps: int | None, epochs: int | None, initial_epoch: int) -> tuple[
             f"Received: initial_epoch={initial_epoch}, epochs={epochs}."
         )
     return found[0], found[1] and found[1] - initial_epoch
+
+
+def _check_arrays(x: Any, y: Any) -> None:
+    if y is not None and (isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator)):
+        raise InputError(
+            f"`y` must be left out if `x` has the targets, too. Received: `y` with a {type(x).__name__}. Leave it out."
+        )
+    for name, value in (("x", x), ("y", y)):
+        if isinstance(value, list) and value and isinstance(value[0], int | float | list | str):
+            raise InputError(
+                f"`{name}` must be an array. Received: a list of {type(value[0]).__name__}. Write numpy.array({name})."
+            )
 
 
 def _check_count(name: str, value: int | None) -> None:

@@ -88,6 +88,15 @@ class Checks(_FromConfig):
     stall_warning_seconds: float = 60.0
     stall_shutdown_seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Validates the values; raises `InputError`."""
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name)
+            if field.name != "check_sync" and (isinstance(given, str) or not given >= 0):
+                raise InputError(f"{field.name} must be a number of at least 0. Received: {given!r}.")
+        if self.check_sync not in ("variables", "gradients"):
+            raise InputError(f"check_sync must be variables or gradients. Received: {self.check_sync!r}.")
+
     def watchdog(self, group: Group) -> Watchdog:
         """Returns what watches the calls of a run's compiled loop."""
         return Watchdog(group, warning_seconds=self.stall_warning_seconds, shutdown_seconds=self.stall_shutdown_seconds)

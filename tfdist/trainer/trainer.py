@@ -23,6 +23,7 @@ from tfdist.step.step import Settings
 from tfdist.step.validation import check_engine_sums, check_same_data, check_unchanged, with_collectives
 from tfdist.storage import AnyPath
 from tfdist.trainer import saved_fit
+from tfdist.trainer.argument_types import check_fit, check_targets, check_trainer
 from tfdist.trainer.checkpointing import run_variables
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.fit_arguments import evaluation_arguments, fit_arguments
@@ -85,6 +86,15 @@ class Trainer(CanPredict):
           compression_min_bytes: gradients smaller than this many bytes are summed exactly.
           bucket_bytes: small gradients are sent together in messages of at most this many bytes.
         """
+        options: dict[str, Any] = {
+            "seed": seed,
+            "accumulate_steps": accumulate_steps,
+            "max_skipped_steps": max_skipped_steps,
+            "ema": ema,
+        }
+        options |= {"clip": clip, "loss_scale": loss_scale, "compression": compression}
+        check_trainer(model, optimizer, loss, (metrics, weighted_metrics), options)
+        self._has_loss = loss is not None
         self.strategy = with_collectives(current_strategy())
         self.model = model
         self.train_state = TrainState(self.strategy.is_chief)
@@ -163,7 +173,7 @@ class Trainer(CanPredict):
           epochs: number of passes over the data, with those before `initial_epoch`; 1 if `steps` is not given either.
           verbose: what the chief writes to stderr: "auto" or 1, a progress bar in a terminal and lines elsewhere; 2, lines;
             0, nothing. Has no effect with `reporting.reporter`.
-          callbacks: Keras callbacks, the same on every process. Checkpoints contain what their `state_dict` returns.
+          callbacks: Keras callbacks, or one, the same on every process. Checkpoints contain what their `state_dict` returns.
           validation_split: fraction of the arrays, in [0, 1), to use as validation data: their last rows.
           validation_data: data to evaluate as scheduled, in any of the forms of `x`.
           shuffle: whether to shuffle arrays, sources and single examples in each epoch, by the trainer's seed.
@@ -191,6 +201,7 @@ class Trainer(CanPredict):
           CheckpointError: a checkpoint could not be written.
           DesyncError: replicas have diverged.
         """
+        callbacks = check_fit(callbacks, class_weight, schedule, checks, reporting, checkpoints)
         given = fit_arguments(
             x,
             y,
@@ -210,6 +221,9 @@ class Trainer(CanPredict):
         )
         schedule, checks = schedule or Schedule(), checks or Checks()
         data, size = given.data, given.data.train.size
+        check_targets(self._has_loss, data.train.element_spec, "data")
+        if data.test is not None:
+            check_targets(self._has_loss, data.test.element_spec, "validation data")
         batches = self.batch_schedule(size, batch_size=given.batch_size, elastic_batch=schedule.elastic_batch)
         if self._program:
             check_unchanged(self.model, self._program.trained, self._optimizer)
@@ -222,7 +236,7 @@ class Trainer(CanPredict):
                 self.train_state,
                 given,
                 batches,
-                callbacks=callbacks or (),
+                callbacks=callbacks,
                 schedule=schedule,
                 checks=checks,
                 reporting=reporting,
@@ -296,6 +310,7 @@ class Trainer(CanPredict):
           steps: number of batches to evaluate; by default all.
         """
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
+        check_targets(self._has_loss, examples.element_spec, "data to evaluate")
         check_same_data(self.strategy, examples, "data to evaluate")
         return self.build(examples).evaluate(examples, batch_size)
 
@@ -316,7 +331,8 @@ class Trainer(CanPredict):
         """
         if self._program is None:
             raise InputError(
-                "A model must be built before a run resumes. Received: no model. Call trainer.build(data)."
+                "A model must be built before a run resumes, and before it is saved. Received: no built model. Call "
+                "trainer.build(data)."
             )
         return self._program
 

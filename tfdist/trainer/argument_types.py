@@ -1,0 +1,123 @@
+"""Checks arguments of `Trainer` whose errors would otherwise come later, or from code of Keras or TensorFlow."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.checkpoint.manager import Checkpoints
+from tfdist.errors import InputError
+from tfdist.gradients import Clip, LossScale, Reducer
+from tfdist.gradients.compression import check as check_compression
+from tfdist.grammar.spec import nearest
+from tfdist.trainer.options import Checks, Reporting, Schedule
+
+_BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # metrics that Keras resolves by the shape of the labels
+
+
+def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Checks the arguments of `Trainer`.
+
+    Args:
+      model: `model`.
+      optimizer: `optimizer`.
+      loss: `loss`.
+      metrics: `metrics` and `weighted_metrics`.
+      options: the other ones, by name.
+
+    Raises:
+      InputError: one of them is of another type, or a name is not known.
+    """
+    _check_type("model", model, keras.Model, "Give a keras.Model")
+    _check_optimizer(optimizer)
+    for each in tf.nest.flatten(loss):
+        if isinstance(each, str):
+            _check_known("loss", each, keras.losses.get, ())
+    for given in metrics:
+        _check_type("metrics", given, list | tuple | dict | None, 'Give a list, such as ["accuracy"]')
+        for each in tf.nest.flatten(given):
+            if isinstance(each, str):
+                _check_known("metrics", each, keras.metrics.get, _BY_LABELS)
+    for name, least in {"seed": 0, "accumulate_steps": 1, "max_skipped_steps": 1}.items():
+        _check_integer(name, options[name], least)
+    _check_type("ema", options["ema"], int | float, "Give a number, such as 0.999")
+    _check_type("clip", options["clip"], Clip | None, "Write tfdist.gradients.Clip(norm=1.0)")
+    _check_type("loss_scale", options["loss_scale"], LossScale | None, "Write tfdist.gradients.LossScale(initial=1024)")
+    _check_type("compression", options["compression"], str | Reducer, 'Give a text, such as "topk(ratio=0.01)"')
+    if isinstance(options["compression"], str):
+        check_compression(options["compression"])
+
+
+def check_fit(
+    callbacks: Any, class_weight: Any, schedule: Any, checks: Any, reporting: Any, checkpoints: Any
+) -> list[keras.callbacks.Callback]:
+    """Checks arguments of `Trainer.fit`; returns the callbacks as a list.
+
+    Raises:
+      InputError: one of them is of another type.
+    """
+    _check_type(
+        "class_weight", class_weight, Mapping | None, "Give a dict of a weight by class, such as {0: 1.0, 1: 2.0}"
+    )
+    for label, weight in (class_weight or {}).items():
+        if not isinstance(label, int) or isinstance(weight, str):
+            raise InputError(
+                f"`class_weight` must have numbers of classes and weights. Received: {label!r}: {weight!r}. Number the "
+                "classes from 0."
+            )
+    _check_type("schedule", schedule, Schedule | None, "Write tfdist.Schedule(log_every=10)")
+    _check_type("checks", checks, Checks | None, "Write tfdist.Checks(check_sync_every=100)")
+    _check_type("reporting", reporting, Reporting | None, "Write tfdist.Reporting(reporter=...)")
+    _check_type("checkpoints", checkpoints, Checkpoints | None, 'Write tfdist.Checkpoints(directory="runs/one")')
+    found = [] if callbacks is None else tf.nest.flatten(callbacks)
+    for each in found:
+        if isinstance(each, type) and issubclass(each, keras.callbacks.Callback):
+            raise InputError(
+                f"Callbacks must be objects. Received: the class {each.__name__}. Write {each.__name__}(...)."
+            )
+        _check_type("callbacks", each, keras.callbacks.Callback, "Give a list of Keras callbacks")
+    return found
+
+
+def check_targets(has_loss: bool, spec: Any, what: str) -> None:
+    """Raises `InputError` if there are no targets for a loss; `spec`: see `Examples.element_spec`, `what`: names the data."""
+    if has_loss and not tf.nest.flatten(spec[1]):
+        raise InputError(
+            f"The loss needs targets, but the {what} has none. Received: inputs alone. Give (x, y), or a dataset of such pairs."
+        )
+
+
+def _check_type(name: str, value: Any, kind: Any, remedy: str) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InputError(f"`{name}` is of another type. Received: {value!r:.60}, a {type(value).__name__}. {remedy}.")
+
+
+def _check_integer(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"`{name}` must be an integer of at least {least}. Received: {value!r}.")
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if isinstance(optimizer, type):
+        name = optimizer.__name__
+        raise InputError(f"`optimizer` must be an object or a name. Received: the class {name}. Write {name}(...).")
+    if isinstance(optimizer, str):
+        kinds = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
+        names = [kind.__name__.lower() for kind in kinds if issubclass(kind, keras.Optimizer)]
+        _check_known("optimizer", optimizer, keras.optimizers.get, [name for name in names if "optimizer" not in name])
+    elif not isinstance(optimizer, keras.Optimizer | dict):
+        _check_type("optimizer", optimizer, keras.Optimizer, 'Give a keras.Optimizer or a name, such as "adam"')
+
+
+def _check_known(argument: str, name: str, get: Callable[[str], Any], known: Sequence[str]) -> None:
+    """Checks a name of Keras; `known`: further names, or those to list."""
+    if name.lower() in known:
+        return
+    try:
+        get(name)
+    except ValueError as error:
+        module = {"loss": keras.losses, "metrics": keras.metrics}.get(argument)
+        public = [word for word in vars(module or object) if word.islower() and not word.startswith("_")]
+        names = {*known, *(set(public) - {"get", "serialize", "deserialize"})}
+        raise InputError(f'`{argument}="{name}"` is not known.{nearest(name, names)}') from error
