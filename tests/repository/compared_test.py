@@ -1,4 +1,4 @@
-"""docs/compared.md: each feature names a test that exists, or says that it is not here."""
+"""docs/guides/compared.md: each feature names a test that exists, or says that it is not here."""
 
 import ast
 import pathlib
@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def rows():
-    lines = (ROOT / "docs" / "compared.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "docs" / "guides" / "compared.md").read_text(encoding="utf-8").splitlines()
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return table[2:]  # without the header and the line below it
 

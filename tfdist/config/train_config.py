@@ -133,7 +133,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         TRAINING,
         "Learning-rate schedule: none, cosine(to=0.0), cosine_restarts(first=...), exponential(factor=0.01), linear(to=0.0), "
         "one_cycle(pct_start=0.3), plateau(monitor=val_loss, factor=0.1, patience=10), polynomial(to=0.0, power=1.0), "
-        f"step(every=..., factor=0.1), {OWN}. docs/gradients.md has the equations.",
+        f"step(every=..., factor=0.1), {OWN}. docs/guides/gradients.md has the equations.",
         check=decay_text,
         known=tuple(DECAYS),
     )

@@ -64,7 +64,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     Step k, counted from 0, has the rate peak * rise(k) * fall(k), where rise(k) = start + (1 - start) k / W below W =
     `warmup_steps` and 1 from there on. It depends on nothing else, so a resumed run has the same rates. Computed in
-    Keras's floatx. docs/gradients.md has the equations of the decays.
+    Keras's floatx. docs/guides/gradients.md has the equations of the decays.
 
     With `one_cycle`, `Trainer` and Keras's `fit` on replicas also change the momentum of the optimizer, to `momentum(k)`.
     `plateau` leaves the rate constant, for a `tfdist.ReduceLROnPlateau` to change.
