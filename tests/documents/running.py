@@ -1,6 +1,7 @@
 """Runs the blocks of a page in order, in a directory that looks like the checkout, as a reader would."""
 
 import dataclasses
+import fcntl
 import os
 import pathlib
 import re
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -87,21 +89,22 @@ def _shell(block: Block, step: Step, folder: pathlib.Path) -> Result:
     script = f'[ -e {state} ] && source {state}; cd "$(cat {here})"\n{step.text}\ncode=$?\n'
     script += f"export -p >{state}; pwd >{here}; exit $code"
     began = time.monotonic()
+    is_key_due = _KEY in (step.expected or ())
+    terminal, keys = os.openpty()
     process = subprocess.Popen(
         ["bash", "-c", script],
         env=_environment(folder),
-        stdin=subprocess.DEVNULL,
+        stdin=keys if is_key_due else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=_take_keys,
+        preexec_fn=_take_keys if is_key_due else None,
     )
     timer = threading.Timer(DEADLINE_SECONDS, _signal, (process, signal.SIGKILL))
     timer.start()
     output: list[str] = []
-    is_key_due = _KEY in (step.expected or ())
     assert process.stdout
     with process.stdout:
         for line in process.stdout:
@@ -109,14 +112,17 @@ def _shell(block: Block, step: Step, folder: pathlib.Path) -> Result:
             if is_key_due and _TRAINS.match(line):
                 is_key_due = False
                 output.append(_KEY)
-                _signal(process, signal.SIGINT)
+                os.write(terminal, b"\x03")
     code = process.wait()
+    os.close(terminal)
+    os.close(keys)
     timer.cancel()
     return Result(block, step, code, output, time.monotonic() - began)
 
 
 def _take_keys() -> None:
-    """Lets Ctrl-C end a command, also if this process was started in the background, where it is ignored."""
+    """Makes standard input the terminal of the process, whose Ctrl-C it does not ignore."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -24,7 +24,7 @@ OF_ONE_MACHINE = {
     "tfdist.cli.horovod_build": "a build of Horovod",
     "tfdist.cli.wheel_cache": "a build of Horovod",
     "tfdist.cli.command": "standard output, and the width of the terminal",
-    "tfdist.cli.tensorflow_import": "what TensorFlow prints while it is imported",
+    "tfdist.process.quiet_tensorflow": "what TensorFlow prints while it is imported",
     "tfdist.cli.trained_run": "a copy of a model file, for Keras",
     "tfdist.export": "what is in a staged directory",
     "tfdist.__main__": "the commands of the package",
