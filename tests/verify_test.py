@@ -26,6 +26,12 @@ def test_a_strategy_gives_the_result_of_one_device(capsys):
     assert "exceeds the tolerance" not in out
 
 
+def test_nothing_is_shown_but_the_comparison(capsys):
+    verify.main(VerifyConfig(**GIVEN))
+    shown = capsys.readouterr()
+    assert not [line for line in (shown.out + shown.err).splitlines() if line.startswith("step ")]
+
+
 class _Both(Output):
     """Prints the text although the result is wanted as JSON."""
 

@@ -32,8 +32,6 @@ def update(page: pathlib.Path, results: Sequence[Result]) -> list[str]:
 
 def _like(expected: Sequence[str], actual: Sequence[str]) -> list[str]:
     """Returns the output with the lines left out that the page leaves out: it shows those most similar to what it showed."""
-    if comparison.DOTS not in (line.strip() for line in expected):
-        return list(actual)
     shown: list[str] = []
     place = 0
     for number, line in enumerate(expected):
@@ -50,7 +48,7 @@ def _like(expected: Sequence[str], actual: Sequence[str]) -> list[str]:
         place = found + 1
     if place < len(actual) and shown[-1:] != [comparison.DOTS]:
         shown.append(comparison.DOTS)
-    return shown
+    return shown if set(shown) - {comparison.DOTS} else list(actual)
 
 
 def _most_similar(line: str, actual: Sequence[str], start: int, is_last: bool) -> int | None:

@@ -249,6 +249,7 @@ def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> 
         epochs=config.epochs or None,
         schedule=Schedule(steps_per_call=1),
         callbacks=[callback],
+        verbose=0,
     )
     return losses
 

@@ -154,7 +154,12 @@ def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
     model, losses = trainer.model, []
     keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
     trainer.fit(
-        source, batch_size=case.batch_size, steps=case.steps, schedule=Schedule(steps_per_call=4), callbacks=[keep]
+        source,
+        batch_size=case.batch_size,
+        steps=case.steps,
+        schedule=Schedule(steps_per_call=4),
+        callbacks=[keep],
+        verbose=0,
     )
     evaluation = trainer.evaluate(source, batch_size=case.batch_size)
     replicas = [strategy.local(variable.value) for variable in model.variables]
