@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tfdist.coordination import Group
     from tfdist.distribution.factory import load_strategy
     from tfdist.distribution.strategy import Strategy, current_strategy
+    from tfdist.finders.function_trials import find_batch_size
+    from tfdist.finders.learning_rate import find_learning_rate
     from tfdist.gradients import LossScaler
     from tfdist.launcher.spawn import spawn
     from tfdist.layers.recompute import recompute
@@ -55,6 +57,8 @@ __all__ = [
     "data",
     "distribute",
     "errors",
+    "find_batch_size",
+    "find_learning_rate",
     "gather_rows",
     "gradients",
     "layers",
@@ -82,6 +86,8 @@ _HOMES = {
     "constrain": "tfdist.layers.sharding_constraint",
     "current_strategy": "tfdist.distribution.strategy",
     "distribute": "tfdist.cli.distribute",
+    "find_batch_size": "tfdist.finders.function_trials",
+    "find_learning_rate": "tfdist.finders.learning_rate",
     "gather_rows": "tfdist.collectives",
     "load_strategy": "tfdist.distribution.factory",
     "name_dims": "tfdist.sharding.dim_names",

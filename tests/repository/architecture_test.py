@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = (
     "errors grammar storage keras_internals cluster sharding config process coordination reporting collectives data"
     " distribution gradients layers models optimizers step checkpoint diagnostics trainer keras_fit horovod launcher"
-    " benchmark planner cli machine testing"
+    " finders benchmark planner cli machine testing"
 ).split()
 STRATEGIES = "strategies"  # plugins, which import packages up to this one:
 BELOW_STRATEGIES = "layers"
@@ -165,6 +165,7 @@ def test_private_corners_are_touched_in_one_place():
 OTHER_MEANINGS = {
     "tfdist.__main__": {"horovod"},  # the Python package
     "tfdist.benchmark.config": {"tpu"},  # the flag --tpu
+    "tfdist.grammar.search": {"horovod"},  # a value of --launcher
     "tfdist.horovod.process": {"horovod"},  # the Python package
     "tfdist.install_horovod": {"horovod"},
     "tfdist.layout": {"mesh"},  # a key of its JSON

@@ -33,6 +33,8 @@ def test_tfdist():
         "data",
         "distribute",
         "errors",
+        "find_batch_size",
+        "find_learning_rate",
         "gather_rows",
         "gradients",
         "layers",

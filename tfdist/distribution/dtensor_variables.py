@@ -1,7 +1,8 @@
 """What a process reads and writes of variables on a device mesh: the blocks that its own devices have."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -46,6 +47,17 @@ class MeshBlocks(VariableBlocks):
             return
         self._devices.assign(variable, lambda offset, shape: read((0, *offset), (1, *shape))[0])
 
+    def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
+        """See base class."""
+        copies = [self._devices.copies(variable) for variable in variables]
+        kept = [{offset: values.copy() for _, offset, values in blocks} for blocks in copies]
+
+        def restore() -> None:
+            for variable, blocks in zip(variables, kept, strict=True):
+                self._devices.assign(variable, functools.partial(_block, blocks))
+
+        return restore
+
     @contextlib.contextmanager
     def full_variables(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
@@ -60,6 +72,10 @@ class MeshBlocks(VariableBlocks):
         finally:
             for variable, value in zip(variables, spread, strict=True):
                 keras_internals.set_tf_variable(variable, value)
+
+
+def _block(blocks: Mapping[tuple[int, ...], np.ndarray], offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    return blocks[offset]
 
 
 class MeshVariables(VariableAdoption):

@@ -84,6 +84,23 @@ class VariableBlocks:
         for replica, own in zip(self._replicas.local_replicas, self._replicas.local(variable), strict=True):
             own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
 
+    def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
+        """Copies variables to the host, without communication; returns what assigns the copies, bit for bit.
+
+        Each replica gets its own values back, also where replicas should hold the same value.
+
+        Args:
+          variables: TensorFlow variables of this strategy.
+        """
+        kept = [[_copied(value) for value in self._replicas.local(variable)] for variable in variables]
+
+        def restore() -> None:
+            for variable, values in zip(variables, kept, strict=True):
+                for own, value in zip(self._replicas.local(variable), values, strict=True):
+                    own.assign(value)
+
+        return restore
+
     def full_variables(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
         """Context in which the chief can read the full variables, to save them; every process must enter it."""
         return contextlib.nullcontext()

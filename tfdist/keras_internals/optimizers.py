@@ -106,6 +106,19 @@ def scheduled_momentum(optimizer: keras.Optimizer) -> Iterator[None]:
         setattr(optimizer, name, own)
 
 
+@contextlib.contextmanager
+def replaced_learning_rate(optimizer: keras.Optimizer, rate: Callable[[keras.Variable], tf.Tensor]) -> Iterator[None]:
+    """Context in which updates are traced with another learning rate, a function of `optimizer.iterations`.
+
+    Enter it as `scaled_learning_rate`.
+    """
+    optimizer._get_current_learning_rate = lambda: rate(optimizer.iterations)
+    try:
+        yield
+    finally:
+        del optimizer._get_current_learning_rate
+
+
 def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """Returns the variables for which an optimizer was built, in its order."""
     return list(optimizer._trainable_variables)

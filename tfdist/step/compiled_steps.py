@@ -1,5 +1,7 @@
 """The steps of one trainer: the current reducer, the loop compiled for it, and trial steps that do not train."""
 
+import contextlib
+import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,9 +148,24 @@ class Steps:
         if key not in self._loops:
             settings = replace(self._settings, batch_size=batch_size)
             step = Step(self.model, self.strategy, self.reducer(), self._kept, settings, self._metrics)
-            self._loops[key] = (step, self._rescaled(make(step, self.strategy), rate))
+            optimizer = inner_optimizer(self.model.optimizer)
+            context = functools.partial(_scheduled, optimizer, rate)
+            self._loops[key] = (step, _traced_in(context, make(step, self.strategy)))
         self._current, loop = self._loops[key]
         return loop
+
+    def loop_at_rate(self, batch_size: int, rate: Callable[[keras.Variable], tf.Tensor]) -> Loop:
+        """Returns a loop with another learning rate, which is not kept; it updates the same variables.
+
+        Args:
+          batch_size: see `Settings`.
+          rate: returns the learning rate, given the optimizer's number of updates.
+        """
+        settings = replace(self._settings, batch_size=batch_size)
+        step = Step(self.model, self.strategy, self.reducer(), self._kept, settings, self._metrics)
+        optimizer = inner_optimizer(self.model.optimizer)
+        context = functools.partial(keras_internals.replaced_learning_rate, optimizer, rate)
+        return _traced_in(context, compile_loop(step, self.strategy))
 
     @property
     def has_loop(self) -> bool:
@@ -159,18 +176,6 @@ class Steps:
     def sends_rows(self) -> bool:
         """Whether the traced forward pass sends a number of rows that may change from step to step."""
         return self._current is not None and self._current.sends_rows
-
-    def _rescaled(self, loop: Loop, rate: float) -> Loop:
-        """Returns a loop whose updates are traced with the learning rate multiplied by a factor."""
-        optimizer = inner_optimizer(self.model.optimizer)
-
-        def rescaled(
-            iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
-        ) -> LoopResult:
-            with keras_internals.scaled_learning_rate(optimizer, rate), keras_internals.scheduled_momentum(optimizer):
-                return loop(iterator, first_step, steps, with_norm)
-
-        return rescaled
 
     def choose(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
         """Switches these gradients to other methods; every process must do the same at the same step.
@@ -273,3 +278,20 @@ class Steps:
             return {}
         whole = sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs)
         return {"payload_bytes": payload, "compression_ratio": whole / payload}
+
+
+@contextlib.contextmanager
+def _scheduled(optimizer: keras.Optimizer, rate: float) -> Iterator[None]:
+    """Context in which updates are traced with a factor of the learning rate, and the momentum of its schedule."""
+    with keras_internals.scaled_learning_rate(optimizer, rate), keras_internals.scheduled_momentum(optimizer):
+        yield
+
+
+def _traced_in(context: Callable[[], contextlib.AbstractContextManager[None]], loop: Loop) -> Loop:
+    """Returns a loop that is called, and so traced, in a context."""
+
+    def called(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+        with context():
+            return loop(iterator, first_step, steps, with_norm)
+
+    return called

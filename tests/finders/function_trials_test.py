@@ -1,0 +1,57 @@
+"""`tfdist.find_batch_size` tries a function in processes of its own, under a memory limit."""
+
+import time
+
+import psutil
+import pytest
+
+import tfdist
+from tfdist.errors import InputError, TfdistError
+
+pytestmark = pytest.mark.processes
+
+pytest.importorskip("cloudpickle")  # the new processes cannot import this file's functions
+MIB = 2**20
+
+
+def by_value(function):
+    """Makes a function be pickled by value, like a notebook's."""
+    function.__module__ = "__main__"
+    return function
+
+
+@by_value
+def allocate(batch_size, mib, fails=0):
+    kept = bytearray(batch_size * mib * 2**20)
+    kept[:: 2**12] = b"x" * len(kept[:: 2**12])  # touches every page
+    time.sleep(0.3)
+    if batch_size == fails:
+        raise ValueError(f"no batch of {batch_size}")
+    return 10.0 * batch_size
+
+
+@by_value
+def say_nothing(batch_size):
+    return None
+
+
+def test_the_largest_size_within_the_limit_is_found():
+    before = psutil.Process().children(recursive=True)
+    found = tfdist.find_batch_size(allocate, 4, args=(100,), max=16, memory="1200MiB")
+    assert [trial.batch_size for trial in found.trials] == [4, 8, 12, 16]
+    assert [trial.refused for trial in found.trials] == ["", "", "more than 1.2 GiB", "more than 1.2 GiB"]
+    assert found.largest == 8 and found.fastest.batch_size == 8 and found.fastest.examples_per_second == 80.0
+    assert all(trial.memory_bytes > trial.batch_size * 100 * MIB for trial in found.usable)
+    assert psutil.Process().children(recursive=True) == before
+
+
+def test_errors_of_a_trial_are_errors_of_the_search():
+    failed = "batch of 2 examples failed, as rank 0 ended with code 1 .failed.: ValueError: no batch of 2"
+    with pytest.raises(TfdistError, match=failed):
+        tfdist.find_batch_size(allocate, 1, args=(1,), kwargs={"fails": 2}, max=4)
+    with pytest.raises(InputError, match="must return the examples per second. Received: None in rank 0"):
+        tfdist.find_batch_size(say_nothing, 1, max=4)
+    with pytest.raises(InputError, match="batch_size must be an integer from 1 to max. Received: 8, with max=4"):
+        tfdist.find_batch_size(allocate, 8, max=4)
+    with pytest.raises(InputError, match="memory must be a number of bytes"):
+        tfdist.find_batch_size(allocate, 8, max=8, memory="2 gigs")

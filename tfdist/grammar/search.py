@@ -1,0 +1,133 @@
+"""Parses what `--find` searches for: `learning_rate(min=1e-7, max=10, steps=100)`, `batch_size(memory=2GiB)`."""
+
+import dataclasses
+import math
+import re
+from typing import Any, ClassVar
+
+from tfdist.errors import InputError
+from tfdist.errors.byte_sizes import parse_byte_size
+from tfdist.grammar.spec import Spec, nearest, parse
+
+# Words without quotes, which the common grammar does not have.
+_BARE = re.compile(r"\b(memory\s*=\s*)(\d[\d.]*\s*[A-Za-z]+)|\b(launcher\s*=\s*)([a-z]+)")
+_FEWEST_RATES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningRateSearch:
+    """A search for the learning rate.
+
+    Attributes:
+      min: learning rate of the first step, greater than 0.
+      max: learning rate of the last step, greater than `min`.
+      steps: number of steps, at least 10.
+
+    Raises:
+      InputError: a value is out of range.
+    """
+
+    name: ClassVar[str] = "learning_rate"
+    min: float = 1e-7
+    max: float = 10.0
+    steps: int = 100
+
+    def __post_init__(self) -> None:
+        """Validates the values."""
+        _check_whole(self, steps=_FEWEST_RATES)
+        for name in ("min", "max"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not (value > 0 and math.isfinite(value)):
+                raise InputError(f"{name} must be a learning rate greater than 0. Received: {value!r}.")
+        if self.min >= self.max:
+            raise InputError(f"min must be less than max. Received: min={self.min:g}, max={self.max:g}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizeSearch:
+    """A search for the batch size.
+
+    Attributes:
+      memory: bytes that the processes of a trial may use together, as a number or such as "2GiB"; "" for what is available.
+      max: largest global batch size to try; 0 for the number of training examples.
+      steps: least number of steps of a trial, at least 4; the second half is timed. There are more if they take less than a
+        second.
+      processes: number of processes of a trial, on this host.
+      launcher: how these find each other: "tensorflow" or "horovod".
+
+    Raises:
+      InputError: a value is out of range.
+    """
+
+    name: ClassVar[str] = "batch_size"
+    memory: int | str = ""
+    max: int = 0
+    steps: int = 20
+    processes: int = 1
+    launcher: str = "tensorflow"
+
+    def __post_init__(self) -> None:
+        """Validates the values."""
+        _check_whole(self, max=0, steps=4, processes=1)
+        if self.memory != "":
+            object.__setattr__(self, "memory", parse_byte_size(self.memory))
+        if self.launcher not in ("tensorflow", "horovod"):
+            raise InputError(f"launcher must be tensorflow or horovod. Received: {self.launcher!r}.")
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory in bytes; None for what is available."""
+        return self.memory if isinstance(self.memory, int) else None
+
+
+Search = LearningRateSearch | BatchSizeSearch
+_KINDS: dict[str, type[LearningRateSearch] | type[BatchSizeSearch]] = {
+    kind.name: kind for kind in (LearningRateSearch, BatchSizeSearch)
+}
+
+
+def parse_search(text: str) -> Search:
+    """Parses a search.
+
+    Args:
+      text: `name` or `name(key=value, ...)`; the keys are the attributes of the class of that name.
+
+    Raises:
+      InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
+    """
+    spec = _spec(text)
+    kind = _KINDS.get(spec.name)
+    if kind is None:
+        raise InputError(f"{spec.name} cannot be searched for.{nearest(spec.name, _KINDS)}")
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in spec.args:
+        if name not in known:
+            raise InputError(f'{spec.name} has no parameter "{name}".{nearest(name, known)}')
+    try:
+        return kind(**spec.args)
+    except InputError as error:
+        raise InputError(f"{text}: {error}") from error
+
+
+def search_text(text: str) -> str:
+    """Returns the text of a search in its normal form; "" for none."""
+    if not text:
+        return ""
+    parse_search(text)
+    return str(_spec(text))
+
+
+def _spec(text: str) -> Spec:
+    return parse(_BARE.sub(lambda found: "".join(_quoted(found)), text))
+
+
+def _quoted(found: re.Match) -> tuple[str, str]:
+    key, word = (found[1], found[2]) if found[1] else (found[3], found[4])
+    return key, repr(word)
+
+
+def _check_whole(search: Any, **least: int) -> None:
+    for name, value in least.items():
+        given = getattr(search, name)
+        if type(given) is not int or given < value:
+            raise InputError(f"{name} must be an integer of at least {value}. Received: {given!r}.")
