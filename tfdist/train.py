@@ -4,7 +4,7 @@ import contextlib
 import sys
 
 from tfdist.checkpoint import in_memory
-from tfdist.cli import command, flags, tensorflow_import
+from tfdist.cli import command, flags, search, tensorflow_import
 from tfdist.cli.cluster_check import check_cluster
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
@@ -19,6 +19,8 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         raise InputError(
             "--json prints the configuration of a run and needs --dry_run; a run writes metrics.jsonl. Received: --json alone."
         )
+    if config.find:
+        return search.run(config)
     check_installed(config.loggers)
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
     check_cluster(config)
@@ -63,6 +65,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
 
 _EXAMPLES = (
     "python -m tfdist.train --strategy=mirrored --devices=2 --model=mlp --epochs=2 --checkpoint_every=20 --output_dir=runs/one",
+    "python -m tfdist.train --model=mlp --find=learning_rate --output_dir=runs/one",
     "python -m tfdist.train --flagfile=runs/one/flags.txt --optimizer='sgd(momentum=0.9)' --learning_rate=0.1",
 )
 

@@ -26,7 +26,7 @@ NAMES = """
     clip_norm clip_value commit_dir commit_every communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
     decay devices dry_run early_stopping elastic_batch ema
-    epochs eval_every insecure intra_op_threads jit_compile keep layout learning_rate log_every loggers loss loss_scale
+    epochs eval_every find insecure intra_op_threads jit_compile keep layout learning_rate log_every loggers loss loss_scale
     lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir overwrite
     precision
     profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds

@@ -121,7 +121,7 @@ def test_errors():
 
 
 def test_the_promise_of_compatibility_names_every_public_package():
-    text = (pathlib.Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md").read_text(encoding="utf-8")
     packages = [name for name in tfdist.__all__ if isinstance(getattr(tfdist, name), types.ModuleType)]
     assert not [name for name in (*packages, "horovod", "strategies") if f"`tfdist.{name}`" not in text]
 

@@ -8,6 +8,7 @@ from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import declared, taking
 from tfdist.errors import InputError
 from tfdist.grammar.decay import parse_decay
+from tfdist.grammar.search import LearningRateSearch
 from tfdist.grammar.spec import parse
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
@@ -107,6 +108,31 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
             and (c.lr_scaling, c.warmup_steps, c.decay) != ("none", 0, "none")
         ),
         "Scaling, warm-up and decay apply to --learning_rate: give the rate there, and leave it out of --optimizer.",
+    ),
+    (
+        ("find", "resume"),
+        lambda c: c.find and c.resume != "auto",
+        "A search begins with new weights: leave out --resume or --find.",
+    ),
+    (
+        ("find", "overwrite"),
+        lambda c: c.find and c.overwrite,
+        "A search deletes nothing: leave out --overwrite, and give an --output_dir without a run.",
+    ),
+    (
+        ("find", "dry_run"),
+        lambda c: c.find and c.dry_run,
+        "--dry_run prints the configuration of a run and --find searches: leave out one of them.",
+    ),
+    (
+        ("find", "optimizer"),
+        lambda c: c.find.startswith(LearningRateSearch.name) and "learning_rate" in parse(c.optimizer).args,
+        "A search replaces the learning rate: leave it out of --optimizer.",
+    ),
+    (
+        ("find", "elastic_batch"),
+        lambda c: c.find and c.elastic_batch != "global",
+        "A search is for a fixed global batch: leave out --elastic_batch.",
     ),
     (
         ("profile_steps", "steps"),

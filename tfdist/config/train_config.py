@@ -24,6 +24,7 @@ from tfdist.config.strategy_registry import TrainerOptions, taking
 from tfdist.config.topics import CHECKS, DEVICES, DURATION, GRADIENTS, MODEL, OUTPUT, TRAINING
 from tfdist.errors import InputError
 from tfdist.grammar.decay import DECAYS
+from tfdist.grammar.search import search_text
 
 _DEFAULT_EPOCHS = 10
 _WITH_LAYOUT = taking("layout")
@@ -31,7 +32,7 @@ _WHOLE_RUN = (  # flags of a run with a directory, which compare and plan nothin
     "elastic_batch compression_check_every compression_max_error output_dir checkpoint_every keep checkpoint_async"
     " checkpoint_strict commit_dir commit_every resume log_every eval_every loggers measure_every profile_steps"
     " stall_warning_seconds stall_shutdown_seconds check_sync_every check_sync dry_run steps_per_call"
-    " best early_stopping callbacks overwrite"
+    " best early_stopping callbacks overwrite find"
 ).split()
 _OF_A_PLAN = (  # flags on which memory and communication of a step depend
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
@@ -267,6 +268,15 @@ class TrainConfig(TrainerOptions, JobConfig):
         CHECKS,
         "What to check: variables (a difference ends the run) or gradients (logs the norm of each replica).",
         choices=("variables", "gradients"),
+    )
+    find: str = flag_field(
+        "",
+        CHECKS,
+        "Search instead of training: learning_rate(min=1e-7, max=10, steps=100), by a sweep over rates; or "
+        "batch_size(memory=..., max=..., steps=20, processes=1), by trials in processes of their own. docs/guides/finders.md "
+        "explains both.",
+        check=search_text,
+        training_only=True,
     )
     dry_run: bool = flag_field(False, CHECKS, "Print the configuration of the run and exit.")
 

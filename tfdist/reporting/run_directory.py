@@ -14,10 +14,11 @@ from tfdist.reporting import environment
 from tfdist.storage import AnyPath, Storage, StoragePath, path_of, storage_of
 
 _LOGS = "logs"
+FIND = "find"  # results of searches for the learning rate and the batch size
 _STARTS = "starts.jsonl"
 _PARTIAL = ".partial"
-# May exist before a run begins: logs of a launcher, the lock, and a partial file of a killed process.
-_BEFORE = (_LOGS, "lock", f"{_STARTS}{_PARTIAL}")
+# May exist before a run begins: logs of a launcher, searches, the lock, and a partial file of a killed process.
+_BEFORE = (_LOGS, FIND, "lock", f"{_STARTS}{_PARTIAL}")
 # What a run writes into its directories, by their names: checkpoints, also partial and damaged ones, ledgers, and events.
 _OWN = {
     "checkpoints": re.compile(r"\.?step-[0-9]{9,18}(\..*)?"),

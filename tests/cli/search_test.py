@@ -1,0 +1,107 @@
+"""`--find` in this process: its files, the line that says what to do, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist import train
+from tfdist.config.train_config import TrainConfig
+from tfdist.errors import InputError
+
+QUICK = {"strategy": "single", "model": "mlp(hidden=(8,))", "dataset": "digits", "steps": 4}
+FIND = "learning_rate(min=0.0001, max=10, steps=20)"
+
+
+def run(path, **flags):
+    return train.main(TrainConfig(output_dir=str(path), **(QUICK | flags)))
+
+
+def weights(path):
+    return [w.tobytes() for w in keras.saving.load_model(path / "model.keras").get_weights()]
+
+
+def test_a_run_in_the_directory_of_a_search_is_one_that_never_searched(tmp_path, capsys):
+    for _ in range(2):  # a search may be repeated
+        assert run(tmp_path / "run", find=FIND) == 0
+        first, use, picture = capsys.readouterr().out.splitlines()
+        assert sorted(path.name for path in tmp_path.rglob("*")) == [
+            "find",
+            "learning_rate.json",
+            "learning_rate.png",
+            "rank-0.log",
+            "run",
+        ]
+    found = json.loads((tmp_path / "run/find/learning_rate.json").read_text())
+    assert first.startswith(f"Suggested learning rate: {found['suggestion']:g}. The loss falls fastest there;")
+    assert use == f"Train with --learning_rate={found['suggestion']:g}."
+    assert picture == str(tmp_path / "run/find/learning_rate.png")
+    assert (tmp_path / "run/find/learning_rate.png").read_bytes().startswith(b"\x89PNG")
+    assert found["rates"][:20] == pytest.approx(np.geomspace(1e-4, 10, 20)[: len(found["rates"])])
+    assert found["flags"]["model"] == QUICK["model"] and "output_dir" not in found["flags"]
+    assert run(tmp_path / "run") == run(tmp_path / "other") == 0
+    assert weights(tmp_path / "run") == weights(tmp_path / "other")
+    with pytest.raises(InputError, match="an output directory without a run. Received: .*run, which is one"):
+        run(tmp_path / "run", find=FIND)
+
+
+def test_the_line_names_the_flags_that_change_the_rate(tmp_path, capsys):
+    flags = {"lr_scaling": "linear", "base_batch_size": 16, "warmup_steps": 2, "decay": "cosine"}
+    assert run(tmp_path / "run", find=FIND, **flags) == 0
+    use = capsys.readouterr().out.splitlines()[1]
+    suggestion = json.loads((tmp_path / "run/find/learning_rate.json").read_text())["suggestion"]
+    assert use == (
+        f"Train with --learning_rate={suggestion / 4:.2g} (--lr_scaling=linear multiplies it by 4, and it is the highest "
+        "rate of --warmup_steps and --decay)."
+    )
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(InputError, match="must be empty or new"):
+        run(tmp_path, find=FIND)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"resume": "always"}, "A search begins with new weights: leave out --resume or --find."),
+        ({"overwrite": True}, "A search deletes nothing: leave out --overwrite"),
+        ({"dry_run": True}, "--dry_run prints the configuration of a run and --find searches"),
+        ({"optimizer": "sgd(learning_rate=0.1)"}, "A search replaces the learning rate: leave it out of --optimizer."),
+        ({"elastic_batch": "replica"}, "A search is for a fixed global batch: leave out --elastic_batch."),
+        ({"find": "batch"}, '--find: batch cannot be searched for. Did you mean "batch_size"? Known:'),
+    ],
+)
+def test_flags_that_exclude_a_search(flags, message):
+    with pytest.raises(InputError) as error:
+        TrainConfig(**({"find": "learning_rate"} | flags))
+    assert message in str(error.value)
+
+
+def test_a_search_for_the_batch_size_is_refused_in_a_job(tmp_path, monkeypatch):
+    workers = {"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(workers))
+    with pytest.raises(InputError) as error:
+        run(tmp_path / "run", find="batch_size")
+    assert (
+        'Received: a process of a job of 2 (TF_CONFIG). Leave out the launcher, and give --find="batch_size(pro'
+        in str(error.value)
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_wrong_is_said_without_tensorflow():
+    code = (
+        "import sys; sys.argv = ['train', '--find=batch_size(memory=2Gib)']; from tfdist import train\n"
+        "from tfdist.cli import command, flags\n"
+        "code = command.run('train', flags.define, lambda v, o: train.main(flags.config(v), o), has_json=True)\n"
+        "sys.exit(code if 'tensorflow' not in sys.modules else 99)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1 and "memory must be a number of bytes" in done.stderr
