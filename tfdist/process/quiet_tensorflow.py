@@ -61,7 +61,7 @@ class _Finder:
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec and spec.loader and not is_wanted():
-            spec.loader = _HoldingLoader(spec.loader)
+            spec.loader = _HoldingLoader(spec.loader)  # type: ignore[assignment]  # has the methods that are called
         return spec
 
 
