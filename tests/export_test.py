@@ -309,7 +309,7 @@ def test_code_that_a_checkpoint_names_is_run_if_one_says_so(own_run, monkeypatch
     assert str(raised.value) == (
         "The run refers to user code, which is imported and called only with --safe_mode=false. "
         f"Received: {own_run}/checkpoints/step-000000001, which names --model=own_of_export:line(width=3). If you trust "
-        "that, add --safe_mode=false, before the run."
+        "that, add --safe_mode=false."
     )
     assert "own_of_export" not in sys.modules
     assert export.main(own_run, ExportConfig(safe_mode=False)) == 0

@@ -18,12 +18,14 @@ from tfdist.runs import RunsConfig
 
 @pytest.fixture
 def home(tmp_path):
-    """Two runs, a directory that is none, one whose records are damaged, and a file."""
+    """Two runs, a directory that is none, one whose records are damaged, logs of a launcher, and a file."""
     home = tmp_path / "runs"
     write(home / "older", [start(0, 1000.0, strategy="single")], outcome="done")
     worse = [{**record, "accuracy": 0.25} for record in RECORDS]
     write(home / "newer", [start(0, 2000.0, strategy="mirrored")], worse, outcome="preempted")
-    (home / "foreign").mkdir()
+    for directory, file in (("foreign", "photo.png"), ("launch-1/logs", "rank-0.log")):
+        (home / directory).mkdir(parents=True)
+        (home / directory / file).write_text("")
     (write(home / "damaged") / "starts.jsonl").write_text("{")
     (home / "notes.txt").write_text("mine")
     return home

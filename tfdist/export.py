@@ -145,23 +145,21 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    remedy = "Give the directory of a run or of a checkpoint after the flags."
-    return main(command.only(arguments, "The model of one run is written.", remedy), flags.config(values, ExportConfig))
+    run = command.only(
+        arguments, "tfdist.export takes one directory.", "Give the directory of a run or of a checkpoint."
+    )
+    return main(run, flags.config(values, ExportConfig))
+
+
+def _define(values: Any) -> None:
+    values.set_gnu_getopt(True)  # flags may follow the directory
+    flags.define(values, ExportConfig)
 
 
 _EXAMPLES = (
     "python -m tfdist.export runs/one",
-    "python -m tfdist.export --format=saved_model --output=served runs/one/checkpoints/step-000000040",
+    "python -m tfdist.export runs/one/checkpoints/step-000000040 --format=saved_model --output=served",
 )
 
 if __name__ == "__main__":
-    sys.exit(
-        command.run(
-            "export",
-            lambda values: flags.define(values, ExportConfig),
-            _run,
-            about=__doc__ or "",
-            arguments="RUN",
-            examples=_EXAMPLES,
-        )
-    )
+    sys.exit(command.run("export", _define, _run, about=__doc__ or "", arguments="RUN", examples=_EXAMPLES))

@@ -16,7 +16,7 @@ from tfdist.config.fields import check_fields, flag_field, names_text
 from tfdist.errors import ExitCode, InputError
 from tfdist.grammar.spec import nearest
 from tfdist.grammar.spec_list import split_outside
-from tfdist.reporting import comparison, runs_table
+from tfdist.reporting import RunDirectory, comparison, runs_table
 from tfdist.reporting.file_errors import cause
 from tfdist.reporting.run_summary import RunSummary, is_higher_better, read_run
 from tfdist.storage import StoragePath, path_of, storage_of
@@ -104,7 +104,10 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
 
 
 def _found(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
-    """Returns the runs at paths or in directories there, with different names, and what was skipped, with the reason."""
+    """Returns the runs at paths or in directories there, with different names, and what was skipped, with the reason.
+
+    Directories that have nothing of a run, such as those of a launcher's logs, are left out without a word.
+    """
     runs, skipped = [], []
     for path in dict.fromkeys(paths):
         storage = storage_of(path)
@@ -120,7 +123,8 @@ def _found(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
             raise InputError(f"The directory of runs must be readable. Received: {path} ({cause(error)}).") from error
         for place, name in [(path, path.name or str(path))] if own else [(path / name, name) for name in inner]:
             try:
-                runs.append(read_run(place, name))
+                if not RunDirectory(place).is_unused:
+                    runs.append(read_run(place, name))
             except (InputError, OSError) as error:
                 skipped.append(f"{name} ({_reason(error)})")
     names = [run.name for run in runs]

@@ -88,7 +88,7 @@ def test_what_was_kept_is_sent_when_compression_is_given_up(mirrored2):
     def made(compression):
         trainer = make(mirrored2, compression)
         trainer.model.optimizer.momentum = 0.0
-        trainer.build(tfdist.data.as_examples(DATA))
+        trainer.build(DATA)
         return trainer
 
     def step(trainer):

@@ -25,7 +25,7 @@ def checkpoints(single, float64, tmp_path):
 @pytest.fixture
 def wanted(single, checkpoints):
     trainer = prediction.make_trainer(single)
-    trainer.build(tfdist.data.as_examples((X, {"logits": Y})))
+    trainer.build((X, {"logits": Y}))
     trainer.resume(str(checkpoints))
     return [trainer.model.predict(X[:rows], batch_size=16, verbose=0) for rows, _ in prediction.SIZES]
 

@@ -97,7 +97,7 @@ def test_nothing_is_left_to_train(caplog, single, tmp_path, steps, words):
     trainer = make(single)
     trainer.fit(DATA, batch_size=8, steps=4, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="4"))
     resumed = make(single)
-    resumed.build(tfdist.data.as_examples(DATA))
+    resumed.build(DATA)
     resumed.resume(tmp_path)
     resumed.fit(DATA, batch_size=8, steps=steps)
     [text] = [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
@@ -110,7 +110,7 @@ def test_an_interval_that_the_run_has_passed_before_it_resumed_is_not_said(caplo
         DATA, batch_size=8, steps=4, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="4"), **options
     )
     resumed = make(single)
-    resumed.build(tfdist.data.as_examples(DATA))
+    resumed.build(DATA)
     resumed.resume(tmp_path)
     resumed.fit(DATA, batch_size=8, steps=5, **options)
     assert [record for record in caplog.records if record.name == warn_once.__name__] == []
@@ -127,7 +127,7 @@ def test_a_loss_that_diverges_is_said_once_at_the_same_step_after_a_resume(caplo
     def fit(steps, resumes=False, **options):
         trainer = make(single, 4.0)  # the loss grows at each step
         if resumes:
-            trainer.build(tfdist.data.as_examples(DATA))
+            trainer.build(DATA)
             trainer.resume(tmp_path)
         trainer.fit(DATA, batch_size=40, steps=steps, schedule=tfdist.Schedule(steps_per_call=1), **options)
         found = [record.getMessage() for record in caplog.records if "loss diverges" in record.getMessage()]

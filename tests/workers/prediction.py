@@ -43,6 +43,6 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> list[Any]:
 def predictions(strategy: tfdist.Strategy, directory: pathlib.Path) -> list[Any]:
     x, y = data()
     trainer = make_trainer(strategy)
-    trainer.build(tfdist.data.as_examples((x, {"logits": y})))
+    trainer.build((x, {"logits": y}))
     trainer.resume(str(directory))
     return [trainer.predict(x[:rows], batch_size=size, verbose=0) for rows, size in SIZES]

@@ -29,7 +29,7 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, repeats: str) -> li
     delay = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: time.sleep(random.uniform(0, 0.004))
     )
-    trainer.build(tfdist.data.as_examples(data))
+    trainer.build(data)
     variables = [*trainer.model.variables, *trainer.model.optimizer.variables]
     start = [np.asarray(variable) for variable in variables]
     digests = []

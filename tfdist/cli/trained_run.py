@@ -174,8 +174,7 @@ def check_runs_nothing(trained: TrainConfig, source: StoragePath) -> None:
         code = " ".join(flag_text(name, getattr(trained, name)) for name in named)
         raise InputError(
             "The run refers to user code, which is imported and called only with "
-            f"--safe_mode=false. Received: {source}, which names {code}. If you trust that, add --safe_mode=false, "
-            "before the run."
+            f"--safe_mode=false. Received: {source}, which names {code}. If you trust that, add --safe_mode=false."
         )
 
 

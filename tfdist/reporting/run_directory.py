@@ -231,6 +231,11 @@ class RunDirectory:
         return found is not None and not found.is_directory
 
     @property
+    def is_unused(self) -> bool:
+        """Whether an existing directory has nothing but what may be there before a run, such as a launcher's logs."""
+        return all(entry.name in _BEFORE for entry in self._storage.entries(self.path))
+
+    @property
     def is_done(self) -> bool:
         """Whether a run in it has finished."""
         found = self._storage.info(self.model)
@@ -261,8 +266,7 @@ class RunDirectory:
         directory = path_of(path)
         storage = storage_of(directory)
         try:
-            is_there = storage.is_directory(directory)
-            if is_there and any(entry.name not in _BEFORE for entry in storage.entries(directory)):
+            if storage.is_directory(directory) and not RunDirectory(directory).is_unused:
                 raise InputError(
                     f"The output directory must be empty or new. Received: {path}, which has files in it. Give another "
                     "--output_dir."

@@ -10,7 +10,7 @@ import keras
 from tfdist.checkpoint.best import Best, best_checkpoint
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.restore import restore, resume_candidates
-from tfdist.data import Examples, check_batch_size
+from tfdist.data import DataSet, as_examples, check_batch_size
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
 from tfdist.distribution.strategy import current_strategy
 from tfdist.errors import InputError, names_arguments
@@ -314,12 +314,16 @@ class Trainer(CanPredict):
         check_same_data(self.strategy, examples, "data to evaluate")
         return self.build(examples).evaluate(examples, batch_size)
 
-    def build(self, data: Examples) -> Program:
-        """Creates all variables and makes them equal on all replicas, unless that is done; returns what was built."""
+    @names_arguments
+    def build(self, data: Any) -> Program:
+        """Creates all variables and makes them equal on all replicas, unless that is done; returns what was built.
+
+        Args:
+          data: training data in any of the forms of `fit`; arrays as a tuple (x, y).
+        """
         if self._program is None:
-            self._program = build(
-                self.model, self.strategy, self._settings, self._compression, self._kept, data.element_spec
-            )
+            spec = (data.train if isinstance(data, DataSet) else as_examples(data)).element_spec
+            self._program = build(self.model, self.strategy, self._settings, self._compression, self._kept, spec)
         return self._program
 
     @property
