@@ -18,6 +18,7 @@ NOT_RUN = {
     "BUILD.md": 7,
     "README.md": 2,
     "docs/guides/checkpoints.md": 2,
+    "docs/guides/finders.md": 3,
     "docs/guides/from_pytorch_ddp.md": 1,
     "docs/guides/keras_fit.md": 1,
     "docs/guides/kubernetes.md": 1,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cli.batch_size_trials import TrainingTrials
+from tfdist.cli.cluster_check import check_cluster
 from tfdist.cluster.detection import detect_cluster
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError
@@ -38,6 +39,7 @@ def run(config: TrainConfig) -> int:
 def _learning_rate(config: TrainConfig, search: LearningRateSearch) -> int:
     from tfdist.cli import tensorflow_import
 
+    check_cluster(config)
     tensorflow_import.load_tensorflow()
     from tfdist.cli import session
     from tfdist.finders.learning_rate import find_learning_rate
