@@ -77,7 +77,7 @@ def test_a_users_own_function_is_called(module, call, test_size):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("digit", r'--dataset=digit is not known. Did you mean "digits"\? Known: csv, digits, fashion_mnist, .*tfds'),
+        ("digit", r'dataset=digit is not known. Did you mean "digits"\? Known: csv, digits, fashion_mnist, .*tfds'),
         ("digits(size=3)", 'digits has no parameter "size"'),
         ("text(lenght=3)", 'Did you mean "length"'),
         ("text(length=", "column"),
