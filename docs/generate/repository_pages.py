@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = {
-    "README.md": "index.md",
     "BUILD.md": "project/build.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",

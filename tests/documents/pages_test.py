@@ -29,6 +29,7 @@ NOT_RUN = {
     "docs/guides/runs.md": 2,
     "docs/guides/several_gpus.md": 2,
     "docs/guides/slurm.md": 2,
+    "docs/reference/compatibility.md": 1,
     "docs/tutorial.md": 2,
     "examples/README.md": 1,
 }

@@ -118,12 +118,21 @@ def test_flags_that_are_named_in_the_text_exist(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_and_tests_that_are_named_exist(name: str):
-    code = re.findall(r"`((?:tests|examples|tfdist|strategies|benchmarks)/[\w./-]*)`", TEXTS[name])
-    links = re.findall(r"\]\(([^)#:]+)\)", TEXTS[name])
+    code = re.findall(r"`((?:tests|docs|examples|tfdist|strategies|benchmarks)/[\w./-]*)`", TEXTS[name])
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", TEXTS[name])
     base = (ROOT / name).parent
     missing = [path for path in code if "NAME" not in path and not (ROOT / path).exists()]
     missing += [link for link in links if not (base / link).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_headings_that_are_linked_exist(name: str):
+    prose = re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)
+    for page, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", prose):
+        target = (ROOT / name).parent / page if page else ROOT / name
+        headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+        assert heading in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}, page
 
 
 def test_the_readme_is_short():

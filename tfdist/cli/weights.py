@@ -26,7 +26,7 @@ def sources(run: str, checkpoint: str) -> list[StoragePath]:
             f"A run must be an existing directory. Received: {run}, which does not exist. Give the directory of a run."
         )
     if not storage_of(place).is_directory(place):
-        named = f" Write --checkpoint={run} before the directory of its run." if place.name.endswith(MODEL_FILE) else ""
+        named = f" Write --checkpoint={run} and the directory of its run." if place.name.endswith(MODEL_FILE) else ""
         raise InputError(
             f"A run must be a directory. Received: {run}, which is a file.{named or ' Give the directory of a run.'}"
         )
