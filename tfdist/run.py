@@ -59,6 +59,8 @@ def _check_script(script: pathlib.Path) -> None:
         raise InputError(
             f"The script must be a Python program. Received: {script}, a notebook. Convert it: jupyter nbconvert --to script."
         )
+    if script.suffix not in (".py", ""):  # also compiled programs and archives can be run
+        return
     try:
         compile(script.read_bytes(), str(script), "exec")
     except (SyntaxError, ValueError) as error:  # a ValueError for bytes of 0

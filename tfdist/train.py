@@ -59,7 +59,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
                 checkpoints=run.checkpoints,
             )
             best = run.finish(trainer, config, callbacks)
-    run.print_summary(history, best)
+    run.print_summary(history, best, config)
     return 0
 
 

@@ -12,10 +12,10 @@ RECORDS = [
 
 def test_the_end_has_the_result_the_best_value_what_is_next_and_the_directory_last(tmp_path):
     directory = RunDirectory(tmp_path / "a run")
-    assert summary(directory, RECORDS, RECORDS[-1], "", 83.2, resumes=True) == [
+    assert summary(directory, RECORDS, RECORDS[-1], "", 83.2, resumes=True, flags="--checkpoint=best") == [
         "eval after 20 steps: loss 0.4000  accuracy 0.8000",
         "best accuracy 0.9000 at step 10; trained to step 20 in 1 min 23 s",
-        f"next: python -m tfdist.evaluate '{tmp_path}/a run', or tfdist.predict, or tfdist.export",
+        f"next: python -m tfdist.evaluate '{tmp_path}/a run' --checkpoint=best, or tfdist.predict, or tfdist.export",
         "or train longer: the same command with more --epochs or --steps",
         "model.keras, curves.png, metrics.jsonl and logs are in",
         f"{tmp_path}/a run",

@@ -71,5 +71,5 @@ def test_processes_of_a_host_share_its_cores(monkeypatch, local_size, asked, exp
 
 def test_threads_are_fixed_once_tensorflow_runs():
     tf.constant(1)
-    with pytest.raises(InputError, match="Create the strategy first"):
+    with pytest.raises(InputError, match="Load the strategy first"):
         devices.share_cores(Cluster(), 7)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tfdist.errors import InputError
 from tfdist.finders.batch_size import BatchSizes, search
 from tfdist.finders.plots import plot_batch_sizes
 from tfdist.finders.trials import Trial
@@ -72,3 +73,14 @@ def test_what_is_said_about_sizes_that_do_not_fit():
 @pytest.mark.parametrize("trials", [[], [Trial(8, "more than 1.0 GiB", 0.0, GIB)], [Trial(8, "", 5.0, 99)]])
 def test_the_picture_of_any_result(trials):
     assert plot_batch_sizes(BatchSizes(trials, GIB, 8), "$ title").startswith(b"\x89PNG")
+
+
+def test_halving_ends_at_a_size_that_the_devices_cannot_share():
+    """The trials so far are the result, not an error about a size that nobody has given."""
+
+    def run(size):
+        if size == 3:
+            raise InputError("--batch_size must be divisible by 2. Received: 3.")
+        return Trial(size, "more than 1.0 GiB", 0.0, size)
+
+    assert [trial.batch_size for trial in search(run, 6, lambda: 10, GIB).trials] == [6]

@@ -31,6 +31,13 @@ def allocate(batch_size, mib, fails=0):
 
 
 @by_value
+def allocate_for_gpu(batch_size):
+    if batch_size > 8:
+        raise MemoryError("a device has no memory left")
+    return 1.0 * batch_size
+
+
+@by_value
 def say_nothing(batch_size):
     return None
 
@@ -43,6 +50,11 @@ def test_the_largest_size_within_the_limit_is_found():
     assert found.largest == 8 and found.fastest.batch_size == 8 and found.fastest.examples_per_second == 80.0
     assert all(trial.memory_bytes > trial.batch_size * 100 * MIB for trial in found.usable)
     assert psutil.Process().children(recursive=True) == before
+
+
+def test_a_failed_allocation_is_a_size_that_does_not_fit():
+    found = tfdist.find_batch_size(allocate_for_gpu, 4, max=16)
+    assert found.largest == 8 and [trial.batch_size for trial in found.trials if trial.refused] == [12, 16]
 
 
 def test_errors_of_a_trial_are_errors_of_the_search():

@@ -1,4 +1,4 @@
-"""AutoGraph converts what users write for data, and nothing of tfdist's own, which would take a second of each start."""
+"""TensorFlow's AutoGraph converts the functions of users, and leaves those of tfdist as they are written."""
 
 import functools
 

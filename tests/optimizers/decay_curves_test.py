@@ -7,6 +7,7 @@ import types
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.errors import InputError
 from tfdist.optimizers import WarmupAndDecay, make_learning_rate
@@ -129,6 +130,18 @@ def test_a_schedule_of_the_user_s_own(mine, float64):
     assert seen == [(0.8, 50)]
     np.testing.assert_allclose(rates(own, (0, 2, 5, 10)), [0, 0.8 * 0.5**0.4 / 2, 0.4, 0.2], rtol=1e-12)
     np.testing.assert_allclose(rates(WarmupAndDecay(0.8, decay="mine:of_keras"), (0, 10)), [0.8, 0.4], rtol=1e-12)
+
+
+def test_a_schedule_of_the_user_s_own_may_compare_the_step_in_a_graph(mine, float64):
+    def steps(step):
+        if step < 5:
+            return 0.5
+        return 0.25
+
+    mine.steps = lambda: steps
+    own = WarmupAndDecay(1.0, decay="mine:steps")
+    rate = tf.function(lambda step: own(step), autograph=False)
+    assert [float(rate(tf.constant(step, tf.int64))) for step in (0, 4, 5)] == [0.5, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,23 @@ def test_the_library_starts_silently_unless_a_variable_asks_for_messages():
     assert len(run({"TF_CPP_MIN_LOG_LEVEL": "0"})) > 3
 
 
+@pytest.mark.processes
+def test_it_is_imported_without_a_stderr():
+    command = f'"{sys.executable}" -c "import tfdist, tensorflow; print(1)" 2>&-'
+    done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+
+
+def test_without_a_directory_for_temporary_files_everything_is_shown(monkeypatch, capfd):
+    def missing():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", missing)
+    with quiet_tensorflow.held():
+        os.write(2, b"I0000 00:00:1795659360.924996   31137 port.cc:153] oneDNN\n")
+    assert "oneDNN" in capfd.readouterr().err
+
+
 def test_messages_of_others_are_shown(capfd: pytest.CaptureFixture[str]):
     with quiet_tensorflow.held():
         os.write(2, b"I0000 00:00:1795659360.924996   31137 port.cc:153] oneDNN custom operations are on.\nmine\n")

@@ -74,6 +74,7 @@ OPTIMIZERS = {
     "adamw": lambda rate: keras.optimizers.AdamW(rate),
     "nadam": lambda rate: keras.optimizers.Nadam(rate),
     "lamb": lambda rate: keras.optimizers.Lamb(rate),
+    "muon": lambda rate: keras.optimizers.Muon(rate, momentum=0.5),
 }
 
 
@@ -128,6 +129,15 @@ def test_the_rate_falls_at_plateaus_as_in_keras(strategy, request):
 
 
 @pytest.mark.full
+def test_it_looks_at_the_evaluations_of_keras_s_own_fit():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(optimizer=keras.optimizers.SGD(1e-6), loss="mse")
+    x, y = np.ones((4, 1)), np.zeros((4, 1))
+    callbacks = [plateau(min_delta=0.1), tfdist.EarlyStopping("val_loss", patience=4, min_delta=0.1)]
+    found = model.fit(x, y, validation_data=(x, y), epochs=9, callbacks=callbacks, verbose=0)
+    assert len(found.epoch) == 5 and float(model.optimizer.learning_rate) < 1e-6
+
+
 def test_plateaus_of_a_metric_of_training_are_counted_in_epochs(single):
     trainer = make(single, lambda: keras.optimizers.SGD(0.02))
     rates = recorded(fit(trainer, callbacks=[plateau("loss", min_delta=100.0, cooldown=0)]))

@@ -159,8 +159,8 @@ def test_xla_with_communication_inside_is_refused(mirrored2):
 
 
 def test_class_weights_are_sample_weights(mirrored2):
-    by_class = {0: 0.5, 2: 3.0}
-    weights = np.array([by_class.get(label, 1.0) for label in LABELS], "float32")
+    by_class = {np.int64(0): 0.5, 2: 3.0}  # as scikit-learn makes them
+    weights = np.array([by_class.get(int(label), 1.0) for label in LABELS], "float32")
     expected = values(trained(mirrored2, (IMAGES, LABELS, weights)))
     assert_bitwise(values(trained(mirrored2, fit={"class_weight": by_class})), expected)
     assert any(np.any(expected[path] != value) for path, value in values(trained(mirrored2)).items())

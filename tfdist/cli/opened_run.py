@@ -18,6 +18,7 @@ from tfdist.cli.flag_warnings import warn_of_flags
 from tfdist.cli.resume import OF_THE_END, Origin
 from tfdist.cli.run_end import summary
 from tfdist.cli.session import Session
+from tfdist.cli.user_code import user_code
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.errors import WriteError, describe_error
@@ -81,7 +82,7 @@ class Run(NamedTuple):
                 self.directory.finish({"step": step, "model_step": trainer.step, "reason": reason, **asked})
         return best
 
-    def print_summary(self, history: History, best: Best | None) -> None:
+    def print_summary(self, history: History, best: Best | None, config: TrainConfig) -> None:
         """Prints the results, what to do next, and the directory, on the chief."""
         if self.is_chief:
             records = self.directory.records()
@@ -89,7 +90,10 @@ class Run(NamedTuple):
             exported = f"{best}, exported as {self.directory.model.name}" if best else ""
             seconds = time.monotonic() - self.began
             resumes = bool(self.checkpoints.best) or any(parse_period(self.checkpoints.every))
-            print(*summary(self.directory, records, last, exported, seconds, resumes), sep="\n", flush=True)
+            flags = ["--checkpoint=best"] if best else []
+            flags += ["--safe_mode=false"] if user_code(config) else []
+            lines = summary(self.directory, records, last, exported, seconds, resumes, " ".join(flags))
+            print(*lines, sep="\n", flush=True)
 
 
 class Target(NamedTuple):

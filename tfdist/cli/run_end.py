@@ -17,6 +17,7 @@ def summary(
     exported: str,
     seconds: float,
     resumes: bool,
+    flags: str = "",
 ) -> list[str]:
     """Returns the lines; the last one is the directory.
 
@@ -27,16 +28,19 @@ def summary(
       exported: the best value, if the model is that of its step; else "".
       seconds: wall time since the run was ready to train.
       resumes: whether the run saves checkpoints, from which it could go on.
+      flags: what the next commands need to use the same model, such as `--checkpoint=best`.
     """
-    numbers = "  ".join(f"{k} {float(v):.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)
+    metrics = main_metrics(last)
+    shown = [name for name in metrics if "accuracy" in name] or [*metrics]
+    numbers = "  ".join(f"{name} {float(last[name]):.4f}" for name in ("loss", *shown) if name in last)
     best = exported or _best(records)
     took = f"trained to step {last['step']} in {duration(seconds)}"
-    path = shlex.quote(str(directory.path))
+    given = " ".join(filter(None, [shlex.quote(str(directory.path)), flags]))
     longer = ["or train longer: the same command with more --epochs or --steps"] if resumes else []
     return [
         f"{last['kind']} after {last['step']} steps: {numbers}",
         f"best {best}; {took}" if best else took,
-        f"next: python -m tfdist.evaluate {path}, or tfdist.predict, or tfdist.export",
+        f"next: python -m tfdist.evaluate {given}, or tfdist.predict, or tfdist.export",
         *longer,
         f"{directory.model.name}, {directory.curves.name}, {directory.metrics.name} and {directory.logs.name} are in",
         str(directory.path),

@@ -13,6 +13,7 @@ import numpy as np
 from tfdist import data, keras_internals
 from tfdist.checkpoint.restore import first_readable
 from tfdist.cli import session, weights
+from tfdist.cli.user_code import user_code
 from tfdist.cli.weights import MODEL_FILE
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import names
@@ -20,10 +21,8 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data import DataSet, Examples
-from tfdist.data.catalog import is_own
 from tfdist.errors import CheckpointError, InputError
 from tfdist.errors.engine_errors import one_line
-from tfdist.grammar.spec import parse
 from tfdist.reporting import RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of
 from tfdist.trainer.trainer import Trainer
@@ -168,9 +167,7 @@ def _adapted(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfi
 
 def check_runs_nothing(trained: TrainConfig, source: StoragePath) -> None:
     """Refuses code that a run names, from any package: `keras.models:load_model` could execute anything."""
-    named = [name for name in ("model", "optimizer", "loss", "decay") if ":" in parse(getattr(trained, name)).name]
-    named += ["dataset"] if is_own(trained.dataset) else []
-    if named:
+    if named := user_code(trained):
         code = " ".join(flag_text(name, getattr(trained, name)) for name in named)
         raise InputError(
             "The run refers to user code, which is imported and called only with "

@@ -54,11 +54,11 @@ def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
     if threads:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
-        except RuntimeError as error:
+        except RuntimeError:
             raise InputError(
                 "The number of threads is fixed when TensorFlow first runs an operation. Received: a strategy "
-                "created after that. Create the strategy first."
-            ) from error
+                "created after that. Load the strategy first, also before tfdist.data.load."
+            ) from None
 
 
 def use_one_gpu(local_rank: int) -> None:
@@ -83,10 +83,10 @@ def _logical_cpus(count: int) -> list[str]:
     if count > 1 and (have is None or len(have) < count):
         try:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError):
             raise InputError(
                 f"Logical CPU devices are created when TensorFlow starts. Received: devices={count}, after "
                 f"TensorFlow has started with {len(have) if have else 1}. Load the strategy before anything else "
-                "uses TensorFlow."
-            ) from error
+                "uses TensorFlow, also before tfdist.data.load."
+            ) from None
     return [f"CPU:{i}" for i in range(count)]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from tfdist.cluster import tf_config
 from tfdist.config.known_names import check_name
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer, is_number
 from tfdist.grammar.chain import parse_chain
 from tfdist.grammar.decay import normalized_decay
 from tfdist.grammar.interval import parse_period
@@ -227,8 +228,8 @@ def checked(field: dataclasses.Field, value: Any) -> Any:
     kind = str if optional else type(field.default)
     if optional and value in (None, ""):
         return None
-    if kind is float and type(value) is int:
-        value = float(value)
+    if (kind is int and is_integer(value)) or (kind is float and is_number(value)):
+        value = kind(value)
     if type(value) is not kind:
         raise InputError(f"{field.name} must be of type {kind.__name__}. Received: {value!r}.")
     check: Callable[[str, Flag, Any], Any] = _checked_text if kind is str else _checked_number

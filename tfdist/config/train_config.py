@@ -25,6 +25,7 @@ from tfdist.config.topics import CHECKS, DEVICES, DURATION, GRADIENTS, MODEL, OU
 from tfdist.errors import InputError
 from tfdist.grammar.decay import DECAYS
 from tfdist.grammar.search import search_text
+from tfdist.grammar.spec import parse
 
 _DEFAULT_EPOCHS = 10
 _WITH_LAYOUT = taking("layout")
@@ -344,4 +345,9 @@ class VerifyConfig(TrainConfig):
                 "With float16 or compression, results differ from those of one device by more than rounding: set "
                 f"--tolerance, or leave them out. Received: {flag_text('precision', self.precision)} "
                 f"{flag_text('compression', self.compression)}."
+            )
+        if parse(self.decay).name == "plateau":
+            raise InputError(
+                "--decay=plateau depends on evaluations, and verify makes none. Received: "
+                f"{flag_text('decay', self.decay)}. Leave it out."
             )

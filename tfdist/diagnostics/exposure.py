@@ -74,14 +74,21 @@ class Exposure(Periodic):
         return self._trials
 
 
-def advice(record: Mapping[str, float], compresses: bool) -> str | None:
-    """Returns a one-line suggestion if communication is exposed for a large part of a step, else None."""
+def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False) -> str | None:
+    """Returns a one-line suggestion if communication is exposed for a large part of a step, else None.
+
+    Args:
+      record: a training record.
+      compresses: whether gradients are compressed.
+      is_small: whether every gradient is smaller than those that are compressed.
+    """
     exposed, step = record.get("exposed_communication_seconds", 0.0), record.get("step_seconds", 0.0)
     if not step or exposed <= MUCH * step:
         return None
     first = "a stronger --compression" if compresses else "--compression=auto, bf16 or powersgd(rank=4)"
+    tried = "" if is_small else f"{first}, "
     return (
-        f"A step waits {100 * min(1.0, exposed / step):.0f}% of its time on communication. Try {first}, a larger "
+        f"A step waits {100 * min(1.0, exposed / step):.0f}% of its time on communication. Try {tried}a larger "
         "--batch_size, or --accumulate_steps with it."
     )
 

@@ -1,9 +1,11 @@
 """The search for the batch size: which sizes are tried, and what follows from the trials."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from tfdist.errors import InputError
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.finders.trials import Trial
 
@@ -105,6 +107,7 @@ def search(
             else:
                 bound = middle
     else:
-        while size > 1 and size % 2 == 0 and not fits(size // 2):
-            size //= 2
+        with contextlib.suppress(InputError):  # of a size that the devices cannot share
+            while size > 1 and size % 2 == 0 and not fits(size // 2):
+                size //= 2
     return BatchSizes([trials[tried] for tried in sorted(trials)], memory, max(most(), first))

@@ -18,6 +18,7 @@ from tfdist.reporting import RunPlan
 from tfdist.step.compiled_loop import not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.validation import check_same_data, inner_optimizer
+from tfdist.trainer.argument_types import check_fit
 from tfdist.trainer.data_warnings import check_examples
 from tfdist.trainer.fit_arguments import fit_arguments
 from tfdist.trainer.options import Checks, Reporting, Schedule
@@ -79,6 +80,7 @@ def find_learning_rate(
       NotFiniteError: already the first loss is inf or NaN.
     """
     search = LearningRateSearch(min, max, steps)
+    check_fit(None, class_weight, schedule, checks, None, None)
     given = fit_arguments(
         x,
         y,
@@ -155,8 +157,7 @@ class _Sweep:
 
     def __exit__(self, *_: object) -> None:
         del self._iterator  # stops the threads that read ahead
-        self._program.drain()
-        self._restore()
+        self._restore()  # nothing that communicates, since this rank may be the only one that failed
 
     @property
     def _has_diverged(self) -> bool:

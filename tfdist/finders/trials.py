@@ -102,7 +102,10 @@ class Trials:
         Raises:
           TrialError: a process failed, but not for lack of memory.
         """
-        folder = pathlib.Path(tempfile.mkdtemp(dir=self._folder))
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
+            return self._trial(batch_size, pathlib.Path(folder))
+
+    def _trial(self, batch_size: int, folder: pathlib.Path) -> Trial:
         prepared = self._prepare(batch_size, folder)
         limit = MemoryLimit(self._memory)
         outcome = self._run(prepared, folder / "logs", limit)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Clip:
         """Validates the values; raises `InputError`."""
         for name in ("norm", "value"):
             given = getattr(self, name)
-            if not isinstance(given, int | float) or not given >= 0:
+            if not is_number(given) or not given >= 0:
                 raise InputError(f"Clip: {name} must be a number of at least 0. Received: {given!r}.")
 
     def __call__(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer, is_number
 from tfdist.grammar.monitor import MODES
 from tfdist.grammar.spec import Spec, call, nearest, parse
 
@@ -283,8 +284,7 @@ def _name(decay: Decay) -> str:
 
 
 def _check_number(decay: str, name: str, value: object, least: float, most: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and least <= value <= most and math.isfinite(value):  # type: ignore[operator, arg-type]
+    if is_number(value) and least <= value <= most and math.isfinite(value):  # type: ignore[operator, arg-type]
         return
     if math.isinf(most):
         rule = f"a finite number of at least {least:g}"
@@ -296,7 +296,7 @@ def _check_number(decay: str, name: str, value: object, least: float, most: floa
 
 
 def _check_integer(decay: str, name: str, value: object, least: int, of: str) -> None:
-    if type(value) is not int or value < least:
+    if not is_integer(value) or value < least:  # type: ignore[operator]
         raise InputError(f"{decay}: {name} must be an integer of {of}, at least {least}. Received: {value!r}.")
 
 

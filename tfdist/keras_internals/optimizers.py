@@ -82,6 +82,9 @@ class _ScheduledNumber:
     def __mul__(self, other: tf.Tensor) -> tf.Tensor:
         return tf.cast(self._value(), other.dtype) * other
 
+    def __sub__(self, other: float) -> tf.Tensor:
+        return self._value() - other
+
     def __rsub__(self, other: float) -> tf.Tensor:
         return other - self._value()
 

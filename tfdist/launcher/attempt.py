@@ -157,7 +157,10 @@ def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]]
 
 def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: contextlib.ExitStack, number: int) -> Report:
     status = status_line.on_terminal(sys.stderr)
-    screens = Screen(sys.stdout, status if sys.stdout.isatty() else None), Screen(sys.stderr, status)
+    screens = (
+        Screen(sys.stdout, status if launcher_terminal.is_terminal(sys.stdout) else None),
+        Screen(sys.stderr, status),
+    )
     children: list[Child] = []
     channels: list[Channel] = []
     try:

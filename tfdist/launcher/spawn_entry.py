@@ -4,6 +4,7 @@ import pathlib
 import sys
 
 from tfdist.errors import ExitCode, TfdistError
+from tfdist.errors.engine_errors import out_of_memory
 from tfdist.launcher import pickled_call
 
 # Sets the parent's search path before anything of tfdist is imported; `-m` would need it in the environment.
@@ -27,4 +28,6 @@ def main(directory: str, rank: int) -> int:
     error = pickled_call.make_call(pathlib.Path(directory), rank).error
     if isinstance(error, TfdistError):
         return error.exit_code
+    if error and out_of_memory(error):
+        return ExitCode.OUT_OF_MEMORY
     return ExitCode.FAILED if error else ExitCode.DONE

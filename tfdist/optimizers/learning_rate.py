@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.grammar.decay import NoDecay, OneCycle, Own, Plateau, parse_decay
 from tfdist.grammar.spec import Spec, load_object, nearest
@@ -137,7 +138,9 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         """
         at = self._position(step)
         number = ops.cast(at.step, at.progress.dtype)
-        rate = self.peak * ops.ones_like(number) if self._own is None else ops.cast(self._own(at.step), number.dtype)
+        rate = self.peak * ops.ones_like(number)
+        if self._own is not None:
+            rate = ops.cast(keras_internals.with_autograph(self._own)(at.step), number.dtype)
         if self.warmup_steps:  # this form is exactly 1 at the end
             rate *= 1 - (1 - self.warmup_start) * ops.maximum(1 - number / self.warmup_steps, 0)
         return rate * remaining(self._decay, at)

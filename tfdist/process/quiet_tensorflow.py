@@ -29,26 +29,34 @@ def held() -> Iterator[None]:
     """Holds what is written to the file descriptor of stderr, and then writes it without TensorFlow's messages."""
     import tempfile  # not needed to import tfdist
 
-    sys.stderr.flush()
-    try:
-        kept = os.dup(2)
-    except OSError:  # there is no stderr
-        yield
-        return
-    with tempfile.TemporaryFile() as file:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            kept = os.dup(2)
+        except OSError:  # no directory for the file, or no stderr
+            file = None
+        if file is None:
+            yield
+            return
+        _flush()
         os.dup2(file.fileno(), 2)
         failed = True
         try:
             yield
             failed = False
         finally:
-            sys.stderr.flush()
+            _flush()
             os.dup2(kept, 2)
             os.close(kept)
             file.seek(0)
             lines = [line for line in file if failed or not _OURS_TO_HIDE.match(line)]
-            if lines:
+            with contextlib.suppress(OSError):  # it must not hide the exception
                 os.write(2, b"".join(lines))
+
+
+def _flush() -> None:
+    if sys.stderr is not None:
+        sys.stderr.flush()
 
 
 class _Finder:

@@ -32,7 +32,7 @@ def terminal_or_plain(stream: TextIO) -> Reporter:
     if is_notebook():
         return InPlaceReporter(sys.stdout, _NOTEBOOK_COLUMNS, _NOTEBOOK_SECONDS)
     console = Console(file=stream)
-    if stream.isatty() and console.is_interactive:
+    if launcher_terminal.is_terminal(stream) and console.is_interactive:
         return TerminalReporter(console)
     columns = launcher_terminal.columns()
     return InPlaceReporter(stream, columns) if columns and _is_pipe(stream) else PlainReporter(stream)
@@ -47,7 +47,7 @@ def is_notebook() -> bool:
 
 def is_watched(stream: TextIO) -> bool:
     """Returns whether text on a stream can be overwritten, because it ends in a terminal."""
-    if stream.isatty():
+    if launcher_terminal.is_terminal(stream):
         return Console(file=stream).is_interactive
     return bool(launcher_terminal.columns()) and _is_pipe(stream)
 
@@ -71,5 +71,5 @@ def status(text: str) -> Iterator[None]:
 def _is_pipe(stream: TextIO) -> bool:
     try:
         return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError):  # a stream without a file
+    except (AttributeError, OSError, ValueError):  # no stream, or one without a file
         return False

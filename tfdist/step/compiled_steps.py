@@ -235,6 +235,11 @@ class Steps:
         """Whether any gradient is currently not summed exactly."""
         return bool(self.compressed_names())
 
+    @property
+    def has_small_gradients(self) -> bool:
+        """Whether every gradient is smaller than those that are compressed."""
+        return all(s.shape.num_elements() * s.dtype.size < self.compression.min_bytes for s in self.specs)
+
     def trial(
         self,
         batch_size: int,

@@ -8,12 +8,13 @@ import tensorflow as tf
 
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer, is_number
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.compression import check as check_compression
 from tfdist.grammar.spec import nearest
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
-_BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # metrics that Keras resolves by the shape of the labels
+_BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # what Keras resolves by the shape of the labels
 
 
 def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any], options: Mapping[str, Any]) -> None:
@@ -33,7 +34,7 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
     _check_optimizer(optimizer)
     for each in tf.nest.flatten(loss):
         if isinstance(each, str):
-            _check_known("loss", each, keras.losses.get, ())
+            _check_known("loss", each, keras.losses.get, _BY_LABELS)
     for given in metrics:
         _check_type("metrics", given, list | tuple | dict | None, 'Give a list, such as ["accuracy"]')
         for each in tf.nest.flatten(given):
@@ -41,7 +42,8 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
                 _check_known("metrics", each, keras.metrics.get, _BY_LABELS)
     for name, least in {"seed": 0, "accumulate_steps": 1, "max_skipped_steps": 1}.items():
         _check_integer(name, options[name], least)
-    _check_type("ema", options["ema"], int | float, "Give a number, such as 0.999")
+    if not is_number(options["ema"]):
+        raise InputError(f"`ema` must be a number in [0, 1). Received: {options['ema']!r:.60}. Write ema=0.999.")
     _check_type("clip", options["clip"], Clip | None, "Write tfdist.gradients.Clip(norm=1.0)")
     _check_type("loss_scale", options["loss_scale"], LossScale | None, "Write tfdist.gradients.LossScale(initial=1024)")
     _check_type("compression", options["compression"], str | Reducer, 'Give a text, such as "topk(ratio=0.01)"')
@@ -61,7 +63,7 @@ def check_fit(
         "class_weight", class_weight, Mapping | None, "Give a dict of a weight by class, such as {0: 1.0, 1: 2.0}"
     )
     for label, weight in (class_weight or {}).items():
-        if not isinstance(label, int) or isinstance(weight, str):
+        if not is_integer(label) or isinstance(weight, str):
             raise InputError(
                 f"`class_weight` must have numbers of classes and weights. Received: {label!r}: {weight!r}. Number the "
                 "classes from 0."
@@ -94,7 +96,7 @@ def _check_type(name: str, value: Any, kind: Any, remedy: str) -> None:
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_integer(value) or value < least:
         raise InputError(f"`{name}` must be an integer of at least {least}. Received: {value!r}.")
 
 

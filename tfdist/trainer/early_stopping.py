@@ -7,6 +7,7 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer
 from tfdist.grammar.monitor import MODES
 
 
@@ -31,12 +32,13 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         Raises:
           InputError: `patience` or `mode` is something else.
         """
-        if not isinstance(patience, int) or patience < 0:
+        if not is_integer(patience) or patience < 0:
             raise InputError(f"`patience` must be an integer of at least 0. Received: {patience!r}.")
         if mode not in MODES:
             raise InputError(f"`mode` must be {', '.join(MODES[:-1])} or {MODES[-1]}. Received: {mode!r}.")
         super().__init__(monitor, min_delta=min_delta, patience=patience, mode=mode)
         self._of_evaluations = monitor.startswith("val_")
+        self._is_told = False
         self._step = self._looks = 0
         self.best_step = self.stopped_step = 0
 
@@ -73,12 +75,13 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
           step: number of updates done.
           logs: the results, under their `val_` names.
         """
+        self._is_told = True
         if self._of_evaluations:
             self._look(step, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """See base class."""
-        if not self._of_evaluations:
+        if not (self._of_evaluations and self._is_told):  # Keras's `fit` does not tell of evaluations otherwise
             self._look(self._step, logs or {})
 
     def _look(self, step: int, logs: Mapping[str, float]) -> None:

@@ -58,6 +58,7 @@ class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
             monitor, factor=factor, patience=patience, min_delta=min_delta, cooldown=cooldown, min_lr=min_lr, mode=mode
         )
         self._of_evaluations = monitor.startswith("val_")
+        self._is_told = False
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """See base class.
@@ -81,10 +82,11 @@ class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
           step: number of updates done.
           logs: the results, under their `val_` names.
         """
+        self._is_told = True
         if self._of_evaluations:
             super().on_epoch_end(step, dict(logs))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """See base class."""
-        if not self._of_evaluations:
+        if not (self._of_evaluations and self._is_told):  # Keras's `fit` does not tell of evaluations otherwise
             super().on_epoch_end(epoch, logs)

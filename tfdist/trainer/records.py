@@ -92,7 +92,8 @@ class Recorder:
         self._reporter.record(record)
 
     def _advise(self, record: dict[str, Any]) -> None:
-        found = None if self._advised else advice(record, self._program.steps.compresses)
+        steps = self._program.steps
+        found = None if self._advised else advice(record, steps.compresses, steps.has_small_gradients)
         if found and self._program.strategy.is_chief:
             _log.info("%s", found)
         self._advised = self._advised or found is not None

@@ -1,0 +1,14 @@
+"""What counts as an integer or a number in an argument: also NumPy's scalars, but no boolean."""
+
+import numbers
+from typing import Any
+
+
+def is_integer(value: Any) -> bool:
+    """Returns whether a value is an integer, such as 3 or `numpy.int64(3)`."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a real number, such as 3, 0.5 or `numpy.float32(0.5)`."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
