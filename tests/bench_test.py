@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
         (("colectives", "--sizes=4"), 'Received: colectives. Did you mean "collectives"?'),
         (("collectives", "--size=4"), 'Did you mean "--sizes"?'),
         (("collectives", "4"), 'Only flags are accepted, written --name=value. Received: "4".'),
-        (("collectives", "--sizes=4,many"), "--sizes: 4,many must be sizes above 0."),
+        (("collectives", "--sizes=4,many"), "--sizes: each size must be a number of bytes above 0, such as"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message, capsys):

@@ -21,6 +21,7 @@ NAMES = """
         ("4", (4,)),
         ("4,64KB, 1MB", (4, 2**16, 2**20)),
         ("4b:64", (4, 16, 64)),
+        ("64KiB,1.5MiB", (2**16, 3 * 2**19)),
         ("1k:20K", (2**10, 2**12, 2**14)),
         ("1GB", (2**30,)),
         ("8:8", (8,)),
@@ -50,10 +51,10 @@ def test_operations():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"sizes": "4X"}, "--sizes: 4X must be sizes above 0. Write bytes, as in 4,64KB,1MB, or a range 4B:64MB."),
-        ({"sizes": ""}, "--sizes:  must be sizes above 0."),
-        ({"sizes": "0"}, "--sizes: 0 must be sizes above 0."),
-        ({"sizes": "4,"}, "--sizes: 4, must be sizes above 0."),
+        ({"sizes": "4X"}, "--sizes: each size must be a number of bytes above 0, such as 512, 64KB or 2GiB; KB and"),
+        ({"sizes": ""}, "Received: ''."),
+        ({"sizes": "0"}, "Received: '0'."),
+        ({"sizes": "4,"}, "Received: ''."),
         ({"sizes": "64:4"}, "--sizes: 64:4 must be a range from a smaller to a larger size."),
         ({"operations": "all_reduse"}, '--operations: all_reduse is not a known operation. Did you mean "all_reduce"'),
         ({"dtype": "float31"}, '--dtype=float31 is not known. Did you mean "float32"'),

@@ -97,7 +97,7 @@ def test_a_search_for_the_batch_size_is_refused_in_a_job(tmp_path, monkeypatch):
 
 def test_what_is_wrong_is_said_without_tensorflow():
     code = (
-        "import sys; sys.argv = ['train', '--find=batch_size(memory=2Gib)']; from tfdist import train\n"
+        "import sys; sys.argv = ['train', '--find=batch_size(memory=2Gig)']; from tfdist import train\n"
         "from tfdist.cli import command, flags\n"
         "code = command.run('train', flags.define, lambda v, o: train.main(flags.config(v), o), has_json=True)\n"
         "sys.exit(code if 'tensorflow' not in sys.modules else 99)"

@@ -13,7 +13,7 @@ from tfdist.grammar.search import BatchSizeSearch, LearningRateSearch, parse_sea
         ("learning_rate(max=1, steps=50)", LearningRateSearch(max=1, steps=50), "learning_rate(max=1, steps=50)"),
         ("batch_size", BatchSizeSearch(), "batch_size"),
         ("batch_size(memory=2GiB)", BatchSizeSearch(memory=2**31), "batch_size(memory='2GiB')"),
-        ("batch_size( memory = 1.5 MB )", BatchSizeSearch(memory=1_500_000), "batch_size(memory='1.5 MB')"),
+        ("batch_size( memory = 1.5 MB )", BatchSizeSearch(memory=3 * 2**19), "batch_size(memory='1.5 MB')"),
         ("batch_size(memory=1000)", BatchSizeSearch(memory=1000), "batch_size(memory=1000)"),
         (
             "batch_size(processes=2,launcher=horovod)",
@@ -43,8 +43,12 @@ def test_no_search():
         ("learning_rate(max='1')", "max must be a learning rate greater than 0. Received: '1'."),
         ("learning_rate(steps=9)", "steps must be an integer of at least 10. Received: 9."),
         ("learning_rate(steps=20.0)", "steps must be an integer of at least 10. Received: 20.0."),
-        ("batch_size(memory=2Gib)", "memory must be a number of bytes, such as 2GiB or 500MB. Received: '2Gib'."),
-        ("batch_size(memory=0)", "memory must be a number of bytes, such as 2GiB or 500MB. Received: 0."),
+        (
+            "batch_size(memory=2Gig)",
+            "memory must be a number of bytes above 0, such as 512, 64KB or 2GiB; KB and KiB are",
+        ),
+        ("batch_size(memory=2Gig)", "Received: '2Gig'."),
+        ("batch_size(memory=0)", "Received: 0."),
         ("batch_size(memory=True)", "memory must be a number of bytes"),
         ("batch_size(processes=0)", "processes must be an integer of at least 1. Received: 0."),
         ("batch_size(launcher=mpi)", "launcher must be tensorflow or horovod. Received: 'mpi'."),

@@ -1,7 +1,6 @@
 """Configuration of a benchmark as a frozen, validated dataclass. Does not use TensorFlow."""
 
 import dataclasses
-import re
 from typing import Any
 
 from tfdist.benchmark.measurement import TRAFFIC
@@ -9,13 +8,13 @@ from tfdist.config.fields import check_fields, flag_field
 from tfdist.config.topics import OUTPUT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
+from tfdist.grammar.byte_sizes import UNITS_HELP, parse_byte_size
 from tfdist.grammar.spec import nearest
 
 MEASURED = "What is measured"
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 GROWTH = 4  # factor between two sizes of a range
-_UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
-_SIZE = re.compile(r"\s*(\d{1,12})\s*([KMG]?B?)\s*", re.IGNORECASE)
+_EACH = "each size"
 _SIZES = "Write bytes, as in 4,64KB,1MB, or a range 4B:64MB"
 _WHERE = (
     "strategy",
@@ -32,7 +31,7 @@ _WHERE = (
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parses `4B:64MB` (4 bytes to 64 MB, by factors of 4) or a list such as `4,64KB,1MB`.
+    """Parses `4B:64MB` (4 bytes to 64 MiB, by factors of 4) or a list such as `4,64KB,1MB`.
 
     Returns:
       The sizes in bytes.
@@ -42,8 +41,8 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     """
     first, colon, last = text.partition(":")
     if not colon:
-        return tuple(_bytes(part, text) for part in text.split(","))
-    size, end = _bytes(first, text), _bytes(last, text)
+        return tuple(parse_byte_size(part, _EACH) for part in text.split(","))
+    size, end = parse_byte_size(first, _EACH), parse_byte_size(last, _EACH)
     if size > end:
         raise InputError(f"{text} must be a range from a smaller to a larger size. {_SIZES}.")
     sizes = []
@@ -99,7 +98,7 @@ class BenchConfig:
     sizes: str = flag_field(
         "4B:64MB",
         MEASURED,
-        f"{_SIZES}, each {GROWTH} times the one before. KB is 1024.",
+        f"{_SIZES}, each {GROWTH} times the one before. {UNITS_HELP}.",
         check=_checked_sizes,
         structure=list,
     )
@@ -123,12 +122,3 @@ class BenchConfig:
         """Validates all fields, then the rules between fields, which are those of `TrainConfig`."""
         check_fields(self)
         TrainConfig(**{name: getattr(self, name) for name in _WHERE})
-
-
-def _bytes(text: str, whole: str) -> int:
-    found = _SIZE.fullmatch(text)
-    unit = found[2].upper() if found else ""
-    size = int(found[1]) * _UNITS[unit if unit in _UNITS else f"{unit}B"] if found else 0
-    if not size:
-        raise InputError(f"{whole} must be sizes above 0. {_SIZES}.")
-    return size

@@ -6,7 +6,7 @@ import re
 from typing import Any, ClassVar
 
 from tfdist.errors import InputError
-from tfdist.errors.byte_sizes import parse_byte_size
+from tfdist.grammar.byte_sizes import parse_byte_size
 from tfdist.grammar.spec import Spec, nearest, parse
 
 # Words without quotes, which the common grammar does not have.
@@ -70,7 +70,7 @@ class BatchSizeSearch:
         """Validates the values."""
         _check_whole(self, max=0, steps=4, processes=1)
         if self.memory != "":
-            object.__setattr__(self, "memory", parse_byte_size(self.memory))
+            object.__setattr__(self, "memory", parse_byte_size(self.memory, "memory"))
         if self.launcher not in ("tensorflow", "horovod"):
             raise InputError(f"launcher must be tensorflow or horovod. Received: {self.launcher!r}.")
 
