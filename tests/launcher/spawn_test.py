@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 import tfdist
-from tfdist.errors import InputError, PeerLostError
-from tfdist.launcher.spawn import SpawnError, spawn
+from tfdist.errors import InputError, PeerLostError, SpawnError
+from tfdist.launcher.spawn import spawn
 
 pytestmark = pytest.mark.processes
 

@@ -115,7 +115,9 @@ def test_errors():
         "OutOfMemoryError",
         "PeerLostError",
         "Preempted",
+        "SpawnError",
         "TfdistError",
+        "TrialError",
         "WriteError",
     ]
 

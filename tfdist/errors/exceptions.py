@@ -68,6 +68,33 @@ class DesyncError(TfdistError):
     """Replicas that must have the same values do not."""
 
 
+class SpawnError(TfdistError):
+    """A process of `tfdist.spawn` ended without a result.
+
+    Attributes:
+      rank: rank of the process; None if no process has failed by itself.
+      code: its exit code, 128 + N if signal N ended it.
+    """
+
+    def __init__(self, message: str, rank: int | None, code: int):
+        """Initializes with the attributes `rank` and `code`."""
+        super().__init__(message)
+        self.rank, self.code = rank, code
+
+
+class TrialError(TfdistError):
+    """A trial of a search failed, for a reason that says nothing about what is searched for.
+
+    Attributes:
+      exit_code: exit code of the process that failed.
+    """
+
+    def __init__(self, message: str, code: int):
+        """Initializes with the attribute `exit_code`."""
+        super().__init__(message)
+        self.exit_code = code  # type: ignore[assignment]  # that of any program
+
+
 class Preempted(TfdistError):
     """All ranks were asked to end, and have stopped at an agreed step and saved; the run should be restarted."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-from tfdist.errors import ExitCode, InputError, TfdistError
+from tfdist.errors import ExitCode, InputError, TfdistError, TrialError
 from tfdist.errors.exit_codes import SIGNALLED
 from tfdist.finders.memory_limit import MemoryLimit
 from tfdist.launcher import job_runner
@@ -39,14 +39,6 @@ class Trial(NamedTuple):
     refused: str
     examples_per_second: float
     memory_bytes: int
-
-
-class TrialError(TfdistError):
-    """A trial failed for another reason than memory."""
-
-    def __init__(self, message: str, code: int):
-        super().__init__(message)
-        self.exit_code = code  # type: ignore[assignment]  # the code of any program
 
 
 class Prepared(NamedTuple):

@@ -9,24 +9,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfdist.errors import ExitCode, InputError, TfdistError, exit_codes
+from tfdist.errors import ExitCode, InputError, SpawnError, exit_codes
 from tfdist.launcher import job_runner, pickled_call, spawn_entry
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.supervision import deadline
-
-
-class SpawnError(TfdistError):
-    """A process of a `spawn` ended without a result.
-
-    Attributes:
-      rank: rank of the process.
-      code: its exit code, 128 + N if signal N ended it.
-    """
-
-    def __init__(self, message: str, rank: int | None, code: int):
-        super().__init__(message)
-        self.rank, self.code = rank, code
 
 
 def spawn(
