@@ -15,14 +15,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
-from tfdist.launcher.fork_server import ForkedProcess, ForkServer
+from tfdist.launcher.fork_server import TRAINING_IMPORTS, ForkedProcess, ForkServer
 
 _READ_BY_IMPORTS = re.compile(r"KERAS|PYTHON|LD_|XLA_|OMP_|OPENBLAS_|MKL_|MPL|TFDS|HOME$|PATH$|TF_(?!CONFIG|NUM_|CPP_)")
 _IMPORTED = (
     "matplotlib.pyplot",
     "rich.progress",
     "sklearn.datasets",
-    "tfdist.cli.training_imports",
+    TRAINING_IMPORTS,
     "tfdist.testing",
 )
 _ROOT = pathlib.Path(__file__).parent.parent

@@ -20,7 +20,6 @@ OF_ONE_MACHINE = {
     "tfdist.checkpoint.replication": "copies of them between hosts",
     "tfdist.reporting.memory": "what the kernel says of the process",
     "tfdist.finders.memory_limit": "what the kernel says of processes",
-    "tfdist.finders.trials": "directories and logs of trials, which are removed at the end",
     "tfdist.cli.batch_size_trials": "flag files of trials",
     "tfdist.keras_fit.patches": "files that Keras's own `save` writes",
     "tfdist.install_horovod": "a build of Horovod",

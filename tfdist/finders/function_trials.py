@@ -1,10 +1,7 @@
 """`find_batch_size`: the search for the batch size of a program of your own."""
 
-import json
 import math
-import os
 import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,12 +55,11 @@ def find_batch_size(
     asked = BatchSizeSearch(memory=memory, max=max, processes=processes, launcher=launcher)
     if type(batch_size) is not int or not 1 <= batch_size <= max:
         raise InputError(f"batch_size must be an integer from 1 to max. Received: {batch_size!r}, with max={max}.")
-    path = json.dumps([os.path.abspath(entry) for entry in sys.path])
 
     def prepare(size: int, folder: pathlib.Path) -> Prepared:
         pickled_call.write_call(folder, fn, (size, *args), kwargs or {})
         return Prepared(
-            lambda rank: [sys.executable, "-c", spawn_entry.BOOT, path, str(folder), str(rank)],
+            spawn_entry.command(folder),
             lambda: _speed(folder),
             lambda rank: _error(folder, rank),
         )

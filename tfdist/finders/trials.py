@@ -1,28 +1,20 @@
 """Trials of a batch size: jobs on this host under a memory limit, forked from a process that has done their imports."""
 
-import contextlib
-import io
 import os
 import pathlib
 import signal
-import tempfile
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tfdist.errors import ExitCode, InputError, TfdistError, TrialError
 from tfdist.errors.exit_codes import SIGNALLED
 from tfdist.finders.memory_limit import MemoryLimit
-from tfdist.launcher import job_runner
-from tfdist.launcher.fork_server import ForkServer
+from tfdist.launcher.forked_jobs import ForkedJobs, last_line, read_log
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.supervision import deadline
 
 SECONDS = 300.0  # for a trial
-_PRELOADED = "tfdist.cli.training_imports"
-_GRACE_SECONDS = 1.0
 
 
 class Trial(NamedTuple):
@@ -73,20 +65,15 @@ class Trials:
           launcher: how they find each other; see `Job`.
         """
         self._prepare, self._memory, self._seconds = prepare, memory, seconds
-        self._job = Job(processes=processes, launcher=launcher, grace_seconds=_GRACE_SECONDS)
+        self._job = Job(processes=processes, launcher=launcher)
+        self._jobs = ForkedJobs("tfdist-find-")
 
     def __enter__(self) -> "Trials":
-        with contextlib.ExitStack() as stack:
-            guard = stack.enter_context(OrphanGuard())  # cleans up if this process is killed
-            self._folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-find-"))
-            guard.add_directory(self._folder)
-            self._server = stack.enter_context(ForkServer([_PRELOADED], os.environ))
-            guard.add(self._server.pid)
-            self._stack = stack.pop_all()
+        self._jobs.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._stack.close()
+    def __exit__(self, *error: Any) -> None:
+        self._jobs.__exit__(*error)
 
     def __call__(self, batch_size: int) -> Trial:
         """Tries a batch size.
@@ -94,30 +81,26 @@ class Trials:
         Raises:
           TrialError: a process failed, but not for lack of memory.
         """
-        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
-            return self._trial(batch_size, pathlib.Path(folder))
+        with self._jobs.new_directory() as folder:
+            return self._trial(batch_size, folder)
 
     def _trial(self, batch_size: int, folder: pathlib.Path) -> Trial:
         prepared = self._prepare(batch_size, folder)
         limit = MemoryLimit(self._memory)
-        outcome = self._run(prepared, folder / "logs", limit)
+        outcome = self._jobs.run(
+            self._job,
+            folder / "logs",
+            prepared.command,
+            os.environ,
+            stops=[limit, deadline(self._seconds)],
+            starting=limit.starting,
+        )
         refused = f"more than {limit.text}" if limit.exceeded else _refused(outcome, self._seconds)
         if refused:
             return Trial(batch_size, refused, 0.0, limit.peak)
         if outcome.code:
             raise _failed(batch_size, outcome, prepared)
         return Trial(batch_size, "", prepared.speed(), limit.peak)
-
-    def _run(self, prepared: Prepared, logs: pathlib.Path, limit: MemoryLimit) -> Outcome:
-        said = io.StringIO()  # the logs have it as well
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            return job_runner.run(
-                Job(**{**vars(self._job), "log_dir": str(logs)}),
-                prepared.command,
-                os.environ,
-                start=limit.starting(self._server.start),
-                stops=[limit, deadline(self._seconds)],
-            )
 
 
 def _refused(outcome: Outcome, seconds: float) -> str:
@@ -133,16 +116,8 @@ def _refused(outcome: Outcome, seconds: float) -> str:
 
 def _failed(batch_size: int, outcome: Outcome, prepared: Prepared) -> TfdistError:
     said = prepared.failure(outcome.rank) if outcome.rank is not None else ""
-    said = said or _last_line(outcome.log)
+    said = said or last_line(read_log(outcome.log))
     if outcome.code == ExitCode.BAD_INPUT and said:
         return InputError(said)
     cause = f": {said}" if said else "."
     return TrialError(f"A trial with a batch of {batch_size} examples failed, as {outcome.reason}{cause}", outcome.code)
-
-
-def _last_line(log: pathlib.Path | None) -> str:
-    """Returns the last line that a process has printed, without the name of its command."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log and log.exists() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else ""
-    return last.partition(": ")[2] if last.startswith("tfdist.") else last

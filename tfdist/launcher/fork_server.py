@@ -18,6 +18,9 @@ from typing import IO
 from tfdist.launcher import fork_program
 from tfdist.launcher.signals import ENDING
 
+TRAINING_IMPORTS = (
+    "tfdist.cli.training_imports"  # what tfdist's commands import; a name, as no launcher imports TensorFlow
+)
 _REPLY_SECONDS = 10.0  # for the id of a forked process
 _IMPORT_SECONDS = 120.0  # on a loaded machine
 _POLL_SECONDS = 0.1

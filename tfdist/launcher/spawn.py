@@ -1,10 +1,8 @@
 """Runs a function in several new processes that train together, from a notebook or a script."""
 
 import dataclasses
-import json
 import os
 import pathlib
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -61,10 +59,9 @@ def spawn(
         pickled_call.write_call(directory, fn, args, kwargs or {})
         if not log_dir:
             job = dataclasses.replace(job, log_dir=path)
-        search = json.dumps([os.path.abspath(entry) for entry in sys.path])
         outcome = job_runner.run(
             job,
-            lambda rank: [sys.executable, "-c", spawn_entry.BOOT, search, path, str(rank)],
+            spawn_entry.command(directory),
             os.environ,
             stops=[deadline(timeout)] if timeout is not None else [],
         )

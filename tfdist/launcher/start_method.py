@@ -11,12 +11,11 @@ from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
 from tfdist.launcher import status_line
 from tfdist.launcher.child import Start
-from tfdist.launcher.fork_server import ForkServer, can_fork
+from tfdist.launcher.fork_server import TRAINING_IMPORTS, ForkServer, can_fork
 from tfdist.launcher.local_process import LocalProcess, NewProcess
 from tfdist.launcher.orphan_guard import OrphanGuard
 
 METHODS = ("auto", "forkserver", "spawn")  # the names of `multiprocessing`
-_PRELOADED = "tfdist.cli.training_imports"
 _COMMANDS = ("tfdist.train", "tfdist.run", "tfdist.verify", "tfdist.bench")
 _PACKAGE = "tfdist"  # the name of the executable, too
 _log = logging.getLogger("tfdist.launch")
@@ -88,7 +87,7 @@ def opened(
     if method == "spawn" or not possible or (method == "auto" and not (is_ours and starts_several)):
         yield NewProcess
         return
-    with ForkServer([_PRELOADED, *imports], environment) as server:
+    with ForkServer([TRAINING_IMPORTS, *imports], environment) as server:
         guard.add(server.pid)
         try:
             yield _Forks(server, interrupted)
