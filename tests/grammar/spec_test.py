@@ -35,6 +35,26 @@ def test_what_is_written_is_read_back(written):
 
 
 @pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        ("a(mode=max)", {"mode": "max"}),
+        ("a(k=1, mode = max ,memory=1.5 GiB)", {"k": 1, "mode": "max", "memory": "1.5 GiB"}),
+        ("a(memory=1000, mode='min')", {"memory": 1000, "mode": "min"}),
+        ("a(k='mode=max, x', mode=max)", {"k": "mode=max, x", "mode": "max"}),
+        ("""a(k='it\\'s (mode=max)', j="mode=max)")""", {"k": "it's (mode=max)", "j": "mode=max)"}),
+    ],
+)
+def test_words_need_no_quotes_where_they_are_allowed(text, args):
+    assert spec.parse(text, words=("mode", "memory")).args == args
+
+
+@pytest.mark.parametrize("text", ["a(anymode=max)", "a(other=max)", "a(mode=max + 1)", "a(memory=2 Gi B)"])
+def test_other_values_need_quotes(text):
+    with pytest.raises(InputError, match="column"):
+        spec.parse(text, words=("mode", "memory"))
+
+
+@pytest.mark.parametrize(
     ("text", "name", "args"),
     [
         ("mirrored", "mirrored", {}),

@@ -7,10 +7,11 @@ from typing import Any
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import declared, taking
 from tfdist.errors import InputError
-from tfdist.grammar.decay import parse_decay
+from tfdist.grammar.decay import DECAYS, parse_decay
 from tfdist.grammar.search import LearningRateSearch
 from tfdist.grammar.spec import parse
 
+_WITHOUT_WARMUP = {name: kind.without_warmup for name, kind in DECAYS.items() if kind.without_warmup}
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("steps", "epochs"),
@@ -41,8 +42,8 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("decay", "warmup_steps"),
         lambda c: c.warmup_steps and parse_decay(c.decay).without_warmup,
-        "plateau and one_cycle exclude a warm-up: plateau changes a rate that is constant otherwise, and one_cycle begins "
-        "with a rise of its own, pct_start of the run. Leave out --warmup_steps or choose another --decay.",
+        f"{' and '.join(_WITHOUT_WARMUP)} exclude a warm-up: {', and '.join(_WITHOUT_WARMUP.values())}. Leave out "
+        "--warmup_steps or choose another --decay.",
     ),
     (
         ("momentum_correction", "optimizer"),

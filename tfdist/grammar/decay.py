@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
+from typing import ClassVar
 
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_integer, is_number
@@ -12,21 +13,22 @@ from tfdist.grammar.spec import Spec, call, nearest, parse
 
 ANNEALS = ("cosine", "linear")
 _LEAST_T_MUL = 1.1  # cycles that become longer more slowly would be too many to tabulate
-_BARE_WORD = re.compile(r"\b(monitor|mode|anneal)\s*=\s*([A-Za-z_]\w*)")  # without quotes, as in --best
+_WORDS = ("monitor", "mode", "anneal")  # may be without quotes, as in --best
 
 
 class Decay:
-    """Base class of learning-rate schedules; the fields of subclasses are the parameters in the flag."""
+    """Base class of learning-rate schedules; the fields of subclasses are the parameters in the flag.
+
+    Attributes:
+      without_warmup: why there must be no warm-up, as a clause; empty if there may be one.
+    """
+
+    without_warmup: ClassVar[str] = ""
 
     @property
     def needs_total(self) -> bool:
         """Whether the number of steps of the run must be known."""
         return False
-
-    @property
-    def without_warmup(self) -> str:
-        """Why there must be no warm-up, as a clause; empty if there may be one."""
-        return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +159,7 @@ class OneCycle(Decay):
       base_momentum: momentum at the peak of the rate, in [0, 1).
     """
 
+    without_warmup: ClassVar[str] = "one_cycle begins with a rise of its own, pct_start of the run"
     pct_start: float = 0.3
     div_factor: float = 25.0
     final_div_factor: float = 1e4
@@ -180,11 +183,6 @@ class OneCycle(Decay):
         """See base class."""
         return True
 
-    @property
-    def without_warmup(self) -> str:
-        """See base class."""
-        return "one_cycle begins with a rise of its own, pct_start of the run"
-
 
 @dataclasses.dataclass(frozen=True)
 class Plateau(Decay):
@@ -202,6 +200,7 @@ class Plateau(Decay):
       min_lr: smallest learning rate.
     """
 
+    without_warmup: ClassVar[str] = "plateau changes a rate that is constant otherwise"
     monitor: str = "val_loss"
     mode: str = "auto"
     factor: float = 0.1
@@ -221,11 +220,6 @@ class Plateau(Decay):
         _check_number("plateau", "min_delta", self.min_delta, 0, math.inf)
         _check_integer("plateau", "cooldown", self.cooldown, 0, "evaluations")
         _check_number("plateau", "min_lr", self.min_lr, 0, math.inf)
-
-    @property
-    def without_warmup(self) -> str:
-        """See base class."""
-        return "plateau changes a rate that is constant otherwise"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +270,7 @@ def normalized_decay(text: str) -> str:
 
 def _spec(text: str) -> Spec:
     is_own = ":" in text.partition("(")[0]
-    return parse(text if is_own else _BARE_WORD.sub(r"\1='\2'", text))
+    return parse(text, () if is_own else _WORDS)
 
 
 def _name(decay: Decay) -> str:

@@ -9,7 +9,6 @@ from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest, parse
 
 MODES = ("auto", "min", "max")
-_BARE_MODE = re.compile(r"\bmode\s*=\s*([A-Za-z_]\w*)")  # a word without quotes, which the common grammar has not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +42,7 @@ def parse_monitor(text: str, **least: float) -> Monitor:
     Raises:
       InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
     """
-    spec = parse(_BARE_MODE.sub(r"mode='\1'", text))
+    spec = parse(text, words=("mode",))
     if not re.fullmatch(r"\w+", spec.name):
         raise InputError(f"{text} must begin with the name of a metric. Write val_loss, or val_accuracy(mode=max)")
     args = dict(spec.args)

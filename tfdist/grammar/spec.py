@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from tfdist.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]*(:[A-Za-z0-9_.:/*?\[\]~@%+=-]*)?")  # after a colon, a path may follow
+_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_WORD = r"[A-Za-z_]\w*|\d[\d.]*\s*[A-Za-z]\w*"  # a name, or a number with its unit
 _EMPTY = '""'
 _GRAMMAR = 'The grammar is name or name(key=value, ...); a value is a Python literal: 0.9, True, None, "text", (1, 2).'
 
@@ -41,11 +43,12 @@ class Spec:
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.args.items())})"
 
 
-def parse(text: str) -> Spec:
+def parse(text: str, words: Iterable[str] = ()) -> Spec:
     """Parses `name` or `name(key=value, ...)`.
 
     Args:
       text: value of a flag; the arguments are Python literals.
+      words: parameters whose values may be written without quotes, such as `mode=max` and `memory=2GiB`.
 
     Returns:
       The spec, such that `parse(str(spec)) == spec`.
@@ -53,7 +56,7 @@ def parse(text: str) -> Spec:
     Raises:
       InputError: `text` does not follow the grammar; the message has the column, counted from 1.
     """
-    text = text.strip()
+    text = _with_quotes(text.strip(), words)
     name = _NAME.match(text)
     if name is None or not name.group():
         _fail(text, 0, "expected a name")
@@ -62,6 +65,15 @@ def parse(text: str) -> Spec:
     if rest and rest[0] != "(":
         _fail(text, opening, 'expected "(" or the end')
     return Spec(name.group(), _arguments(text, opening) if rest else {})
+
+
+def _with_quotes(text: str, words: Iterable[str]) -> str:
+    """Returns a text in which the words that are values of some parameters are in quotes."""
+    names = "|".join(words)
+    if not names:
+        return text
+    bare = rf"{_QUOTED}|\b({names})(\s*=\s*)({_WORD})(?=\s*[,)])"
+    return re.sub(bare, lambda found: f"{found[1]}{found[2]}{found[3]!r}" if found[1] else found[0], text)
 
 
 def _arguments(text: str, opening: int) -> dict[str, Any]:
