@@ -1,5 +1,6 @@
 """Checks arguments of `Trainer` whose errors would otherwise come later, or from code of Keras or TensorFlow."""
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_integer, is_number
+from tfdist.errors.number_checks import is_integer
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.compression import check as check_compression
 from tfdist.grammar.spec import nearest
@@ -28,27 +29,29 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
       options: the other ones, by name.
 
     Raises:
-      InputError: one of them is of another type, or a name is not known.
+      InputError: one of them has the wrong type, or a name is not known.
     """
-    _check_type("model", model, keras.Model, "Give a keras.Model")
+    _check_type("model", model, keras.Model, "a keras.Model", "keras.Sequential([...])")
     _check_optimizer(optimizer)
     for each in tf.nest.flatten(loss):
         if isinstance(each, str):
             _check_known("loss", each, keras.losses.get, _BY_LABELS)
     for given in metrics:
-        _check_type("metrics", given, list | tuple | dict | None, 'Give a list, such as ["accuracy"]')
+        _check_type("metrics", given, list | tuple | dict | None, "a list or a dict", '["accuracy"]')
         for each in tf.nest.flatten(given):
             if isinstance(each, str):
                 _check_known("metrics", each, keras.metrics.get, _BY_LABELS)
     for name, least in {"seed": 0, "accumulate_steps": 1, "max_skipped_steps": 1}.items():
         _check_integer(name, options[name], least)
-    if not is_number(options["ema"]):
-        raise InputError(f"`ema` must be a number in [0, 1). Received: {options['ema']!r:.60}. Write ema=0.999.")
-    _check_type("clip", options["clip"], Clip | None, "Write tfdist.gradients.Clip(norm=1.0)")
-    _check_type("loss_scale", options["loss_scale"], LossScale | None, "Write tfdist.gradients.LossScale(initial=1024)")
-    _check_type("compression", options["compression"], str | Reducer, 'Give a text, such as "topk(ratio=0.01)"')
-    if isinstance(options["compression"], str):
-        check_compression(options["compression"])
+    _check_type("ema", options["ema"], numbers.Real, "a number", "0.999")
+    _check_type("clip", options["clip"], Clip | None, "a tfdist.gradients.Clip", "tfdist.gradients.Clip(norm=1.0)")
+    scale = options["loss_scale"]
+    rule = "a tfdist.gradients.LossScale"
+    _check_type("loss_scale", scale, LossScale | None, rule, "tfdist.gradients.LossScale(initial=1024)")
+    compression = options["compression"]
+    _check_type("compression", compression, str | Reducer, "a text or a tfdist.gradients.Reducer", '"topk(ratio=0.01)"')
+    if isinstance(compression, str):
+        check_compression(compression)
 
 
 def check_fit(
@@ -57,28 +60,28 @@ def check_fit(
     """Checks arguments of `Trainer.fit`; returns the callbacks as a list.
 
     Raises:
-      InputError: one of them is of another type.
+      InputError: one of them has the wrong type.
     """
-    _check_type(
-        "class_weight", class_weight, Mapping | None, "Give a dict of a weight by class, such as {0: 1.0, 1: 2.0}"
-    )
+    _check_type("class_weight", class_weight, Mapping | None, "a dict of a weight by class", "{0: 1.0, 1: 2.0}")
     for label, weight in (class_weight or {}).items():
         if not is_integer(label) or isinstance(weight, str):
             raise InputError(
                 f"`class_weight` must have numbers of classes and weights. Received: {label!r}: {weight!r}. Number the "
                 "classes from 0."
             )
-    _check_type("schedule", schedule, Schedule | None, "Write tfdist.Schedule(log_every=10)")
-    _check_type("checks", checks, Checks | None, "Write tfdist.Checks(check_sync_every=100)")
-    _check_type("reporting", reporting, Reporting | None, "Write tfdist.Reporting(reporter=...)")
-    _check_type("checkpoints", checkpoints, Checkpoints | None, 'Write tfdist.Checkpoints(directory="runs/one")')
+    _check_type("schedule", schedule, Schedule | None, "a tfdist.Schedule", "tfdist.Schedule(log_every=10)")
+    _check_type("checks", checks, Checks | None, "a tfdist.Checks", "tfdist.Checks(check_sync_every=100)")
+    _check_type("reporting", reporting, Reporting | None, "a tfdist.Reporting", "tfdist.Reporting(reporter=...)")
+    example = 'tfdist.Checkpoints(directory="runs/one")'
+    _check_type("checkpoints", checkpoints, Checkpoints | None, "a tfdist.Checkpoints", example)
     found = [] if callbacks is None else tf.nest.flatten(callbacks)
     for each in found:
         if isinstance(each, type) and issubclass(each, keras.callbacks.Callback):
             raise InputError(
                 f"Callbacks must be objects. Received: the class {each.__name__}. Write {each.__name__}(...)."
             )
-        _check_type("callbacks", each, keras.callbacks.Callback, "Give a list of Keras callbacks")
+        example = "[keras.callbacks.TerminateOnNaN()]"
+        _check_type("callbacks", each, keras.callbacks.Callback, "Keras callbacks", example)
     return found
 
 
@@ -90,9 +93,10 @@ def check_targets(has_loss: bool, spec: Any, what: str) -> None:
         )
 
 
-def _check_type(name: str, value: Any, kind: Any, remedy: str) -> None:
+def _check_type(name: str, value: Any, kind: Any, rule: str, example: str) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise InputError(f"`{name}` is of another type. Received: {value!r:.60}, a {type(value).__name__}. {remedy}.")
+        received = "None" if value is None else f"{value!r:.60} ({type(value).__name__})"
+        raise InputError(f"`{name}` must be {rule}. Received: {received}. Write {name}={example}.")
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:
@@ -109,7 +113,7 @@ def _check_optimizer(optimizer: Any) -> None:
         names = [kind.__name__.lower() for kind in kinds if issubclass(kind, keras.Optimizer)]
         _check_known("optimizer", optimizer, keras.optimizers.get, [name for name in names if "optimizer" not in name])
     elif not isinstance(optimizer, keras.Optimizer | dict):
-        _check_type("optimizer", optimizer, keras.Optimizer, 'Give a keras.Optimizer or a name, such as "adam"')
+        _check_type("optimizer", optimizer, keras.Optimizer, "a keras.Optimizer or a name", '"adam"')
 
 
 def _check_known(argument: str, name: str, get: Callable[[str], Any], known: Sequence[str]) -> None:
