@@ -42,21 +42,28 @@ def scheduled_learning_rate(optimizer: keras.Optimizer) -> keras.optimizers.sche
 
 
 @contextlib.contextmanager
-def scaled_learning_rate(optimizer: keras.Optimizer, factor: float) -> Iterator[None]:
-    """Context in which updates are traced with the learning rate, a variable's or a schedule's, times a factor.
+def replaced_learning_rate(optimizer: keras.Optimizer, rate: Callable[[keras.Variable], tf.Tensor]) -> Iterator[None]:
+    """Context in which updates are traced with another learning rate, a function of `optimizer.iterations`.
 
-    Code outside that reads or sets `optimizer.learning_rate`, such as a callback, uses the rate without the factor.
-    Enter it around all replicas: the threads of a mirrored strategy would undo it for each other.
+    Code outside that reads or sets `optimizer.learning_rate`, such as a callback, uses the optimizer's own rate. Enter it
+    around all replicas: the threads of a mirrored strategy would undo it for each other.
     """
-    if factor == 1:
-        yield
-        return
-    own = optimizer._get_current_learning_rate
-    optimizer._get_current_learning_rate = lambda: own() * factor
+    optimizer._get_current_learning_rate = lambda: rate(optimizer.iterations)
     try:
         yield
     finally:
         del optimizer._get_current_learning_rate
+
+
+def scaled_learning_rate(optimizer: keras.Optimizer, factor: float) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which updates are traced with the learning rate, a variable's or a schedule's, times a factor.
+
+    Enter it as `replaced_learning_rate`.
+    """
+    if factor == 1:
+        return contextlib.nullcontext()
+    own = optimizer._get_current_learning_rate
+    return replaced_learning_rate(optimizer, lambda iterations: own() * factor)
 
 
 class _ScheduledNumber:
@@ -107,19 +114,6 @@ def scheduled_momentum(optimizer: keras.Optimizer) -> Iterator[None]:
         yield
     finally:
         setattr(optimizer, name, own)
-
-
-@contextlib.contextmanager
-def replaced_learning_rate(optimizer: keras.Optimizer, rate: Callable[[keras.Variable], tf.Tensor]) -> Iterator[None]:
-    """Context in which updates are traced with another learning rate, a function of `optimizer.iterations`.
-
-    Enter it as `scaled_learning_rate`.
-    """
-    optimizer._get_current_learning_rate = lambda: rate(optimizer.iterations)
-    try:
-        yield
-    finally:
-        del optimizer._get_current_learning_rate
 
 
 def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:

@@ -146,8 +146,7 @@ class Steps:
         """
         key = (batch_size, make, rate, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
-            settings = replace(self._settings, batch_size=batch_size)
-            step = Step(self.model, self.strategy, self.reducer(), self._kept, settings, self._metrics)
+            step = self._step(batch_size)
             optimizer = inner_optimizer(self.model.optimizer)
             context = functools.partial(_scheduled, optimizer, rate)
             self._loops[key] = (step, _traced_in(context, make(step, self.strategy)))
@@ -161,11 +160,14 @@ class Steps:
           batch_size: see `Settings`.
           rate: returns the learning rate, given the optimizer's number of updates.
         """
-        settings = replace(self._settings, batch_size=batch_size)
-        step = Step(self.model, self.strategy, self.reducer(), self._kept, settings, self._metrics)
+        step = self._step(batch_size)
         optimizer = inner_optimizer(self.model.optimizer)
         context = functools.partial(keras_internals.replaced_learning_rate, optimizer, rate)
         return _traced_in(context, compile_loop(step, self.strategy))
+
+    def _step(self, batch_size: int | None) -> Step:
+        settings = replace(self._settings, batch_size=batch_size)
+        return Step(self.model, self.strategy, self.reducer(), self._kept, settings, self._metrics)
 
     @property
     def has_loop(self) -> bool:
