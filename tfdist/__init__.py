@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # TensorFlow's own start-up messages, if it is imported later; TF_CPP_MIN_LOG_LEVEL=0 shows them.
-quiet_tensorflow.hold_import()
+quiet_tensorflow.filter_stderr_on_import()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # A Horovod with MPI loads UCX, which would handle SIGHUP, SIGSEGV and others from its import on.
 os.environ.setdefault("UCX_DEBUG_SIGNO", "0")

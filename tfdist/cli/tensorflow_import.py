@@ -21,7 +21,7 @@ def load_tensorflow() -> float:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     began = time.monotonic()
     is_new = "tensorflow" not in sys.modules
-    with status("Loading TensorFlow ...") if is_new else contextlib.nullcontext(), quiet_tensorflow.held():
+    with status("Loading TensorFlow ...") if is_new else contextlib.nullcontext(), quiet_tensorflow.filtered_stderr():
         import keras  # noqa: F401 - so that it is there
         import tensorflow as tf
 

@@ -38,13 +38,13 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except TfdistError as error:
             if error.args and isinstance(error.args[0], str):
-                error.args = (addressed(error.args[0]), *error.args[1:])
+                error.args = (with_argument_names(error.args[0]), *error.args[1:])
             raise
 
     return call
 
 
-def addressed(message: str) -> str:
+def with_argument_names(message: str) -> str:
     """Returns a message that names flags as it is in a command, and with arguments instead outside of commands.
 
     Quoted commands keep their flags.

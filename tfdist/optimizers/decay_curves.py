@@ -24,7 +24,7 @@ from tfdist.grammar.decay import (
 _LAST_START = 2**40  # no run reaches the cycles of restarts that would begin later
 
 
-class Position(NamedTuple):
+class RunProgress(NamedTuple):
     """Where in a run a step is.
 
     Attributes:
@@ -39,7 +39,7 @@ class Position(NamedTuple):
 
 
 @functools.singledispatch
-def remaining(decay: Decay, at: Position) -> tf.Tensor | float:
+def remaining(decay: Decay, at: RunProgress) -> tf.Tensor | float:
     """Returns the remaining fraction of the peak.
 
     Args:
@@ -52,38 +52,38 @@ def remaining(decay: Decay, at: Position) -> tf.Tensor | float:
 @remaining.register(NoDecay)
 @remaining.register(Plateau)  # changes the rate by evaluations, which a function of the step does not know
 @remaining.register(Own)
-def _(decay: Decay, at: Position) -> float:
+def _(decay: Decay, at: RunProgress) -> float:
     return 1.0
 
 
 @remaining.register
-def _(decay: Cosine, at: Position) -> tf.Tensor:
+def _(decay: Cosine, at: RunProgress) -> tf.Tensor:
     return decay.to + (1 - decay.to) * 0.5 * (1 + ops.cos(math.pi * at.progress))
 
 
 @remaining.register
-def _(decay: Linear, at: Position) -> tf.Tensor:
+def _(decay: Linear, at: RunProgress) -> tf.Tensor:
     return 1 - (1 - decay.to) * at.progress
 
 
 @remaining.register
-def _(decay: Polynomial, at: Position) -> tf.Tensor:
+def _(decay: Polynomial, at: RunProgress) -> tf.Tensor:
     return decay.to + (1 - decay.to) * (1 - at.progress) ** decay.power
 
 
 @remaining.register
-def _(decay: Exponential, at: Position) -> tf.Tensor:
+def _(decay: Exponential, at: RunProgress) -> tf.Tensor:
     since = ops.cast(ops.maximum(at.after, 0), at.progress.dtype)
     return decay.factor ** (since / decay.every if decay.every else at.progress)
 
 
 @remaining.register
-def _(decay: Step, at: Position) -> tf.Tensor:
+def _(decay: Step, at: RunProgress) -> tf.Tensor:
     return decay.factor ** ops.cast(ops.floor_divide(at.step, decay.every), at.progress.dtype)
 
 
 @remaining.register
-def _(decay: CosineRestarts, at: Position) -> tf.Tensor:
+def _(decay: CosineRestarts, at: RunProgress) -> tf.Tensor:
     dtype = at.progress.dtype
     since = ops.maximum(at.after, 0)
     if decay.t_mul == 1:
@@ -110,7 +110,7 @@ def _cycle(decay: CosineRestarts, since: tf.Tensor, dtype: Any) -> tuple[tf.Tens
 
 
 @remaining.register
-def _(decay: OneCycle, at: Position) -> tf.Tensor:
+def _(decay: OneCycle, at: RunProgress) -> tf.Tensor:
     first = 1 / decay.div_factor
     last = first / decay.final_div_factor
     rise, fall = _rise_and_fall(decay, at.progress)
@@ -118,7 +118,7 @@ def _(decay: OneCycle, at: Position) -> tf.Tensor:
 
 
 def momentum(decay: OneCycle, progress: tf.Tensor) -> tf.Tensor:
-    """Returns the momentum of the one-cycle policy; `progress`: see `Position`."""
+    """Returns the momentum of the one-cycle policy; `progress`: see `RunProgress`."""
     low, high = decay.base_momentum, decay.max_momentum
     rise, fall = _rise_and_fall(decay, progress)
     return ops.where(progress < decay.pct_start, high + (low - high) * rise, low + (high - low) * fall)

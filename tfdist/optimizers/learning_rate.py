@@ -13,7 +13,7 @@ from tfdist.errors import InputError
 from tfdist.grammar.decay import NoDecay, OneCycle, Own, Plateau, parse_decay
 from tfdist.grammar.spec import Spec, load_object, nearest
 from tfdist.grammar.user_code import call_own
-from tfdist.optimizers.decay_curves import Position, momentum, remaining
+from tfdist.optimizers.decay_curves import RunProgress, momentum, remaining
 
 SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda times: 1.0, "linear": float, "sqrt": math.sqrt}
 
@@ -150,12 +150,12 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         assert isinstance(self._decay, OneCycle)
         return momentum(self._decay, self._position(step).progress)
 
-    def _position(self, step: Any) -> Position:
+    def _position(self, step: Any) -> RunProgress:
         step = ops.cast(step, "int64")
         span = max(self.total_steps - self.warmup_steps, 1)
         number = ops.cast(step, keras.config.floatx())
         progress = ops.clip((number - self.warmup_steps) / span, 0, 1)
-        return Position(step, step - self.warmup_steps, progress)
+        return RunProgress(step, step - self.warmup_steps, progress)
 
     def _called(self, spec: Spec) -> Callable[[Any], Any]:
         """Returns the user's own schedule, checked at the first step."""

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_OURS_TO_HIDE = re.compile(
+_STARTUP_MESSAGE = re.compile(
     rb"WARNING: All log messages before absl::|[IWE]\d{4} [\d:.]+ |To enable the following instructions"
 )
 
@@ -25,7 +25,7 @@ def is_wanted() -> bool:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def filtered_stderr() -> Iterator[None]:
     """Holds what is written to the file descriptor of stderr, and then writes it without TensorFlow's messages."""
     import tempfile  # not needed to import tfdist
 
@@ -49,7 +49,7 @@ def held() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             file.seek(0)
-            lines = [line for line in file if failed or not _OURS_TO_HIDE.match(line)]
+            lines = [line for line in file if failed or not _STARTUP_MESSAGE.match(line)]
             with contextlib.suppress(OSError):  # it must not hide the exception
                 os.write(2, b"".join(lines))
 
@@ -60,7 +60,7 @@ def _flush() -> None:
 
 
 class _Finder:
-    """Finds the module `tensorflow` once, with a loader that holds messages while it is imported."""
+    """Finds the module `tensorflow` once, with a loader that filters messages while it is imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
@@ -69,12 +69,12 @@ class _Finder:
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec and spec.loader and not is_wanted():
-            spec.loader = _HoldingLoader(spec.loader)  # type: ignore[assignment]  # has the methods that are called
+            spec.loader = _FilteringLoader(spec.loader)  # type: ignore[assignment]  # has the methods that are called
         return spec
 
 
-class _HoldingLoader:
-    """Loads a module with another loader, and holds messages meanwhile."""
+class _FilteringLoader:
+    """Loads a module with another loader, and filters messages meanwhile."""
 
     def __init__(self, loader: Any):
         self._loader = loader
@@ -86,11 +86,11 @@ class _HoldingLoader:
     def exec_module(self, module: ModuleType) -> None:
         """See `importlib.abc.Loader`."""
         module.__spec__.loader = module.__loader__ = self._loader  # type: ignore[union-attr]
-        with held():
+        with filtered_stderr():
             self._loader.exec_module(module)
 
 
-def hold_import() -> None:
+def filter_stderr_on_import() -> None:
     """Hides TensorFlow's messages when it is imported for the first time, by whatever module, unless they are wanted."""
     if "tensorflow" not in sys.modules:
         sys.meta_path.insert(0, _Finder())
@@ -107,5 +107,5 @@ def detect_devices() -> None:
     logger = tf.get_logger()
     if logger.level == logging.INFO:
         logger.setLevel(logging.WARNING)
-    with held():
+    with filtered_stderr():
         tf.config.list_physical_devices()

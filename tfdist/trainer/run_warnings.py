@@ -12,7 +12,7 @@ from tfdist.config.strategy_registry import DECLARATIONS
 from tfdist.data import DataSet
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors.arguments import addressed
+from tfdist.errors.arguments import with_argument_names
 from tfdist.grammar.decay import Step, parse_decay
 from tfdist.grammar.interval import parse_period
 from tfdist.optimizers import WarmupAndDecay
@@ -184,9 +184,9 @@ def warn_of_run(strategy: Strategy, facts: RunFacts, of_data: Sequence[tuple[str
     if not strategy.is_chief:
         return
     if text := _one_device(strategy):
-        warn_once(addressed(text), situation=ONE_DEVICE)
+        warn_once(with_argument_names(text), situation=ONE_DEVICE)
     for rule in RULES:
         if text := rule(facts):
-            warn_once(addressed(text))
+            warn_once(with_argument_names(text))
     for text, situation in of_data:
         warn_once(text, situation)
