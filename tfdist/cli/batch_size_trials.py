@@ -5,7 +5,7 @@ import math
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tfdist.cli import flags
 from tfdist.config.train_config import TrainConfig
@@ -14,15 +14,8 @@ from tfdist.grammar.search import BatchSizeSearch
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.storage import path_of
 
-# What a trial does not do, because it is neither part of a step nor changes what a step costs.
-_WITHOUT = (
-    "find lr_scaling base_batch_size warmup_steps warmup_start decay early_stopping callbacks best checkpoint_every"
-    " commit_every commit_dir loggers measure_every profile_steps check_sync_every check_sync compression_check_every"
-    " compression_max_error coordinator overwrite resume"
-).split()
 _SECONDS = 1.0  # for the steps whose speed is measured
 _MOST_STEPS = 1000
-_OFF = {"loggers": "", "measure_every": 0, "checkpoint_every": "0"}
 
 
 class Facts(NamedTuple):
@@ -63,11 +56,10 @@ class TrainingTrials:
     def _trained(self, batch_size: int) -> TrainConfig:
         """Returns the flags of a trial."""
         half = self._timed_steps
-        defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-        without = {name: defaults[name] for name in _WITHOUT}
+        values = {field.name: field.metadata["flag"].in_trials for field in dataclasses.fields(TrainConfig)}
         return dataclasses.replace(
             self._config,
-            **(without | _OFF),
+            **{name: value for name, value in values.items() if value is not None},
             batch_size=batch_size,
             steps=2 * half,
             epochs=0,

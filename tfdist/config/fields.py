@@ -52,6 +52,8 @@ class Flag(NamedTuple):
       per_process: whether it may differ between the processes of a job.
       fixed: whether a resumed run must have the same value.
       training_only: whether it affects training only, so that exporting a model ignores it.
+      in_trials: its value in trials of a batch size, which leave out what is neither part of a step nor changes its cost;
+        None for the value that was given.
       structure: `list` if a text has parts with commas between, `dict` if it has pairs `a: b` with semicolons between:
         a configuration file may write it so.
       known: names that it may have, besides others, for completion.
@@ -69,6 +71,7 @@ class Flag(NamedTuple):
     per_process: bool = False
     fixed: bool = False
     training_only: bool = False
+    in_trials: Any = None
     structure: type = str
     known: tuple[str, ...] = ()
     named: bool = False

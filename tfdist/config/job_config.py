@@ -31,6 +31,7 @@ class JobConfig(JobOptions):
         "HOST:PORT of rank 0, if the environment does not provide it.",
         check=address_text,
         training_only=True,
+        in_trials="",
     )
     token_file: str = flag_field(
         "",

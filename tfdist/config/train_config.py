@@ -101,6 +101,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "evaluations. Empty disables it.",
         check=early_stopping_text,
         training_only=True,
+        in_trials="",
     )
     batch_size: int = flag_field(
         64, TRAINING, "Global batch size: number of examples per step, over all replicas.", least=1, fixed=True
@@ -126,10 +127,15 @@ class TrainConfig(TrainerOptions, JobConfig):
         TRAINING,
         "Scaling of the learning rate with --batch_size / --base_batch_size: none, linear or sqrt.",
         choices=("none", "linear", "sqrt"),
+        in_trials="none",
     )
-    base_batch_size: int = flag_field(0, TRAINING, "Batch size for which --learning_rate was tuned, for --lr_scaling.")
-    warmup_steps: int = flag_field(0, TRAINING, "Number of steps of linear learning-rate warmup.")
-    warmup_start: float = flag_field(0.0, TRAINING, "Learning rate at step 0 as a fraction of the peak.", most=1)
+    base_batch_size: int = flag_field(
+        0, TRAINING, "Batch size for which --learning_rate was tuned, for --lr_scaling.", in_trials=0
+    )
+    warmup_steps: int = flag_field(0, TRAINING, "Number of steps of linear learning-rate warmup.", in_trials=0)
+    warmup_start: float = flag_field(
+        0.0, TRAINING, "Learning rate at step 0 as a fraction of the peak.", most=1, in_trials=0.0
+    )
     decay: str = flag_field(
         "none",
         TRAINING,
@@ -138,6 +144,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"step(every=..., factor=0.1), {OWN}. docs/guides/gradients.md has the equations.",
         check=decay_text,
         known=tuple(DECAYS),
+        in_trials="none",
     )
     momentum_correction: bool = flag_field(
         False, TRAINING, "Momentum correction, for sgd and lars: changes of the learning rate do not distort momentum."
@@ -170,18 +177,21 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Your own function that returns a Keras callback or a list of them: package.module:name(...).",
         check=own_text,
         training_only=True,
+        in_trials="",
     )
     compression_check_every: int = flag_field(
         0,
         GRADIENTS,
         "Number of steps between comparisons of compressed gradients with exact ones. 0 disables them.",
         training_only=True,
+        in_trials=0,
     )
     compression_max_error: float = flag_field(
         0.0,
         GRADIENTS,
         "Maximum compression error as a fraction of the gradient norm; beyond it, compression is disabled. 0 means no limit.",
         training_only=True,
+        in_trials=0.0,
     )
     output_dir: str = flag_field(
         "",
@@ -194,6 +204,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         OUTPUT,
         "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption and for --best.",
         check=period_text,
+        in_trials="0",
     )
     keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", least=1)
     checkpoint_async: bool = flag_field(True, OUTPUT, "Write checkpoints in the background while training continues.")
@@ -207,36 +218,44 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Empty exports the last step.",
         check=best_text,
         training_only=True,
+        in_trials="",
     )
     commit_every: int = flag_field(
         0,
         OUTPUT,
         "Number of steps between in-memory checkpoints (commits), from which a run resumes after a process fails. 0 "
         "disables them.",
+        in_trials=0,
     )
     commit_dir: str = flag_field(
         "",
         OUTPUT,
         "Directory for in-memory checkpoints, such as /dev/shm/mine. Defaults to one that the launcher creates.",
+        in_trials="",
     )
     resume: str = flag_field(
         "auto",
         OUTPUT,
         "auto resumes from the newest valid checkpoint in --output_dir, if any; never starts from scratch; the "
         "directory of a checkpoint or of a run starts from its weights and state.",
+        in_trials="auto",
     )
     overwrite: bool = flag_field(
         False,
         OUTPUT,
         "Delete the run that is in --output_dir, and start over. Other files in it stay.",
         training_only=True,
+        in_trials=False,
     )
     log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", least=1)
     eval_every: int = flag_field(
         0, OUTPUT, "Number of steps between evaluations. 0 evaluates at the end of each epoch."
     )
     measure_every: int = flag_field(
-        1000, OUTPUT, "Number of steps between measurements of the communication time of a step. 0 disables them."
+        1000,
+        OUTPUT,
+        "Number of steps between measurements of the communication time of a step. 0 disables them.",
+        in_trials=0,
     )
     loggers: str = flag_field(
         "tensorboard",
@@ -245,9 +264,15 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"wandb(project='tfdist'), {OWN}. Empty for none.",
         check=loggers_text,
         training_only=True,
+        in_trials="",
     )
     profile_steps: str = flag_field(
-        "", OUTPUT, "A:B profiles steps A to B for TensorBoard.", check=window_text, training_only=True
+        "",
+        OUTPUT,
+        "A:B profiles steps A to B for TensorBoard.",
+        check=window_text,
+        training_only=True,
+        in_trials="",
     )
     stall_warning_seconds: float = flag_field(
         60.0,
@@ -262,13 +287,17 @@ class TrainConfig(TrainerOptions, JobConfig):
         "End all processes with exit code 4 if a call takes this much longer. 0 disables it. The first call is exempt.",
     )
     check_sync_every: int = flag_field(
-        0, CHECKS, "Number of steps between checks that all replicas are identical. 0 disables them."
+        0,
+        CHECKS,
+        "Number of steps between checks that all replicas are identical. 0 disables them.",
+        in_trials=0,
     )
     check_sync: str = flag_field(
         "variables",
         CHECKS,
         "What to check: variables (a difference ends the run) or gradients (logs the norm of each replica).",
         choices=("variables", "gradients"),
+        in_trials="variables",
     )
     find: str = flag_field(
         "",
@@ -278,6 +307,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "explains both.",
         check=search_text,
         training_only=True,
+        in_trials="",
     )
     dry_run: bool = flag_field(False, CHECKS, "Print the configuration of the run and exit.")
 
