@@ -1,4 +1,4 @@
-"""The keys of `--json` as docs/reference/json.md lists them."""
+"""The keys of `--json`, and of JSON files, as docs/reference/json.md lists them."""
 
 import pathlib
 import re
@@ -10,19 +10,32 @@ DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "reference" / "json.md"
 
 def check(command: str, record: Mapping[str, Any]) -> None:
     """Checks that a record has documented keys only, and all documented keys of its top level."""
-    documented = keys(command)
-    found = {path for path in _paths(record) if path not in ("schema", "command")}
-    assert record["schema"] == 1 and record["command"] == command
-    unknown = {path for path in found if not any(re.fullmatch(pattern, path) for pattern in documented)}
-    assert not unknown, f"not in {DOCUMENT.name}: {sorted(unknown)}"
-    top = {re.split(r"\\\.|\\\[", pattern)[0] for pattern in documented}
-    assert top == record.keys() - {"schema", "command"}
+    assert record["command"] == command
+    _check(keys(command), {name: value for name, value in record.items() if name != "command"})
+
+
+def check_file(name: str, record: Mapping[str, Any]) -> None:
+    """Checks the contents of a file that a run writes, in the same way."""
+    _check(_keys(f"`{name}`"), record)
 
 
 def keys(command: str) -> list[str]:
     """Returns a regular expression for each documented key of a command."""
+    return _keys(f"`python -m tfdist.{command} ")
+
+
+def _check(documented: list[str], record: Mapping[str, Any]) -> None:
+    found = {path for path in _paths(record) if path != "schema"}
+    assert record["schema"] == 1
+    unknown = {path for path in found if not any(re.fullmatch(pattern, path) for pattern in documented)}
+    assert not unknown, f"not in {DOCUMENT.name}: {sorted(unknown)}"
+    top = {re.split(r"\\\.|\\\[", pattern)[0] for pattern in documented}
+    assert top == record.keys() - {"schema"}
+
+
+def _keys(title: str) -> list[str]:
     text = DOCUMENT.read_text(encoding="utf-8")
-    [section] = [part for part in text.split("\n## ") if part.startswith(f"`python -m tfdist.{command} ")]
+    [section] = [part for part in text.split("\n## ") if part.startswith(title)]
     cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     names = [name for cell in cells for name in re.findall(r"`([^`]*)`", cell)]
     return [re.sub(r"\\\*|[A-Z]{2,}", "[^.]+", re.escape(name)) for name in names]

@@ -99,8 +99,8 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     """
     if not arguments:
         raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
-    said: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
-    job = Job(**said | parse_processes(said["processes"]))
+    given: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
+    job = Job(**given | parse_processes(given["processes"]))
     check_program(arguments[0])
     if job.isolate:
         network_namespace.enter()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests import processes
+from tests import documented_json, processes
 
 pytestmark = pytest.mark.processes
 
@@ -64,10 +64,11 @@ def test_trials_of_a_batch_size_end_at_the_memory_limit(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "run/find/batch_size.json").read_text())
-    refused = [trial for trial in found["trials"] if trial["refused"]]
-    assert refused and all(trial["refused"] == "more than 700.0 MiB" for trial in refused)
+    documented_json.check_file("find/batch_size.json", found)
+    refused = [trial for trial in found["trials"] if trial["failure"]]
+    assert refused and all(trial["failure"] == "more than 700.0 MiB" for trial in refused)
     assert all(trial["memory_bytes"] > LIMIT for trial in refused)
-    usable = [trial for trial in found["trials"] if not trial["refused"]]
+    usable = [trial for trial in found["trials"] if not trial["failure"]]
     assert all(trial["memory_bytes"] <= LIMIT and trial["examples_per_second"] > 0 for trial in usable)
     assert found["largest"] == usable[-1]["batch_size"] == 64 and found["fastest"] in [t["batch_size"] for t in usable]
     assert re.search(

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import documented_json
 from tfdist import train
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
@@ -41,6 +42,7 @@ def test_a_run_in_the_directory_of_a_search_is_one_that_never_searched(tmp_path,
     assert picture == str(tmp_path / "run/find/learning_rate.png")
     assert (tmp_path / "run/find/learning_rate.png").read_bytes().startswith(b"\x89PNG")
     assert found["rates"][:20] == pytest.approx(np.geomspace(1e-4, 10, 20)[: len(found["rates"])])
+    documented_json.check_file("find/learning_rate.json", found)
     assert found["flags"]["model"] == QUICK["model"] and "output_dir" not in found["flags"]
     assert run(tmp_path / "run") == run(tmp_path / "other") == 0
     assert weights(tmp_path / "run") == weights(tmp_path / "other")
@@ -92,6 +94,13 @@ def test_a_search_for_the_batch_size_is_refused_in_a_job(tmp_path, monkeypatch):
         'Received: a process of a job of 2 (TF_CONFIG). Leave out the launcher, and give --find="batch_size(pro'
         in str(error.value)
     )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_launcher_that_is_not_known_leaves_no_directory(tmp_path):
+    with pytest.raises(InputError) as error:
+        run(tmp_path / "run", find="batch_size(launcher=mpi)")
+    assert str(error.value) == '--find: launcher must be known. Received: "mpi". Known: horovod, tensorflow.'
     assert not (tmp_path / "run").exists()
 
 

@@ -42,11 +42,12 @@ def say_nothing(batch_size):
     return None
 
 
+@pytest.mark.full
 def test_the_largest_size_within_the_limit_is_found():
     before = psutil.Process().children(recursive=True)
     found = tfdist.find_batch_size(allocate, 4, args=(100,), max=16, memory="1200MiB")
     assert [trial.batch_size for trial in found.trials] == [4, 8, 12, 16]
-    assert [trial.refused for trial in found.trials] == ["", "", "more than 1.2 GiB", "more than 1.2 GiB"]
+    assert [trial.failure for trial in found.trials] == ["", "", "more than 1.2 GiB", "more than 1.2 GiB"]
     assert found.largest == 8 and found.fastest.batch_size == 8 and found.fastest.examples_per_second == 80.0
     assert all(trial.memory_bytes > trial.batch_size * 100 * MIB for trial in found.usable)
     assert psutil.Process().children(recursive=True) == before
@@ -61,9 +62,18 @@ def test_errors_of_a_trial_are_errors_of_the_search():
     failed = "batch of 2 examples failed, as rank 0 ended with code 1 .failed.: ValueError: no batch of 2"
     with pytest.raises(TrialError, match=failed):
         tfdist.find_batch_size(allocate, 1, args=(1,), kwargs={"fails": 2}, max=4)
+
+
+@pytest.mark.full
+def test_a_function_must_return_its_speed():
     with pytest.raises(InputError, match="must return the examples per second. Received: None in rank 0"):
         tfdist.find_batch_size(say_nothing, 1, max=4)
+
+
+def test_wrong_arguments():
     with pytest.raises(InputError, match="batch_size must be an integer from 1 to max. Received: 8, with max=4"):
         tfdist.find_batch_size(allocate, 8, max=4)
+    with pytest.raises(InputError, match=r'^launcher must be known. Received: "mpi"'):
+        tfdist.find_batch_size(allocate, 8, max=8, launcher="mpi")
     with pytest.raises(InputError, match="memory must be a number of bytes"):
         tfdist.find_batch_size(allocate, 8, max=8, memory="2 gigs")

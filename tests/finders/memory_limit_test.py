@@ -33,7 +33,10 @@ def run(code, limit, tmp_path, processes=1):
     return outcome, watched
 
 
-@pytest.mark.parametrize(("code", "processes"), [(GROW, 1), (IN_CHILD, 1), (GROW, 2)])
+@pytest.mark.parametrize(
+    ("code", "processes"),
+    [pytest.param(GROW, 1, marks=pytest.mark.full), (IN_CHILD, 1), pytest.param(GROW, 2, marks=pytest.mark.full)],
+)
 def test_a_job_that_exceeds_the_limit_is_ended(code, processes, tmp_path):
     outcome, watched = run(code, 200 * MIB, tmp_path, processes)
     assert watched.exceeded and outcome.code == ExitCode.OUT_OF_MEMORY
@@ -41,6 +44,7 @@ def test_a_job_that_exceeds_the_limit_is_ended(code, processes, tmp_path):
     assert 200 * MIB < watched.peak < 400 * MIB * processes
 
 
+@pytest.mark.full
 def test_a_job_within_the_limit_is_left_alone(tmp_path):
     outcome, watched = run(GROW, 600 * MIB, tmp_path)
     assert outcome.code == ExitCode.DONE and not watched.exceeded

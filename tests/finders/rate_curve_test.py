@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfdist.finders.rate_curve import DIVERGED, divergence, found, rates_between, smooth, smoothing
+from tfdist.finders.rate_curve import DIVERGED, divergence, learning_rates, rates_between, smooth, smoothing
 
 
 def descent(curvature, rates, start=1.0, limit=math.inf):
@@ -61,7 +61,7 @@ def test_the_suggestion_is_a_stable_rate_that_learns(curvature, noise):
     rates = rates_between(1e-7, 1e4, 150)
     factors = 1 + noise * np.random.default_rng(0).standard_normal(len(rates))
     losses = [loss * factor for loss, factor in zip(descent(curvature, rates), factors, strict=True)]
-    result = found(rates, losses, 8)
+    result = learning_rates(rates, losses, 8)
     stable = 2 / curvature  # gradient descent diverges beyond it
     assert stable / 100 < result.suggestion < stable / 2
     assert result.suggestion < result.lowest
@@ -72,7 +72,7 @@ def test_the_suggestion_is_a_stable_rate_that_learns(curvature, noise):
 def test_one_huge_loss_before_the_divergence_does_not_change_the_suggestion():
     rates = rates_between(1e-5, 1.0, 50)
     losses = [*np.linspace(2.0, 2.0, 20), *np.linspace(1.9, 0.6, 15), 0.6, 0.7]
-    without, with_it = (found(rates, [*losses, huge, math.nan], 8).suggestion for huge in (0.8, 1e9))
+    without, with_it = (learning_rates(rates, [*losses, huge, math.nan], 8).suggestion for huge in (0.8, 1e9))
     assert with_it == pytest.approx(without, rel=0.5)
     assert rates[20] < with_it < rates[36]
 
@@ -81,27 +81,27 @@ def test_one_huge_loss_before_the_divergence_does_not_change_the_suggestion():
 @pytest.mark.parametrize("steps", [20, 100])
 def test_noise_is_no_descent(seed, steps):
     losses = 1 + 0.1 * np.random.default_rng(seed).standard_normal(steps)
-    assert found(rates_between(1e-7, 10.0, steps), losses.tolist(), 8).suggestion is None
+    assert learning_rates(rates_between(1e-7, 10.0, steps), losses.tolist(), 8).suggestion is None
 
 
 def test_a_descent_before_losses_that_explode_without_a_divergence_is_found():
     """Losses of a search on digits, as they were."""
     before = [2.37, 2.32, 2.32, 2.34, 2.30, 2.33, 2.32, 2.27, 2.27, 2.26, 2.16, 2.06, 2.02, 1.82, 1.61]
     rates = rates_between(1e-4, 10.0, 20)
-    result = found(rates, [*before, 3.07, 12.65, 9.97, 3.11, 3.34], 64)
+    result = learning_rates(rates, [*before, 3.07, 12.65, 9.97, 3.11, 3.34], 64)
     assert 0.02 < result.suggestion < 0.5
     assert result.lowest == rates[14] and result.diverged == rates[16]
 
 
 @pytest.mark.parametrize("losses", [[1.0] * 30, list(range(1, 31)), [math.nan], [1.0, 0.9, math.inf]])
 def test_without_a_descent_nothing_is_suggested(losses):
-    result = found(rates_between(1e-3, 1.0, 30), losses, 8)
+    result = learning_rates(rates_between(1e-3, 1.0, 30), losses, 8)
     assert result.suggestion is None
     assert "search another range" in result.describe()
 
 
 def test_the_text_says_what_was_found():
     rates = rates_between(1e-7, 1e4, 150)
-    assert "and diverges at" in found(rates, descent(1.0, rates), 8).describe()
+    assert "and diverges at" in learning_rates(rates, descent(1.0, rates), 8).describe()
     rates = rates_between(1e-5, 1.0, 60)
-    assert "a larger max would show where" in found(rates, descent(1.0, rates), 8).describe()
+    assert "a larger max would show where" in learning_rates(rates, descent(1.0, rates), 8).describe()

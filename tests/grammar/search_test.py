@@ -51,7 +51,6 @@ def test_no_search():
         ("batch_size(memory=0)", "Received: 0."),
         ("batch_size(memory=True)", "memory must be a number of bytes"),
         ("batch_size(processes=0)", "processes must be an integer of at least 1. Received: 0."),
-        ("batch_size(launcher=mpi)", "launcher must be tensorflow or horovod. Received: 'mpi'."),
         ("batch_size(steps=2)", "steps must be an integer of at least 4. Received: 2."),
         ("batch_size(max=-1)", "max must be an integer of at least 0. Received: -1."),
         ("batch_size(", "column 11"),

@@ -165,7 +165,6 @@ def test_private_corners_are_touched_in_one_place():
 OTHER_MEANINGS = {
     "tfdist.__main__": {"horovod"},  # the Python package
     "tfdist.benchmark.config": {"tpu"},  # the flag --tpu
-    "tfdist.grammar.search": {"horovod"},  # a value of --launcher
     "tfdist.horovod.process": {"horovod"},  # the Python package
     "tfdist.install_horovod": {"horovod"},
     "tfdist.layout": {"mesh"},  # a key of its JSON

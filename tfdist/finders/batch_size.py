@@ -30,7 +30,7 @@ class BatchSizes:
     @property
     def usable(self) -> list[Trial]:
         """The trials of sizes that can be used."""
-        return [trial for trial in self.trials if not trial.refused]
+        return [trial for trial in self.trials if not trial.failure]
 
     @property
     def largest(self) -> int | None:
@@ -56,8 +56,8 @@ class BatchSizes:
         """Returns what was found, in a few sentences."""
         limit = byte_size(self.memory_bytes)
         if self.fastest is None:
-            return f"No batch size fits: even {self.trials[0].batch_size} needs {self.trials[0].refused}."
-        if any(trial.refused for trial in self.trials):
+            return f"No batch size fits: even {self.trials[0].batch_size} needs {self.trials[0].failure}."
+        if any(trial.failure for trial in self.trials):
             largest = f"Largest that fits into {limit}: {self.largest}."
         else:
             largest = (
@@ -90,7 +90,7 @@ def search(
     def fits(size: int) -> bool:
         trials[size] = run(size)
         on_trial(trials[size])
-        return not trials[size].refused
+        return not trials[size].failure
 
     size, bound = first, None
     if fits(first):

@@ -12,6 +12,7 @@ from tfdist.finders.memory_limit import available_bytes
 from tfdist.finders.trials import SECONDS, Prepared, Trials
 from tfdist.grammar.search import BatchSizeSearch
 from tfdist.launcher import pickled_call, spawn_entry
+from tfdist.launcher.job import Job
 
 
 @names_arguments
@@ -53,6 +54,7 @@ def find_batch_size(
       TrialError: a trial failed for another reason than memory.
     """
     asked = BatchSizeSearch(memory=memory, max=max, processes=processes, launcher=launcher)
+    job = Job(processes=asked.processes, launcher=asked.launcher)
     if type(batch_size) is not int or not 1 <= batch_size <= max:
         raise InputError(f"batch_size must be an integer from 1 to max. Received: {batch_size!r}, with max={max}.")
 
@@ -65,7 +67,7 @@ def find_batch_size(
         )
 
     limit = asked.memory_bytes or available_bytes()
-    with Trials(prepare, memory=limit, seconds=seconds, processes=processes, launcher=launcher) as trials:
+    with Trials(prepare, job, memory=limit, seconds=seconds) as trials:
         return search(trials, batch_size, lambda: max, limit)
 
 

@@ -12,7 +12,7 @@ from keras import ops
 from tfdist import keras_internals
 from tfdist.data import Examples, Pipeline, explained_reading
 from tfdist.errors import InputError, names_arguments
-from tfdist.finders.rate_curve import LearningRates, divergence, found, rates_between
+from tfdist.finders.rate_curve import LearningRates, divergence, learning_rates, rates_between
 from tfdist.grammar.search import LearningRateSearch
 from tfdist.reporting import RunPlan
 from tfdist.step.compiled_loop import not_finite
@@ -26,7 +26,7 @@ from tfdist.trainer.program import Program
 from tfdist.trainer.progress import reported
 from tfdist.trainer.trainer import Trainer
 
-_MEETING = "find/learning_rate"
+_SYNC_POINT = "find/learning_rate"
 
 
 @names_arguments
@@ -50,8 +50,9 @@ def find_learning_rate(
     """Searches for a learning rate by training with rates that grow at each step, as Smith describes (arXiv:1506.01186).
 
     Step i, counted from 0, has the rate min * (max / min) ** (i / (steps - 1)), in place of the optimizer's own rate or
-    schedule. The search ends when the loss has diverged: see `tfdist.finders.rate_curve`. Everything else is as in `fit`,
-    with the same strategy, batches and options of the trainer. Every process must call it, and gets the same result.
+    schedule. The search ends when the loss has diverged: when it is not finite, or its running mean is more than four times
+    the lowest one, or twice the first loss. Everything else is as in `fit`, with the same strategy, batches and options of
+    the trainer. Every process must call it, and gets the same result.
 
     Afterwards the trainer is as before, bit for bit: weights, optimizer, statistics, the step and the position in the
     data, even if the search fails. A copy of all variables is kept in the memory of the host meanwhile.
@@ -69,15 +70,15 @@ def find_learning_rate(
       min: learning rate of the first step.
       max: learning rate of the last step.
       steps: number of steps, at least 10.
-      schedule: its `steps_per_call` is used.
-      checks: its watchdog is used.
+      schedule: only `steps_per_call` applies.
+      checks: only the watchdog applies.
 
     Returns:
       The losses by rate, and the suggestion.
 
     Raises:
       InputError: an argument is invalid.
-      NotFiniteError: already the first loss is inf or NaN.
+      NotFiniteError: the first loss is inf or NaN.
     """
     search = LearningRateSearch(min, max, steps)
     check_fit(None, class_weight, schedule, checks, None, None)
@@ -118,7 +119,7 @@ def find_learning_rate(
                     last = len(sweep.losses) - 1
                     fields = {"loss": sweep.losses[last], "learning_rate": sweep.rates[last]}
                     reporting.reporter.progress(len(sweep.losses), fields)
-    return found(sweep.rates, sweep.losses, given.batch_size)
+    return learning_rates(sweep.rates, sweep.losses, given.batch_size)
 
 
 class _Sweep:
@@ -142,7 +143,7 @@ class _Sweep:
         model, strategy = program.model, program.strategy
         optimizer = inner_optimizer(model.optimizer)
         before = int(strategy.local(keras_internals.value_of(optimizer.iterations))[0])
-        self._loop = program.steps.loop_at_rate(batch_size, _Growing(search, before))
+        self._loop = program.steps.loop_at_rate(batch_size, _ExponentialRate(search, before))
         variables = [*model.variables, *model.optimizer.variables, *program.metrics.variables]
         own = [keras_internals.value_of(variable) for variable in variables]
         self._variables = [*own, *(variable for _, variable in program.kept.items())]
@@ -192,11 +193,11 @@ class _Sweep:
             mine.append(math.inf)
         # The losses are the same on all ranks. So that a search can never end on some of them only, rank 0's decide.
         sent = [loss if np.isfinite(loss) else None for loss in mine]
-        received = self._program.strategy.group.broadcast(_MEETING, sent)
+        received = self._program.strategy.group.broadcast(_SYNC_POINT, sent)
         self.losses += [math.inf if loss is None else loss for loss in received]
 
 
-class _Growing:
+class _ExponentialRate:
     """The learning rate of an update as a function of the number of updates before it."""
 
     def __init__(self, search: LearningRateSearch, before: int):

@@ -96,7 +96,7 @@ class MemoryLimit:
 
 
 def _family(pid: int) -> list[int]:
-    found = [pid]
+    pids = [pid]
     with contextlib.suppress(psutil.Error):
-        found += [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return found
+        pids += [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return pids

@@ -57,7 +57,7 @@ def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
     """
     sizes = [trial.batch_size for trial in result.usable]
     speeds = [trial.examples_per_second for trial in result.usable]
-    refused = [trial.batch_size for trial in result.trials if trial.refused]
+    refused = [trial.batch_size for trial in result.trials if trial.failure]
     limit = result.memory_bytes / _GIB
     figure, left = _figure(title)
     right = left.twinx()
@@ -79,7 +79,7 @@ def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
     left.set_ylim(bottom=0)
     right.set_ylim(bottom=0)
     right.spines["top"].set_visible(False)
-    handles = [found for axes in (left, right) for found in axes.get_legend_handles_labels()[0]]
+    handles = [handle for axes in (left, right) for handle in axes.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=5)
     return _png(figure)
 

@@ -110,7 +110,7 @@ def smooth(losses: Sequence[float] | np.ndarray, weight: float) -> np.ndarray:
     return weights @ np.asarray(losses, np.float64) / weights.sum(1)
 
 
-def found(rates: Sequence[float], losses: Sequence[float], batch_size: int) -> LearningRates:
+def learning_rates(rates: Sequence[float], losses: Sequence[float], batch_size: int) -> LearningRates:
     """Returns the result of a search.
 
     The suggestion is the rate of the steepest descent of the smoothed loss over the logarithm of the rate, before its

@@ -22,13 +22,13 @@ class Trial(NamedTuple):
 
     Attributes:
       batch_size: global batch size.
-      refused: why it cannot be used, such as "more than 2.0 GiB"; empty if it can.
+      failure: why it cannot be used, such as "more than 2.0 GiB"; empty if it can.
       examples_per_second: speed; 0 if it cannot be used.
       memory_bytes: the most memory that the processes had together.
     """
 
     batch_size: int
-    refused: str
+    failure: str
     examples_per_second: float
     memory_bytes: int
 
@@ -54,18 +54,16 @@ Prepare = Callable[[int, pathlib.Path], Prepared]
 class Trials:
     """Runs trials, one after the other. Imports begin when it is entered; no process is left at its end."""
 
-    def __init__(self, prepare: Prepare, *, memory: int, seconds: float, processes: int, launcher: str):
+    def __init__(self, prepare: Prepare, job: Job, *, memory: int, seconds: float):
         """Initializes the trials.
 
         Args:
           prepare: says what a trial runs.
+          job: its processes.
           memory: bytes that the processes of a trial may have together.
           seconds: after which a trial is ended.
-          processes: number of processes of a trial.
-          launcher: how they find each other; see `Job`.
         """
-        self._prepare, self._memory, self._seconds = prepare, memory, seconds
-        self._job = Job(processes=processes, launcher=launcher)
+        self._prepare, self._job, self._memory, self._seconds = prepare, job, memory, seconds
         self._jobs = ForkedJobs("tfdist-find-")
 
     def __enter__(self) -> "Trials":
@@ -95,15 +93,15 @@ class Trials:
             stops=[limit, deadline(self._seconds)],
             starting=limit.starting,
         )
-        refused = f"more than {limit.text}" if limit.exceeded else _refused(outcome, self._seconds)
-        if refused:
-            return Trial(batch_size, refused, 0.0, limit.peak)
+        failure = f"more than {limit.text}" if limit.exceeded else _failure(outcome, self._seconds)
+        if failure:
+            return Trial(batch_size, failure, 0.0, limit.peak)
         if outcome.code:
             raise _failed(batch_size, outcome, prepared)
         return Trial(batch_size, "", prepared.speed(), limit.peak)
 
 
-def _refused(outcome: Outcome, seconds: float) -> str:
+def _failure(outcome: Outcome, seconds: float) -> str:
     """Returns why a size cannot be used, given how its job ended; empty if it can, or if the job failed otherwise."""
     if outcome.code == ExitCode.OUT_OF_MEMORY:
         return "out of memory on a device"
@@ -115,9 +113,9 @@ def _refused(outcome: Outcome, seconds: float) -> str:
 
 
 def _failed(batch_size: int, outcome: Outcome, prepared: Prepared) -> TfdistError:
-    said = prepared.failure(outcome.rank) if outcome.rank is not None else ""
-    said = said or last_line(read_log(outcome.log))
-    if outcome.code == ExitCode.BAD_INPUT and said:
-        return InputError(said)
-    cause = f": {said}" if said else "."
+    message = prepared.failure(outcome.rank) if outcome.rank is not None else ""
+    message = message or last_line(read_log(outcome.log))
+    if outcome.code == ExitCode.BAD_INPUT and message:
+        return InputError(message)
+    cause = f": {message}" if message else "."
     return TrialError(f"A trial with a batch of {batch_size} examples failed, as {outcome.reason}{cause}", outcome.code)

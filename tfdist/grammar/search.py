@@ -2,15 +2,13 @@
 
 import dataclasses
 import math
-import re
 from typing import Any, ClassVar
 
 from tfdist.errors import InputError
 from tfdist.grammar.byte_sizes import parse_byte_size
-from tfdist.grammar.spec import Spec, nearest, parse
+from tfdist.grammar.spec import nearest, parse
 
-# Words without quotes, which the common grammar does not have.
-_BARE = re.compile(r"\b(memory\s*=\s*)(\d[\d.]*\s*[A-Za-z]+)|\b(launcher\s*=\s*)([a-z]+)")
+_WORDS = ("memory", "launcher")  # may be without quotes
 _FEWEST_RATES = 10
 
 
@@ -53,7 +51,7 @@ class BatchSizeSearch:
       steps: least number of steps of a trial, at least 4; the second half is timed. There are more if they take less than a
         second.
       processes: number of processes of a trial, on this host.
-      launcher: how these find each other: "tensorflow" or "horovod".
+      launcher: how these find each other, see `Job`, which checks it.
 
     Raises:
       InputError: a value is out of range.
@@ -71,8 +69,6 @@ class BatchSizeSearch:
         _check_whole(self, max=0, steps=4, processes=1)
         if self.memory != "":
             object.__setattr__(self, "memory", parse_byte_size(self.memory, "memory"))
-        if self.launcher not in ("tensorflow", "horovod"):
-            raise InputError(f"launcher must be tensorflow or horovod. Received: {self.launcher!r}.")
 
     @property
     def memory_bytes(self) -> int | None:
@@ -95,7 +91,7 @@ def parse_search(text: str) -> Search:
     Raises:
       InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
     """
-    spec = _spec(text)
+    spec = parse(text, _WORDS)
     kind = _KINDS.get(spec.name)
     if kind is None:
         raise InputError(f"{spec.name} cannot be searched for.{nearest(spec.name, _KINDS)}")
@@ -114,16 +110,7 @@ def search_text(text: str) -> str:
     if not text:
         return ""
     parse_search(text)
-    return str(_spec(text))
-
-
-def _spec(text: str) -> Spec:
-    return parse(_BARE.sub(lambda found: "".join(_quoted(found)), text))
-
-
-def _quoted(found: re.Match) -> tuple[str, str]:
-    key, word = (found[1], found[2]) if found[1] else (found[3], found[4])
-    return key, repr(word)
+    return str(parse(text, _WORDS))
 
 
 def _check_whole(search: Any, **least: int) -> None:

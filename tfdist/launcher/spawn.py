@@ -84,6 +84,6 @@ def _raise_failure(outcome: Outcome, results: Sequence[pickled_call.CallResult |
 
 def _value(rank: int, result: pickled_call.CallResult | None) -> Any:
     if result is None:
-        said = exit_codes.describe(ExitCode.DONE)
-        raise SpawnError(f"spawn: rank {rank} ended with {said} before its function returned.", rank, ExitCode.DONE)
+        code = exit_codes.describe(ExitCode.DONE)
+        raise SpawnError(f"spawn: rank {rank} ended with {code} before its function returned.", rank, ExitCode.DONE)
     return result.value

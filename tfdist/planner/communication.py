@@ -230,13 +230,13 @@ def _gradients_of_lookups(layers: Sequence[keras.Layer], held: Activations) -> I
     """Yields the gathers by which DTensor sums the gradient of a table; one for several tables whose rows are added."""
     sums = [layer for layer in layers if isinstance(layer, keras.layers.Add)]
     added = {id(term): layer for layer in sums for term in keras.tree.flatten(layer.input)}
-    told = set()
+    reported = set()
     for layer in (layer for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.trainable_variables):
         given = added.get(id(layer.output), layer)
         rows = held.of(layer.output).axes[:1]
         for axis in held.of(layer.input).axes[1:]:
-            if axis and (id(given), axis) not in told:
-                told.add((id(given), axis))
+            if axis and (id(given), axis) not in reported:
+                reported.add((id(given), axis))
                 size = held.bytes_with(layer.output, (*rows, *[None] * (len(layer.output.shape) - 1)))
                 yield Sent(f"gradient of the output of {keras_internals.path_of(given)}", "all-gather", axis, size)
 
