@@ -59,7 +59,7 @@ def _check_script(script: pathlib.Path) -> None:
         raise InputError(
             f"The script must be a Python program. Received: {script}, a notebook. Convert it: jupyter nbconvert --to script."
         )
-    if script.suffix not in (".py", ""):  # also compiled programs and archives can be run
+    if script.suffix in (".pyc", ".pyz", ".zip"):  # compiled programs and archives
         return
     try:
         compile(script.read_bytes(), str(script), "exec")

@@ -55,7 +55,7 @@ def test_the_largest_size_within_the_limit_is_found():
 
 def test_a_failed_allocation_is_a_size_that_does_not_fit():
     found = tfdist.find_batch_size(allocate_for_gpu, 4, max=16)
-    assert found.largest == 8 and [trial.batch_size for trial in found.trials if trial.refused] == [12, 16]
+    assert found.largest == 8 and [trial.batch_size for trial in found.trials if trial.failure] == [12, 16]
 
 
 def test_errors_of_a_trial_are_errors_of_the_search():

@@ -9,7 +9,8 @@ import pytest
 from tfdist.process import quiet_tensorflow
 
 PROGRAM = """\
-import sys, tfdist
+import sys, tfdist, importlib.util
+assert importlib.util.find_spec("tensorflow").loader.get_filename("tensorflow")
 import keras, importlib.resources
 assert importlib.resources.files("tensorflow").is_dir()
 sys.ps1 = "> "  # as in a notebook, where TensorFlow prints more
@@ -45,7 +46,7 @@ def test_without_a_directory_for_temporary_files_everything_is_shown(monkeypatch
         raise FileNotFoundError("no usable temporary directory")
 
     monkeypatch.setattr("tempfile.TemporaryFile", missing)
-    with quiet_tensorflow.held():
+    with quiet_tensorflow.filtered_stderr():
         os.write(2, b"I0000 00:00:1795659360.924996   31137 port.cc:153] oneDNN\n")
     assert "oneDNN" in capfd.readouterr().err
 

@@ -44,6 +44,9 @@ def filtered_stderr() -> Iterator[None]:
         try:
             yield
             failed = False
+        except KeyboardInterrupt:
+            failed = False
+            raise
         finally:
             _flush()
             os.dup2(kept, 2)
@@ -60,32 +63,40 @@ def _flush() -> None:
 
 
 class _Finder:
-    """Finds the module `tensorflow` once, with a loader that filters messages while it is imported."""
+    """Finds the module `tensorflow`, until it is imported, with a loader that filters messages meanwhile."""
+
+    _is_searching = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
-        if name != "tensorflow":
+        if name != "tensorflow" or self._is_searching:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_searching = False
         if spec and spec.loader and not is_wanted():
-            spec.loader = _FilteringLoader(spec.loader)  # type: ignore[assignment]  # has the methods that are called
+            # It has the methods that are called.
+            spec.loader = _FilteringLoader(spec.loader, self)  # type: ignore[assignment]
         return spec
 
 
 class _FilteringLoader:
     """Loads a module with another loader, and filters messages meanwhile."""
 
-    def __init__(self, loader: Any):
+    def __init__(self, loader: Any, finder: _Finder):
         self._loader = loader
+        self._finder = finder
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """See `importlib.abc.Loader`."""
-        return self._loader.create_module(spec)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
         """See `importlib.abc.Loader`."""
         module.__spec__.loader = module.__loader__ = self._loader  # type: ignore[union-attr]
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self._finder)
         with filtered_stderr():
             self._loader.exec_module(module)
 
