@@ -30,7 +30,7 @@ NOT_RUN = {
     "docs/guides/several_gpus.md": 2,
     "docs/guides/slurm.md": 2,
     "docs/reference/compatibility.md": 1,
-    "docs/tutorial.md": 2,
+    "docs/tutorial.md": 1,
     "examples/README.md": 1,
 }
 
