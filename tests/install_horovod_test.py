@@ -40,7 +40,7 @@ def test_a_failed_pip_is_one_line_with_the_cause_and_the_log(tmp_path: pathlib.P
     ("arguments", "message"),
     [
         (["--no_such_flag"], "--no_such_flag is not a flag of tfdist.install_horovod."),
-        (["--gpu=maybe"], "flag --gpu=maybe"),
+        (["--gpu=maybe"], "--gpu must be true or false. Received: maybe."),
         (
             ["--ccl"],
             "oneCCL is not supported, because its sums on three ranks differ from run to run, and Horovod has no ",

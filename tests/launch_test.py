@@ -164,7 +164,7 @@ def test_a_rank_that_does_not_join_is_named(launch):
         (("--processes=two",), ("true",), '--processes must be a number, or MIN:MAX. Received: "two".'),
         (("--launcher=mpi",), ("true",), "--launcher must be known"),
         (("--nodes=2",), ("true",), "--nodes=2 needs --coordinator=HOST:PORT"),
-        ((), ("no-such-program",), 'Received: "no-such-program" (No such file or directory).'),
+        ((), ("no-such-program",), 'Received: "no-such-program", which is not on the PATH.'),
         (("--log_dir=/proc/nothing",), ("true",), "--log_dir must be a writable directory"),
     ],
 )

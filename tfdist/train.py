@@ -65,7 +65,6 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
 
 _EXAMPLES = (
     "python -m tfdist.train --strategy=mirrored --devices=2 --model=mlp --epochs=2 --checkpoint_every=20 --output_dir=runs/one",
-    "python -m tfdist.train --model=mlp --find=learning_rate --output_dir=runs/one",
     "python -m tfdist.train --flagfile=runs/one/flags.txt --optimizer='sgd(momentum=0.9)' --learning_rate=0.1",
 )
 

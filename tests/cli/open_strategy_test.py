@@ -1,8 +1,12 @@
 """Opening a strategy for a command."""
 
+import dataclasses
 import math
+import sys
+import types
 
 import pytest
+from tfdist.strategies.mirrored import Mirrored
 
 from tfdist.cli import open_strategy
 from tfdist.config.train_config import TrainConfig
@@ -94,3 +98,17 @@ def test_who_is_done_early_waits_as_long_as_the_others_live(monkeypatch, given, 
     with open_strategy.opened_strategy(TrainConfig(start_timeout_seconds=1.0), **given):
         pass
     assert waits["end"] == deadline
+
+
+def test_a_flag_that_is_not_given_leaves_a_strategy_of_the_user_s_own_its_default(monkeypatch):
+    class Own(Mirrored):
+        def __init__(self, *, cluster, join, devices: int = 2, communication: str):
+            raise NotImplementedError
+
+    module = types.ModuleType("mine")
+    module.Own = Own
+    monkeypatch.setitem(sys.modules, "mine", module)
+    config = TrainConfig(strategy="mine:Own")
+    assert open_strategy._options(config, "mine:Own") == {"communication": "auto"}
+    given = dataclasses.replace(config, devices=3)
+    assert open_strategy._options(given, "mine:Own") == {"communication": "auto", "devices": 3}

@@ -97,6 +97,12 @@ def test_a_search_for_the_batch_size_is_refused_in_a_job(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_first_size_above_the_largest_is_refused(tmp_path):
+    with pytest.raises(InputError, match="at most max. Received: --batch_size=64 and max=10"):
+        run(tmp_path / "run", find="batch_size(max=10)", batch_size=64)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_launcher_that_is_not_known_leaves_no_directory(tmp_path):
     with pytest.raises(InputError) as error:
         run(tmp_path / "run", find="batch_size(launcher=mpi)")

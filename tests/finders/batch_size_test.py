@@ -75,6 +75,11 @@ def test_the_picture_of_any_result(trials):
     assert plot_batch_sizes(BatchSizes(trials, GIB, 8), "$ title").startswith(b"\x89PNG")
 
 
+def test_it_is_shown_in_one_line():
+    result, _ = searched(64, 100)
+    assert repr(result) == "<BatchSizes: largest 64, fastest 64, 2 trials>"
+
+
 def test_halving_ends_at_a_size_that_the_devices_cannot_share():
     """The trials so far are the result, not an error about a size that nobody has given."""
 

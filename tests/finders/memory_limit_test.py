@@ -22,6 +22,7 @@ IN_CHILD = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-
 
 def run(code, limit, tmp_path, processes=1):
     watched = MemoryLimit(limit)
+    before = {*psutil.Process().children(recursive=True)}  # of tests before in this process
     outcome = job_runner.run(
         Job(processes=processes, log_dir=str(tmp_path / "logs"), grace_seconds=1),
         lambda rank: [sys.executable, "-c", code],
@@ -29,7 +30,7 @@ def run(code, limit, tmp_path, processes=1):
         start=watched.starting(NewProcess),
         stops=[watched],
     )
-    assert not psutil.Process().children(recursive=True)
+    assert not {*psutil.Process().children(recursive=True)} - before
     return outcome, watched
 
 

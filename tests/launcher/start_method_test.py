@@ -179,3 +179,4 @@ def test_a_launcher_that_is_asked_to_end_does_not_wait_for_the_imports(
     time.sleep(0.5)
     launcher.process.send_signal(signal.SIGTERM)
     assert ended(launcher) == 128 + signal.SIGTERM
+    assert "is not available" not in launcher.err

@@ -27,6 +27,11 @@ def run(config: TrainConfig, search: BatchSizeSearch) -> int:
       InputError: the output directory cannot be used, or the search is not possible here.
     """
     _check_alone(search)
+    if 0 < search.max < config.batch_size:
+        raise InputError(
+            f"A search for the batch size begins with --batch_size, which must be at most max. Received: "
+            f"--batch_size={config.batch_size} and max={search.max}. Raise max, or lower --batch_size."
+        )
     job = _job(search)
     folder = directory(config) / FIND
     check(folder)

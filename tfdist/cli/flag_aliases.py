@@ -3,6 +3,7 @@
 They are those of Lightning, Accelerate, DeepSpeed, torchrun, Horovod, Transformers, Megatron and Keras; none is accepted.
 """
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,7 +133,8 @@ def hint(written: str, known: Mapping[str, Any], program: str) -> str:
         return " Each process learns its rank from the launcher's environment variables: leave it out."
     if "processes" in known and ours in TrainConfig.__dataclass_fields__:
         return f" It belongs to the command that is started: write --{ours} after `--`."
-    return " Arguments of the script follow its name." if program == "tfdist.run" else ""
+    is_of_a_script = program == "tfdist.run" and not difflib.get_close_matches(name, known)
+    return " Arguments of the script follow its name." if is_of_a_script else ""
 
 
 def _use(name: str, value: str, flag: Any) -> str:

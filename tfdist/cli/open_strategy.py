@@ -100,8 +100,17 @@ def _ending_together(group: Group, seconds: float) -> Iterator[None]:
 
 
 def _options(config: Any, strategy: str) -> dict[str, Any]:
+    """Returns the options that the constructor of a strategy takes; flags that are not given leave it its own defaults."""
     taken = inspect.signature(strategy_class(strategy)).parameters
-    return {name: getattr(config, name) for name in names(config, "is_option") if name in taken}
+    options = {name: getattr(config, name) for name in names(config, "is_option") if name in taken}
+    if ":" not in strategy:
+        return options
+    not_given = {field.name: field.default for field in dataclasses.fields(config)}
+    return {
+        name: value
+        for name, value in options.items()
+        if value != not_given[name] or taken[name].default is inspect.Parameter.empty
+    }
 
 
 def hosts(strategy: Strategy) -> list[str]:

@@ -43,6 +43,10 @@ class BatchSizes:
         highest = max((trial.examples_per_second for trial in self.usable), default=0.0)
         return next((t for t in self.usable if t.examples_per_second >= _AS_FAST * highest), None)
 
+    def __repr__(self) -> str:
+        fastest = self.fastest and self.fastest.batch_size
+        return f"<BatchSizes: largest {self.largest}, fastest {fastest}, {len(self.trials)} trials>"
+
     def to_json(self) -> dict[str, Any]:
         """Returns what was found as values of JSON."""
         return {

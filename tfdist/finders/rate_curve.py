@@ -37,6 +37,12 @@ class LearningRates:
     diverged: float | None
     batch_size: int
 
+    def __repr__(self) -> str:
+        return (
+            f"<LearningRates: suggestion {self.suggestion}, lowest {self.lowest}, diverged {self.diverged}, "
+            f"{len(self.losses)} steps>"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Returns the attributes as values of JSON."""
         return dataclasses.asdict(self)

@@ -110,9 +110,10 @@ class _Forks:
                 return self._server.start(as_module(command, environment), environment, out, err)
             except OSError as error:
                 self._server = None
-                _log.warning(
-                    "tfdist.launch: the process that imports TensorFlow for all ranks is not available, so that each "
-                    "rank imports it: %s",
-                    error,
-                )
+                if not self._interrupted():
+                    _log.warning(
+                        "tfdist.launch: the process that imports TensorFlow for all ranks is not available, so that each "
+                        "rank imports it: %s",
+                        error,
+                    )
         return NewProcess(command, environment, out, err)
