@@ -30,7 +30,7 @@ NAMES = """
     lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir overwrite
     precision
     profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds
-    stall_warning_seconds start_timeout_seconds steps steps_per_call strategy token_file tpu warmup_start warmup_steps
+    stall_warning_seconds start_timeout_seconds steps steps_per_call strategy sync token_file tpu warmup_start warmup_steps
 """.split()
 RUN_NAMES = """
     accumulate_steps batch_norm bucket_mb check_first_batch clip_norm clip_value communication compression

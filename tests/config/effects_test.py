@@ -10,10 +10,13 @@ from tfdist.config.strategy_registry import declared
 from tfdist.config.train_config import TrainConfig
 
 ONE, TWO = Job(replicas=1, processes=1), Job(replicas=2, processes=2)
+LOCAL = {"sync": "local_sgd", "compression": "fp16"}
 RATE = {"momentum_correction": True, "optimizer": "sgd(momentum=0.9)"}
 # By name of the flag: what is given, the job without an effect, and what gives it one.
 ROWS = [
     ({"bucket_mb": 8.0}, ONE, {}, TWO),
+    ({"sync": "local_sgd"}, ONE, {}, TWO),
+    ({"compression_check_every": 5, **LOCAL}, TWO, {"sync": "every_step"}, TWO),
     ({"compression_min_bytes": 0}, TWO, {"compression": "fp16"}, TWO),
     ({"compression_check_every": 5}, TWO, {"compression": "fp16"}, TWO),
     ({"measure_every": 50}, ONE, {}, TWO),

@@ -14,8 +14,9 @@ from tfdist.data import ArraySource, Pipeline
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.compiled_loop import compile_loop
 from tfdist.step.metrics import ModelMetrics
+from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import Settings, Step
+from tfdist.step.step import Step
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((8, 6, 6, 1)).astype("float32")

@@ -5,6 +5,10 @@ The prefix of a name determines what happens to a value if the number of replica
     model/             replicated: weights, and integers that layers keep
     optimizer/         replicated: the optimizer's state, the step, the learning rate
     state/             replicated: the loss scale, numbers that compression keeps
+    local_model/, local_optimizer/
+                       [replicas, ...]: weights and optimizer state of replicas that train alone; if the number changes,
+                       or the run goes on with weights that are equal, all get their mean
+    exchanges/         replicated: global weights, and the state of their optimizer
     statistics/        [replicas, ...]: moving statistics of each replica's rows; new replicas get their mean
     replica_state/     [replicas, ...]: what error feedback has not sent yet; the sum over replicas is preserved:
       replica r
@@ -14,7 +18,7 @@ The prefix of a name determines what happens to a value if the number of replica
 With an unchanged number of replicas, each gets its own values back, bit for bit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -30,14 +34,19 @@ from tfdist.distribution.variable_creation import without_numbers
 from tfdist.errors import InputError
 from tfdist.grammar.unique_names import unique_names
 from tfdist.step.state_store import StateArray, StateStore
+from tfdist.synchronization import Exchanges
 
-_MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE = (
+_MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE, _EXCHANGES = (
     "model/",
     "optimizer/",
     "state/",
     "statistics/",
     "replica_state/",
+    "exchanges/",
 )
+_LOCAL = "local_"  # before the prefix of variables of which each replica has its own value
+_PER_REPLICA = (_STATISTICS, _REPLICA_STATE, _LOCAL)
+_AVERAGED = (_STATISTICS, _LOCAL)  # where a value is needed that no replica has, it is the mean
 _NAMED_AT_MOST = 10  # maximum number of reported differences between two models
 
 
@@ -51,7 +60,14 @@ class _RunVariable(NamedTuple):
 class RunVariables:
     """The variables of one model, its optimizer and its steps, under one strategy."""
 
-    def __init__(self, model: keras.Model, strategy: Strategy, store: StateStore, callbacks: CallbackStates):
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        store: StateStore,
+        callbacks: CallbackStates,
+        exchanges: Exchanges,
+    ):
         """Collects the variables of a model.
 
         Args:
@@ -59,6 +75,7 @@ class RunVariables:
           strategy: the model's strategy.
           store: other state of the steps.
           callbacks: state of the callbacks.
+          exchanges: exchanges between replicas.
         """
         self._strategy = strategy
         self._store = store
@@ -66,11 +83,13 @@ class RunVariables:
         moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
         own = [variable for variable in model.variables if id(variable) in moving]
         replicated = [variable for variable in model.variables if id(variable) not in moving]
+        alone = {id(v) for v in (*model.trainable_variables, *model.optimizer.variables) if exchanges.is_local}
         self._variables = {
-            **_named(_MODEL, replicated, False),
-            **_named(_STATISTICS, own, True),
-            **_named(_OPTIMIZER, model.optimizer.variables, False),
+            **_named(_MODEL, replicated, alone),
+            **_named(_STATISTICS, own, moving),
+            **_named(_OPTIMIZER, model.optimizer.variables, alone),
         }
+        self._exchanged = _named(_EXCHANGES, exchanges.variables, set())
 
     def parts(self) -> list[Part]:
         """Returns copies on the host of the blocks that this process writes, without communication."""
@@ -80,14 +99,15 @@ class RunVariables:
         }
         return [
             Part(name, self._saved_shape(held), offset, values)
-            for name, held in {**self._variables, **states}.items()
+            for name, held in {**self._variables, **self._exchanged, **states}.items()
             for offset, values in self._strategy.blocks.written(held.variable, held.per_replica)
         ]
 
     def replicated(self) -> dict[str, tf.Variable]:
         """Returns the replicated variables by name, except states of random layers, which differ between replicas."""
         store = {f"{_STATE}{state.name}": variable for state, variable in self._store.items() if not state.per_replica}
-        own = {name: held.variable for name, held in self._variables.items() if not held.per_replica}
+        held_by_all = {**self._variables, **self._exchanged}.items()
+        own = {name: held.variable for name, held in held_by_all if not held.per_replica}
         return {
             name: v
             for name, v in {**own, **store}.items()
@@ -112,7 +132,9 @@ class RunVariables:
         """
         names = self._names_in(checkpoint)
         self._callbacks.restore(checkpoint)
-        for name, held in ((name, self._variables[name]) for name in names):
+        names |= self._exchanges_in(checkpoint)
+        every = {**self._variables, **self._exchanged}
+        for name, held in ((name, every[name]) for name in names):
             read = _reader(checkpoint, names[name], held.per_replica, self._strategy.replicas)
             self._strategy.blocks.assign(held.variable, held.per_replica, read)
         states = {**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)}
@@ -141,10 +163,12 @@ class RunVariables:
 
         They may differ in numbers, because Keras counts layers and optimizers of the same kind in a process.
         """
-        here = {name: _form(held) for name, held in self._variables.items()}
+        local_here = {name.removeprefix(_LOCAL): name for name in self._variables}
+        local_there = {name.removeprefix(_LOCAL): name for name in checkpoint.tensors}
+        here = {name: _form(self._variables[own]) for name, own in local_here.items()}
         there = {
-            name: (entry.dtype, entry.shape[1:] if name.startswith(_STATISTICS) else entry.shape)
-            for name, entry in checkpoint.tensors.items()
+            name: _form_in(checkpoint, saved)
+            for name, saved in local_there.items()
             if name.startswith((_MODEL, _STATISTICS, _OPTIMIZER))
         }
         for one, other in ((here, there), (there, here)):  # a learning rate computed by a schedule is not a variable
@@ -152,25 +176,44 @@ class RunVariables:
                 for name in filter(_is_rate, list(one)):
                     del one[name]
         if here == there:
-            return {name: name for name in here}
-        saved = [name for name in checkpoint.values["order"] if name in there]  # in the order that the mapping has lost
+            return {local_here[name]: local_there[name] for name in here}
+        order = [name.removeprefix(_LOCAL) for name in checkpoint.values["order"]]
+        saved = [name for name in order if name in there]  # in the order that the mapping has lost
         replicated = [without_numbers(name) for name in here] == [without_numbers(name) for name in saved]
         if replicated and [*here.values()] == [there.get(name) for name in saved]:
-            return dict(zip(here, saved, strict=True))
+            return {local_here[own]: local_there[name] for own, name in zip(here, saved, strict=True)}
         raise InputError(
             f"A checkpoint must be of the same model and optimizer. Received: {checkpoint.path}, which differs: "
             f"{_differences(here, there)}. Use the flags of its run, or --resume=never."
         )
 
+    def _exchanges_in(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Same as `_names_in` for the exchanges; empty if the run in the checkpoint had none, or others."""
+        saved = [name for name in checkpoint.values["order"] if name.startswith(_EXCHANGES)]
+        if [_form(held) for held in self._exchanged.values()] != [_form_in(checkpoint, name) for name in saved]:
+            return {}
+        return dict(zip(self._exchanged, saved, strict=True))
+
     @property
     def order(self) -> list[str]:
-        """Names of the model's and optimizer's variables, in the order stored in a checkpoint."""
-        return list(self._variables)
+        """Names of the model's, optimizer's and exchanges' variables, in the order stored in a checkpoint."""
+        return [*self._variables, *self._exchanged]
 
 
-def _named(prefix: str, variables: list[keras.Variable], per_replica: bool) -> dict[str, _RunVariable]:
-    held = ((f"{prefix}{v.path}", _RunVariable(keras_internals.value_of(v), per_replica)) for v in variables)
-    return unique_names(held)
+def _named(prefix: str, variables: Sequence[keras.Variable], per_replica: Collection[int]) -> dict[str, _RunVariable]:
+    """Returns variables by name; `per_replica` has the ids of those of which each replica has its own value."""
+    named = unique_names((f"{prefix}{v.path}", v) for v in variables)
+    return {
+        f"{_LOCAL if id(v) in per_replica and prefix != _STATISTICS else ''}{name}": _RunVariable(
+            keras_internals.value_of(v), id(v) in per_replica
+        )
+        for name, v in named.items()
+    }
+
+
+def _form_in(checkpoint: Checkpoint, name: str) -> tuple[str, tuple[int, ...]]:
+    entry = checkpoint.tensors[name]
+    return entry.dtype, entry.shape[1:] if name.startswith(_PER_REPLICA) else entry.shape
 
 
 def _form(held: _RunVariable) -> tuple[str, tuple[int, ...]]:
@@ -215,20 +258,35 @@ def _resized(checkpoint: Checkpoint, replicas: int) -> str:
 
 
 def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
-    """Returns a reader for `VariableBlocks.assign` that redistributes values if the number of replicas has changed."""
-    shape = checkpoint.tensors[name].shape
-    if not per_replica or shape[0] == replicas:
+    """Returns a reader for `VariableBlocks.assign` that redistributes values if the number of replicas has changed.
+
+    Args:
+      checkpoint: where to read.
+      name: name of the tensor in it.
+      per_replica: whether each replica here has its own value.
+      replicas: number of replicas here.
+    """
+    shape, saved_per_replica = checkpoint.tensors[name].shape, name.startswith(_PER_REPLICA)
+    if saved_per_replica == per_replica and (not per_replica or shape[0] == replicas):
         return lambda offset, block: checkpoint.read_block(name, offset, block)
 
-    def merged(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
-        step = 1 if name.startswith(_STATISTICS) else replicas
-        first = 0 if name.startswith(_STATISTICS) else offset[0]
-        rows = [checkpoint.read_block(name, (row, *offset[1:]), block) for row in range(first, shape[0], step)]
-        if not rows:  # a new replica has nothing left to send
-            return np.zeros(block, checkpoint.read_block(name, (0, *offset[1:]), block).dtype)
-        if len(rows) == 1:
-            return rows[0]
-        total = np.sum(np.stack(rows).astype(np.float64), axis=0)
-        return (total / len(rows) if name.startswith(_STATISTICS) else total).astype(rows[0].dtype)
+    def shared(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
+        return checkpoint.read_block(name, offset[1:], block[1:])[np.newaxis]
 
-    return merged
+    def merged(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
+        if not per_replica:
+            return merged_rows((0, *offset), (1, *block))[0]
+        return merged_rows(offset, block)
+
+    def merged_rows(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
+        is_mean = name.startswith(_AVERAGED)
+        rows = range(0 if is_mean else offset[0], shape[0], 1 if is_mean else replicas)
+        found = [checkpoint.read_block(name, (row, *offset[1:]), block) for row in rows]
+        if not found:  # a new replica has nothing left to send
+            return np.zeros(block, checkpoint.read_block(name, (0, *offset[1:]), block).dtype)
+        if len(found) == 1:
+            return found[0]
+        total = np.sum(np.stack(found).astype(np.float64), axis=0)
+        return (total / len(found) if is_mean else total).astype(found[0].dtype)
+
+    return merged if saved_per_replica else shared

@@ -76,6 +76,7 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
             seed=config.seed,
             jit_compile=config.jit_compile,
             ema=config.ema,
+            sync=config.sync,
             **_gradient_options(config),
         )
 

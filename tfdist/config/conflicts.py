@@ -10,6 +10,7 @@ from tfdist.errors import InputError
 from tfdist.grammar.decay import DECAYS, parse_decay
 from tfdist.grammar.search import LearningRateSearch
 from tfdist.grammar.spec import parse
+from tfdist.grammar.sync import parse_sync
 
 _WITHOUT_WARMUP = {name: kind.without_warmup for name, kind in DECAYS.items() if kind.without_warmup}
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
@@ -54,6 +55,26 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         ("ema",),
         lambda c: c.ema >= 1,
         "The momentum of the average of the weights must be less than 1: use --ema=0.999, or 0 for no average.",
+    ),
+    (
+        ("sync", "batch_norm"),
+        lambda c: parse_sync(c.sync).is_local and c.batch_norm == "synchronized",
+        "Replicas that train alone cannot normalize over all replicas: leave out --batch_norm or use --sync=every_step.",
+    ),
+    (
+        ("sync", "compression"),
+        lambda c: parse_sync(c.sync).is_local and parse(c.compression.partition(";")[0].strip()).name == "auto",
+        "Compression is chosen by measuring steps, which send nothing with this --sync: name a method.",
+    ),
+    (
+        ("sync", "check_sync"),
+        lambda c: parse_sync(c.sync).is_local and c.check_sync == "gradients",
+        "Replicas that train alone do not sum gradients: use --check_sync=variables or --sync=every_step.",
+    ),
+    (
+        ("sync", "find"),
+        lambda c: parse_sync(c.sync).is_local and c.find,
+        "A search measures steps in which gradients are summed: leave out --sync while searching.",
     ),
     (
         ("loss_scale", "precision"),

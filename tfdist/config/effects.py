@@ -13,6 +13,7 @@ from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import taking
 from tfdist.grammar.interval import parse_period
 from tfdist.grammar.spec import parse
+from tfdist.grammar.sync import parse_sync
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,10 @@ def _compresses(config: Any, job: Job) -> bool:
     return bool(config.compression != "none")
 
 
+def _sums_gradients(config: Any, job: Job) -> bool:
+    return not parse_sync(config.sync).is_local
+
+
 def _saves(config: Any, job: Job) -> bool:
     return bool(config.best) or any(parse_period(config.checkpoint_every))
 
@@ -89,6 +94,8 @@ _NO_CHECKPOINTS = "no checkpoint is saved, except on preemption. Add --checkpoin
 
 EFFECTS = (
     Effect("bucket_mb", _sends, _NOTHING_SENT),
+    Effect("sync", _sends, "one replica exchanges nothing. Leave it out, or use several replicas"),
+    Effect("compression_check_every", _sums_gradients, "no step sums gradients with this --sync. Leave it out"),
     Effect("compression_min_bytes", _compresses, _NO_COMPRESSION),
     Effect("compression_check_every", _compresses, _NO_COMPRESSION),
     Effect("measure_every", lambda c, job: _sends(c, job) or not c.measure_every, _NOTHING_SENT),

@@ -18,6 +18,7 @@ from tfdist.grammar.monitor import parse_best, parse_early_stopping
 from tfdist.grammar.rules import parse_rules
 from tfdist.grammar.spec import nearest, parse
 from tfdist.grammar.spec_list import parse_specs
+from tfdist.grammar.sync import parse_sync
 from tfdist.sharding.layouts import rules_text, split_rules
 from tfdist.sharding.mesh import parse_mesh
 
@@ -100,6 +101,11 @@ def methods_text(text: str) -> str:
 def decay_text(text: str) -> str:
     """Validates and normalizes a learning-rate decay."""
     return normalized_decay(text)
+
+
+def sync_text(text: str) -> str:
+    """Validates and normalizes how replicas are kept in agreement."""
+    return str(parse_sync(text))
 
 
 def chain_text(text: str) -> str:

@@ -66,6 +66,11 @@ DECLARATIONS = (
             Refusal(
                 "compression", "none", "No compression method has been tested on a TPU: use --compression=none there."
             ),
+            Refusal(
+                "sync",
+                "every_step",
+                "A TPU's programs cannot give replicas weights of their own: use --sync=every_step.",
+            ),
         ),
         runs_keras_fit=False,
     ),
@@ -111,6 +116,11 @@ DECLARATIONS = (
                 "compression",
                 "none",
                 "On a mesh, DTensor reduces gradients itself: leave out --compression or use another --strategy.",
+            ),
+            Refusal(
+                "sync",
+                "every_step",
+                "On a mesh there is one replica, spread over devices: leave out --sync or use another --strategy.",
             ),
             Refusal(
                 "jit_compile",

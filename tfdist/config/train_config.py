@@ -17,6 +17,7 @@ from tfdist.config.fields import (
     own_text,
     period_text,
     spec_text,
+    sync_text,
     window_text,
 )
 from tfdist.config.job_config import OWN, JobConfig
@@ -26,6 +27,7 @@ from tfdist.errors import InputError
 from tfdist.grammar.decay import DECAYS
 from tfdist.grammar.search import search_text
 from tfdist.grammar.spec import parse
+from tfdist.grammar.sync import SYNCS, parse_sync
 
 _DEFAULT_EPOCHS = 10
 _WITH_LAYOUT = taking("layout")
@@ -162,6 +164,16 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"Loss: a Keras loss in snake case, {OWN}.",
         check=spec_text,
         fixed=True,
+    )
+    sync: str = flag_field(
+        "every_step",
+        GRADIENTS,
+        "How often replicas exchange their weights: every_step (gradients are summed in every step), local_sgd(period=8), "
+        "post_local_sgd(warmup_steps=..., period=8) or diloco(period=50). docs/guides/local_sgd.md explains them.",
+        check=sync_text,
+        fixed=True,
+        known=tuple(SYNCS),
+        in_trials="every_step",
     )
     metrics: str = flag_field(
         "accuracy",
@@ -375,6 +387,11 @@ class VerifyConfig(TrainConfig):
                 "With float16 or compression, results differ from those of one device by more than rounding: set "
                 f"--tolerance, or leave them out. Received: {flag_text('precision', self.precision)} "
                 f"{flag_text('compression', self.compression)}."
+            )
+        if parse_sync(self.sync).is_local:
+            raise InputError(
+                "Replicas that train alone take other steps than one device, and match it at no tolerance: leave out --sync. "
+                f"Received: {flag_text('sync', self.sync)}."
             )
         if parse(self.decay).name == "plateau":
             raise InputError(

@@ -182,6 +182,22 @@ class Strategy(abc.ABC):
         """Runs the optimizer's update with reduced gradients: the second half of a step, inside a replica function."""
         optimizer.apply(list(gradients), list(variables))
 
+    def own_copies(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
+        """Context, inside a replica function, in which assignments to variables change only this replica's values.
+
+        Collectives must not be called in it: in one process, replicas take turns there, and share Keras's variables.
+        """
+        return contextlib.nullcontext()
+
+    def apply_alone(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        """Same as `apply`, but only for this replica: variables and the optimizer's state may then differ.
+
+        There is no communication, so that it may be called inside a condition.
+        """
+        optimizer.apply(list(gradients), list(variables))
+
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
         """Creates the variables for these states; call it once per name, outside of any scope."""
         with self.scope():

@@ -95,6 +95,17 @@ class TensorFlowStrategy(HasCollectives):
         keras_internals.disable_gradient_aggregation(optimizer)
         super().apply(optimizer, gradients, variables)
 
+    def own_copies(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
+        """See base class."""
+        return keras_internals.own_copies(variables)
+
+    def apply_alone(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        """See base class."""
+        with self.own_copies([*variables, *optimizer.variables]), keras_internals.updating_own_copies():
+            super().apply_alone(optimizer, gradients, variables)
+
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class."""
         dataset = make_dataset(self.local_replicas, self.replicas)

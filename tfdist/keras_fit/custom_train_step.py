@@ -27,8 +27,9 @@ from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import Settings, dense, global_norm, restore_unless
+from tfdist.step.step import dense, global_norm, restore_unless
 from tfdist.step.validation import check_not_wrapped, check_optimizer, statistics_of_all_replicas
 
 

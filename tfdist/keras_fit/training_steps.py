@@ -18,8 +18,8 @@ from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
 from tfdist.step.compiled_loop import compile_loop, loop_on_the_host, not_finite
 from tfdist.step.compiled_steps import Compression, Steps
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import Settings
 from tfdist.step.validation import (
     check_means,
     check_micro_steps,

@@ -68,6 +68,7 @@ from tfdist.keras_internals.models import (
 from tfdist.keras_internals.optimizers import (
     constant_learning_rate,
     disable_gradient_aggregation,
+    initial_slot_values,
     key_of,
     last_learning_rate,
     rebind_variables,
@@ -75,10 +76,12 @@ from tfdist.keras_internals.optimizers import (
     scaled_learning_rate,
     scheduled_learning_rate,
     scheduled_momentum,
+    slots,
     slots_of,
     trained_by,
     updates_without_effects,
     updating_one_device,
+    updating_own_copies,
     velocities_of,
     weight_averages,
 )
@@ -107,6 +110,7 @@ from tfdist.keras_internals.variables import (
     held_value,
     initial_value,
     layout_of,
+    own_copies,
     read_first_copy_outside,
     reading_first_copy,
     set_layout,
@@ -224,4 +228,8 @@ __all__ = [
     "without_autograph",
     "without_optimizer",
     "wrap_call",
+    "initial_slot_values",
+    "slots",
+    "updating_own_copies",
+    "own_copies",
 ]

@@ -183,19 +183,44 @@ def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) ->
 
 
 @contextlib.contextmanager
-def updates_without_effects() -> Iterator[None]:
-    """Context in which optimizers assign only to Keras's variables, so that a `keras.StatelessScope` captures it all.
+def updating_own_copies() -> Iterator[None]:
+    """Context in which optimizers assign to Keras's variables, without an update of the tf.distribute strategy.
 
-    On TensorFlow, Keras's optimizers assign to TensorFlow's variables, inside an update of the tf.distribute strategy.
+    Inside a replica function in which variables are the replica's own copies, an update then changes no other replica.
     """
     kind, base = tf_optimizer.TFOptimizer, base_optimizer.BaseOptimizer
     names = ("assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step")
-    kept = {name: getattr(kind, name) for name in (*names, "_var_key")}
+    kept = {name: getattr(kind, name) for name in names}
     for name in names:
         setattr(kind, name, getattr(base, name))
-    kind._var_key = lambda self, variable: value_of(variable)._unique_id
     try:
         yield
     finally:
         for name, method in kept.items():
             setattr(kind, name, method)
+
+
+@contextlib.contextmanager
+def updates_without_effects() -> Iterator[None]:
+    """Context in which optimizers assign only to Keras's variables, so that a `keras.StatelessScope` captures it all."""
+    kept = tf_optimizer.TFOptimizer._var_key
+    tf_optimizer.TFOptimizer._var_key = lambda self, variable: value_of(variable)._unique_id
+    try:
+        with updating_own_copies():
+            yield
+    finally:
+        tf_optimizer.TFOptimizer._var_key = kept
+
+
+def slots(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    """Returns a built optimizer's floating-point state for the variables that it trains, without averages of weights."""
+    averages = {id(average) for _, average in weight_averages(optimizer)}
+    general = {id(optimizer.iterations), id(optimizer._learning_rate)}
+    found = [v for v in optimizer.variables if id(v) not in averages | general]
+    return [v for v in found if tf.as_dtype(v.dtype).is_floating]
+
+
+def initial_slot_values(optimizer: keras.Optimizer) -> list[float]:
+    """Returns the number with which each of `slots` begins."""
+    initial = float(getattr(optimizer, "initial_accumulator_value", 0.0))  # of Adagrad and Ftrl
+    return [initial if "accumulator" in variable.path else 0.0 for variable in slots(optimizer)]

@@ -141,6 +141,23 @@ def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Seq
             variable._value = value
 
 
+@contextlib.contextmanager
+def own_copies(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Context, inside a replica function, in which variables of tf.distribute are this replica's own copies of them.
+
+    Replicas of a process share Keras's variables and take turns in collectives, which must not be called in it.
+    """
+    kept = [variable._value for variable in variables]
+    for variable in variables:
+        if isinstance(variable._value, values.DistributedVariable):
+            variable._value = variable._value._get()
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, kept, strict=True):
+            variable._value = value
+
+
 def value_of(variable: keras.Variable) -> Any:
     """Returns the TensorFlow variable of a Keras variable; None if it has no value yet."""
     return variable._value

@@ -32,6 +32,8 @@ class LoopResult(NamedTuple):
       busy: [local replicas] float64; seconds that each replica needed to compute its own gradients.
       numbers: [rows] int64; indices of the examples of this process's replicas, step by step; empty if the iterator
         does not provide them.
+      skipped: [replicas] int32; number of steps that each replica has skipped while others have not; empty if replicas
+        can only skip a step together.
     """
 
     losses: tf.Tensor
@@ -42,6 +44,7 @@ class LoopResult(NamedTuple):
     waited: tf.Tensor
     busy: tf.Tensor
     numbers: tf.Tensor
+    skipped: tf.Tensor
 
 
 class _StepResult(NamedTuple):
@@ -101,7 +104,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
         def body(done: tf.Tensor, so_far: LoopResult) -> tuple[tf.Tensor, LoopResult]:
             started = tf.timestamp()
             with tf.control_dependencies([started]):
-                batch, numbers = _taken_apart(next(iterator), strategy)
+                batch, numbers = taken_apart(next(iterator), strategy)
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
             made = _one(step, strategy, batch, first_step + tf.cast(done, tf.int64), wanted)
             arrived = time_after(_first_local(strategy, batch)) if strategy.compiles_replicas else made.arrived
@@ -114,6 +117,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
                 waited=so_far.waited + arrived - started,
                 busy=so_far.busy + made.busy,
                 numbers=so_far.numbers.write(done, numbers),
+                skipped=so_far.skipped,
             )
 
         start = LoopResult(
@@ -125,6 +129,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
             waited=tf.zeros([], tf.float64),
             busy=tf.zeros([len(strategy.local_replicas)], tf.float64),
             numbers=tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
+            skipped=tf.zeros([0], tf.int32),
         )
         _, end = tf.while_loop(
             lambda done, so_far: tf.logical_and(done < steps, so_far.may_continue),
@@ -155,7 +160,7 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
         waited, going = 0.0, tf.constant(True)
         for done in range(int(steps)):
             started = time.perf_counter()
-            batch, own = _taken_apart(next(iterator), strategy)
+            batch, own = taken_apart(next(iterator), strategy)
             numbers.append(own)
             waited += time.perf_counter() - started
             wanted = tf.constant(bool(with_norm) and done == int(steps) - 1)
@@ -179,6 +184,7 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
             np.float64(waited),
             last.busy,
             tf.concat(numbers[: len(made)], 0),
+            tf.zeros([0], tf.int32),
         )
 
     def whole(value: tf.Tensor) -> tf.Tensor:
@@ -225,7 +231,7 @@ def _one(
     )
 
 
-def _taken_apart(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]:
+def taken_apart(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]:
     """Returns the batch and the indices of this process's examples, empty if the iterator does not provide them."""
     if not isinstance(element, IndexedBatch):
         return element, tf.zeros([0], tf.int64)

@@ -19,9 +19,12 @@ from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, c
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.grammar.rules import own_code
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
+from tfdist.step.local_loop import compile_local_loop
+from tfdist.step.local_step import LocalStep
 from tfdist.step.metrics import ModelMetrics
+from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import Settings, Step, specs
+from tfdist.step.step import Step, specs
 from tfdist.step.validation import inner_optimizer
 
 _log = logging.getLogger(__name__)
@@ -136,6 +139,7 @@ class Steps:
         batch_size: int | None,
         make: Callable[[Step, HasCollectives], Loop] = compile_loop,
         rate: float = 1.0,
+        alone: bool = False,
     ) -> Loop:
         """Returns the loop for a batch size and the current compression methods.
 
@@ -143,13 +147,14 @@ class Steps:
           batch_size: see `Settings`.
           make: `compile_loop`, or `loop_on_the_host` for batches that are already in memory.
           rate: factor of the optimizer's learning rate.
+          alone: whether each replica trains alone; then `make` is not used.
         """
-        key = (batch_size, make, rate, tuple(sorted(self.overrides.items())))
+        key = (batch_size, make, rate, alone, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
-            step = self._step(batch_size)
+            step, loop = self._alone(batch_size) if alone else self._together(batch_size, make)
             optimizer = inner_optimizer(self.model.optimizer)
             context = functools.partial(_scheduled, optimizer, rate)
-            self._loops[key] = (step, _traced_in(context, make(step, self.strategy)))
+            self._loops[key] = (step, _traced_in(context, loop))
         self._current, loop = self._loops[key]
         return loop
 
@@ -165,9 +170,23 @@ class Steps:
         context = functools.partial(keras_internals.replaced_learning_rate, optimizer, rate)
         return _traced_in(context, compile_loop(step, self.strategy))
 
+    def _together(self, batch_size: int | None, make: Callable[[Step, HasCollectives], Loop]) -> tuple[Step, Loop]:
+        step = self._step(batch_size)
+        return step, make(step, self.strategy)
+
+    def _alone(self, batch_size: int | None) -> tuple[Step, Loop]:
+        settings = replace(self._settings, batch_size=batch_size, sparse=frozenset())
+        step = LocalStep(self.model, self.strategy, self._kept, settings, self._metrics)
+        return step, compile_local_loop(step, self.strategy)
+
     def _step(self, batch_size: int | None) -> Step:
         settings = replace(self._settings, batch_size=batch_size)
         return Step(self.model, self.strategy, self.reducer(), self._kept, settings, self._metrics)
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether every step sums gradients over several replicas."""
+        return self.strategy.replicas > 1 and not self._settings.sync.is_local
 
     @property
     def has_loop(self) -> bool:
@@ -272,6 +291,11 @@ class Steps:
             return computed.finite, computed.norm, read()
 
         return tf.function(lambda batch, number: self.strategy.run(replica_function, batch, number), autograph=False)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Size of all gradients."""
+        return sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs[:-1])
 
     @property
     def cost(self) -> dict[str, float]:

@@ -6,7 +6,6 @@ within a replica function, where tf.distribute forbids them.
 """
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,42 +19,17 @@ from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
+from tfdist.gradients import Reducer, accumulated, unscaled
 from tfdist.step import clock, loss, randomness
 from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.metrics import LossShare, ModelMetrics
 from tfdist.step.scalar_metrics import scalars_weighted
+from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer, statistics_of_all_replicas
 
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Options of a step.
-
-    Attributes:
-      batch_size: rows of a global batch; None if they vary, in which case each batch is a `ReplicaRows`, which contains its
-        size.
-      seed: seed of random layers.
-      jit_compile: whether to compile the forward and backward pass with XLA.
-      micro_steps: number of consecutive parts in which a replica computes its rows.
-      clip: applied to the reduced gradients.
-      loss_scale: for float16; None for no scaling, in which case a step that is not finite ends the run.
-      max_skipped_steps: with loss scaling, number of consecutive skipped steps that ends the run.
-      sparse: paths of the variables whose gradients the reducer accepts as rows.
-    """
-
-    batch_size: int | None
-    seed: int = 0
-    jit_compile: bool = False
-    micro_steps: int = 1
-    clip: Clip = Clip()
-    loss_scale: LossScale | None = None
-    max_skipped_steps: int = 50
-    sparse: frozenset[str] = frozenset()
 
 
 class Computed(NamedTuple):
@@ -119,7 +93,7 @@ class Step:
         self._without_gradient: list[frozenset[int]] = []
         self._unused: frozenset[int] | None = None
         self._state = store.variables(reducer.state(specs(model)))
-        self._scale = store.variables(settings.loss_scale.state()) if settings.loss_scale else []
+        self._scale = store.variables(settings.scale_state())
         self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
         whole = statistics_of_all_replicas(model)
         self._own = [i for i, variable in enumerate(self._restored) if id(variable) not in whole]
@@ -147,10 +121,10 @@ class Step:
         is_dealt = isinstance(batch, ReplicaRows)
         batch, batch_size = with_any_rows(batch) if is_dealt else (batch, self.settings.batch_size)
         before = [tf.identity(variable) for variable in self._restored]
-        randomness.reseed(self._seeds, self.settings.seed, step, self._collectives.rank)
-        replica, replicas = self._collectives.rank, self._collectives.size
+        replica, replicas = self._strategy.collectives.rank, self._strategy.collectives.size
+        randomness.reseed(self._seeds, self.settings.seed, step, replica)
         with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
-            gradients, value = self._local_gradients(batch, batch_size)
+            gradients, value = self._local_gradients(batch, self._divisor(batch, batch_size))
         self.sends_rows = self._recorded.has_unknown_shapes
         if is_dealt:
             gradients = self._of_rows(count_rows(batch), gradients, before)
@@ -176,8 +150,12 @@ class Step:
         """
         used = [i for i in range(len(self.variables)) if i not in unused]
         gradients, variables = [computed.gradients[i] for i in used], [self.variables[i] for i in used]
-        self._strategy.apply(inner_optimizer(self._model.optimizer), gradients, variables)
+        self._apply_gradients(gradients, variables)
         _assign([*self._state, *self._scale], [*computed.state, *computed.scale])
+
+    def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
+        """Updates the weights and the optimizer's state."""
+        self._strategy.apply(inner_optimizer(self._model.optimizer), gradients, variables)
 
     def skip(self, computed: Computed) -> None:
         """Skips the step: only the loss scale changes, and the forward pass is undone. A replica function."""
@@ -258,6 +236,10 @@ class Step:
         once.assign()
         return found
 
+    def _divisor(self, batch: Any, batch_size: int | tf.Tensor) -> int | tf.Tensor:
+        """Returns the number of rows over which the loss is a mean."""
+        return batch_size
+
     def _of_rows(
         self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: list[tf.Tensor]
     ) -> list[tf.Tensor | tf.IndexedSlices]:
@@ -279,8 +261,12 @@ class Step:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         gradients, share, outputs = differentiate(batch, batch_size, totals)
         _, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        self._metrics.update(y, outputs, weight, share)
+        self._metrics.update(y, outputs, weight, self._for_metrics(share))
         return gradients, share.value
+
+    def _for_metrics(self, share: LossShare) -> LossShare:
+        """Returns the share of the loss such that those of all replicas add up to the mean over the global batch."""
+        return share
 
     def _compiled(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
         if not self.settings.jit_compile:

@@ -13,6 +13,7 @@ from tfdist.errors.number_checks import is_integer
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.compression import check as check_compression
 from tfdist.grammar.spec import nearest
+from tfdist.grammar.sync import Sync
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
 _BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # what Keras resolves by the shape of the labels
@@ -48,6 +49,7 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
     scale = options["loss_scale"]
     rule = "a tfdist.gradients.LossScale"
     _check_type("loss_scale", scale, LossScale | None, rule, "tfdist.gradients.LossScale(initial=1024)")
+    _check_type("sync", options["sync"], str | Sync, "a text", '"local_sgd(period=8)"')
     compression = options["compression"]
     _check_type("compression", compression, str | Reducer, "a text or a tfdist.gradients.Reducer", '"topk(ratio=0.01)"')
     if isinstance(compression, str):

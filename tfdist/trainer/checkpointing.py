@@ -9,7 +9,7 @@ from tfdist.trainer.train_state import TrainState
 
 def run_variables(program: Program, state: TrainState) -> RunVariables:
     """Returns all variables of a run."""
-    return RunVariables(program.model, program.strategy, program.kept, state.callbacks)
+    return RunVariables(program.model, program.strategy, program.kept, state.callbacks, program.exchanges)
 
 
 def saved(program: Program, state: TrainState, batches: BatchSchedule) -> Saved:
@@ -28,6 +28,7 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule) -> Saved:
         "replicas": program.strategy.replicas,
         "strategy": program.strategy.name,
         "order": variables.order,
+        "exchanges": program.exchanges.to_json(),
         "callbacks": callbacks,
     }
     best = [state.best.best.step] if state.best and state.best.best else []

@@ -7,7 +7,7 @@ import keras
 
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.optimizers.weight_average import average_weights
-from tfdist.step.step import Settings
+from tfdist.step.settings import Settings
 from tfdist.step.validation import (
     check_born_here,
     check_means,

@@ -10,7 +10,7 @@ from tfdist.data import DataSet, Examples
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.reporting import RunPlan
-from tfdist.step.step import Settings
+from tfdist.step.settings import Settings
 from tfdist.trainer.program import Program
 
 

@@ -116,6 +116,7 @@ class FitLoop:
         self._reporting.reporter.start(self._plan(first))
         self._note.note(state.step)
         self._program.drain()  # discards what earlier calls of the model added to its layers' metrics
+        self._program.exchanges.begin(state.step, self._batch_size)
         state.callbacks.start(self._callbacks.callbacks, self._model.optimizer)
         self._callbacks.on_train_begin()
         state.callbacks.train_begun()
@@ -202,7 +203,7 @@ class FitLoop:
         self._note.note(state.step)
         logs = state.progress.epoch.results(self._program.metrics)
         self._reporting.reporter.progress(
-            state.step, logs | self._timer.fields() | self._program.steps.cost | self._inspected
+            state.step, logs | self._timer.fields() | self._program.cost | self._inspected
         )
         if log:
             self._recorder.train(float(result.norm), self._inspected)
@@ -219,7 +220,8 @@ class FitLoop:
     def _steps_of_call(self, epoch_end: int) -> int:
         """Returns the number of steps until something else has to happen."""
         step = self._state.step
-        looks = [i.next(step + 1) for i in self._inspections] + [self._saving.next(step)]
+        looks = [i.next(step + 1) for i in self._inspections]
+        looks += [self._saving.next(step), self._program.exchanges.next(step)]
         borders = [look for look in looks if look is not None]
         return self._schedule.until(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *borders])
 
@@ -233,13 +235,17 @@ class FitLoop:
             must_fit(self._source.element_spec),
             _naming(state.step, self._position.before(state.step)),
         ):
-            result = self._program.steps.loop(self._batch_size, rate=self._batches.rate)(
-                self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm)
+            loop = self._program.steps.loop(
+                self._batch_size, rate=self._batches.rate, alone=self._program.exchanges.trains_alone(state.step)
             )
+            result = loop(self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm))
             losses, counted = result.losses.numpy(), result.counted.numpy()
+            if bool(result.may_continue):
+                self._inspected |= self._program.exchanges.at(state.step + count)
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
         if not bool(result.may_continue):
             self._end_not_finite(result, losses, counted)
+        self._warn_of_skipped(result.skipped.numpy(), count)
         self._reporting.ledger.write(state.step, count, result.numbers.numpy())
         state.step += count
         state.progress.add(losses, counted, self._program.drain())
@@ -247,6 +253,17 @@ class FitLoop:
         if initial is not None and self._strategy.is_chief:
             warn_once(divergence.describe(state.step, float(losses[-1]), initial))
         return result
+
+    def _warn_of_skipped(self, skipped: np.ndarray, count: int) -> None:
+        """Names replicas that skipped steps because of overflow, while others did not."""
+        if not skipped.any() or not self._strategy.is_chief:
+            return
+        named = ", ".join(f"replica {i} skipped {number}" for i, number in enumerate(skipped) if number)
+        warn_once(
+            f"Because of overflow, {named} of the {count} steps from step {self._state.step} on, and others did not. Each "
+            "replica lowers a loss scale of its own.",
+            "replicas skip alone",
+        )
 
     def _end_not_finite(self, result: LoopResult, losses: np.ndarray, counted: np.ndarray) -> NoReturn:
         state, program = self._state, self._program
@@ -287,7 +304,10 @@ class FitLoop:
 
     def _evaluate(self) -> dict[str, float]:
         assert self._test is not None
-        step, results = self._state.step, self._program.evaluate(self._test, self._epochs.validation_batch_size)
+        step, results = (
+            self._state.step,
+            self._program.evaluate(self._test, self._epochs.validation_batch_size, self._state.step),
+        )
         self._recorder.evaluation(results)
         logs = validation_logs(results)
         self._callbacks.on_evaluation(step, logs)

@@ -26,13 +26,13 @@ def inspections(
       run_view: the run.
       replicated: returns the variables that are equal on all replicas, by name.
     """
-    choice, several = run_view.steps.compression.choice, run_view.steps.strategy.replicas > 1
+    choice, summed = run_view.steps.compression.choice, run_view.steps.sums_gradients
     found: list[Inspection] = []
-    if choice and several:
+    if choice and summed:
         found.append(Auto(run_view, choice))
-    if checks.compression_check_every:
+    if checks.compression_check_every and summed:
         found.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
-    if checks.measure_every and several:
+    if checks.measure_every and summed:
         found.append(Exposure(run_view, checks.measure_every))
     if checks.check_sync_every and checks.check_sync == "gradients":
         found.append(GradientNorms(run_view, checks.check_sync_every))

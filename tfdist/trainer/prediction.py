@@ -14,7 +14,7 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError, names_arguments
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
-from tfdist.step.step import Settings
+from tfdist.step.settings import Settings
 from tfdist.step.validation import check_same_data
 from tfdist.trainer.fit_arguments import BATCH_SIZE
 from tfdist.trainer.program import Program
@@ -35,6 +35,11 @@ class CanPredict:
     _settings: Settings
     _program: Program | None
     _predictor: Predictor | None = None
+
+    @property
+    def step(self) -> int:
+        """Number of updates done."""
+        raise NotImplementedError
 
     @names_arguments
     def predict(
@@ -73,7 +78,7 @@ class CanPredict:
             if self._program is None:
                 self._build_model(examples)
             self._predictor = Predictor(self.model, self.strategy, self._settings.seed)
-        averaged = self._program.averaged_weights() if self._program else contextlib.nullcontext()
+        averaged = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
         with averaged, explained_reading(examples):
             batches = self._predictor.predict(examples, size, most)
             return concatenated(_shown(batches, -(-most // size), _verbosity(verbose) if self.strategy.is_chief else 0))

@@ -1,6 +1,7 @@
 """`Program`: a built model with the functions that are compiled for it."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -16,9 +17,11 @@ from tfdist.step.averaged_weights import AveragedWeights
 from tfdist.step.compiled_steps import Compression, Steps
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.evaluation import Evaluator
+from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import Settings
 from tfdist.step.validation import check_micro_steps, check_trains
+from tfdist.synchronization import Exchanges
+from tfdist.synchronization.catalog import make_exchanges
 from tfdist.trainer.consistency import check_equal
 from tfdist.trainer.data_warnings import check_form, warn_of_evaluation
 
@@ -38,6 +41,7 @@ class Program(NamedTuple):
       averaged_weights: context in which the model has the moving average of its weights, if there is one.
       evaluator: evaluates the model.
       trained: ids of the variables that are trained.
+      exchanges: exchanges of weights between steps.
     """
 
     model: keras.Model
@@ -51,15 +55,27 @@ class Program(NamedTuple):
     averaged_weights: AveragedWeights
     evaluator: Evaluator
     trained: list[int]
+    exchanges: Exchanges
 
-    def evaluate(self, examples: Examples, batch_size: int) -> dict[str, float]:
-        """Returns the loss and the metrics over a whole data set; see `Trainer.evaluate`."""
+    def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:
+        """Returns the loss and the metrics over a whole data set at a step; see `Trainer.evaluate`."""
         self.average_statistics()
         self.drain()  # discards what earlier calls added to metrics of layers
-        with self.averaged_weights(), explained_reading(examples):
+        with self.evaluated_weights(step), explained_reading(examples):
             results = self.evaluator.evaluate(examples, batch_size)
         warn_of_evaluation(self.strategy, examples, results["loss"])
         return results
+
+    @contextlib.contextmanager
+    def evaluated_weights(self, step: int) -> Iterator[None]:
+        """Context in which all replicas have the weights to evaluate at a step; every process must enter it."""
+        with self.exchanges.averaged(step), self.averaged_weights():
+            yield
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """What a step sends; see `Steps.cost`."""
+        return self.exchanges.cost(self.steps.gradient_bytes) or self.steps.cost
 
     @property
     def loss_scale(self) -> float | None:
@@ -71,7 +87,7 @@ def loss_scale(settings: Settings, kept: StateStore) -> float | None:
     """Returns the current factor of the loss; None without loss scaling."""
     if settings.loss_scale is None:
         return None
-    return float(kept.array("loss_scale/scale").values)
+    return float(np.min(kept.array("loss_scale/scale").values))  # each replica may have its own
 
 
 def build(
@@ -115,6 +131,18 @@ def build(
     steps = Steps(model, strategy, settings, compression, kept, recorded)
     trained = [id(variable) for variable in model.trainable_variables]
     averaged = AveragedWeights(model, strategy)
+    exchanges = make_exchanges(settings.sync, model, strategy, compression, kept)
     return Program(
-        model, strategy, settings, kept, steps, recorded, drain, average_statistics, averaged, evaluator, trained
+        model,
+        strategy,
+        settings,
+        kept,
+        steps,
+        recorded,
+        drain,
+        average_statistics,
+        averaged,
+        evaluator,
+        trained,
+        exchanges,
     )

@@ -70,7 +70,7 @@ class Recorder:
             **over_ranks(everyone),
             "gradient_norm": gradient_norm,
             **({} if scale is None else {"loss_scale": scale, "skipped_steps": window.skipped}),
-            **program.steps.cost,
+            **program.cost,
             **inspected,
             **peak_memory(),
         }

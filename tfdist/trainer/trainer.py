@@ -17,11 +17,13 @@ from tfdist.errors import InputError, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
+from tfdist.grammar.sync import DEFAULT, Sync
 from tfdist.step.compiled_steps import Compression
+from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
-from tfdist.step.step import Settings
 from tfdist.step.validation import check_engine_sums, check_same_data, check_unchanged, with_collectives
 from tfdist.storage import AnyPath
+from tfdist.synchronization.catalog import checked_sync
 from tfdist.trainer import saved_fit
 from tfdist.trainer.argument_types import check_fit, check_targets, check_trainer
 from tfdist.trainer.checkpointing import run_variables
@@ -63,6 +65,7 @@ class Trainer(CanPredict):
         compression: str | Reducer = "none",
         compression_min_bytes: int = COMPRESSION_MIN_BYTES,
         bucket_bytes: int = BUCKET_BYTES,
+        sync: str | Sync = DEFAULT,
     ):
         """Compiles the model.
 
@@ -85,15 +88,17 @@ class Trainer(CanPredict):
           compression: how gradients are summed over replicas: as in `--compression`, or a `Reducer`.
           compression_min_bytes: gradients smaller than this many bytes are summed exactly.
           bucket_bytes: small gradients are sent together in messages of at most this many bytes.
+          sync: how often replicas exchange weights, as in `--sync`, such as "local_sgd(period=8)"; what each has changed
+            since the last exchange is summed by `compression`. "every_step" sums gradients in every step.
         """
-        options: dict[str, Any] = {
+        numbers = {
             "seed": seed,
             "accumulate_steps": accumulate_steps,
             "max_skipped_steps": max_skipped_steps,
             "ema": ema,
         }
-        options |= {"clip": clip, "loss_scale": loss_scale, "compression": compression}
-        check_trainer(model, optimizer, loss, (metrics, weighted_metrics), options)
+        others = {"clip": clip, "loss_scale": loss_scale, "compression": compression, "sync": sync}
+        check_trainer(model, optimizer, loss, (metrics, weighted_metrics), numbers | others)
         self._has_loss = loss is not None
         self.strategy = with_collectives(current_strategy())
         self.model = model
@@ -108,6 +113,7 @@ class Trainer(CanPredict):
             clip=clip or Clip(),
             loss_scale=loss_scale,
             max_skipped_steps=max_skipped_steps,
+            sync=checked_sync(sync, self.strategy),
         )
         self._settings = compile_model(
             model,
@@ -122,8 +128,7 @@ class Trainer(CanPredict):
         )
         self._optimizer = model.optimizer
         self._kept = StateStore(self.strategy)
-        if self._settings.loss_scale:
-            self._kept.variables(self._settings.loss_scale.state())
+        self._kept.variables(self._settings.scale_state())
         self._program: Program | None = None
 
     def __repr__(self) -> str:
@@ -270,6 +275,7 @@ class Trainer(CanPredict):
         if checkpoint is not None:
             self.train_state.resume(checkpoint)
             self.program.steps.go_on(checkpoint.values["compression"])
+            self.program.exchanges.restore(checkpoint.values.get("exchanges", {}), self.step)
         return self.step
 
     def batch_schedule(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> BatchSchedule:
@@ -312,7 +318,7 @@ class Trainer(CanPredict):
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
         check_targets(self._has_loss, examples.element_spec, "data to evaluate")
         check_same_data(self.strategy, examples, "data to evaluate")
-        return self.build(examples).evaluate(examples, batch_size)
+        return self.build(examples).evaluate(examples, batch_size, self.step)
 
     @names_arguments
     def build(self, data: Any) -> Program:
@@ -375,8 +381,8 @@ class Trainer(CanPredict):
         return best
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Context, for every process, in which the model has the average of `ema`; its weights are restored on exit."""
-        return self.program.averaged_weights()
+        """Context, for every process, in which the model has the weights to evaluate: averages of `ema` and over replicas."""
+        return self.program.evaluated_weights(self.step)
 
     def save(self, path: AnyPath) -> None:
         """Saves the model in Keras's format on the chief, atomically; call it on every process.

@@ -31,6 +31,9 @@ OPTIONS = {
     "dgc": {"compression": "dgc(ratio=0.1)", "compression_min_bytes": 0},
     "loss_scale": {"loss_scale": LossScale(initial=2.0**20, growth_interval=3)},
     "accumulation": {"accumulate_steps": 2},
+    "local_sgd": {"sync": "local_sgd(period=4)", **FEEDBACK},  # saved between exchanges
+    "diloco": {"sync": "diloco(period=3, outer='adam(learning_rate=0.1)')"},
+    "post_local_sgd": {"sync": "post_local_sgd(warmup_steps=7, period=2)"},
 }
 
 

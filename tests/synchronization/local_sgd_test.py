@@ -1,0 +1,258 @@
+"""Local SGD and DiLoCo against steps that sum gradients and against NumPy, in float64; what depends on agreement."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist import keras_internals
+from tfdist.errors import InputError, NotFiniteError
+from tfdist.gradients import LossScale
+
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(40, 5)), RANDOM.normal(size=(40, 2))
+RATE, BATCH = 0.1, 10  # rows of 3 replicas: 4, 3, 3
+MOMENTUM = float(np.float32(0.9))  # Keras rounds it, also in float64
+NESTEROV = "sgd(momentum=0.9, nesterov=True, learning_rate=0.7)"
+
+
+@pytest.fixture
+def mirrored3(float64):
+    return tfdist.load_strategy("mirrored", devices=3)
+
+
+def trainer_of(strategy, sync, optimizer=None, layers=(), **options):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(2)])
+        return tfdist.Trainer(
+            model, optimizer=optimizer or keras.optimizers.SGD(RATE), loss="mse", sync=sync, **options
+        )
+
+
+def trained(strategy, sync, steps=6, optimizer=None, layers=(), **options):
+    trainer = trainer_of(strategy, sync, optimizer, layers, **options)
+    history = trainer.fit(X, Y, batch_size=BATCH, steps=steps, verbose=0, schedule=tfdist.Schedule(log_every=1))
+    return trainer, history
+
+
+def global_weights(trainer):
+    with trainer.averaged_weights():
+        return [np.asarray(trainer.strategy.local(v.value)[0]) for v in trainer.model.trainable_variables]
+
+
+def of_replicas(strategy, variable):
+    return [np.asarray(value) for value in strategy.local(keras_internals.value_of(variable))]
+
+
+def assert_close(found, wanted, tolerance=1e-9):
+    for one, other in zip(found, wanted, strict=True):
+        assert np.linalg.norm(one - other) <= tolerance * np.linalg.norm(other)
+
+
+@pytest.mark.parametrize("sync", ["local_sgd(period=1)", "post_local_sgd(warmup_steps=3, period=1)"])
+def test_an_exchange_after_every_step_of_plain_sgd_equals_sums_of_gradients(sync, mirrored3):
+    trainer, history = trained(mirrored3, sync)
+    reference, of_reference = trained(mirrored3, "every_step")
+    assert_close(global_weights(trainer), global_weights(reference))
+    assert [r["loss"] for r in history.records] == pytest.approx([r["loss"] for r in of_reference.records], rel=1e-9)
+
+
+def test_an_outer_optimizer_that_takes_the_mean_is_local_sgd(mirrored3):
+    trainer, _ = trained(mirrored3, "diloco(period=3, outer='sgd(learning_rate=1.0)')")
+    reference, _ = trained(mirrored3, "local_sgd(period=3)")
+    assert_close(global_weights(trainer), global_weights(reference))
+    other, _ = trained(mirrored3, "diloco(period=3, outer='sgd(learning_rate=0.5)')")
+    with pytest.raises(AssertionError):
+        assert_close(global_weights(other), global_weights(reference))
+
+
+def in_numpy(kernel, bias, period, steps, batches, outer=(1.0, 0.0)):
+    """Returns the global weights after these steps, given `batches(step, replica)`; outer: rate and Nesterov momentum."""
+    whole = np.vstack([kernel, bias])
+    buffer, (rate, momentum) = np.zeros_like(whole), outer
+    replicas = 3
+    local = [whole.copy() for _ in range(replicas)]
+    rows = np.zeros(replicas)
+    for step in range(steps):
+        for r in range(replicas):
+            x, y = batches(step, r)
+            x1 = np.hstack([x, np.ones((len(x), 1))])
+            local[r] = local[r] - RATE * 2 / y.size * x1.T @ (x1 @ local[r] - y)
+            rows[r] += len(x)
+        if (step + 1) % period == 0:
+            change = sum(n * (whole - w) for n, w in zip(rows, local, strict=True)) / rows.sum()
+            buffer = momentum * buffer + change
+            whole = whole - rate * (change + momentum * buffer if momentum else change)
+            local, rows = [whole.copy() for _ in range(replicas)], np.zeros(replicas)
+    weights = rows / rows.sum() if rows.sum() else np.full(replicas, 1 / replicas)
+    return sum(n * w for n, w in zip(weights, local, strict=True))
+
+
+@pytest.mark.parametrize("steps", [6, 7])  # an exchange at the end, and a step after it
+@pytest.mark.parametrize(
+    ("sync", "outer"), [("local_sgd(period=3)", (1.0, 0.0)), (f"diloco(period=3, outer='{NESTEROV}')", (0.7, MOMENTUM))]
+)
+def test_numpy(sync, outer, steps, mirrored3):
+    trainer = trainer_of(mirrored3, sync)
+    trainer.build((X, Y))
+    kernel, bias = (np.asarray(w) for w in trainer.model.get_weights())
+    seen = []
+
+    class Seen(tfdist.reporting.NullLedger):
+        def write(self, step, count, numbers):
+            seen.extend(np.split(numbers, [BATCH * (k + 1) for k in range(count - 1)]))
+
+    trainer.fit(X, Y, batch_size=BATCH, steps=steps, verbose=0, reporting=tfdist.Reporting(ledger=Seen()))
+
+    def batches(step, replica):
+        mine = np.split(seen[step], [4, 7])[replica]
+        return X[mine], Y[mine]
+
+    wanted = in_numpy(kernel, bias, 3, steps, batches, outer)
+    found_kernel, found_bias = global_weights(trainer)
+    assert_close([found_kernel, found_bias], [wanted[:-1], wanted[-1]])
+
+
+def test_replicas_differ_between_exchanges_and_agree_after_one(mirrored3):
+    trainer, _ = trained(mirrored3, "local_sgd(period=4)", steps=4)
+    kernel, _ = trainer.model.trainable_variables
+    first, *others = of_replicas(mirrored3, kernel)
+    assert all((first == other).all() for other in others)
+    trainer, history = trained(mirrored3, "local_sgd(period=4)", steps=5)
+    kernel, _ = trainer.model.trainable_variables
+    first, *others = of_replicas(mirrored3, kernel)
+    assert all((first != other).any() for other in others)
+    assert 0 < history.records[-1]["replica_divergence"] < 1
+
+
+def test_evaluations_and_checkpoints_change_nothing(mirrored3, tmp_path):
+    plain, _ = trained(mirrored3, "local_sgd(period=4)", steps=10)
+    trainer = trainer_of(mirrored3, "local_sgd(period=4)")
+    trainer.fit(
+        X,
+        Y,
+        batch_size=BATCH,
+        steps=10,
+        verbose=0,
+        validation_data=(X, Y),
+        schedule=tfdist.Schedule(eval_every=3),
+        checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every=3),
+    )
+    for one, other in zip(trainer.model.trainable_variables, plain.model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(of_replicas(mirrored3, one), of_replicas(mirrored3, other))
+
+
+def test_an_evaluation_uses_the_mean_of_the_weights(mirrored3):
+    trainer, _ = trained(mirrored3, "local_sgd(period=4)", steps=6)
+    kernel, bias = global_weights(trainer)
+    found = trainer.evaluate(X, Y)["loss"]
+    assert found == pytest.approx(np.mean((X @ kernel + bias - Y) ** 2), rel=1e-12)
+    assert trainer.predict(X, verbose=0) == pytest.approx(X @ kernel + bias, rel=1e-12)
+    assert trainer.evaluate(X, Y)["loss"] == found
+
+
+@pytest.mark.parametrize("state", ["local", "averaged", "reset"])
+def test_the_state_of_the_optimizer(state, mirrored3):
+    with mirrored3.scope():
+        adam = keras.optimizers.Adam(0.01)
+    trained(mirrored3, f"local_sgd(period=4, state={state})", steps=4, optimizer=adam)
+    moments = [of_replicas(mirrored3, v) for v in keras_internals.slots(adam)]
+    assert len(moments) == 4
+    differ = [any((first != other).any() for other in others) for first, *others in moments]
+    assert differ == [state == "local"] * 4
+    assert all((np.stack(copies) == 0).all() for copies in moments) == (state == "reset")
+    assert [int(count) for count in of_replicas(mirrored3, adam.iterations)] == [4, 4, 4]
+
+
+class OverflowsOn2(keras.layers.Layer):
+    """Overflows on replica 2."""
+
+    def call(self, x, training=False):
+        """Returns infinities on replica 2 in training."""
+        context = tf.distribute.get_replica_context()
+        rank = context.replica_id_in_sync_group if context and training else 0
+        return tf.where(tf.equal(rank, 2), x * 1e200 * 1e200, x)
+
+
+def test_a_replica_that_overflows_skips_alone_and_enters_the_exchange(mirrored3, caplog):
+    scale = LossScale(initial=2.0**10)
+    trainer = trainer_of(mirrored3, "local_sgd(period=2)", layers=[OverflowsOn2()], loss_scale=scale)
+    history = trainer.fit(X, Y, batch_size=BATCH, steps=4, verbose=0)
+    assert "replica 2 skipped 2 of the 2 steps from step 0 on" in caplog.text
+    assert np.isfinite(history.records[-1]["loss"])
+    kernel, _ = trainer.model.trainable_variables
+    first, *others = of_replicas(mirrored3, kernel)
+    assert np.isfinite(first).all() and all((first == other).all() for other in others)
+    assert trainer.state["loss_scale/scale"].values.tolist() == [1024.0, 1024.0, 64.0]
+    assert trainer.loss_scale == 64.0
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(mirrored3):
+    data = X.copy()
+    trainer = trainer_of(mirrored3, "local_sgd(period=5)")
+    data[17] = np.nan
+    with pytest.raises(NotFiniteError, match="at step"):
+        trainer.fit(data, Y, batch_size=BATCH, steps=4, verbose=0, shuffle=False)
+    assert trainer.step == 1  # of step 1, rows 10 to 19 contain the bad one
+
+
+@pytest.mark.parametrize("compression", ["bf16", "int8", "topk(ratio=0.2)", "powersgd(rank=1)"])
+def test_changes_are_compressed_with_error_feedback(compression, mirrored3):
+    exact, _ = trained(mirrored3, "local_sgd(period=3)", steps=12)
+    lossy, history = trained(
+        mirrored3, "local_sgd(period=3)", steps=12, compression=compression, compression_min_bytes=0
+    )
+    [first, _], [other, _] = global_weights(lossy), global_weights(exact)
+    assert 0 < np.linalg.norm(first - other) < 0.5 * np.linalg.norm(other)
+    kernel, _ = lossy.model.trainable_variables
+    copies = of_replicas(mirrored3, kernel)
+    assert all((copies[0] == copy).all() for copy in copies)
+    assert [name for name in lossy.state if name.endswith("/error")] or compression in ("bf16", "int8")
+
+
+def test_micro_steps_and_masks(mirrored3):
+    weight = RANDOM.uniform(0.5, 1.5, 40)
+    for options in ({"accumulate_steps": 2}, {}):
+        one = trainer_of(mirrored3, "local_sgd(period=1)", **options)
+        one.fit(X, Y, batch_size=12, steps=4, verbose=0)
+        other = trainer_of(mirrored3, "every_step", **options)
+        other.fit(X, Y, batch_size=12, steps=4, verbose=0)
+        assert_close(global_weights(one), global_weights(other))
+    one = trainer_of(mirrored3, "local_sgd(period=3)", accumulate_steps=2)
+    one.fit(X, Y, batch_size=12, steps=6, verbose=0, sample_weight=weight)
+    other = trainer_of(mirrored3, "local_sgd(period=3)")
+    other.fit(X, Y, batch_size=12, steps=6, verbose=0, sample_weight=weight)
+    assert_close(global_weights(one), global_weights(other))
+
+
+def test_a_moving_average_of_the_weights_is_averaged_too(mirrored3):
+    trainer, _ = trained(mirrored3, "local_sgd(period=4)", steps=6, ema=0.9)
+    averages = [a for _, a in keras_internals.weight_averages(trainer.model.optimizer)]
+    found = global_weights(trainer)
+    wanted = [np.average(of_replicas(mirrored3, average), axis=0, weights=[4, 3, 3]) for average in averages]
+    assert_close(found, wanted)
+
+
+def test_weights_changed_by_the_program_are_taken_over(mirrored3):
+    trainer, _ = trained(mirrored3, "local_sgd(period=2)", steps=2)
+    trainer.model.set_weights([np.zeros((5, 2)), np.zeros(2)])
+    trainer.fit(X, Y, batch_size=BATCH, steps=2, verbose=0)
+    fresh = trainer_of(mirrored3, "local_sgd(period=2)")
+    fresh.build((X, Y))
+    fresh.model.set_weights([np.zeros((5, 2)), np.zeros(2)])
+    fresh.fit(X, Y, batch_size=BATCH, steps=2, verbose=0)
+    assert np.linalg.norm(global_weights(trainer)[0]) < 3 * np.linalg.norm(global_weights(fresh)[0])
+
+
+def test_what_communicates_in_every_step_is_refused(mirrored3):
+    trainer = trainer_of(mirrored3, "local_sgd", layers=[tfdist.layers.SyncBatchNormalization()])
+    with pytest.raises(InputError, match="cannot normalize over all replicas"):
+        trainer.build((X, Y))
+
+
+def test_a_mesh_is_refused(request):
+    with pytest.raises(InputError, match="cannot train alone"):
+        trainer_of(request.getfixturevalue("mesh2x2"), "local_sgd")

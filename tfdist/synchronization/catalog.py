@@ -1,0 +1,55 @@
+"""Creates the exchanges that `--sync` describes."""
+
+import keras
+
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.grammar.sync import LocalSGD, Sync, parse_sync
+from tfdist.step.compiled_steps import Compression
+from tfdist.step.state_store import StateStore
+from tfdist.step.validation import synchronized_layers
+from tfdist.synchronization.exchange import specs_of
+from tfdist.synchronization.interface import Exchanges
+from tfdist.synchronization.periodic import PeriodicExchanges
+
+
+def make_exchanges(
+    sync: Sync, model: keras.Model, strategy: HasCollectives, compression: Compression, kept: StateStore
+) -> Exchanges:
+    """Creates the exchanges of a compiled and built model; every process must call it.
+
+    Args:
+      sync: how replicas are kept in agreement.
+      model: the model.
+      strategy: its strategy.
+      compression: how what travels is summed over replicas.
+      kept: store of the state.
+
+    Raises:
+      InputError: the model communicates in every step.
+    """
+    if not isinstance(sync, LocalSGD):
+        return Exchanges()
+    synchronized = synchronized_layers(model)
+    if synchronized:
+        raise InputError(
+            "Replicas that train alone cannot normalize over all replicas. Received: "
+            f"sync={sync} and {synchronized[0].path}. Use --batch_norm=local, or --sync=every_step."
+        )
+    reducer = compression.reducer(specs_of(model.trainable_variables), {}, ())
+    return PeriodicExchanges(sync, model, strategy, reducer, kept)
+
+
+def checked_sync(given: str | Sync, strategy: HasCollectives) -> Sync:
+    """Returns how replicas of a strategy are kept in agreement, parsed.
+
+    Raises:
+      InputError: the text is invalid, or the strategy's replicas cannot train alone between exchanges.
+    """
+    sync = parse_sync(given) if isinstance(given, str) else given
+    if sync.is_local and (strategy.sums_gradients or strategy.compiles_replicas or not strategy.compiles_loops):
+        raise InputError(
+            f"Replicas of strategy {strategy.name} cannot train alone, as its engine compiles whole steps. Received: "
+            f"sync={sync}. Use sync=every_step, or mirrored, multiworker or horovod."
+        )
+    return sync

@@ -1,0 +1,137 @@
+"""One exchange: the mean of what replicas have changed updates the global weights, from which they start again.
+
+With x the global weights, w_r the weights of replica r and n_r the rows that it has trained on since the last exchange,
+
+    d = sum over r of n_r (x - w_r) / sum over r of n_r,        x' = outer(x, d),        w_r = x'
+
+d is summed by a reducer, so that it may be compressed, with error feedback. Without an outer optimizer, x' = x - d is
+the mean of the replicas' weights.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Collectives, Recording
+from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.gradients import Bucketed, Reducer, Sum
+from tfdist.synchronization.global_weights import GlobalWeights
+
+
+class Exchanged(NamedTuple):
+    """The result of an exchange, on each replica.
+
+    Attributes:
+      divergence: scalar; root mean square over replicas of the distance to their mean, over the norm of the mean.
+      rows: scalar; rows on which all replicas have trained, as a multiple of those of equal shares.
+    """
+
+    divergence: tf.Tensor
+    rows: tf.Tensor
+
+
+def specs_of(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
+    """Returns names, shapes and dtypes of what an exchange reduces: a change per variable, and two scalars."""
+    floatx = keras.config.floatx()
+    scalars = [tf.TensorSpec([], floatx, f"exchange/{name}") for name in ("rows", "squares")]
+    return [*(tf.TensorSpec(v.shape, v.dtype, v.path) for v in weights), *scalars]
+
+
+class Exchange:
+    """Exchanges the weights of one model.
+
+    Attributes:
+      sent: the calls of the latest trace.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[keras.Variable],
+        optimizer: keras.Optimizer,
+        strategy: HasCollectives,
+        reducer: Reducer,
+        whole: GlobalWeights,
+        state: Sequence[tf.Variable],
+        rows: tf.Variable,
+        kept: str,
+    ):
+        """Initializes the exchange.
+
+        Args:
+          weights: trainable variables of the model.
+          optimizer: its optimizer.
+          strategy: their strategy.
+          reducer: sums the changes over replicas.
+          whole: the global weights.
+          state: variables of the reducer's state.
+          rows: scalar per replica; rows on which it has trained since the last exchange.
+          kept: what happens to the optimizer's state: "local", "averaged" or "reset".
+        """
+        self._strategy = strategy
+        self._reducer = reducer
+        self._whole = whole
+        self._weights = list(weights)
+        self._slots = [] if kept == "local" else keras_internals.slots(optimizer)
+        self._initial = keras_internals.initial_slot_values(optimizer) if kept == "reset" else None
+        self._state, self._rows = list(state), rows
+        self.sent: Recording | None = None
+
+    def exchange(self, expected_rows: tf.Tensor) -> Exchanged:
+        """Exchanges the weights. A replica function.
+
+        Args:
+          expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
+        """
+        self.sent = Recording(self._strategy.collectives)
+        floatx = keras.config.floatx()
+        # Relative to an equal share, so that changes keep their size, which lossy dtypes may need.
+        rows = tf.cast(tf.convert_to_tensor(self._rows), floatx) / expected_rows
+        own = [tf.convert_to_tensor(variable.value) for variable in self._weights]
+        changes = [x - w for x, w in zip(self._whole.values(), own, strict=True)]
+        squares = tf.add_n([tf.cast(tf.reduce_sum(tf.square(change)), floatx) for change in changes])
+        weighted = [change * tf.cast(rows, change.dtype) for change in changes]
+        state = [tf.convert_to_tensor(variable) for variable in self._state]
+        reduced = self._reducer.reduce([*weighted, rows, rows * squares], state, self.sent, name="exchange")
+        *totals, all_rows, all_squares = reduced.totals
+        mean = [tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)) for total in totals]
+        found = self._whole.update(mean)
+        slots = self._new_slots(rows, all_rows)
+        with self._strategy.own_copies([*self._weights, *self._slots]):
+            for variable, value in zip([*self._weights, *self._slots], [*found, *slots], strict=True):
+                variable.assign(value)
+        for held, value in zip(self._state, reduced.state, strict=True):
+            held.assign(value)
+        self._rows.assign(tf.zeros([], self._rows.dtype))
+        spread = tf.math.divide_no_nan(all_squares, all_rows) - _square_norm(mean)
+        return Exchanged(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(_square_norm(found)), all_rows)
+
+    def _new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the mean or the initial value of the optimizer's state."""
+        if self._initial is None:
+            return weighted_mean(self._slots, rows, all_rows, self._strategy.collectives) if self._slots else []
+        pairs = zip(self._slots, self._initial, strict=True)
+        return [tf.fill(slot.shape, tf.cast(initial, slot.dtype)) for slot, initial in pairs]
+
+
+def weighted_mean(
+    variables: Sequence[keras.Variable], rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives
+) -> list[tf.Tensor]:
+    """Returns the exact mean of each variable over replicas, weighted by their rows. In a replica function."""
+    mine = [tf.convert_to_tensor(variable.value) for variable in variables]
+    weighted = [value * tf.cast(rows, value.dtype) for value in mine]
+    totals = Bucketed(Sum()).reduce(weighted, [], collectives, name="exchange/state").totals
+    return [tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)) for total in totals]
+
+
+def states_of(reducer: Reducer, weights: Sequence[keras.Variable]) -> list[State]:
+    """Returns the state that a reducer of changes needs; it is separate from that of a reducer of gradients."""
+    return [dataclasses.replace(state, name=f"exchange/{state.name}") for state in reducer.state(specs_of(weights))]
+
+
+def _square_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    floatx = keras.config.floatx()
+    return tf.add_n([tf.cast(tf.reduce_sum(tf.square(tensor)), floatx) for tensor in tensors])

@@ -1,0 +1,73 @@
+"""The global weights, from which replicas start after an exchange, and the optimizer that updates them."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.grammar.spec import parse
+from tfdist.optimizers.catalog import create_optimizer
+
+
+class GlobalWeights:
+    """A copy of the trainable weights that is equal on all replicas; memory: one variable per trainable variable.
+
+    Attributes:
+      variables: the copies, in the order of the model's trainable variables, and the outer optimizer's state.
+    """
+
+    def __init__(self, model: keras.Model, strategy: HasCollectives, outer: str):
+        """Creates the variables, equal to zero; see `assign`.
+
+        Args:
+          model: built model.
+          strategy: its strategy.
+          outer: the outer optimizer, as in `--optimizer`, with its learning rate; "" for none.
+        """
+        self._strategy = strategy
+        weights = list(model.trainable_variables)
+        with strategy.scope():
+            self.copies = [
+                keras.Variable("zeros", shape=v.shape, dtype=v.dtype, trainable=False, name=_name(v)) for v in weights
+            ]
+            self._optimizer = outer_optimizer(outer)
+            if self._optimizer is not None:
+                self._optimizer.build(self.copies)
+        self.variables = [*self.copies, *(self._optimizer.variables if self._optimizer else [])]
+
+    def values(self) -> list[tf.Tensor]:
+        """Returns the global weights. In a replica function."""
+        return [tf.convert_to_tensor(copy.value) for copy in self.copies]
+
+    def assign(self, values: Sequence[tf.Tensor]) -> None:
+        """Assigns values that are equal on all replicas. In a replica function."""
+        for copy, value in zip(self.copies, values, strict=True):
+            copy.assign(value)
+
+    def update(self, changes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Updates the global weights and returns them. In a replica function.
+
+        Args:
+          changes: global weights minus the mean of the replicas' weights: the outer optimizer's gradient.
+        """
+        if self._optimizer is None:
+            self.assign([value - change for value, change in zip(self.values(), changes, strict=True)])
+        else:
+            self._strategy.apply(self._optimizer, changes, self.copies)
+        return self.values()
+
+
+def _name(variable: keras.Variable) -> str:
+    return f"global_{variable.path.replace('/', '_')}"
+
+
+def outer_optimizer(text: str) -> keras.Optimizer | None:
+    """Creates an outer optimizer; None if there is none.
+
+    Raises:
+      InputError: there is no such optimizer, or it does not take these arguments.
+    """
+    if not text:
+        return None
+    return create_optimizer(text, parse(text).args["learning_rate"])

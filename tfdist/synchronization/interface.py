@@ -1,0 +1,51 @@
+"""The contract `Exchanges`: what happens between replicas outside of steps. The base class exchanges nothing."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+
+class Exchanges:
+    """Exchanges of weights at certain steps; this base class is for steps that sum gradients themselves.
+
+    Every process makes the same calls at the same steps.
+
+    Attributes:
+      variables: variables of the exchanges that are equal on all replicas, to be saved with the run.
+      is_local: whether replicas have weights of their own at some steps.
+    """
+
+    variables: Sequence[keras.Variable] = ()
+    is_local: bool = False
+
+    def trains_alone(self, step: int) -> bool:
+        """Returns whether, in this step, each replica updates weights of its own."""
+        return False
+
+    def next(self, step: int) -> int | None:
+        """Returns the next step after `step` at which `at` must be called; None if there is none."""
+        return None
+
+    def begin(self, step: int, batch_size: int) -> None:
+        """Prepares for training from this step on, with global batches of this size."""
+
+    def at(self, step: int) -> Mapping[str, float]:
+        """Exchanges what is due once `step` updates have been done; returns fields for training records."""
+        return {}
+
+    def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """Context in which all replicas have the global weights, for evaluation; their own are restored on exit."""
+        return contextlib.nullcontext()
+
+    def cost(self, whole_bytes: int) -> dict[str, float]:
+        """Returns what a step sends on average; see `Steps.cost`. Empty if steps count it themselves."""
+        return {}
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what is not in variables, for a checkpoint."""
+        return {}
+
+    def restore(self, saved: Mapping[str, Any], step: int) -> None:
+        """Takes over what `to_json` returned, after the variables have been restored; empty for an unknown run."""

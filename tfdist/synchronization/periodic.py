@@ -1,0 +1,121 @@
+"""Exchanges at regular intervals: local SGD, with or without an optimizer of the global weights."""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives.trace_check import agree_on_plan
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.gradients import Reducer
+from tfdist.grammar.sync import LocalSGD
+from tfdist.step.local_step import ROWS
+from tfdist.step.state_store import StateStore
+from tfdist.step.validation import inner_optimizer
+from tfdist.synchronization.averaged_copy import AveragedCopy
+from tfdist.synchronization.exchange import Exchange, Exchanged, states_of
+from tfdist.synchronization.global_weights import GlobalWeights
+from tfdist.synchronization.interface import Exchanges
+
+
+class PeriodicExchanges(Exchanges):
+    """Exchanges the weights every `period` steps; see `Exchange`."""
+
+    is_local = True
+
+    def __init__(
+        self, sync: LocalSGD, model: keras.Model, strategy: HasCollectives, reducer: Reducer, kept: StateStore
+    ):
+        """Creates the global weights.
+
+        Args:
+          sync: when and how to exchange.
+          model: compiled and built model.
+          strategy: its strategy.
+          reducer: sums changes of weights over replicas.
+          kept: store of the state.
+        """
+        self._sync, self._strategy = sync, strategy
+        weights, optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
+        self._whole = GlobalWeights(model, strategy, sync.outer)
+        self.variables = self._whole.variables
+        [rows] = kept.variables([ROWS])
+        state = kept.variables(states_of(reducer, weights))
+        self._exchange = Exchange(weights, optimizer, strategy, reducer, self._whole, state, rows, sync.state)
+        averages = [average for _, average in keras_internals.weight_averages(optimizer)]
+        self._averaged = AveragedCopy([*weights, *averages], strategy, rows)
+        self._averaged_in_agreement = AveragedCopy(averages, strategy, rows)
+        self._weights = weights
+        self._compiled: Any = None
+        self._batch_size = 0
+        self._last: int | None = None  # step of the last exchange; None before local training begins
+
+    def trains_alone(self, step: int) -> bool:
+        """See base class."""
+        return step >= self._sync.local_from
+
+    def next(self, step: int) -> int | None:
+        """See base class."""
+        first, period = self._sync.local_from, self._sync.period
+        return first if step < first else first + ((step - first) // period + 1) * period
+
+    def begin(self, step: int, batch_size: int) -> None:
+        """See base class; in agreement, replicas' weights are the global ones, also if the program has changed them."""
+        self._batch_size = batch_size
+        if self.trains_alone(step) and self._last in (None, step):
+            self._last = step
+            tf.function(lambda: self._strategy.run(self._take_over), autograph=False).get_concrete_function()()
+
+    def at(self, step: int) -> Mapping[str, float]:
+        """See base class; returns `replica_divergence`."""
+        if self.trains_alone(step) and self._last is None:
+            self.begin(step, self._batch_size)
+            return {}
+        if not self.trains_alone(step) or self.next(step - 1) != step or self._last == step:
+            return {}
+        assert self._last is not None
+        share = self._batch_size * (step - self._last) / self._strategy.replicas
+        found = self._exchanged(tf.constant(share, keras.config.floatx()))
+        self._last = step
+        return {"replica_divergence": float(found.divergence)}
+
+    def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """See base class; right after an exchange, only averages of weights may differ between replicas."""
+        agree = self._last is None or self._last == step
+        return self._averaged_in_agreement() if agree else self._averaged()
+
+    def cost(self, whole_bytes: int) -> dict[str, float]:
+        """See base class; an exchange's payload divided by the period."""
+        payload = self._exchange.sent.payload_bytes if self._exchange.sent else 0
+        if not payload:
+            return {}
+        per_step = payload / self._sync.period
+        return {"payload_bytes": per_step, "compression_ratio": whole_bytes / per_step}
+
+    def to_json(self) -> dict[str, Any]:
+        """See base class."""
+        return {"last_exchange": self._last}
+
+    def restore(self, saved: Mapping[str, Any], step: int) -> None:
+        """See base class."""
+        self._last = saved.get("last_exchange")
+
+    def _exchanged(self, share: tf.Tensor) -> Exchanged:
+        """Exchanges the weights; the first time, processes compare the calls that they will make."""
+        if self._compiled is None:
+            exchange = lambda rows: self._strategy.run(self._exchange.exchange, rows)  # noqa: E731
+            self._compiled = tf.function(exchange, autograph=False).get_concrete_function(
+                tf.TensorSpec([], share.dtype)
+            )
+            assert self._exchange.sent is not None
+            agree_on_plan(self._strategy.peers, self._exchange.sent.calls)
+        found = self._compiled(share)
+        return Exchanged(*(self._strategy.local(value)[0] for value in found))
+
+    def _take_over(self) -> None:
+        """Assigns the weights, which are equal on all replicas, to the global ones. A replica function."""
+        with self._strategy.own_copies(self._weights):
+            self._whole.assign([tf.convert_to_tensor(variable.value) for variable in self._weights])
