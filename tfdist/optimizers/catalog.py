@@ -23,7 +23,9 @@ _SHORT = {
 }
 
 
-def create_optimizer(text: str, learning_rate: Any, momentum_correction: bool = False) -> keras.Optimizer:
+def create_optimizer(
+    text: str, learning_rate: Any, momentum_correction: bool = False, flag: str = "--optimizer"
+) -> keras.Optimizer:
     """Creates an optimizer.
 
     Args:
@@ -31,6 +33,7 @@ def create_optimizer(text: str, learning_rate: Any, momentum_correction: bool = 
         `package.module:name(...)`.
       learning_rate: a float or a schedule; used unless `text` contains a learning rate.
       momentum_correction: whether sgd and lars exclude the learning rate from the momentum.
+      flag: where the text was given, for messages.
 
     Raises:
       InputError: the name or an argument is unknown, or rejected by the optimizer.
@@ -39,9 +42,9 @@ def create_optimizer(text: str, learning_rate: Any, momentum_correction: bool = 
     known = _classes(keras.optimizers, keras.Optimizer, without=("Optimizer", "LossScaleOptimizer", "MultiOptimizer"))
     known |= {"lars": LARS} | ({"sgd": MomentumCorrectedSGD} if momentum_correction else {})
     offered = {"learning_rate": learning_rate, "momentum_correction": momentum_correction}
-    made = call_own("--optimizer", _find(spec.name, known, "--optimizer"), spec, **offered)
+    made = call_own(flag, _find(spec.name, known, flag), spec, **offered)
     if not isinstance(made, keras.Optimizer):
-        raise InputError(f"--optimizer={text} must make a keras.Optimizer. Received: {type(made).__name__}.")
+        raise InputError(f"{flag}={text} must make a keras.Optimizer. Received: {type(made).__name__}.")
     return made
 
 

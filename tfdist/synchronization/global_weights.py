@@ -70,4 +70,4 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
     """
     if not text:
         return None
-    return create_optimizer(text, parse(text).args["learning_rate"])
+    return create_optimizer(text, parse(text).args["learning_rate"], flag="--sync: outer")

@@ -28,6 +28,7 @@ def describe(program: Program, data: DataSet, plan: RunPlan) -> dict[str, str]:
         "strategy": describe_strategy(program.strategy),
         "chosen": "",  # the place of the reason, which the program's caller may know
         "batch": _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name),
+        "sync": str(program.settings.sync) if program.settings.sync.is_local else "",
         "length": _length(plan),
     }
 

@@ -19,6 +19,7 @@ _TRAINING = (
     "--start_timeout_seconds=60",  # how long ranks wait for one that was interrupted before it joined
 )
 _COMPRESSED = ("--compression=topk(ratio=0.1)", "--compression_min_bytes=64")
+_LOCAL = ("--sync=local_sgd(period=8)", *_COMPRESSED)  # checkpoints and commits fall between exchanges
 _SHARDED = ("--strategy=mesh", "--mesh_shape=data:4", "--shard=optimizer", "--shard_min_elements=64")
 
 
@@ -57,6 +58,8 @@ SETTINGS = {
         Setting("horovod2", 2, "horovod", ("--strategy=horovod", "--communication=gloo", *_COMPRESSED)),
         Setting("horovod3", 3, "horovod", ("--strategy=horovod", "--communication=gloo", *_COMPRESSED)),
         Setting("horovod2_mpi", 2, "horovod", ("--strategy=horovod", "--communication=mpi", *_COMPRESSED)),
+        Setting("horovod2_local", 2, "horovod", ("--strategy=horovod", "--communication=gloo", *_LOCAL)),
+        Setting("multiworker2_local", 2, "tensorflow", ("--strategy=multiworker", *_LOCAL)),
         Setting("mesh1x4", 1, "tensorflow", _SHARDED, ""),
         Setting("mesh2x2", 2, "tensorflow", _SHARDED, ""),
     )
