@@ -138,6 +138,12 @@ def test_it_looks_at_the_evaluations_of_keras_s_own_fit():
     assert len(found.epoch) == 5 and float(model.optimizer.learning_rate) < 1e-6
 
 
+def test_epochs_without_an_evaluation_are_none_to_look_at(single, recwarn):
+    trainer = make(single, lambda: keras.optimizers.SGD(0.02))
+    fit(trainer, eval_every=20, callbacks=[plateau(), tfdist.EarlyStopping("val_loss")])
+    assert not [str(each.message) for each in recwarn if "which is not available" in str(each.message)]
+
+
 def test_plateaus_of_a_metric_of_training_are_counted_in_epochs(single):
     trainer = make(single, lambda: keras.optimizers.SGD(0.02))
     rates = recorded(fit(trainer, callbacks=[plateau("loss", min_delta=100.0, cooldown=0)]))

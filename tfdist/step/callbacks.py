@@ -35,7 +35,9 @@ class Callbacks:
         self._group = strategy.group
         # Also if only some processes have callbacks, as in `callbacks=[...] if rank == 0 else []`.
         self._any = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
-        self._list = keras.callbacks.CallbackList(chosen(callbacks, strategy), model=model, **params)
+        self._list = keras.callbacks.CallbackList(
+            chosen(callbacks, strategy), model=model, reports_evaluations=True, **params
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Forwards events to `keras.callbacks.CallbackList`."""

@@ -5,13 +5,13 @@ from typing import Any
 
 import keras
 
-from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_integer
 from tfdist.grammar.monitor import MODES
+from tfdist.trainer.counted_evaluations import CountsEvaluations
 
 
-class EarlyStopping(keras.callbacks.EarlyStopping):
+class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
     """`keras.callbacks.EarlyStopping` whose patience is in evaluations, at whichever steps these are.
 
     Keras's own looks at the end of each epoch, where it finds no result of an evaluation if `Schedule.eval_every` has
@@ -37,9 +37,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         if mode not in MODES:
             raise InputError(f"`mode` must be {', '.join(MODES[:-1])} or {MODES[-1]}. Received: {mode!r}.")
         super().__init__(monitor, min_delta=min_delta, patience=patience, mode=mode)
-        self._of_evaluations = monitor.startswith("val_")
-        self._is_told = False
-        self._step = self._looks = 0
+        self._looks = 0
         self.best_step = self.stopped_step = 0
 
     @property
@@ -54,71 +52,28 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         )
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """See base class.
-
-        Raises:
-          InputError: it is not known what is better.
-        """
+        """See base class."""
         super().on_train_begin(logs)
-        self._step = self._looks = 0
+        self._looks = 0
         self.best_step = self.stopped_step = 0
-        direction_of(self)
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+    def _look(self, logs: Mapping[str, float]) -> None:
         """See base class."""
-        self._step = batch + 1
-
-    def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
-        """Called by `Trainer.fit` after each evaluation.
-
-        Args:
-          step: number of updates done.
-          logs: the results, under their `val_` names.
-        """
-        self._is_told = True
-        if self._of_evaluations:
-            self._look(step, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """See base class."""
-        if not (self._of_evaluations and self._is_told):  # Keras's `fit` does not tell of evaluations otherwise
-            self._look(self._step, logs or {})
-
-    def _look(self, step: int, logs: Mapping[str, float]) -> None:
         stopped_before = self.stopped_epoch
-        super().on_epoch_end(self._looks, dict(logs))  # in which looks take the place of epochs
+        keras.callbacks.EarlyStopping.on_epoch_end(self, self._looks, dict(logs))  # looks take the place of epochs
         self._looks += 1
         if self.wait == 0:
-            self.best_step = step
+            self.best_step = self._step
         if self.stopped_epoch != stopped_before:
-            self.stopped_step = step
+            self.stopped_step = self._step
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that its base class does not have, for a checkpoint."""
-        return {
-            "best_step": self.best_step,
-            "stopped_step": self.stopped_step,
-            "looks": self._looks,
-            "step": self._step,
-        }
+        """See base class."""
+        own = {"best_step": self.best_step, "stopped_step": self.stopped_step, "looks": self._looks}
+        return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the result of `state_dict`."""
+        """See base class."""
+        super().load_state_dict(state)
         self.best_step, self.stopped_step = state["best_step"], state["stopped_step"]
-        self._looks, self._step = state["looks"], state["step"]
-
-
-def direction_of(callback: keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau) -> str:
-    """Returns "min" or "max", what is better for the metric of a callback, which has its model.
-
-    Raises:
-      InputError: Keras does not know it.
-    """
-    direction = keras_internals.monitored_direction(callback)
-    if not direction:
-        raise InputError(
-            "Cannot infer whether higher or lower values of a metric are better. Received: "
-            f"{callback.monitor}. Add mode=max or mode=min, as in "
-            f"{callback.monitor}(mode=max)."
-        )
-    return direction
+        self._looks = state["looks"]

@@ -10,8 +10,7 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.errors import InputError
 from tfdist.grammar.monitor import parse_best
 from tfdist.grammar.spec import nearest
-from tfdist.trainer.early_stopping import EarlyStopping, direction_of
-from tfdist.trainer.plateau import ReduceLROnPlateau
+from tfdist.trainer.counted_evaluations import CountsEvaluations, direction_of
 from tfdist.trainer.program import Program
 
 
@@ -22,7 +21,7 @@ def check_monitored(callbacks: Sequence[keras.callbacks.Callback], program: Prog
       InputError: the run does not measure it, or it is not known what is better.
     """
     for callback in callbacks:
-        if isinstance(callback, EarlyStopping | ReduceLROnPlateau):
+        if isinstance(callback, CountsEvaluations):
             _direction(callback.monitor, callback.mode, program, evaluates)
 
 

@@ -1,17 +1,16 @@
 """Falls of the learning rate at plateaus that are counted in evaluations, wherever in an epoch they are."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.grammar.decay import Plateau
-from tfdist.trainer.early_stopping import direction_of
+from tfdist.trainer.counted_evaluations import CountsEvaluations
 
 
-class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
+class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
     """`keras.callbacks.ReduceLROnPlateau` whose patience and cooldown are in evaluations, at whichever steps these are.
 
     Keras's own looks at the end of each epoch, where it finds no result of an evaluation if `Schedule.eval_every` has
@@ -57,8 +56,6 @@ class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
         super().__init__(
             monitor, factor=factor, patience=patience, min_delta=min_delta, cooldown=cooldown, min_lr=min_lr, mode=mode
         )
-        self._of_evaluations = monitor.startswith("val_")
-        self._is_told = False
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """See base class.
@@ -73,20 +70,7 @@ class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
                 "ReduceLROnPlateau needs an optimizer whose learning rate is a number. Received: a "
                 f"{type(schedule).__name__}. Leave one of them out."
             )
-        direction_of(self)
 
-    def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
-        """Called by `Trainer.fit` after each evaluation.
-
-        Args:
-          step: number of updates done.
-          logs: the results, under their `val_` names.
-        """
-        self._is_told = True
-        if self._of_evaluations:
-            super().on_epoch_end(step, dict(logs))
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def _look(self, logs: Mapping[str, float]) -> None:
         """See base class."""
-        if not (self._of_evaluations and self._is_told):  # Keras's `fit` does not tell of evaluations otherwise
-            super().on_epoch_end(epoch, logs)
+        keras.callbacks.ReduceLROnPlateau.on_epoch_end(self, self._step, dict(logs))
