@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import psutil
 import pytest
 
@@ -34,7 +35,7 @@ def allocate(batch_size, mib, fails=0):
 def allocate_for_gpu(batch_size):
     if batch_size > 8:
         raise MemoryError("a device has no memory left")
-    return 1.0 * batch_size
+    return np.float32(batch_size)  # as of NumPy's arithmetic
 
 
 @by_value
@@ -54,7 +55,7 @@ def test_the_largest_size_within_the_limit_is_found():
 
 
 def test_a_failed_allocation_is_a_size_that_does_not_fit():
-    found = tfdist.find_batch_size(allocate_for_gpu, 4, max=16)
+    found = tfdist.find_batch_size(allocate_for_gpu, np.int64(4), max=np.int64(16))
     assert found.largest == 8 and [trial.batch_size for trial in found.trials if trial.failure] == [12, 16]
 
 
@@ -71,6 +72,8 @@ def test_a_function_must_return_its_speed():
 
 
 def test_wrong_arguments():
+    with pytest.raises(InputError, match="batch_size must be an integer from 1 to max. Received: True"):
+        tfdist.find_batch_size(allocate, True, max=4)
     with pytest.raises(InputError, match="batch_size must be an integer from 1 to max. Received: 8, with max=4"):
         tfdist.find_batch_size(allocate, 8, max=4)
     with pytest.raises(InputError, match=r'^launcher must be known. Received: "mpi"'):

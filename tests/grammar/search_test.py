@@ -1,5 +1,6 @@
 """What `--find` accepts, its normal form, and errors of one line."""
 
+import numpy as np
 import pytest
 
 from tfdist.errors import InputError
@@ -25,6 +26,11 @@ from tfdist.grammar.search import BatchSizeSearch, LearningRateSearch, parse_sea
 def test_searches(text, expected, normal):
     assert parse_search(text) == parse_search(normal) == expected
     assert search_text(text) == search_text(normal) == normal
+
+
+def test_numbers_of_numpy():
+    assert str(LearningRateSearch(max=np.float64(1), steps=np.int64(50))) == str(LearningRateSearch(max=1.0, steps=50))
+    assert str(BatchSizeSearch(max=np.int64(8))) == str(BatchSizeSearch(max=8))
 
 
 def test_no_search():

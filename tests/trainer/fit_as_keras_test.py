@@ -118,12 +118,26 @@ def test_a_second_fit_counts_epochs_from_its_own_first(single):
         ({"validation_freq": "2"}, "`validation_freq` must be"),
         ({"verbose": 3}, "`verbose` must be one of"),
         ({"steps": 1, "epochs": 1}, "either `steps` or `epochs`"),
+        ({"steps": True}, "either `steps` or `epochs`"),
+        ({"batch_size": True}, "`batch_size` must be a positive integer. Received: True"),
+        ({"batch_size": "8"}, "`batch_size` must be a positive integer. Received: '8'"),
+        ({"initial_epoch": False, "epochs": 1}, "`initial_epoch`"),
+        ({"validation_freq": True}, "`validation_freq` must be"),
     ],
     ids=str,
 )
 def test_arguments_that_are_refused(single, arguments, words):
     with pytest.raises(InputError, match=words):
         trainer_of(single).fit(X, Y, **arguments)
+
+
+def test_numbers_of_numpy_are_those_of_python(single):
+    trainer, one, two = trainer_of(single), np.int64(1), np.int64(2)
+    checked = {"validation_split": np.float32(0.5), "validation_freq": one, "validation_batch_size": two}
+    found = trainer.fit(X[:8], Y[:8], two, np.int32(3), initial_epoch=one, steps_per_epoch=two, verbose=0, **checked)
+    assert (found.epoch, trainer.step, len(found.history["val_loss"])) == ([1, 2], 4, 2)
+    assert len(trainer.predict(X, batch_size=two, steps=two)) == 4
+    trainer.evaluate(X, Y, batch_size=np.int64(9), steps=one)
 
 
 def test_a_generator_that_ends_too_early(single):

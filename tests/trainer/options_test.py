@@ -1,6 +1,10 @@
 """Additional options of `Trainer.fit`: schedules, and values of flags."""
 
+import numpy as np
+import pytest
+
 from tfdist.config.train_config import TrainConfig
+from tfdist.errors import InputError
 from tfdist.trainer.options import Checks, Schedule
 
 
@@ -23,3 +27,16 @@ def test_the_flags_of_a_configuration():
     assert Schedule.of(config) == Schedule(log_every=7, elastic_batch="replica")
     assert Checks.of(config) == Checks(check_sync_every=9, stall_shutdown_seconds=600.0)  # a command ends stalled jobs
     assert Schedule.of(TrainConfig()) == Schedule()
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    schedule = Schedule(log_every=np.int64(3), eval_every=np.uint8(4), steps_per_call=np.int32(5))
+    assert schedule == Schedule(log_every=3, eval_every=4, steps_per_call=5)
+    assert type(schedule.until(0, 25, [])) is int
+    assert str(Checks(compression_max_error=np.float64(0.5))) == str(Checks(compression_max_error=0.5))
+
+
+@pytest.mark.parametrize("of", [lambda: Schedule(log_every=True), lambda: Checks(measure_every=True)])
+def test_a_truth_value_is_no_number(of):
+    with pytest.raises(InputError, match="Received: True"):
+        of()

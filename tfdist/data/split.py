@@ -3,6 +3,7 @@
 import numpy as np
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_number
 
 
 def stratified(labels: np.ndarray, test_size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +39,7 @@ def held_out(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarra
     Raises:
       InputError: the fraction is out of range, or leaves no example for one part.
     """
-    if not isinstance(fraction, int | float) or not 0 <= fraction < 1:
+    if not is_number(fraction) or not 0 <= fraction < 1:
         raise InputError(f"validation_split must be a fraction in [0, 1). Received: {fraction!r}.")
     if not fraction:
         return np.arange(len(labels)), np.arange(0)

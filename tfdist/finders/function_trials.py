@@ -7,6 +7,7 @@ from typing import Any
 
 from tfdist.errors import InputError, names_arguments
 from tfdist.errors.engine_errors import one_line
+from tfdist.errors.number_checks import is_integer, is_number
 from tfdist.finders.batch_size import BatchSizes, search
 from tfdist.finders.memory_limit import available_bytes
 from tfdist.finders.trials import SECONDS, Prepared, Trials
@@ -55,7 +56,7 @@ def find_batch_size(
     """
     asked = BatchSizeSearch(memory=memory, max=max, processes=processes, launcher=launcher)
     job = Job(processes=asked.processes, launcher=asked.launcher)
-    if type(batch_size) is not int or not 1 <= batch_size <= max:
+    if not is_integer(batch_size) or not 1 <= batch_size <= max:
         raise InputError(f"batch_size must be an integer from 1 to max. Received: {batch_size!r}, with max={max}.")
 
     def prepare(size: int, folder: pathlib.Path) -> Prepared:
@@ -68,13 +69,13 @@ def find_batch_size(
 
     limit = asked.memory_bytes or available_bytes()
     with Trials(prepare, job, memory=limit, seconds=seconds) as trials:
-        return search(trials, batch_size, lambda: max, limit)
+        return search(trials, int(batch_size), lambda: asked.max, limit)
 
 
 def _speed(folder: pathlib.Path) -> float:
     result = pickled_call.read_result(folder, 0)
     value = result.value if result else None
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if not is_number(value) or not math.isfinite(value) or value < 0:
         raise InputError(f"The function must return the examples per second. Received: {value!r} in rank 0.")
     return float(value)
 

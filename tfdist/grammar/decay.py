@@ -278,7 +278,7 @@ def _name(decay: Decay) -> str:
 
 
 def _check_number(decay: str, name: str, value: object, least: float, most: float) -> None:
-    if is_number(value) and least <= value <= most and math.isfinite(value):  # type: ignore[operator, arg-type]
+    if is_number(value) and least <= value <= most and math.isfinite(value):
         return
     if math.isinf(most):
         rule = f"a finite number of at least {least:g}"
@@ -290,7 +290,7 @@ def _check_number(decay: str, name: str, value: object, least: float, most: floa
 
 
 def _check_integer(decay: str, name: str, value: object, least: int, of: str) -> None:
-    if not is_integer(value) or value < least:  # type: ignore[operator]
+    if not is_integer(value) or value < least:
         raise InputError(f"{decay}: {name} must be an integer of {of}, at least {least}. Received: {value!r}.")
 
 

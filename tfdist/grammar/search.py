@@ -5,6 +5,7 @@ import math
 from typing import Any, ClassVar
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import as_python, is_integer, is_number
 from tfdist.grammar.byte_sizes import parse_byte_size
 from tfdist.grammar.spec import nearest, parse
 
@@ -35,8 +36,9 @@ class LearningRateSearch:
         _check_whole(self, steps=_FEWEST_RATES)
         for name in ("min", "max"):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not (value > 0 and math.isfinite(value)):
+            if not is_number(value) or not (value > 0 and math.isfinite(value)):
                 raise InputError(f"{name} must be a learning rate greater than 0. Received: {value!r}.")
+            object.__setattr__(self, name, as_python(value))
         if self.min >= self.max:
             raise InputError(f"min must be less than max. Received: min={self.min:g}, max={self.max:g}.")
 
@@ -116,5 +118,6 @@ def search_text(text: str) -> str:
 def _check_whole(search: Any, **least: int) -> None:
     for name, value in least.items():
         given = getattr(search, name)
-        if type(given) is not int or given < value:
+        if not is_integer(given) or given < value:
             raise InputError(f"{name} must be an integer of at least {value}. Received: {given!r}.")
+        object.__setattr__(search, name, int(given))

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer
 from tfdist.horovod.gradient_sums import Gradient
 
 
@@ -19,10 +20,10 @@ class Accumulation:
           passes: number of backward passes per step, at least 1.
           average: whether the sum is divided by `passes`.
         """
-        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        if not is_integer(passes) or passes < 1:
             raise InputError(f"backward_passes_per_step must be an integer of at least 1. Received: {passes!r}.")
-        self.passes = passes
-        self._divisor = passes if average else 1
+        self.passes = int(passes)
+        self._divisor = self.passes if average else 1
         self._sums: dict[int, tf.Variable] = {}
         self._count: tf.Variable | None = None
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer
 from tfdist.horovod.accumulation import Accumulation
 from tfdist.horovod.argument_forms import also_called
 from tfdist.horovod.compression import Compression, known_compression
@@ -172,7 +173,7 @@ def check_groups(num_groups: int, groups: int | Sequence[Any] | None) -> None:
     """Validates the arguments for groups like Horovod; tfdist forms the buckets."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
-    if groups is not None and not isinstance(groups, list) and not (isinstance(groups, int) and groups > 0):
+    if groups is not None and not isinstance(groups, list) and not (is_integer(groups) and groups > 0):
         raise InputError(
             f"groups must be an integer above 0 or a list of lists of variables. Received: {groups!r}. Leave it out."
         )

@@ -1,10 +1,10 @@
 """Validation of the arguments of models."""
 
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer, is_number
 
 
 def positive(model: str, name: str, value: Any) -> int:
@@ -35,7 +35,7 @@ def sizes(model: str, name: str, value: Any) -> tuple[int, ...]:
     Raises:
       InputError: the value is something else.
     """
-    values = (value,) if isinstance(value, numbers.Integral) else value
+    values = (value,) if is_integer(value) else value
     if not isinstance(values, Sequence) or not all(map(_is_positive, values)):
         raise InputError(f"{model}: {name} must be integers, at least 1, such as (64, 32). Received: {value!r}.")
     return tuple(map(int, values))
@@ -52,7 +52,7 @@ def rate(model: str, name: str, value: Any) -> float:
     Raises:
       InputError: the value is something else.
     """
-    if not isinstance(value, (int, float)) or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise InputError(f"{model}: {name} must be a number in [0, 1). Received: {value!r}.")
     return float(value)
 
@@ -78,4 +78,4 @@ def shape(model: str, value: Any, dims: Sequence[str] = ()) -> tuple[int, ...]:
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+    return is_integer(value) and int(value) >= 1

@@ -12,6 +12,7 @@ from tfdist.data import DataSet, Examples, as_examples, fit_data, with_class_wei
 from tfdist.data.adapters import all_data, of_test
 from tfdist.data.examples import PartialEpochs
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer, is_number
 
 BATCH_SIZE = 32  # as in Keras
 
@@ -78,11 +79,11 @@ def fit_arguments(
       InputError: an argument is invalid.
     """
     _check_arrays(x, y)
-    _check_count("batch_size", batch_size)
-    _check_count("steps_per_epoch", steps_per_epoch)
-    _check_count("validation_steps", validation_steps)
-    _check_count("validation_batch_size", validation_batch_size)
-    _check_freq(validation_freq)
+    batch_size = checked_count("batch_size", batch_size)
+    steps_per_epoch = checked_count("steps_per_epoch", steps_per_epoch)
+    validation_steps = checked_count("validation_steps", validation_steps)
+    validation_batch_size = checked_count("validation_batch_size", validation_batch_size)
+    validation_freq = _checked_freq(validation_freq)
     steps, epochs = _length(steps, epochs, initial_epoch)
     if isinstance(validation_data, Iterator):
         validation_data = _read(validation_data, validation_steps)
@@ -107,8 +108,8 @@ def evaluation_arguments(
     Raises:
       InputError: an argument is invalid.
     """
-    _check_count("steps", steps)
-    _check_count("batch_size", batch_size)
+    steps = checked_count("steps", steps)
+    batch_size = checked_count("batch_size", batch_size)
     examples = as_examples(of_test(all_data(x, y, sample_weight)), steps)
     batch_size = batch_size or examples.batch_size or BATCH_SIZE
     return _first(examples, steps, batch_size), batch_size
@@ -141,17 +142,16 @@ def _length(steps: int | None, epochs: int | None, initial_epoch: int) -> tuple[
     if steps is None and epochs is None:
         epochs = initial_epoch + 1
     found = steps or 0, epochs or 0
-    is_number = all(isinstance(number, int | float | np.number) for number in found)
-    if not is_number or bool(steps) == bool(epochs) or min(found) < 0 or any(int(number) != number for number in found):
+    if not all(map(_is_whole, found)) or bool(steps) == bool(epochs) or min(found) < 0:
         raise InputError(
             f"Give either `steps` or `epochs`, a positive integer. Received: steps={steps}, epochs={epochs}."
         )
-    if not isinstance(initial_epoch, int) or initial_epoch < 0 or 0 < found[1] <= initial_epoch:
+    if not is_integer(initial_epoch) or initial_epoch < 0 or 0 < found[1] <= initial_epoch:
         raise InputError(
             "`initial_epoch` must be an integer of at least 0 and less than `epochs`, the number of the last epoch. "
             f"Received: initial_epoch={initial_epoch}, epochs={epochs}."
         )
-    return found[0], found[1] and found[1] - initial_epoch
+    return int(found[0]), int(found[1] and found[1] - initial_epoch)
 
 
 def _check_arrays(x: Any, y: Any) -> None:
@@ -166,13 +166,28 @@ def _check_arrays(x: Any, y: Any) -> None:
             )
 
 
-def _check_count(name: str, value: int | None) -> None:
-    if value is not None and (int(value) != value or value < 1):
-        raise InputError(f"`{name}` must be a positive integer. Received: {value}.")
+def checked_count(name: str, value: Any) -> int | None:
+    """Returns a positive number without a fraction, such as 3, 3.0 or `numpy.int64(3)`, as an integer; None for None.
+
+    Raises:
+      InputError: it is something else.
+    """
+    if value is None:
+        return None
+    if not _is_whole(value) or value < 1:
+        raise InputError(f"`{name}` must be a positive integer. Received: {value!r}.")
+    return int(value)
 
 
-def _check_freq(value: int | Collection[int]) -> None:
-    if isinstance(value, int) and value < 1 or not isinstance(value, int | Collection) or isinstance(value, str):
+def _is_whole(value: Any) -> bool:
+    return is_number(value) and value % 1 == 0
+
+
+def _checked_freq(value: int | Collection[int]) -> int | Collection[int]:
+    if is_integer(value) and int(value) >= 1:
+        return int(value)
+    if not isinstance(value, Collection) or isinstance(value, str):
         raise InputError(
             f"`validation_freq` must be a positive integer, or a list of epochs counted from 1. Received: {value!r}."
         )
+    return value

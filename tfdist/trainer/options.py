@@ -8,6 +8,7 @@ from tfdist.coordination import Group
 from tfdist.coordination.watchdog import Watchdog
 from tfdist.data.batch_schedule import GLOBAL
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import as_python, is_integer, is_number
 from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter
 
 
@@ -46,8 +47,9 @@ class Schedule(_FromConfig):
         least = {"log_every": 1, "eval_every": 0, "steps_per_call": 1}
         for name, value in least.items():
             given = getattr(self, name)
-            if not isinstance(given, int) or given < value:
+            if not is_integer(given) or given < value:
                 raise InputError(f"{name} must be an integer of at least {value}. Received: {given!r}.")
+            object.__setattr__(self, name, int(given))
 
     def until(self, step: int, end: int, borders: Sequence[int]) -> int:
         """Returns the number of steps for the call that starts at `step`.
@@ -92,8 +94,11 @@ class Checks(_FromConfig):
         """Validates the values; raises `InputError`."""
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)
-            if field.name != "check_sync" and (isinstance(given, str) or not given >= 0):
+            if field.name == "check_sync":
+                continue
+            if not is_number(given) or not given >= 0:
                 raise InputError(f"{field.name} must be a number of at least 0. Received: {given!r}.")
+            object.__setattr__(self, field.name, as_python(given))
         if self.check_sync not in ("variables", "gradients"):
             raise InputError(f"check_sync must be variables or gradients. Received: {self.check_sync!r}.")
 

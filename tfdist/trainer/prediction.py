@@ -16,7 +16,7 @@ from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
 from tfdist.step.settings import Settings
 from tfdist.step.validation import check_same_data
-from tfdist.trainer.fit_arguments import BATCH_SIZE
+from tfdist.trainer.fit_arguments import BATCH_SIZE, checked_count
 from tfdist.trainer.program import Program
 
 _AUTO = "auto"
@@ -63,9 +63,7 @@ class CanPredict:
         Raises:
           InputError: an argument is invalid, or the data does not fit the model.
         """
-        for name, value in (("batch_size", batch_size), ("steps", steps)):
-            if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
-                raise InputError(f"`{name}` must be a positive integer. Received: {value!r}.")
+        batch_size, steps = checked_count("batch_size", batch_size), checked_count("steps", steps)
         if verbose not in (_AUTO, 0, 1, 2):
             raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
         examples = input_examples(x, steps, batch_size or BATCH_SIZE)

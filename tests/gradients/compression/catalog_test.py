@@ -25,6 +25,7 @@ from tfdist.gradients.compression import (
 from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
 from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
 from tfdist.grammar.rules import parse_rules
+from tfdist.grammar.spec import Spec
 
 TEXT = "path=.*embedding.*: none; size>=1000: topk(ratio=0.05)|fp16; *: int8"
 SPECS = [
@@ -43,6 +44,24 @@ NEEDED = {
     "sketch": {"rows": 3, "columns": 50},
     "powersgd": {"rank": 2},
 }
+
+
+OF_NUMPY = [
+    ("int8", {"bits": np.int64(4), "block": np.int32(64)}),
+    ("powersgd", {"rank": np.int64(2)}),
+    ("terngrad", {"clip": np.float32(2.5)}),
+    ("threshold", {"value": np.float32(0.5)}),
+    ("topk", {"ratio": np.float32(0.5)}),
+    (
+        "dgc",
+        {
+            "ratio": np.float64(0.125),
+            "momentum": np.float32(0.5),
+            "clip_norm": np.float32(1),
+            "warmup_steps": np.int64(3),
+        },
+    ),
+]
 
 
 def made(text):
@@ -69,6 +88,20 @@ def test_small_tensors_and_scalars_are_exact():
     assert chosen(SPECS, "int8", {}, min_bytes=4 * 900) == ["int8", "int8", "int8", "none", "none"]
     assert chosen(SPECS, "int8", {}, min_bytes=4 * 901) == ["int8", "int8", "none", "none", "none"]
     assert set(chosen(SPECS, "int8", {}, COMPRESSION_MIN_BYTES)) == {"none"}
+
+
+@pytest.mark.parametrize(("name", "args"), OF_NUMPY, ids=[name for name, _ in OF_NUMPY])
+def test_numbers_of_numpy_are_those_of_python(name, args):
+    found = []
+    for given in (args, {key: value.item() for key, value in args.items()}):
+        reducer = create([Spec(name, given)])
+        spec = tf.TensorSpec([40, 30], tf.float32, "kernel")
+        state = [tf.zeros(s.shape, s.dtype) for s in reducer.state([spec])]
+        values = [tf.random.stateless_normal(spec.shape, [1, 2])]
+        found.append(reducer.reduce(values, state, Recording(OneReplica()), name="g").totals[0].numpy().tobytes())
+    assert found[0] == found[1]
+    with pytest.raises(InputError, match="Received: True"):
+        create([Spec(name, {**args, next(iter(args)): True})])
 
 
 def test_overrides_go_before_the_rules():

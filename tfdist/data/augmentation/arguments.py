@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.data.augmentation.row_random import RowRandom
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer, is_number
 
 # (images [n, height, width, channels], random numbers of the rows) -> images of the same shape and dtype; row by row.
 Augmentation = Callable[[tf.Tensor, RowRandom], tf.Tensor]
@@ -18,7 +19,7 @@ def fraction(name: str, argument: str, value: Any) -> float:
     Raises:
       InputError: the value is something else.
     """
-    if type(value) not in (int, float) or not 0 <= value <= 1:
+    if not is_number(value) or not 0 <= value <= 1:
         raise InputError(f"{name}: {argument} must be in [0, 1]. Received: {value!r}.")
     return float(value)
 
@@ -29,9 +30,9 @@ def integer(name: str, argument: str, value: Any) -> int:
     Raises:
       InputError: the value is something else.
     """
-    if type(value) is not int or value < 1:
+    if not is_integer(value) or value < 1:
         raise InputError(f"{name}: {argument} must be an integer of at least 1. Received: {value!r}.")
-    return value
+    return int(value)
 
 
 def interval(name: str, argument: str, value: Sequence[float], most: float = float("inf")) -> tuple[float, float]:
@@ -41,7 +42,7 @@ def interval(name: str, argument: str, value: Sequence[float], most: float = flo
       InputError: the value is something else.
     """
     both = tuple(value) if isinstance(value, list | tuple) else ()
-    is_valid = len(both) == 2 and all(type(number) in (int, float) for number in both)
+    is_valid = len(both) == 2 and all(map(is_number, both))
     if not is_valid or not 0 < both[0] <= both[1] <= most or both[1] == float("inf"):
         limit = "" if most == float("inf") else f", at most {most}"
         raise InputError(f"{name}: {argument} must be (smallest, largest), positive{limit}. Received: {value!r}.")

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdist.data.augmentation.arguments import Augmentation, fraction, integer, interval
 from tfdist.data.augmentation.row_random import RowRandom
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_number
 
 _AXES = {"horizontal": 1, "vertical": 0}
 
@@ -82,9 +83,9 @@ def rotate(degrees: float = 15.0) -> Augmentation:
     Args:
       degrees: largest angle in either direction, in (0, 180].
     """
-    if not isinstance(degrees, int | float) or not 0 < degrees <= 180:
+    if not is_number(degrees) or not 0 < degrees <= 180:
         raise InputError(f"rotate: degrees must be in (0, 180]. Received: {degrees!r}.")
-    largest = degrees * 3.141592653589793 / 180
+    largest = float(degrees) * 3.141592653589793 / 180
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         angle = (2 * random.uniform(1)[:, 0] - 1) * largest

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TextIO
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer
 from tfdist.grammar.spec import nearest
 
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))  # a cell without a value, in lower case
@@ -36,8 +37,8 @@ class Table(NamedTuple):
           InputError: there is no such column.
         """
         names = list(self.columns)
-        if type(name) is int and -len(names) <= name < len(names):
-            return names[name]
+        if is_integer(name) and -len(names) <= int(name) < len(names):
+            return names[int(name)]
         if str(name) in self.columns:
             return str(name)
         raise InputError(f"{what} must be a column of {self.path}. Received: {name!r}.{nearest(str(name), names[:30])}")

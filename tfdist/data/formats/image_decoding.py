@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer
 
 _CHANNELS = (1, 3, 4)
 _CONTEXT = re.compile(r"\{\{.*?\}\} ?")  # where TensorFlow ran an operation
@@ -108,10 +109,10 @@ def _decode(content: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def _size(size: int | Sequence[int]) -> tuple[int, int]:
-    both = (size, size) if isinstance(size, int) else size
-    if not isinstance(both, list | tuple) or len(both) != 2 or not all(type(n) is int and n >= 1 for n in both):
+    both = (size, size) if is_integer(size) else size
+    if not isinstance(both, list | tuple) or len(both) != 2 or not all(is_integer(n) and n >= 1 for n in both):
         raise InputError(f"size must be a number of pixels, or (height, width). Received: {size!r}.")
-    return both[0], both[1]
+    return int(both[0]), int(both[1])
 
 
 def _middle(image: tf.Tensor, ratio: float) -> tf.Tensor:

@@ -1,6 +1,7 @@
 """Validation of the parameters of methods."""
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer
 
 
 def checked_integer(method: str, parameter: str, value: int, low: int, high: int, *, multiple: int = 1) -> int:
@@ -17,13 +18,13 @@ def checked_integer(method: str, parameter: str, value: int, low: int, high: int
     Raises:
       InputError: the value is something else.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value % multiple:
+    if not is_integer(value) or not low <= value <= high or value % multiple:
         kind = f"a multiple of {multiple}" if multiple > 1 else "a whole number"
         raise InputError(
             f"{method} needs {parameter} to be {kind} from {low} to {high}. Received: {value!r}. "
             f"Write, say, {method}({parameter}={low})."
         )
-    return value
+    return int(value)
 
 
 def checked_flag(method: str, parameter: str, value: bool) -> bool:

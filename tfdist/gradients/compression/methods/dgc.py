@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_number
 from tfdist.gradients.compression.all_gather_reducer import seed_of
 from tfdist.gradients.compression.arguments import checked_integer
 from tfdist.gradients.compression.kernels.sparse_vector import exchange
@@ -59,16 +60,17 @@ class DGC(Vectorwise):
           warmup_ratio: ratio at the first step of the warmup, in (0, 1] and at least `ratio`.
         """
         self._ratio, self._warmup_ratio = checked_ratio("dgc", ratio), checked_ratio("dgc", warmup_ratio)
-        if not _is_number(momentum) or not 0 <= momentum < 1:
+        if not is_number(momentum) or not 0 <= momentum < 1:
             raise InputError(f"dgc needs a momentum in [0, 1). Received: {momentum!r}. Write, say, momentum=0.9.")
-        if clip_norm is not None and (not _is_number(clip_norm) or not 0 < clip_norm < math.inf):
+        if clip_norm is not None and (not is_number(clip_norm) or not 0 < clip_norm < math.inf):
             raise InputError(f"dgc needs a finite clip_norm above 0. Received: {clip_norm!r}. Leave it out for none.")
         checked_integer("dgc", "warmup_steps", warmup_steps, 0, 2**24)
         if warmup_steps and self._warmup_ratio < self._ratio:
             raise InputError(
                 f"dgc's ratio falls from warmup_ratio. Received: {warmup_ratio=}, {ratio=}. Raise warmup_ratio."
             )
-        self._momentum, self._clip_norm, self._warmup_steps = momentum, clip_norm, warmup_steps
+        self._momentum, self._warmup_steps = float(momentum), int(warmup_steps)
+        self._clip_norm = None if clip_norm is None else float(clip_norm)
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
         """See base class: u, v and the number of steps so far."""
@@ -113,7 +115,3 @@ class DGC(Vectorwise):
 
 def _masked(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
     return tf.tensor_scatter_nd_update(x, places[:, None], tf.zeros_like(places, tf.float32))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

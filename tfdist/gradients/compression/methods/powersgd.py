@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer
 from tfdist.gradients.bucket import Bucketed
 from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer, like, seed_of
 from tfdist.gradients.compression.arguments import checked_flag
@@ -55,9 +56,9 @@ class PowerSGD(Reducer):
           rank: number of columns of the factors, at least 1.
           warm_start: whether a step starts from the previous one's Q'.
         """
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        if not is_integer(rank) or rank < 1:
             raise InputError(f"powersgd needs an integer rank of at least 1. Received: {rank!r}. Write, say, rank=4.")
-        self._rank = rank
+        self._rank = int(rank)
         self._warm_start = checked_flag("powersgd", "warm_start", warm_start)
         self._factors: Reducer = Bucketed(Sum())
 

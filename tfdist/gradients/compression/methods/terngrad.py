@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_number
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.kernels.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
 from tfdist.gradients.compression.kernels.counter_rng import rounding_noise
@@ -39,10 +40,9 @@ class TernGrad(Codec):
         Args:
           clip: c, above 0; None for no clipping.
         """
-        known = clip is None or (isinstance(clip, int | float) and not isinstance(clip, bool))
-        if not known or (clip is not None and not 0 < clip < math.inf):
+        if clip is not None and (not is_number(clip) or not 0 < clip < math.inf):
             raise InputError(f"terngrad needs a finite clip above 0. Received: {clip!r}. Leave it out for no clipping.")
-        self._clip = clip
+        self._clip = None if clip is None else float(clip)
         self.biased = clip is not None
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:

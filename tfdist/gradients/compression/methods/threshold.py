@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_number
 from tfdist.gradients.compression.kernels.sparse_vector import exchange
 from tfdist.gradients.compression.kernels.topk_kernels import magnitudes, reaching
 from tfdist.gradients.compression.vectorwise import ReducedVector, Vectorwise, mark
@@ -35,11 +36,11 @@ class Threshold(Vectorwise):
         Args:
           value: smallest magnitude that is sent, in units of the gradient, above 0.
         """
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not is_number(value) or not 0 < value < math.inf:
             raise InputError(
                 f"threshold needs a finite value above 0. Received: {value!r}. Write, say, threshold(value=0.001)."
             )
-        self._bits = max(1, int(np.float32(min(value, float(np.finfo(np.float32).max))).view(np.int32)))
+        self._bits = max(1, int(np.float32(min(float(value), float(np.finfo(np.float32).max))).view(np.int32)))
 
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
