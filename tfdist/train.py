@@ -9,7 +9,7 @@ from tfdist.cli.cluster_check import check_cluster
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
-from tfdist.reporting.display import status
+from tfdist.process.status_line import showing
 from tfdist.reporting.loggers import check_installed
 
 
@@ -37,7 +37,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
                 print(target.finished)
             return 0
         callbacks = make_callbacks(target.config)
-        with status("Building the model ...") if opened.strategy.is_chief else contextlib.nullcontext():
+        with showing("Building the model ...") if opened.strategy.is_chief else contextlib.nullcontext():
             trainer = session.make_trainer(opened, opened.strategy)
             trainer.build(opened.data.train)
         check_metrics(config, callbacks, trainer, evaluates=opened.data.test is not None)

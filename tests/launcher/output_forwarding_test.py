@@ -6,8 +6,8 @@ import os
 import pytest
 
 from tfdist.launcher.output_forwarding import Channel, Screen
-from tfdist.launcher.status_line import StatusLine
-from tfdist.process import launcher_terminal
+from tfdist.process import terminal
+from tfdist.process.status_line import StatusLine
 
 
 class Notebook(io.StringIO):
@@ -76,7 +76,7 @@ def test_what_finds_no_room_on_a_screen_is_lost():
 
 
 def test_an_incomplete_line_is_shown_below_and_the_log_has_what_remains(pipe, monkeypatch):
-    monkeypatch.setattr(launcher_terminal, "columns_of", lambda stream: 10)
+    monkeypatch.setattr(terminal, "columns_of", lambda stream: 10)
     raw, stream = bytes_stream()
     status, log = StatusLine(stream), io.BytesIO()
     channel = Channel(0, pipe[0], Screen(stream, status), log, status)

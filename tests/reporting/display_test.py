@@ -7,9 +7,9 @@ import types
 
 import pytest
 
-from tfdist.process import launcher_terminal
+from tfdist.process import terminal
 from tfdist.reporting import PlainReporter, RunPlan, terminal_or_plain
-from tfdist.reporting.display import is_notebook, status
+from tfdist.reporting.display import is_notebook
 from tfdist.reporting.in_place import InPlaceReporter
 
 
@@ -43,28 +43,11 @@ def test_a_program_that_only_imports_ipython_is_no_notebook(monkeypatch):
 
 
 def test_a_pipe_to_a_launcher_in_a_terminal_gets_a_bar_and_a_file_gets_lines(monkeypatch, tmp_path):
-    monkeypatch.setenv(launcher_terminal.VARIABLE, "70")
+    monkeypatch.setenv(terminal.LAUNCHER_VARIABLE, "70")
     read, write = os.pipe()
     with os.fdopen(read) as _, os.fdopen(write, "w") as pipe, open(tmp_path / "file", "w") as file:
         assert isinstance(terminal_or_plain(pipe), InPlaceReporter)
         assert isinstance(terminal_or_plain(file), PlainReporter)
         assert isinstance(terminal_or_plain(io.StringIO()), PlainReporter)
-        monkeypatch.delenv(launcher_terminal.VARIABLE)
+        monkeypatch.delenv(terminal.LAUNCHER_VARIABLE)
         assert isinstance(terminal_or_plain(pipe), PlainReporter)
-
-
-class Terminal(io.StringIO):
-    """A stream that claims to be a terminal."""
-
-    def isatty(self):
-        return True
-
-
-def test_a_status_is_erased_in_a_terminal_and_not_written_elsewhere(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    screen, file = Terminal(), io.StringIO()
-    for stream in (screen, file):
-        monkeypatch.setattr(sys, "stderr", stream)
-        with pytest.raises(OSError), status("Loading ..."):
-            raise OSError
-    assert screen.getvalue() == f"Loading ...\r{' ' * 11}\r" and not file.getvalue()

@@ -24,6 +24,7 @@ from tfdist.coordination.timeouts import long_timeout
 from tfdist.errors import WriteError, describe_error
 from tfdist.grammar.interval import parse_period
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE
+from tfdist.process.terminal import is_watched
 from tfdist.reporting import (
     LoggedRun,
     NullLedger,
@@ -34,7 +35,6 @@ from tfdist.reporting import (
     chief_reporter,
     log,
 )
-from tfdist.reporting.display import is_watched
 from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.loggers import check_own, make_loggers
 from tfdist.storage import path_of

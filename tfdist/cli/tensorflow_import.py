@@ -6,6 +6,7 @@ import sys
 import time
 
 from tfdist.process import quiet_tensorflow
+from tfdist.process.status_line import showing
 
 
 def load_tensorflow() -> float:
@@ -16,12 +17,10 @@ def load_tensorflow() -> float:
     Returns:
       The seconds that it took.
     """
-    from tfdist.reporting.display import status  # not needed by `--help`
-
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     began = time.monotonic()
     is_new = "tensorflow" not in sys.modules
-    with status("Loading TensorFlow ...") if is_new else contextlib.nullcontext(), quiet_tensorflow.filtered_stderr():
+    with showing("Loading TensorFlow ...") if is_new else contextlib.nullcontext(), quiet_tensorflow.filtered_stderr():
         import keras  # noqa: F401 - so that it is there
         import tensorflow as tf
 

@@ -16,7 +16,7 @@ from tfdist.coordination.group import name_ranks
 from tfdist.coordination.job_token import TOKEN_VARIABLE
 from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.errors import ExitCode, exit_codes
-from tfdist.launcher import failure_counts, node_group, status_line
+from tfdist.launcher import failure_counts, node_group
 from tfdist.launcher.child import Child, Start, Task
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
@@ -29,7 +29,7 @@ from tfdist.launcher.output_forwarding import Channel, Screen, prefix
 from tfdist.launcher.placement import Placement, place_processes
 from tfdist.launcher.progress_files import ProgressFiles
 from tfdist.launcher.supervision import Stop, Supervisor, Watched
-from tfdist.process import launcher_terminal, progress_file
+from tfdist.process import progress_file, status_line, terminal
 
 Ask = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
@@ -40,7 +40,7 @@ _OURS = (
     RESTART_VARIABLE,
     ELASTIC_VARIABLE,
     progress_file.VARIABLE,
-    launcher_terminal.VARIABLE,
+    terminal.LAUNCHER_VARIABLE,
     "TFDIST_COORDINATOR",
 )
 
@@ -148,9 +148,9 @@ def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]]
     for one, own in zip(placement.ranks(), variables, strict=True):
         if host.notes and (note := host.notes.blank(one.rank)):
             own = own | {progress_file.VARIABLE: str(note)}
-        if one.rank == 0 and (columns := launcher_terminal.columns_of(sys.stderr)):
+        if one.rank == 0 and (columns := terminal.columns_of(sys.stderr)):
             room = max(columns - len(prefix(one.rank)), 1)  # the last state of a bar remains as a line
-            own = own | {launcher_terminal.VARIABLE: str(room)}
+            own = own | {terminal.LAUNCHER_VARIABLE: str(room)}
         tasks.append(Task(one.rank, host.command(one.rank), inherited | own, host.logs / f"rank-{one.rank}.log"))
     return tasks
 
@@ -158,7 +158,7 @@ def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]]
 def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: contextlib.ExitStack, number: int) -> Report:
     status = status_line.on_terminal(sys.stderr)
     screens = (
-        Screen(sys.stdout, status if launcher_terminal.is_terminal(sys.stdout) else None),
+        Screen(sys.stdout, status if terminal.is_terminal(sys.stdout) else None),
         Screen(sys.stderr, status),
     )
     children: list[Child] = []

@@ -7,7 +7,7 @@ from typing import IO, BinaryIO, TextIO
 
 from tfdist.launcher.line_splitter import LineSplitter
 from tfdist.launcher.log_files import Log
-from tfdist.launcher.status_line import StatusLine
+from tfdist.process.status_line import StatusLine
 
 _CHUNK = 1 << 16
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
-from tfdist.launcher import status_line
 from tfdist.launcher.child import Start
 from tfdist.launcher.fork_server import TRAINING_IMPORTS, ForkServer, can_fork
 from tfdist.launcher.local_process import LocalProcess, NewProcess
 from tfdist.launcher.orphan_guard import OrphanGuard
+from tfdist.process import status_line
 
 METHODS = ("auto", "forkserver", "spawn")  # the names of `multiprocessing`
 _COMMANDS = ("tfdist.train", "tfdist.run", "tfdist.verify", "tfdist.bench")

@@ -1,4 +1,4 @@
-"""The last line of the launcher's terminal, which shows an incomplete line of rank 0: its progress bar."""
+"""The last line of a terminal: a text while something loads, or a launcher's line with the progress bar of rank 0."""
 
 import contextlib
 import re
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from tfdist.process import launcher_terminal
+from tfdist.process import terminal
 
 _ERASE = "\r\x1b[2K"
 _CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -24,7 +24,7 @@ class StatusLine:
 
     def set(self, text: bytes) -> None:
         """Shows a text, encoded in UTF-8; an empty one erases the line."""
-        columns = launcher_terminal.columns_of(self._stream)
+        columns = terminal.columns_of(self._stream)
         plain = _CONTROL_SEQUENCE.sub("", text.decode(errors="ignore"))
         shown = "".join(character if character.isprintable() else " " for character in plain)[:columns].rstrip()
         if shown != self._text:
@@ -41,24 +41,30 @@ class StatusLine:
             self._write(self._text)
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, UnicodeEncodeError):  # a closed terminal is noticed by the lines
-            self._stream.write(text)
-            self._stream.flush()
+        _write(self._stream, text)
 
 
 def on_terminal(stream: TextIO) -> StatusLine | None:
     """Returns a status line on a stream; None if that is no terminal."""
-    return StatusLine(stream) if launcher_terminal.columns_of(stream) else None
+    return StatusLine(stream) if terminal.columns_of(stream) else None
 
 
 @contextlib.contextmanager
 def showing(text: str) -> Iterator[None]:
-    """Context in which a text is shown on stderr, if that is a terminal."""
-    status = on_terminal(sys.stderr)
-    if status:
-        status.set(text.encode())
+    """Context in which a text is shown on stderr, if that ends in a terminal."""
+    stream = sys.stderr
+    if not terminal.is_watched(stream):
+        yield
+        return
+    shown = text[: terminal.columns_of(stream) or terminal.launcher_columns() or None]
+    _write(stream, shown)
     try:
         yield
     finally:
-        if status:
-            status.set(b"")
+        _write(stream, f"\r{' ' * len(shown)}\r")  # a launcher reads no control sequences
+
+
+def _write(stream: TextIO, text: str) -> None:
+    with contextlib.suppress(OSError, UnicodeEncodeError):  # a closed terminal is noticed by the lines
+        stream.write(text)
+        stream.flush()
