@@ -47,7 +47,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
             dry_run.describe(opened, trainer, output)
             return 0
         with opened_run.opened_run(opened, target, trainer, loading_seconds=seconds) as run:
-            history = trainer.fit(
+            trainer.fit(
                 opened.data,
                 batch_size=config.batch_size,
                 epochs=config.epochs or None,
@@ -59,7 +59,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
                 checkpoints=run.checkpoints,
             )
             best = run.finish(trainer, config, callbacks)
-    run.print_summary(history, best, config)
+    run.print_summary(best, config)
     return 0
 
 

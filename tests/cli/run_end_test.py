@@ -1,7 +1,12 @@
+import time
+
 import pytest
 
-from tfdist.cli.run_end import summary
+from tfdist.checkpoint.best import Best
+from tfdist.checkpoint.manager import Checkpoints
+from tfdist.cli.run_end import Run, summary
 from tfdist.reporting import RunDirectory
+from tfdist.trainer.options import Reporting
 
 RECORDS = [
     {"kind": "train", "step": 5, "loss": 0.9, "accuracy": 0.5},
@@ -10,9 +15,15 @@ RECORDS = [
 ]
 
 
-def test_the_end_has_the_result_the_best_value_what_is_next_and_the_directory_last(tmp_path):
-    directory = RunDirectory(tmp_path / "a run")
-    assert summary(directory, RECORDS, RECORDS[-1], "", 83.2, resumes=True, flags="--checkpoint=best") == [
+def run(path, seconds, monkeypatch, every="100"):
+    """A run that has taken some seconds."""
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    checkpoints = Checkpoints(directory=str(path), every=every)
+    return Run(RunDirectory(path), is_chief=True, checkpoints=checkpoints, reporting=Reporting(), began=0.0)
+
+
+def test_the_end_has_the_result_the_best_value_what_is_next_and_the_directory_last(tmp_path, monkeypatch):
+    assert summary(run(tmp_path / "a run", 83.2, monkeypatch), RECORDS, None, "--checkpoint=best") == [
         "eval after 20 steps: loss 0.4000  accuracy 0.8000",
         "best accuracy 0.9000 at step 10; trained to step 20 in 1 min 23 s",
         f"next: python -m tfdist.evaluate '{tmp_path}/a run' --checkpoint=best, or tfdist.predict, or tfdist.export",
@@ -34,15 +45,13 @@ def test_the_end_has_the_result_the_best_value_what_is_next_and_the_directory_la
         ([{"kind": "eval", "step": 3, "loss": "nan"}, {"kind": "eval", "step": 6, "loss": "nan"}], ""),
     ],
 )
-def test_the_best_of_one_evaluation_or_of_none_is_not_mentioned(records, line, tmp_path):
-    last = records[-1]
-    found = summary(RunDirectory(tmp_path), records, last, "", 4.25, resumes=False)
-    assert found[1] == f"{line}trained to step {last['step']} in 4.2 s"
+def test_the_best_of_one_evaluation_or_of_none_is_not_mentioned(records, line, tmp_path, monkeypatch):
+    found = summary(run(tmp_path, 4.25, monkeypatch, every="0"), records, None)
+    assert found[1] == f"{line}trained to step {records[-1]['step']} in 4.2 s"
     assert found[2].endswith("or tfdist.export") and len(found) == 5
 
 
-def test_a_best_value_that_was_exported_is_mentioned_instead(tmp_path):
-    exported = "val_loss 0.4 at step 20, exported as model.keras"
-    assert summary(RunDirectory(tmp_path), RECORDS, RECORDS[-1], exported, 1.0, resumes=True)[1].startswith(
-        f"best {exported}; "
-    )
+def test_a_best_value_that_was_exported_is_mentioned_instead(tmp_path, monkeypatch):
+    best = Best("val_loss", "min", 0.4, 20)
+    found = summary(run(tmp_path, 1.0, monkeypatch), RECORDS, best)[1]
+    assert found.startswith(f"best {best}, exported as model.keras; ")

@@ -6,19 +6,15 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import keras
-
-from tfdist.checkpoint.best import Best
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli import run_start
 from tfdist.cli.flag_warnings import warn_of_flags
-from tfdist.cli.resume import OF_THE_END, Origin
-from tfdist.cli.run_end import summary
+from tfdist.cli.resume import Origin
+from tfdist.cli.run_end import Run
 from tfdist.cli.session import Session
-from tfdist.cli.user_code import user_code
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.errors import WriteError, describe_error
@@ -35,65 +31,13 @@ from tfdist.reporting import (
     chief_reporter,
     log,
 )
-from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.loggers import check_own, make_loggers
 from tfdist.storage import path_of
-from tfdist.trainer.history import History
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
 
 _NOTABLE_SECONDS = 0.1  # processes that a launcher forks have loaded TensorFlow already
 _log = logging.getLogger(__name__)
-
-
-class Run(NamedTuple):
-    """A run whose state has been restored and whose directory is open.
-
-    Attributes:
-      directory: directory of the run.
-      is_chief: whether this process writes to it, besides its own log and ledger.
-      checkpoints: how the run is saved.
-      reporting: where it is recorded.
-      began: `time.monotonic()` when it was ready to train.
-    """
-
-    directory: RunDirectory
-    is_chief: bool
-    checkpoints: Checkpoints
-    reporting: Reporting
-    began: float
-
-    def finish(
-        self, trainer: Trainer, config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback]
-    ) -> Best | None:
-        """Writes the trained model, and that the run has finished; every process must call it.
-
-        Returns:
-          The best value, if the model is that of its step; else None.
-        """
-        reasons = [getattr(callback, "reason", "") for callback in callbacks]  # may be an attribute of a user's own
-        reason = next((reason for reason in reasons if reason and isinstance(reason, str)), "")
-        step, best = trainer.step, trainer.load_best() if trainer.best else None
-        with must_write(self.directory.model):
-            trainer.save(self.directory.model)
-        if self.is_chief:
-            asked = {name: getattr(config, name) for name in ("steps", "epochs", *OF_THE_END)}
-            with must_write(self.directory.end):
-                self.directory.finish({"step": step, "model_step": trainer.step, "reason": reason, **asked})
-        return best
-
-    def print_summary(self, history: History, best: Best | None, config: TrainConfig) -> None:
-        """Prints the results, what to do next, and the directory, on the chief."""
-        if self.is_chief:
-            records = self.directory.records()
-            last = (history.records or records)[-1]
-            exported = f"{best}, exported as {self.directory.model.name}" if best else ""
-            seconds = time.monotonic() - self.began
-            resumes = bool(self.checkpoints.best) or any(parse_period(self.checkpoints.every))
-            flags = ["--checkpoint=best"] if best else []
-            flags += ["--safe_mode=false"] if user_code(config) else []
-            lines = summary(self.directory, records, last, exported, seconds, resumes, " ".join(flags))
-            print(*lines, sep="\n", flush=True)
 
 
 class Target(NamedTuple):
@@ -156,8 +100,8 @@ def opened_run(session: Session, target: Target, trainer: Trainer, *, loading_se
             _warn_of_lost_progress(begun.checkpoints, trainer.train_state.resumed_from, config, directory)
         reporting = dataclasses.replace(
             _reporting(config, directory, begun.ledger, strategy.is_chief),
+            strategy_reason=session.detection.why,
             description={
-                "chosen": session.detection.why,
                 "output": str(directory.path),
                 "resuming": f"from {path}" if (path := trainer.train_state.resumed_from) else "",
             },

@@ -14,19 +14,20 @@ from tfdist.step.settings import Settings
 from tfdist.trainer.program import Program
 
 
-def describe(program: Program, data: DataSet, plan: RunPlan) -> dict[str, str]:
+def describe(program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "") -> dict[str, str]:
     """Returns texts by name: model, data, strategy, batch and length of a run.
 
     Args:
       program: what is trained.
       data: examples for training and, optionally, for evaluation.
       plan: plan of the run.
+      strategy_reason: why the strategy was chosen; empty for none.
     """
     return {
         "model": describe_model(program.model),
         "data": describe_data(data),
         "strategy": describe_strategy(program.strategy),
-        "chosen": "",  # the place of the reason, which the program's caller may know
+        "chosen": strategy_reason,
         "batch": _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name),
         "sync": str(program.settings.sync) if program.settings.sync.is_local else "",
         "length": _length(plan),

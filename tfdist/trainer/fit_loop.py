@@ -143,8 +143,9 @@ class FitLoop:
             shows_communication=self._program.steps.compresses,
         )
         # A program that calls `fit` repeatedly describes what it trains once.
-        rows = {} if self._program.steps.has_loop else describe(self._program, self._data, plan)
-        return dataclasses.replace(plan, description={**rows, **self._reporting.description})
+        is_known, reporting = self._program.steps.has_loop, self._reporting
+        rows = {} if is_known else describe(self._program, self._data, plan, reporting.strategy_reason)
+        return dataclasses.replace(plan, description={**rows, **reporting.description})
 
     def _was_stopped(self) -> bool:
         """Returns whether the resumed run was already over. Any one process may know; all have to agree."""

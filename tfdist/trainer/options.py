@@ -115,10 +115,12 @@ class Reporting:
       reporter: reports progress and metrics on the chief.
       profile: when to profile.
       ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
-      description: further rows of the description that is shown at the start, as texts by name.
+      strategy_reason: why the strategy was chosen, for the description that is shown at the start; "" for none.
+      description: further rows of that description, as texts by name.
     """
 
     reporter: Reporter = dataclasses.field(default_factory=NullReporter)
     profile: NullProfile = dataclasses.field(default_factory=NullProfile)
     ledger: NullLedger = dataclasses.field(default_factory=NullLedger)
+    strategy_reason: str = ""
     description: Mapping[str, str] = dataclasses.field(default_factory=dict)
