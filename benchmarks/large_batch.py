@@ -1,4 +1,4 @@
-"""What a batch 16 times as large costs in accuracy, with the linear rule and a warm-up, without the warm-up, and without both.
+"""What a batch 16 times as large costs in accuracy, with the linear rule and a warmup, without the warmup, and without both.
 
     python benchmarks/large_batch.py
 
@@ -24,7 +24,7 @@ from tfdist.optimizers import MomentumCorrectedSGD, make_learning_rate
 TIMES = 16
 ROWS = {  # batch over the base batch, rule, whether it warms up
     "base": (1, "none", False),
-    "16 times, linear rule and warm-up": (TIMES, "linear", True),
+    "16 times, linear rule and warmup": (TIMES, "linear", True),
     "16 times, linear rule alone": (TIMES, "linear", False),
     "16 times, rate as it was": (TIMES, "none", False),
 }
@@ -78,7 +78,7 @@ def main() -> int:
     strategy = tfdist.load_strategy("mirrored", devices=2)
     name, whole = data()
     print(
-        f"{name}, {given.epochs} epochs, a base batch of {given.base_batch_size}, {given.warmup_epochs} epochs of warm-up, "
+        f"{name}, {given.epochs} epochs, a base batch of {given.base_batch_size}, {given.warmup_epochs} epochs of warmup, "
         f"sgd(learning_rate={given.rate}, momentum=0.9), {given.seeds} seeds\n"
     )
     print("| batch | accuracy % | difference | standard error |\n| --- | --- | --- | --- |")

@@ -27,7 +27,7 @@ class Stopwatch:
 
     @property
     def warm_calls(self) -> int:
-        """How many calls the warm-up is."""
+        """How many calls the warmup is."""
         return math.ceil(self.warmup / self.wait)
 
     def measure(self, step: Callable[[], Any], on_host: Callable[[Any], float]) -> tuple[list[float], float]:

@@ -42,7 +42,7 @@ class Stamps(NullReporter):
         self.loss = record["loss"]
 
     def seconds_a_step(self, watch: stopwatch.Stopwatch) -> list[float]:
-        """Of each whole call behind the warm-up."""
+        """Of each whole call behind the warmup."""
         calls = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(self.at, self.at[1:], strict=False)]
         counted = calls[watch.warm_calls : watch.warm_calls + watch.calls]
         return [seconds / steps for steps, seconds in counted if steps == watch.wait]

@@ -113,7 +113,7 @@ def test_an_optimizer_counts_its_steps_on_every_replica(train, mirrored2, float6
         ({"decay": "cosine"}, "Received: --warmup_steps=0 in a run of 0 steps."),
         (
             {"decay": "linear(to=0.1)", "warmup_steps": 10, "total_steps": 10},
-            "--decay=linear(to=0.1) falls from the end of the warm-up to the end of the run. Received: --warmup_steps=10 "
+            "--decay=linear(to=0.1) falls from the end of the warmup to the end of the run. Received: --warmup_steps=10 "
             "in a run of 10 steps. Lower --warmup_steps or train longer.",
         ),
         ({"decay": "stair"}, "stair is not a known decay."),

@@ -38,7 +38,7 @@ def warned(caplog, strategy, *, rate=None, data=DATA, batch_size=8, steps=4, **o
 
 ROWS = {
     "batch": ({"batch_size": 60}, ("A batch of 60 examples", "which has 40", "1.5 epochs")),
-    "warm-up": ({"rate": {"warmup_steps": 4}}, ("warm-up takes 4 steps", "ends at step 4", "0.01")),
+    "warmup": ({"rate": {"warmup_steps": 4}}, ("warmup takes 4 steps", "ends at step 4", "0.01")),
     "decay": ({"rate": {"decay": "step(every=4)"}}, ("falls every 4 steps", "never falls")),
     "evaluation": (
         {"schedule": tfdist.Schedule(eval_every=5), "validation_data": DATA},
@@ -54,7 +54,7 @@ ROWS = {
 }
 ORDINARY = {
     "batch": {"batch_size": 40},
-    "warm-up": {"rate": {"warmup_steps": 3}},
+    "warmup": {"rate": {"warmup_steps": 3}},
     "decay": {"rate": {"decay": "step(every=3)"}},
     "evaluation": {"schedule": tfdist.Schedule(eval_every=4), "validation_data": DATA},
     "records": {"schedule": tfdist.Schedule(log_every=4)},

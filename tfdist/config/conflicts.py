@@ -38,12 +38,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("warmup_start", "warmup_steps"),
         lambda c: c.warmup_start and not c.warmup_steps,
-        "A warm-up needs steps: add --warmup_steps or leave out --warmup_start.",
+        "A warmup needs steps: add --warmup_steps or leave out --warmup_start.",
     ),
     (
         ("decay", "warmup_steps"),
         lambda c: c.warmup_steps and parse_decay(c.decay).without_warmup,
-        f"{' and '.join(_WITHOUT_WARMUP)} exclude a warm-up: {', and '.join(_WITHOUT_WARMUP.values())}. Leave out "
+        f"{' and '.join(_WITHOUT_WARMUP)} exclude a warmup: {', and '.join(_WITHOUT_WARMUP.values())}. Leave out "
         "--warmup_steps or choose another --decay.",
     ),
     (
@@ -129,7 +129,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
             "learning_rate" in parse(c.optimizer).args
             and (c.lr_scaling, c.warmup_steps, c.decay) != ("none", 0, "none")
         ),
-        "Scaling, warm-up and decay apply to --learning_rate: give the rate there, and leave it out of --optimizer.",
+        "Scaling, warmup and decay apply to --learning_rate: give the rate there, and leave it out of --optimizer.",
     ),
     (
         ("find", "resume"),

@@ -18,7 +18,7 @@ from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.local_process import LocalProcess
 from tfdist.launcher.supervision import Stop
 
-_SHARE = 0.9  # of the available memory; processes may use more until they are looked at again
+_SHARE = 0.9  # of the available memory; between two measurements, processes may use more
 _SECONDS_BETWEEN_CHILDREN = 0.5
 _COUNTED = ("RssAnon:", "RssShmem:")  # what can only be freed by ending the process; files can be read again
 _CGROUP = pathlib.Path("/sys/fs/cgroup")

@@ -20,7 +20,7 @@ class Decay:
     """Base class of learning-rate schedules; the fields of subclasses are the parameters in the flag.
 
     Attributes:
-      without_warmup: why there must be no warm-up, as a clause; empty if there may be one.
+      without_warmup: why there must be no warmup, as a clause; empty if there may be one.
     """
 
     without_warmup: ClassVar[str] = ""
@@ -38,7 +38,7 @@ class NoDecay(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class Falling(Decay):
-    """A decay from the end of the warm-up to the end of the run.
+    """A decay from the end of the warmup to the end of the run.
 
     Attributes:
       to: final learning rate as a fraction of the peak, in [0, 1].
@@ -86,7 +86,7 @@ class Exponential(Decay):
 
     Attributes:
       factor: what remains after `every` steps, in (0, 1].
-      every: number of steps, counted from the end of the warm-up; 0 for those from there to the end of the run.
+      every: number of steps, counted from the end of the warmup; 0 for those from there to the end of the run.
     """
 
     factor: float = 0.01
@@ -121,7 +121,7 @@ class Step(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class CosineRestarts(Decay):
-    """Cosine decay with warm restarts (SGDR, Loshchilov and Hutter, arXiv:1608.03983), from the end of the warm-up.
+    """Cosine decay with warm restarts (SGDR, Loshchilov and Hutter, arXiv:1608.03983), from the end of the warmup.
 
     Attributes:
       first: number of steps of the first cycle.

@@ -29,8 +29,8 @@ class RunProgress(NamedTuple):
 
     Attributes:
       step: scalar int64, step of the run.
-      after: scalar int64, steps since the end of the warm-up; negative within it.
-      progress: scalar in [0, 1], from the end of the warm-up to the end of the run.
+      after: scalar int64, steps since the end of the warmup; negative within it.
+      progress: scalar in [0, 1], from the end of the warmup to the end of the run.
     """
 
     step: tf.Tensor

@@ -107,12 +107,12 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         self._decay = parse_decay(decay)
         if warmup_steps and self._decay.without_warmup:
             raise InputError(
-                f"--decay={decay} excludes a warm-up: {self._decay.without_warmup}. Received: "
+                f"--decay={decay} excludes a warmup: {self._decay.without_warmup}. Received: "
                 f"--warmup_steps={warmup_steps}. Leave one of them out."
             )
         if self._decay.needs_total and warmup_steps >= total_steps:
             raise InputError(
-                f"--decay={decay} falls from the end of the warm-up to the end of the run. Received: "
+                f"--decay={decay} falls from the end of the warmup to the end of the run. Received: "
                 f"--warmup_steps={warmup_steps} in a run of {total_steps} steps. Lower --warmup_steps or train longer."
             )
         self._own = self._called(self._decay.spec) if isinstance(self._decay, Own) else None

@@ -84,7 +84,7 @@ class Reporter(abc.ABC):
 
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
-        """Context of a task that takes long, such as "compiling the training step"; for reporters that are looked at."""
+        """Context of a task that takes long, such as "compiling the training step"; reporters that show progress show it."""
         yield
 
     @abc.abstractmethod

@@ -55,5 +55,5 @@ def describe(step: int, loss: float, initial: float) -> str:
     """Returns the warning about a loss that diverges, found after step `step`."""
     return (
         f"The training loss diverges: it has been more than {FACTOR:g} times the initial {initial:.4g} for {STEPS} steps, "
-        f"and is {loss:.4g} at step {step}. Lower the learning rate, or add a warm-up or gradient clipping."
+        f"and is {loss:.4g} at step {step}. Lower the learning rate, or add a warmup or gradient clipping."
     )

@@ -88,7 +88,7 @@ def _warmup_exceeds_run(run: RunFacts) -> str | None:
     if rate is None or not rate.warmup_steps or rate.warmup_steps < run.end:
         return None
     return (
-        f"The warm-up takes {rate.warmup_steps} steps and the run ends at step {run.end}, so the learning rate never "
+        f"The warmup takes {rate.warmup_steps} steps and the run ends at step {run.end}, so the learning rate never "
         f"reaches {rate.peak:g}. Lower --warmup_steps, or train longer."
     )
 

@@ -43,7 +43,7 @@ def reference(gradients, ratio, momentum, clip_norm=None, warmup_steps=0, warmup
         {"ratio": 0.01, "momentum": 0.9, "warmup_steps": 4},
         {"ratio": 0.1, "momentum": 0.0, "warmup_steps": 2, "warmup_ratio": 1.0},
     ],
-    ids=["plain", "clipped", "warm-up", "no momentum"],
+    ids=["plain", "clipped", "warmup", "no momentum"],
 )
 def test_reference(mirrored4, runner, parameters):
     shape, steps = (10, 20), 8
