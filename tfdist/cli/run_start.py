@@ -145,8 +145,8 @@ def begin(
             communication=strategy.communication,
             step=step,
             checkpoint=checkpoint,
-            # If a run ends in the middle of an epoch, its state is that before the evaluation.
-            evaluated=bool(config.eval_every) or not trainer.train_state.progress.epoch,
+            # The evaluation at the end of a run is not part of its state, unless an epoch or a period ends there.
+            evaluated=step % config.eval_every == 0 if config.eval_every else not trainer.train_state.progress.epoch,
             facts={
                 "strategy": strategy.name,
                 "replicas": strategy.replicas,

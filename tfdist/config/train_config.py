@@ -261,7 +261,10 @@ class TrainConfig(TrainerOptions, JobConfig):
     )
     log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", least=1)
     eval_every: int = flag_field(
-        0, OUTPUT, "Number of steps between evaluations. 0 evaluates at the end of each epoch."
+        0,
+        OUTPUT,
+        "Number of steps between evaluations, the last of which is at the end of the run. 0 evaluates at the end of each "
+        "epoch.",
     )
     measure_every: int = flag_field(
         1000,

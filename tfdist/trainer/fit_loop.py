@@ -126,6 +126,11 @@ class FitLoop:
             while not over and (state.step < self._end or state.progress.epoch):
                 with explained_reading(self._source):
                     over = self._one_epoch()
+            # Of the end, not of the step: a longer run, which resumes from this step, would not evaluate here.
+            if self._test is not None and self._schedule.evaluates_at_end(
+                state.step, self._end, self._batches.begun_at
+            ):
+                self._evaluate()
         del self._iterator, iterator  # stops the prefetching threads now rather than at interpreter exit
         self._callbacks.on_train_end(history.records[-1] if history.records else {})
         self._log_reasons()

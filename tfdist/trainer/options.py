@@ -27,7 +27,8 @@ class Schedule(_FromConfig):
 
     Attributes:
       log_every: steps between records of metrics, at least 1.
-      eval_every: steps between evaluations; 0 to evaluate at the end of each epoch.
+      eval_every: steps between evaluations, the last of which is at the end of the run; 0 to evaluate at the end of each
+        epoch. A run that ends before the first of these steps is not evaluated.
       steps_per_call: maximum number of steps per call of the compiled loop, at least 1; affects speed, never the result.
       elastic_batch: what stays constant when a run resumes with another number of replicas: "global", the global batch
         and the result; or "replica", the batch per replica: on N replicas instead of N0, batches have batch_size / N0 * N
@@ -50,6 +51,17 @@ class Schedule(_FromConfig):
             if not is_integer(given) or given < value:
                 raise InputError(f"{name} must be an integer of at least {value}. Received: {given!r}.")
             object.__setattr__(self, name, int(given))
+
+    def evaluates_at_end(self, step: int, end: int, begun_at: int) -> bool:
+        """Returns whether to evaluate once more after the last step, because no period of `eval_every` ends there.
+
+        Args:
+          step: updates done so far.
+          end: step at which the run ends.
+          begun_at: step at which it began.
+        """
+        every = self.eval_every
+        return bool(every) and step == end and end % every != 0 and end // every > begun_at // every
 
     def until(self, step: int, end: int, borders: Sequence[int]) -> int:
         """Returns the number of steps for the call that starts at `step`.

@@ -194,3 +194,40 @@ def test_values_that_are_refused_before_anything_starts(flags, message):
     with pytest.raises(InputError) as caught:
         TrainConfig(**flags)
     assert message in str(caught.value)
+
+
+def evaluations(path: pathlib.Path) -> list[int]:
+    return [record["step"] for record in RunDirectory(path).records() if record["kind"] == "eval"]
+
+
+@pytest.mark.parametrize("steps", [20, pytest.param(23, marks=pytest.mark.full)], ids=["within an epoch", "with its end"])
+def test_a_run_is_evaluated_at_its_end_once(steps, tmp_path):
+    path = tmp_path / "run"
+    run(path, steps=steps, eval_every=8, checkpoint_every="5")
+    assert evaluations(path) == [8, 16, steps]
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    assert json.loads(lines[-1])["kind"] == "eval"
+    for kept in (lines, lines[:-1]):  # it was killed after the last evaluation, or before
+        (path / "finished.json").unlink()
+        (path / "metrics.jsonl").write_text("".join(kept))
+        run(path, steps=steps, eval_every=8, checkpoint_every="5")
+        assert evaluations(path) == [8, 16, steps]
+        assert (path / "metrics.jsonl").read_text().splitlines()[-1].startswith(lines[-1][:30])
+        assert (path / "finished.json").exists()
+
+
+def test_a_longer_run_has_no_trace_of_that_evaluation(tmp_path):
+    flags = {"eval_every": 8, "checkpoint_every": "5", "decay": "plateau(patience=1, min_delta=100)"}
+    run(tmp_path / "run", steps=20, **flags)
+    run(tmp_path / "run", steps=30, **flags)
+    run(tmp_path / "whole", steps=30, **flags)
+    assert evaluations(tmp_path / "run") == evaluations(tmp_path / "whole") == [8, 16, 24, 30]
+    one, whole = (newest(tmp_path / name / "checkpoints")[0] for name in ("run", "whole"))
+    assert Checkpoint.open(one).values == Checkpoint.open(whole).values
+    assert equal(saved(tmp_path / "run", 30), saved(tmp_path / "whole", 30))
+
+
+@pytest.mark.full
+def test_a_run_that_ends_before_the_first_evaluation_is_not_evaluated(tmp_path):
+    run(tmp_path / "run", eval_every=30)
+    assert not evaluations(tmp_path / "run")
