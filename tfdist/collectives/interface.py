@@ -41,6 +41,9 @@ class Collectives(abc.ABC):
     shapes. A name is used for only one call of a step, because some engines match messages by name. Results are
     reproducible from run to run for the same inputs and number of replicas.
 
+    `group` returns the collectives of some of the replicas, with new ranks. Groups may communicate at the same time, and
+    replicas outside of a group make no call. Two ranks exchange messages with `send` and `receive`.
+
     Attributes:
       size: the number of replicas in the group, a Python int.
       wire: the dtypes that the engine supports.
@@ -53,6 +56,108 @@ class Collectives(abc.ABC):
     @abc.abstractmethod
     def rank(self) -> tf.Tensor | int:
         """This replica's index in the group; a scalar int32 tensor where one trace is shared by several replicas."""
+
+    @property
+    def static_rank(self) -> int:
+        """`rank` as a Python int: what a program depends on that differs between ranks, such as one with groups.
+
+        Raises:
+          InputError: one trace is shared by several replicas.
+        """
+        rank = tf.get_static_value(self.rank)
+        if rank is None:
+            raise InputError(
+                "Groups and messages need a trace for each replica. Received: one that several replicas share. Use "
+                "another strategy."
+            )
+        return int(rank)
+
+    def group(self, ranks: Sequence[int]) -> "Collectives":
+        """Returns the collectives of some of the replicas. The calling replica must be one of them.
+
+        Communicates nothing, and may be called in every step. On engines of several processes, all sets of ranks must
+        have been declared when the strategy was created (`groups=`), and so must the pairs that exchange messages.
+
+        Args:
+          ranks: ranks in this group; their order is that of the new ranks 0, 1, ...
+
+        Raises:
+          InputError: the ranks are not those of a group, it has not been declared, or the engine has none.
+        """
+        if self.checked(ranks) == tuple(range(self.size)):
+            return self
+        raise InputError(
+            f"{type(self).__name__} has no groups of some replicas. Received: {list(ranks)} of {self.size}. Use another "
+            "strategy."
+        )
+
+    def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
+        """Sends tensors to another rank of this group, which must call `receive` with this tag.
+
+        The call is executed even if nothing depends on its result. In a graph it does not block: it is executed when the
+        tensors are available, whatever else is waiting, so that two ranks may send to each other first. Eagerly it may
+        block until the message is received. In a loop, both ranks must exchange the message in the same iteration, and
+        an iteration's messages must depend on those of the one before.
+
+        Args:
+          tensors: tensors of static shapes, of dtypes in `wire.gathers`.
+          to: rank of the receiver.
+          tag: identifies the message among those of a step from this rank to that one.
+
+        Returns:
+          A scalar int32 that is available when the tensors are sent, for control dependencies. Cost: n sent.
+
+        Raises:
+          InputError: there is no such other rank, or a shape is unknown.
+        """
+        raise self._without_messages(to)
+
+    def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
+        """Returns the tensors that another rank of this group has passed to `send` with this tag.
+
+        The call is executed even if its results are not used, so that the sender never waits for it. It does not
+        differentiate: gradients are sent back by a call of `send`.
+
+        Args:
+          specs: static shapes and dtypes of the sender's tensors.
+          source: rank of the sender.
+          tag: as given by the sender.
+
+        Raises:
+          InputError: there is no such other rank, or a shape is unknown.
+        """
+        raise self._without_messages(source)
+
+    def checked(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Returns ranks of a new group, or raises `InputError` if they are not distinct ones that include the caller's."""
+        found = tuple(int(rank) for rank in ranks)
+        if len(set(found)) != len(found) or not set(found) <= set(range(self.size)):
+            raise InputError(
+                f"A group must consist of different ranks from 0 to {self.size - 1}. Received: {list(found)}. Correct "
+                "them."
+            )
+        if self.static_rank not in found:
+            raise InputError(
+                f"A replica must be one of the group whose collectives it uses. Received: {list(found)} on rank "
+                f"{self.static_rank}. Call group only on its ranks."
+            )
+        return found
+
+    def check_message(self, tensors: Sequence[tf.Tensor | tf.TensorSpec], other: int, tag: str) -> None:
+        """Raises `InputError` if the arguments of `send` or `receive` are invalid."""
+        if other == self.static_rank or not 0 <= other < self.size:
+            raise self._without_messages(other)
+        for tensor in tensors:
+            if not tf.TensorShape(tensor.shape).is_fully_defined():
+                raise InputError(
+                    f"Messages must have static shapes. Received: {tensor.shape} in {tag}. Use tf.ensure_shape."
+                )
+
+    def _without_messages(self, other: int) -> InputError:
+        return InputError(
+            f"Messages are exchanged with another rank of the group. Received: rank {other} on rank {self.static_rank} of "
+            f"{self.size}. Correct the rank."
+        )
 
     @abc.abstractmethod
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:

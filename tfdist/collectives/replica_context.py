@@ -1,10 +1,14 @@
 """Collectives of tf.distribute, through `tf.distribute.get_replica_context()`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tfdist.collectives.interface import Collectives, Op, Wire
+from tfdist.errors import InputError
+
+# Creates the collectives of some of a strategy's replicas, given these and the rank of the calling one.
+MakeGroup = Callable[[tuple[int, ...], int], Collectives]
 
 
 class ReplicaContextCollectives(Collectives):
@@ -21,20 +25,52 @@ class ReplicaContextCollectives(Collectives):
         packed=tf.int32,
     )
 
-    def __init__(self, size: int, options: tf.distribute.experimental.CommunicationOptions | None = None):
+    def __init__(
+        self,
+        size: int,
+        options: tf.distribute.experimental.CommunicationOptions | None = None,
+        make_group: MakeGroup | None = None,
+    ):
         """Initializes the collectives.
 
         Args:
           size: number of replicas.
           options: communication options, passed to the engine.
+          make_group: creates the collectives of some replicas, which tf.distribute has not; None if the engine has none.
         """
         self.size = size
         self._options = options
+        self._make_group = make_group
 
     @property
     def rank(self) -> tf.Tensor | int:
         """See base class."""
-        return tf.distribute.get_replica_context().replica_id_in_sync_group
+        return _context().replica_id_in_sync_group
+
+    def group(self, ranks: Sequence[int]) -> Collectives:
+        """See base class."""
+        if self._make_group is None or tuple(ranks) == tuple(range(self.size)):
+            return super().group(ranks)
+        return self._make_group(self.checked(ranks), self.static_rank)
+
+    def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
+        """See base class."""
+        self.check_message(tensors, to, tag)
+        return self._everyone().send(tensors, to, tag=tag)
+
+    def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
+        """See base class."""
+        self.check_message(specs, source, tag)
+        return self._everyone().receive(specs, source, tag=tag)
+
+    def _everyone(self) -> Collectives:
+        """Returns the collectives of all replicas as those of a group."""
+        if self._make_group is None:
+            raise InputError(
+                "Messages between two replicas need another engine. Received: a strategy without groups. Use mirrored, "
+                "multiworker or horovod."
+            )
+        return self._make_group(tuple(range(self.size)), self.static_rank)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""

@@ -11,8 +11,9 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster.detection import detect_cluster
 from tfdist.cluster.environment import Cluster
+from tfdist.collectives.device_queues import DeviceGroup, Queues
 from tfdist.collectives.dtype_casting import from_first
-from tfdist.collectives.replica_context import ReplicaContextCollectives
+from tfdist.collectives.replica_context import MakeGroup, ReplicaContextCollectives
 from tfdist.config.strategy_declaration import Declaration, Processes
 from tfdist.config.strategy_registry import DECLARATIONS
 from tfdist.coordination import Group, join
@@ -32,6 +33,7 @@ class TensorFlowStrategy(HasCollectives):
         cluster: Cluster,
         group: Group,
         options: tf.distribute.experimental.CommunicationOptions | None = None,
+        make_group: MakeGroup | None = None,
     ):
         """Wraps an engine.
 
@@ -41,6 +43,8 @@ class TensorFlowStrategy(HasCollectives):
           cluster: this process in the job.
           group: group of the job's processes.
           options: communication options for the engine's collectives.
+          make_group: creates the collectives of some replicas; None if the engine has none, or all replicas are those of
+            this process.
         """
         self.name = name
         self.engine = engine
@@ -49,13 +53,20 @@ class TensorFlowStrategy(HasCollectives):
         self.replicas = engine.num_replicas_in_sync
         local = self.replicas // cluster.size
         self.local_replicas = range(cluster.rank * local, (cluster.rank + 1) * local)
-        self.collectives = ReplicaContextCollectives(self.replicas, options)
+        if make_group is None and cluster.size == 1 and not self.compiles_replicas:
+            make_group = self._make_group
+        self.collectives = ReplicaContextCollectives(self.replicas, options, make_group)
+        self._queues = Queues()
         self._adopted: dict[str, str] = {}  # old to new optimizer key of each adopted variable
 
     @property
     def adoption(self) -> "MirroredVariables":
         """See base class."""
         return MirroredVariables(self, self._adopted)
+
+    def _make_group(self, ranks: tuple[int, ...], rank: int) -> DeviceGroup:
+        """Returns the collectives of some of this process's replicas; `rank` is the calling one."""
+        return DeviceGroup(ranks, ranks.index(rank), self.collectives.wire, self._queues)
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """See base class."""

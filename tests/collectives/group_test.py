@@ -1,0 +1,234 @@
+"""Groups of replicas and messages between two of them, on the devices of one process."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.cluster.topology import Topology
+from tfdist.collectives import NoCommunication, OneReplica, RecordedCall, Recording
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+
+VALUES = np.random.default_rng(0).standard_normal((4, 8, 3)).astype("float32")
+PAIRS = [[0, 1], [2, 3]]
+GROUPS = {2: [[1, 0]], 3: [[2, 0], [1]], 4: PAIRS}  # in another order; of unequal sizes; beside each other
+
+
+@pytest.fixture(scope="module")
+def mirrored3() -> HasCollectives:
+    """A strategy with three replicas in this process."""
+    return tfdist.load_strategy("mirrored", devices=3, environment={})
+
+
+@pytest.fixture(params=["mirrored2", "mirrored3", "mirrored4"])
+def several(request) -> HasCollectives:
+    """Strategies with two, three and four replicas."""
+    return request.getfixturevalue(request.param)
+
+
+def mine(collectives):
+    return tf.gather(tf.constant(VALUES), collectives.rank)
+
+
+def own(groups, collectives):
+    """Returns the ranks of the calling replica's group."""
+    return next(ranks for ranks in groups if collectives.static_rank in ranks)
+
+
+def test_every_operation_of_a_group(several, run):
+    groups = GROUPS[several.replicas]
+
+    def operations(c):
+        group = c.group(own(groups, c))
+        x = mine(c)
+        return {
+            "sum": group.all_reduce([x, x[0, 0]], name="sum"),
+            "max": group.all_reduce([x], "max", name="max"),
+            "gather": group.all_gather([x[: 1 + c.rank]], name="gather"),
+            "scatter": group.reduce_scatter([x], "mean", name="scatter"),
+            "exchange": group.all_to_all([x], name="exchange"),
+            "root": group.broadcast([x], len(own(groups, c)) - 1, name="root"),
+            "barrier": group.barrier(name="barrier"),
+            "rank": tf.identity(group.rank),
+        }
+
+    for rank, found in enumerate(run(several, operations)):
+        ranks = next(ranks for ranks in groups if rank in ranks)
+        place, n = ranks.index(rank), len(ranks)
+        x = VALUES[ranks]
+        share = slice(place * 8 // n, (place + 1) * 8 // n)
+        assert found["rank"] == place
+        np.testing.assert_allclose(found["sum"][0], x.sum(0), rtol=1e-6)
+        np.testing.assert_allclose(found["sum"][1], x[:, 0, 0].sum(), rtol=1e-6)
+        np.testing.assert_array_equal(found["max"][0], x.max(0))
+        np.testing.assert_array_equal(found["gather"][0], np.concatenate([VALUES[r, : 1 + r] for r in ranks]))
+        np.testing.assert_allclose(found["scatter"][0], x.mean(0)[share], rtol=1e-5)
+        np.testing.assert_array_equal(found["exchange"][0], np.concatenate([VALUES[r, share] for r in ranks]))
+        np.testing.assert_array_equal(found["root"][0], x[-1])
+
+
+def compiled(strategy, function):
+    """Returns each replica's results of a function of the collectives, compiled and called twice."""
+    program = tf.function(lambda: strategy.run(lambda: function(strategy.collectives)), autograph=False)
+    program()
+    result = program()
+    flat = [strategy.local(tensor) for tensor in tf.nest.flatten(result)]
+    return [
+        tf.nest.map_structure(lambda x: x.numpy(), tf.nest.pack_sequence_as(result, list(values)))
+        for values in zip(*flat, strict=True)
+    ]
+
+
+def test_replicas_outside_of_a_group_make_no_call(mirrored4):
+    """A group of a group, of ranks 3 and 2; in a graph, other replicas need not wait for it."""
+
+    def total(c):
+        x = mine(c)
+        if c.static_rank == 0:
+            return x
+        outer = c.group([3, 1, 2])
+        return x if outer.static_rank == 1 else outer.group([0, 2]).all_reduce([x], name="sum")[0]
+
+    found = compiled(mirrored4, total)
+    for rank in (0, 1):
+        np.testing.assert_array_equal(found[rank], VALUES[rank])
+    for rank in (2, 3):
+        np.testing.assert_array_equal(found[rank], VALUES[3] + VALUES[2])
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_ring_of_messages(several, run, step):
+    """Each rank receives before it sends, except eagerly, where replicas run one after another."""
+    n = several.replicas
+
+    def exchange(c):
+        rank, x = c.static_rank, mine(c)
+        to, source = (rank + step) % n, (rank - step) % n
+        specs = [tf.TensorSpec(x.shape, x.dtype), tf.TensorSpec([], tf.int32)]
+        if tf.executing_eagerly():
+            c.send([x, c.rank], to, tag="ring")
+            return c.receive(specs, source, tag="ring")
+        received = c.receive(specs, source, tag="ring")
+        c.send([x, c.rank], to, tag="ring")
+        return received
+
+    for rank, (x, sender) in enumerate(run(several, exchange)):
+        assert sender == (rank - step) % n
+        np.testing.assert_array_equal(x, VALUES[(rank - step) % n])
+
+
+def test_messages_in_a_loop(several):
+    n = several.replicas
+
+    def travel(c):
+        rank = c.static_rank
+
+        def turn(i, x):
+            c.send([x], (rank + 1) % n, tag="turn")
+            [y] = c.receive([tf.TensorSpec([8, 3], tf.float32)], (rank - 1) % n, tag="turn")
+            return i + 1, y
+
+        return tf.while_loop(lambda i, x: i < 5, turn, (tf.constant(0), mine(c)))[1]
+
+    for rank, x in enumerate(compiled(several, travel)):
+        np.testing.assert_array_equal(x, VALUES[(rank - 5) % n])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8", "bool"])
+def test_messages_of_equal_values_are_not_merged(mirrored2, dtype):
+    """Two constants of equal values, of which one is not used: the sender's call must not wait for it."""
+
+    def exchange(c):
+        x = tf.zeros([3], dtype)
+        spec = [tf.TensorSpec([3], dtype)]
+        if c.static_rank == 0:
+            c.send([x], 1, tag="a")
+            c.send([x], 1, tag="b")
+            return x
+        c.receive(spec, 0, tag="b")
+        return c.receive(spec, 0, tag="a")[0]
+
+    for found in compiled(mirrored2, exchange):
+        assert not found.any()
+
+
+def test_groups_repeat_bitwise(mirrored4):
+    def sums(c):
+        return c.group(own(PAIRS, c)).all_reduce([mine(c)], name="sum")[0]
+
+    first, again = compiled(mirrored4, sums), compiled(mirrored4, sums)
+    assert [x.tobytes() for x in first] == [x.tobytes() for x in again]
+    assert first[0].tobytes() == first[1].tobytes()
+
+
+def test_one_replica():
+    alone = OneReplica()
+    assert alone.group([0]) is alone and alone.static_rank == 0
+    with pytest.raises(InputError, match="another rank of the group. Received: rank 0 on rank 0 of 1"):
+        alone.send([tf.zeros([1])], 0, tag="x")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rule"),
+    [
+        ([0, 0, 1], "different ranks from 0 to 1. Received: \\[0, 0, 1\\]"),
+        ([0, 2], "different ranks from 0 to 1. Received: \\[0, 2\\]"),
+        ([1], "must be one of the group .* Received: \\[1\\] on rank 0"),
+    ],
+)
+def test_ranks_that_are_not_of_a_group(mirrored2, ranks, rule):
+    with pytest.raises(InputError, match=rule):
+        mirrored2.run(lambda: mirrored2.collectives.group(ranks) and tf.zeros([]))
+
+
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [
+        (lambda c: c.send([tf.zeros([1])], 2, tag="x"), "Received: rank 2 on rank 0 of 2"),
+        (lambda c: c.receive([tf.TensorSpec([None], tf.float32)], 1, tag="x"), "static shapes. Received: .* in x"),
+    ],
+)
+def test_messages_that_cannot_be(mirrored2, call, rule):
+    with pytest.raises(InputError, match=rule):
+        mirrored2.run(lambda: call(mirrored2.collectives) and tf.zeros([]))
+
+
+def test_recording_of_groups(mirrored4):
+    recording = Recording(mirrored4.collectives)
+
+    def step():
+        group, x = recording.group(own(PAIRS, recording)), tf.zeros([5])
+        group.all_reduce([x], name="sum")
+        other = 1 - group.static_rank
+        group.group([1, 0]).send([x], group.static_rank, tag="m")
+        group.receive([tf.TensorSpec([5], tf.float32)], other, tag="m")
+        recording.all_gather([x], name="all")
+        return x
+
+    mirrored4.run(step)
+    calls = [call for call in recording.calls if call.ranks is None or 2 in call.ranks]
+    kinds = ((tf.float32,), ((5,),))
+    assert set(calls) == {
+        RecordedCall("all_reduce", "sum", *kinds, (2, 3)),
+        RecordedCall("send", "m", *kinds, (2, 3)),
+        RecordedCall("send", "m", *kinds, (3, 2)),
+        RecordedCall("receive", "m", *kinds, (2, 3)),
+        RecordedCall("receive", "m", *kinds, (3, 2)),
+        RecordedCall("all_gather", "all", *kinds),
+    }
+    assert recording.payload_bytes == 4 * 3 * 20
+    assert recording.payload_between_hosts(Topology.parse("2,2", 4)) == 4 * 20
+    assert recording.payload_between_hosts(Topology.parse("1,3", 4)) == 4 * 20 + 2 * 20 + 2 * 20
+    assert recording.payload_between_hosts(Topology.parse("4", 4)) == 0
+
+
+def test_without_communication(mirrored4):
+    def step(c):
+        group = NoCommunication(c).group(own(PAIRS, c))
+        group.send([tf.zeros([2])], 1 - group.static_rank, tag="m")
+        [received] = group.receive([tf.TensorSpec([2], tf.int8)], 1 - group.static_rank, tag="m")
+        return received, group.all_gather([tf.zeros([2])], name="gather")[0]
+
+    for received, gathered in compiled(mirrored4, step):
+        assert received.dtype == np.int8 and received.shape == (2,) and gathered.shape == (4,)

@@ -1,0 +1,74 @@
+"""Which ranks share a host: what decides whether a message crosses a link between hosts."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from tfdist.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The hosts of a job's replicas.
+
+    Attributes:
+      host_of: index of each rank's host, by rank; hosts are numbered in the order of their first ranks.
+    """
+
+    host_of: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str, replicas: int) -> "Topology":
+        """Reads the numbers of consecutive ranks per host, such as "2,2".
+
+        Args:
+          text: comma-separated numbers.
+          replicas: number of replicas of the job.
+
+        Raises:
+          InputError: these are not positive numbers, or their sum is not the number of replicas.
+        """
+        counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+        if 0 in counts or sum(counts) != replicas:
+            raise InputError(
+                f"--topology must be the number of ranks on each host, with a sum of {replicas}, the number of replicas. "
+                f"Received: {text}. Write for example --topology={_example(replicas)}."
+            )
+        return cls(tuple(host for host, count in enumerate(counts) for _ in range(count)))
+
+    @classmethod
+    def of_names(cls, names: Sequence[str]) -> "Topology":
+        """Creates the topology of replicas from the name of each one's host, by rank."""
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return cls(tuple(numbers[name] for name in names))
+
+    @property
+    def size(self) -> int:
+        """Number of replicas."""
+        return len(self.host_of)
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return len(set(self.host_of))
+
+    def ranks_of(self, host: int) -> tuple[int, ...]:
+        """Returns the ranks on a host, in order."""
+        return tuple(rank for rank, other in enumerate(self.host_of) if other == host)
+
+    def crosses(self, a: int, b: int) -> bool:
+        """Returns whether a message between two ranks crosses a link between hosts."""
+        return self.host_of[a] != self.host_of[b]
+
+    def spans_hosts(self, ranks: Sequence[int]) -> bool:
+        """Returns whether these ranks are on several hosts."""
+        return any(self.crosses(a, b) for a, b in itertools.pairwise(ranks))
+
+    def __str__(self) -> str:
+        """Numbers of ranks per host, as in `parse` if each host's ranks are consecutive."""
+        return ",".join(str(len(self.ranks_of(host))) for host in range(self.hosts))
+
+
+def _example(replicas: int) -> str:
+    half = replicas // 2
+    return f"{replicas - half},{half}" if half else "1"

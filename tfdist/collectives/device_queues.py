@@ -1,0 +1,151 @@
+"""Groups of replicas of one process, each with a device of its own: messages go through TensorFlow's queues.
+
+A queue's operations are asynchronous and stateful, so that they are never pruned, folded, merged or blocking, and they
+work in loops and conditions. No other replica takes part in a message, unlike in tf.distribute's own collectives.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives.interface import Collectives, Op, Wire
+
+_unique = itertools.count()
+
+
+class Queues:
+    """The queues of one strategy, by sender, receiver, kind of message and dtypes."""
+
+    def __init__(self) -> None:
+        """Creates none yet."""
+        self._name = f"tfdist/{next(_unique)}"
+        self._ends: dict[tuple[object, ...], tuple[tf.Tensor, tf.Tensor]] = {}
+
+    def put(self, tensors: Sequence[tf.Tensor], sender: int, receiver: int, name: str) -> tf.Operation | None:
+        """Adds a message to its queue."""
+        dtypes = tuple(tensor.dtype for tensor in tensors)
+        with tf.device("CPU:0"):
+            end, _ = self._of((sender, receiver, name, dtypes))
+            return tf.raw_ops.QueueEnqueueV2(handle=end, components=list(tensors))
+
+    def get(self, dtypes: Sequence[tf.DType], sender: int, receiver: int, name: str) -> list[tf.Tensor]:
+        """Returns the next message of a queue."""
+        with tf.device("CPU:0"):
+            _, end = self._of((sender, receiver, name, tuple(dtypes)))
+            if tf.executing_eagerly() and tf.raw_ops.QueueSizeV2(handle=end) == 0:
+                raise RuntimeError(
+                    f"Eagerly, all replicas of a process must make the same calls at the same time. Received: {name} on "
+                    f"rank {receiver}, but not yet on rank {sender}. Call it in a tf.function."
+                )
+            return tf.raw_ops.QueueDequeueV2(handle=end, component_types=list(dtypes))
+
+    def _of(self, key: tuple[object, ...]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns two handles of one queue, since TensorFlow orders operations by handles.
+
+        With one handle, a message that is received earlier in the trace than it is sent would never arrive.
+        """
+        if key not in self._ends:
+            name = f"{self._name}/{len(self._ends)}"
+            with tf.init_scope(), tf.device("CPU:0"):
+                create = tf.raw_ops.FIFOQueueV2
+                self._ends[key] = tuple(create(component_types=list(key[-1]), shared_name=name) for _ in range(2))
+        return self._ends[key]
+
+
+class DeviceGroup(Collectives):
+    """The collectives of some replicas of one process. Each replica sends its tensors to all others and combines them.
+
+    In a `tf.function`, only the replicas of the group make a call, also in a loop or a condition. Eagerly, replicas are run
+    one after another up to a point at which all wait: there, all replicas of the process must make the same number of
+    calls, each in its own group. After a step that has failed, messages of it may be left: create the strategy again.
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int, wire: Wire, queues: Queues):
+        """Initializes the collectives of one replica.
+
+        Args:
+          ranks: ranks of the group in the strategy.
+          rank: this replica's index among them.
+          wire: dtypes, those of the strategy.
+          queues: queues of the strategy.
+        """
+        self.size = len(ranks)
+        self.wire = wire
+        self._ranks = tuple(ranks)
+        self._rank = rank
+        self._queues = queues
+
+    @property
+    def rank(self) -> int:
+        """See base class."""
+        return self._rank
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class; n (N - 1) sent, within the process."""
+        combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]
+        return self._combined(tensors, f"all_reduce/{name}", lambda parts: combine(tf.stack(parts), axis=0))
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return self._combined(tensors, f"all_gather/{name}", lambda parts: tf.concat(parts, axis=0), rows_differ=True)
+
+    def group(self, ranks: Sequence[int]) -> "DeviceGroup":
+        """See base class."""
+        chosen = self.checked(ranks)
+        return DeviceGroup([self._ranks[rank] for rank in chosen], chosen.index(self._rank), self.wire, self._queues)
+
+    def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
+        """See base class."""
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        self.check_message(given, to, tag)
+        sent = self._queues.put(given, self._ranks[self._rank], self._ranks[to], f"message/{tag}")
+        self._meet()
+        with tf.control_dependencies([] if sent is None else [sent]):
+            return tf.identity(0)
+
+    def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
+        """See base class."""
+        self.check_message(specs, source, tag)
+        self._meet()
+        dtypes = [spec.dtype for spec in specs]
+        found = self._queues.get(dtypes, self._ranks[source], self._ranks[self._rank], f"message/{tag}")
+        return [_here(tensor, spec.shape) for tensor, spec in zip(found, specs, strict=True)]
+
+    def _combined(
+        self,
+        tensors: Sequence[tf.Tensor],
+        name: str,
+        combine: Callable[[list[tf.Tensor]], tf.Tensor],
+        rows_differ: bool = False,
+    ) -> list[tf.Tensor]:
+        """Combines each tensor of all ranks, in their order; with `rows_differ`, their first dims may differ."""
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if not given:
+            return []
+        name, me = f"{name}/{self._ranks}", self._ranks[self._rank]
+        others = [rank for rank in self._ranks if rank != me]
+        for rank in others:
+            self._queues.put(given, me, rank, name)
+        self._meet()
+        parts = {me: given, **{rank: self._queues.get([x.dtype for x in given], rank, me, name) for rank in others}}
+        results = []
+        for i, tensor in enumerate(given):
+            shape = tf.TensorShape([None]).concatenate(tensor.shape[1:]) if rows_differ else tensor.shape
+            each = [tensor if rank == me else _here(parts[rank][i], shape) for rank in self._ranks]
+            results.append(combine(each))
+        return results
+
+    def _meet(self) -> None:
+        """Lets the other replicas of this process run up to the same point; needed eagerly only."""
+        if tf.executing_eagerly():
+            tf.distribute.get_replica_context().merge_call(_nothing)
+
+
+def _nothing(strategy: tf.distribute.Strategy) -> None:
+    """What replicas do when they meet."""
+
+
+def _here(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Copies a tensor to this replica's device."""
+    return tf.ensure_shape(tf.identity(tensor), shape)
