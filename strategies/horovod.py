@@ -20,6 +20,7 @@ except ImportError as missing:
         "Run `python -m tfdist.install_horovod`."
     ) from missing
 
+from tfdist.collectives.declared_groups import distinct_groups
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.distribution.horovod_rendezvous import describe_communication, start_horovod
 
@@ -36,6 +37,7 @@ class Horovod(HasCollectives):
         join: Callable[[Cluster], Group],
         communication: str = "",
         intra_op_threads: int = 0,
+        groups: Sequence[Sequence[int]] = (),
     ):
         """Starts Horovod.
 
@@ -45,18 +47,23 @@ class Horovod(HasCollectives):
           communication: the library of its collectives, see `start_horovod`. Over MPI, a collective waits forever for a
             rank that is lost, so only a process that is ended then should choose "auto".
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
+          groups: sets of ranks whose collectives will be used, including each pair that exchanges messages: Horovod's
+            process sets, which cannot be added later. The same on every process.
         """
+        sets = {ranks: hvd.ProcessSet(ranks) for ranks in distinct_groups(groups, cluster.size)}
         share_cores(cluster, intra_op_threads)
         use_one_gpu(cluster.local_rank)
         # Training watches its calls by --stall_shutdown_seconds. Horovod's own limit applies to every collective and is
         # meant for calls that are not watched: an hour, unless the environment sets
         # HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
-        self.group = start_horovod(cluster, join, communication=communication, stall_seconds=3600)
+        self.group = start_horovod(
+            cluster, join, communication=communication, stall_seconds=3600, process_sets=list(sets.values())
+        )
         self.communication = describe_communication()
         self.cluster = cluster
         self.replicas = hvd.size()
         self.local_replicas = range(hvd.rank(), hvd.rank() + 1)
-        self.collectives = HorovodCollectives()
+        self.collectives = HorovodCollectives(declared=sets)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """See base class."""

@@ -1,12 +1,14 @@
 """Several processes, using TensorFlow's own collectives: tf.distribute's MultiWorkerMirroredStrategy."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
+from tfdist.collectives.declared_groups import distinct_groups
+from tfdist.collectives.process_groups import ProcessGroups
 from tfdist.coordination import Group
 from tfdist.distribution.tf_distribute import TensorFlowStrategy
 from tfdist.distribution.tf_server import starting, with_addresses
@@ -24,6 +26,7 @@ class MultiWorker(TensorFlowStrategy):
         communication: str = "auto",
         intra_op_threads: int = 0,
         start_timeout_seconds: float = 120.0,
+        groups: Sequence[Sequence[int]] = (),
     ):
         """Starts this process's TensorFlow server and waits for those of the other processes.
 
@@ -33,7 +36,10 @@ class MultiWorker(TensorFlowStrategy):
           communication: the engine's implementation, "auto", "ring" or "nccl".
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
           start_timeout_seconds: how long to wait for the servers of the other processes, once all have joined.
+          groups: sets of ranks whose collectives will be used, including each pair that exchanges messages. The same on
+            every process, each with one replica.
         """
+        sets = distinct_groups(groups, cluster.size)
         share_cores(cluster, intra_op_threads)
         group = join(cluster)
         cluster = with_addresses(cluster, group)
@@ -48,7 +54,9 @@ class MultiWorker(TensorFlowStrategy):
         )
         with starting(group, cluster.size, start_timeout_seconds):
             engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
-        super().__init__("multiworker", engine, cluster=cluster, group=group, options=options)
+        local = engine.num_replicas_in_sync // cluster.size
+        some = ProcessGroups(sets, cluster.size, local, options).collectives if cluster.size > 1 else None
+        super().__init__("multiworker", engine, cluster=cluster, group=group, options=options, make_group=some)
         self._variable_creation = VariableCreation(group)
 
     @contextlib.contextmanager

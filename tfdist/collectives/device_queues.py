@@ -20,19 +20,19 @@ class Queues:
     def __init__(self) -> None:
         """Creates none yet."""
         self._name = f"tfdist/{next(_unique)}"
-        self._ends: dict[tuple[object, ...], tuple[tf.Tensor, tf.Tensor]] = {}
+        self._ends: dict[tuple[int, int, str, tuple[tf.DType, ...]], tuple[tf.Tensor, tf.Tensor]] = {}
 
     def put(self, tensors: Sequence[tf.Tensor], sender: int, receiver: int, name: str) -> tf.Operation | None:
         """Adds a message to its queue."""
         dtypes = tuple(tensor.dtype for tensor in tensors)
         with tf.device("CPU:0"):
-            end, _ = self._of((sender, receiver, name, dtypes))
+            end, _ = self._of(sender, receiver, name, dtypes)
             return tf.raw_ops.QueueEnqueueV2(handle=end, components=list(tensors))
 
     def get(self, dtypes: Sequence[tf.DType], sender: int, receiver: int, name: str) -> list[tf.Tensor]:
         """Returns the next message of a queue."""
         with tf.device("CPU:0"):
-            _, end = self._of((sender, receiver, name, tuple(dtypes)))
+            _, end = self._of(sender, receiver, name, tuple(dtypes))
             if tf.executing_eagerly() and tf.raw_ops.QueueSizeV2(handle=end) == 0:
                 raise RuntimeError(
                     f"Eagerly, all replicas of a process must make the same calls at the same time. Received: {name} on "
@@ -40,16 +40,16 @@ class Queues:
                 )
             return tf.raw_ops.QueueDequeueV2(handle=end, component_types=list(dtypes))
 
-    def _of(self, key: tuple[object, ...]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns two handles of one queue, since TensorFlow orders operations by handles.
+    def _of(self, sender: int, receiver: int, name: str, dtypes: tuple[tf.DType, ...]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns two handles of one queue, for its two ends, since TensorFlow orders operations that share a handle.
 
         With one handle, a message that is received earlier in the trace than it is sent would never arrive.
         """
+        key = sender, receiver, name, dtypes
         if key not in self._ends:
-            name = f"{self._name}/{len(self._ends)}"
+            queue = {"component_types": list(dtypes), "shared_name": f"{self._name}/{len(self._ends)}"}
             with tf.init_scope(), tf.device("CPU:0"):
-                create = tf.raw_ops.FIFOQueueV2
-                self._ends[key] = tuple(create(component_types=list(key[-1]), shared_name=name) for _ in range(2))
+                self._ends[key] = tf.raw_ops.FIFOQueueV2(**queue), tf.raw_ops.FIFOQueueV2(**queue)
         return self._ends[key]
 
 

@@ -1,13 +1,18 @@
 """Collectives on Horovod's operations, not on its Keras wrappers, which reduce nothing under Keras 3."""
 
-from collections.abc import Callable, Sequence
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from tfdist.collectives.declared_groups import NO_SETS, Ranks, declared_group
 from tfdist.collectives.interface import Collectives, Op, Wire
-from tfdist.collectives.no_constant_folding import not_constant
+from tfdist.collectives.no_constant_folding import not_constant, when_available, zero_when_run
+from tfdist.collectives.reordered import in_order
+from tfdist.collectives.single_replica import OneReplica
 
 _OPS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
 
@@ -29,20 +34,80 @@ class HorovodCollectives(Collectives):
         exchanges=True,
     )
 
-    def __init__(self, process_set: hvd.ProcessSet = hvd.global_process_set) -> None:
+    def __init__(
+        self, process_set: hvd.ProcessSet = hvd.global_process_set, declared: Mapping[Ranks, hvd.ProcessSet] = NO_SETS
+    ) -> None:
         """Reads rank and size from the initialized Horovod.
 
         Args:
           process_set: the group of ranks; includes this process.
+          declared: the process sets of some ranks with which Horovod was initialized, by ranks.
         """
         self._process_set = process_set
+        self._declared = declared
         self.size = process_set.size()
         self._rank = process_set.rank()
+        self._calls: dict[object, Callable[..., Any]] = {}
 
     @property
     def rank(self) -> int:
         """See base class."""
         return self._rank
+
+    def group(self, ranks: Sequence[int]) -> Collectives:
+        """See base class."""
+        chosen = self.checked(ranks)
+        if len(chosen) == 1:
+            return OneReplica()
+        inner = HorovodCollectives(self._set_of(chosen), self._declared)
+        return in_order(inner, chosen)
+
+    def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
+        """See base class; a broadcast in a set of two ranks, which ends when the receiver has the message."""
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        self.check_message(given, to, tag)
+        pair = self._set_of([self._rank, to])
+
+        def message(*parts: tf.Tensor) -> tf.Tensor:
+            hidden = [not_constant(tensor) for tensor in parts]
+            return when_available([self._message(x, self._rank, pair, f"{tag}/{i}") for i, x in enumerate(hidden)])
+
+        return self._in_a_function(("send", to, tag), message, given)
+
+    def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
+        """See base class; a broadcast in a set of two ranks."""
+        self.check_message(specs, source, tag)
+        pair = self._set_of([self._rank, source])
+
+        def message() -> list[tf.Tensor]:
+            # TensorFlow would fold a broadcast of a constant, and merge two with the same input.
+            blank = [tf.fill(spec.shape.as_list() or [1], tf.cast(zero_when_run(), spec.dtype)) for spec in specs]
+            found = [self._message(x, source, pair, f"{tag}/{i}") for i, x in enumerate(blank)]
+            with tf.control_dependencies([when_available(found)]):
+                return [tf.reshape(x, spec.shape) for x, spec in zip(found, specs, strict=True)]
+
+        return self._in_a_function(("receive", source, tag, tuple(specs)), message, [])
+
+    def _message(self, tensor: tf.Tensor, sender: int, pair: hvd.ProcessSet, name: str) -> tf.Tensor:
+        """Broadcasts a tensor between two ranks, whose graphs may differ: the operation's name is the same in any scope."""
+        root = self._process_set.ranks[sender]
+        flat = f"message_{root}_{zlib.crc32(name.encode()):08x}_{re.sub('[^A-Za-z0-9]', '_', name)}/"
+        return hvd.broadcast(tensor, root, name=flat, ignore_name_scope=True, process_set=pair)
+
+    def _in_a_function(self, key: object, call: Callable[..., Any], tensors: Sequence[tf.Tensor]) -> Any:
+        """Makes a call in a graph: eagerly, Horovod's operations have no names, so that it would confuse messages."""
+        if tf.inside_function():
+            return call(*tensors)
+        if key not in self._calls:
+            self._calls[key] = tf.function(call, autograph=False)
+        return self._calls[key](*tensors)
+
+    def _set_of(self, ranks: Sequence[int]) -> hvd.ProcessSet:
+        """Returns the process set of some of this group's ranks."""
+        in_job = sorted(self._process_set.ranks[rank] for rank in ranks)
+        if len(in_job) == hvd.size():
+            return hvd.global_process_set
+        return declared_group(self._declared, in_job)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
@@ -93,10 +158,12 @@ class HorovodCollectives(Collectives):
         self, call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str, rows_change: bool = False
     ) -> list[tf.Tensor]:
         """Makes one call per tensor; with `rows_change`, the first dims of a tensor and its result may differ."""
+        # Ranks of several groups may use a name in each; TensorFlow would number them, but not on ranks of one group.
+        group = "/" + "_".join(map(str, self._process_set.ranks)) if self.size < hvd.size() else ""
         results = []
         for i, tensor in enumerate(tensors):
             tensor = tf.convert_to_tensor(tensor)
-            result = call(not_constant(tensor), name=f"{name}/{i}", process_set=self._process_set)
+            result = call(not_constant(tensor), name=f"{name}{group}/{i}", process_set=self._process_set)
             shape = tf.TensorShape([None]).concatenate(tensor.shape[1:]) if rows_change else tensor.shape
             results.append(tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, shape))
         return results

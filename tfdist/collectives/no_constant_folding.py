@@ -1,5 +1,7 @@
 """Prevents constant folding of operations that communicate, which TensorFlow considers free of side effects."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 
@@ -26,3 +28,28 @@ def zero_when_run() -> tf.Tensor:
     """Returns a scalar int32 zero that graph optimization cannot fold; what depends on it is computed at run time."""
     with tf.device("CPU:0"):  # a slice expects its begin index on the host
         return tf.raw_ops.RandomUniformInt(shape=tf.constant([], tf.int32), minval=0, maxval=1, seed=1, seed2=1)
+
+
+def when_available(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns a scalar int32 zero that is computed from the tensors, by an operation that is always run.
+
+    TensorFlow prunes an operation that it considers free of side effects unless something uses its values: a control
+    dependency is not enough.
+    """
+    if tf.executing_eagerly() or not tensors:
+        return tf.constant(0)
+    first = [tf.cast(tf.reshape(tensor, [-1])[:1], tf.bool) for tensor in tensors]
+    with tf.device("CPU:0"):
+        one = tf.minimum(1 + tf.cast(tf.reduce_any(tf.concat(first, 0)), tf.int32), 1)
+        zero = tf.raw_ops.RandomUniformInt(shape=tf.constant([], tf.int32), minval=0, maxval=one, seed=1, seed2=1)
+    return always_run(zero)
+
+
+def always_run(tensor: tf.Tensor) -> tf.Tensor:
+    """Makes the operation that computes a tensor one that its function always runs; it must have side effects.
+
+    TensorFlow does so for most operations that have, but neither for random numbers nor for broadcasts.
+    """
+    if tf.inside_function():
+        tf.compat.v1.get_default_graph().control_outputs.append(tensor.op)
+    return tensor

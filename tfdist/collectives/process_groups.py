@@ -1,0 +1,199 @@
+"""Groups of processes of tf.distribute, by TensorFlow's own collective operations, which tf.distribute does not expose."""
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives.declared_groups import Ranks, declared_group
+from tfdist.collectives.interface import Collectives, Op
+from tfdist.collectives.no_constant_folding import always_run
+from tfdist.collectives.reordered import in_order
+from tfdist.collectives.replica_context import ReplicaContextCollectives
+from tfdist.collectives.single_replica import OneReplica
+from tfdist.errors import InputError
+
+# tf.distribute counts its keys from 1 and 100 upwards, by one for each call; DTensor has no collectives in a process that
+# uses tf.distribute between processes. This half of all keys is therefore free.
+FIRST_KEY = 2**30
+
+
+class ProcessGroups:
+    """Creates the collectives of declared groups of processes, each with one replica."""
+
+    def __init__(
+        self,
+        declared: Sequence[Ranks],
+        size: int,
+        local_replicas: int,
+        options: tf.distribute.experimental.CommunicationOptions,
+    ):
+        """Gives each group a key.
+
+        Args:
+          declared: groups of 2 to `size` - 1 ranks; the same on every process.
+          size: number of processes.
+          local_replicas: number of replicas of this process.
+          options: communication options, as for tf.distribute.
+        """
+        self._local_replicas = local_replicas
+        self._keys: dict[Ranks, int] = {}
+        for ranks in (*declared, tuple(range(size))):
+            candidates = itertools.count(_hashed(f"group {ranks}"))
+            self._keys[ranks] = next(key for key in candidates if key not in self._keys.values())
+        self._calls: dict[int, str] = {}
+        self._tokens = itertools.count()
+        self.options = {
+            "communication_hint": options.implementation.value.lower(),
+            "timeout_seconds": float(options.timeout_seconds or 0),
+        }
+
+    def collectives(self, ranks: Sequence[int], rank: int) -> Collectives:
+        """Returns the collectives of some ranks of the job, of which `rank` is this process's."""
+        if self._local_replicas > 1:
+            raise InputError(
+                f"Groups of processes need one replica in each. Received: {self._local_replicas} of this process. Start "
+                "one process per device."
+            )
+        if len(ranks) == 1:
+            return OneReplica()
+        ascending = tuple(sorted(ranks))
+        declared_group(self._keys, ascending)
+        return in_order(ProcessGroup(ascending, ascending.index(rank), self), ranks)
+
+    def token(self) -> tf.Tensor:
+        """Returns a handle for one call only, since TensorFlow runs calls one after another that share one or have none."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=f"tfdist/{next(self._tokens)}")
+
+    def arguments(self, ranks: Ranks, call: str) -> dict[str, Any]:
+        """Returns what identifies a call in all processes of a group, as arguments of TensorFlow's operations.
+
+        Calls in two groups that have the same instance key wait for each other forever. A key is therefore that of the
+        group and the name, so that it does not depend on what else a process has traced, or how often.
+        """
+        name = f"{call} of {list(ranks)}"
+        key = _hashed(name)
+        if self._calls.setdefault(key, name) != name:
+            raise InputError(
+                f"Two calls must not have the same key. Received: {name} and {self._calls[key]}. Rename one of them."
+            )
+        identity = {"group_key": declared_group(self._keys, ranks), "instance_key": key, "group_size": len(ranks)}
+        return {**identity, **self.options}
+
+
+class ProcessGroup(Collectives):
+    """The collectives of some processes; usable inside `strategy.run`."""
+
+    wire = ReplicaContextCollectives.wire
+
+    def __init__(self, ranks: Ranks, rank: int, groups: ProcessGroups):
+        """Initializes the collectives.
+
+        Args:
+          ranks: ranks in the job, ascending.
+          rank: index of this process among them.
+          groups: the declared groups.
+        """
+        self.size = len(ranks)
+        self._ranks = ranks
+        self._rank = rank
+        self._groups = groups
+
+    @property
+    def rank(self) -> int:
+        """See base class."""
+        return self._rank
+
+    def group(self, ranks: Sequence[int]) -> Collectives:
+        """See base class."""
+        return self._groups.collectives([self._ranks[rank] for rank in self.checked(ranks)], self._ranks[self._rank])
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class; one message for all tensors of a dtype."""
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        reduced: dict[int, tf.Tensor] = {}
+        for dtype in dict.fromkeys(tensor.dtype for tensor in given):
+            numbers = [i for i, tensor in enumerate(given) if tensor.dtype == dtype]
+            flat = [tf.reshape(given[i], [-1]) for i in numbers]
+            if not any(vector.shape[0] for vector in flat):
+                flat.append(tf.zeros([1], dtype))  # TensorFlow rejects empty tensors
+            whole = tf.raw_ops.CollectiveReduceV2(
+                input=tf.concat(flat, 0) if len(flat) > 1 else flat[0],
+                merge_op="Max" if op == "max" else "Add",
+                final_op="Div" if op == "mean" else "Id",
+                **self._unordered(f"all_reduce {name}/{dtype.name}"),
+            )
+            parts = tf.split(whole, [tf.size(vector) for vector in flat])[: len(numbers)]
+            reduced |= zip(numbers, parts, strict=True)
+        shaped = [tf.reshape(reduced[i], tf.shape(tensor)) for i, tensor in enumerate(given)]
+        return [tf.ensure_shape(value, tensor.shape) for value, tensor in zip(shaped, given, strict=True)]
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class; costs as much as if every rank had the largest number of rows, and a message with these."""
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if not given:
+            return []
+        table = self._gather(tf.stack([tf.shape(tensor)[0] for tensor in given])[None], f"{name}/rows")
+        return [self._gather_rows(tensor, table[:, i], f"{name}/{i}") for i, tensor in enumerate(given)]
+
+    def _gather_rows(self, tensor: tf.Tensor, rows: tf.Tensor, name: str) -> tf.Tensor:
+        longest = tf.maximum(tf.reduce_max(rows), 1)  # TensorFlow crashes on empty tensors
+        missing = longest - tf.shape(tensor)[0]
+        whole = self._gather(tf.pad(tensor, [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)]), name)
+        parts = [whole[rank * longest :][: rows[rank]] for rank in range(self.size)]
+        return tf.ensure_shape(tf.concat(parts, 0), tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+
+    def _gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Gathers a tensor of the same shape from every rank."""
+        whole = tf.raw_ops.CollectiveGatherV2(input=tensor, **self._unordered(f"all_gather {name}"))
+        return tf.ensure_shape(whole, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+
+    def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
+        """See base class; n sent along a tree."""
+        results = []
+        for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
+            call = self._call(f"broadcast {name}/{i}")
+            if self._rank == root:
+                results.append(always_run(tf.raw_ops.CollectiveBcastSendV2(input=tensor, **call)))
+            else:
+                received = always_run(tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=tf.shape(tensor), **call))
+                results.append(tf.ensure_shape(received, tensor.shape))
+        return results
+
+    def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
+        """See base class."""
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        self.check_message(given, to, tag)
+        sent = []
+        for i, tensor in enumerate(given):
+            call = self._message(self._rank, to, f"{tag}/{i}")
+            sent.append(always_run(tf.raw_ops.CollectiveBcastSendV2(input=tensor, **call)))
+        with tf.control_dependencies(sent):
+            return tf.identity(0)
+
+    def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
+        """See base class."""
+        self.check_message(specs, source, tag)
+        received = []
+        for i, spec in enumerate(specs):
+            call = self._message(source, self._rank, f"{tag}/{i}")
+            value = always_run(tf.raw_ops.CollectiveBcastRecvV2(T=spec.dtype, shape=spec.shape.as_list(), **call))
+            received.append(tf.ensure_shape(value, spec.shape))
+        return received
+
+    def _unordered(self, call: str) -> dict[str, Any]:
+        return {**self._call(call), "ordering_token": [self._groups.token()]}
+
+    def _call(self, call: str) -> dict[str, Any]:
+        return self._groups.arguments(self._ranks, call)
+
+    def _message(self, sender: int, receiver: int, tag: str) -> dict[str, Any]:
+        source, to = self._ranks[sender], self._ranks[receiver]
+        return self._groups.arguments((min(source, to), max(source, to)), f"message {tag} from {source}")
+
+
+def _hashed(text: str) -> int:
+    return FIRST_KEY + int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % FIRST_KEY
