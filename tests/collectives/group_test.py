@@ -232,3 +232,48 @@ def test_without_communication(mirrored4):
 
     for received, gathered in compiled(mirrored4, step):
         assert received.dtype == np.int8 and received.shape == (2,) and gathered.shape == (4,)
+
+
+def test_a_trace_that_replicas_share():
+    """As on a TPU."""
+
+    class Shared(OneReplica):
+        size = 2
+
+        @property
+        def rank(self):
+            return tf.compat.v1.placeholder_with_default(0, [])
+
+    for call in (lambda c: c.group([0]), lambda c: c.send([tf.zeros([1])], 1, tag="x")):
+        with (
+            tf.Graph().as_default(),
+            pytest.raises(InputError, match="a trace for each replica. Received: one that all"),
+        ):
+            call(Shared())
+
+
+def test_an_engine_without_groups():
+    """Such as that of tfdist.horovod without Horovod, or one of a third party."""
+
+    class Without(OneReplica):
+        size = 2
+
+    for call in (
+        lambda c: c.group([1, 0]),
+        lambda c: c.send([tf.zeros([1])], 1, tag="x"),
+        lambda c: c.receive([tf.TensorSpec([1], tf.int8)], 1, tag="x"),
+    ):
+        with pytest.raises(InputError, match="of the strategies mirrored, multiworker and horovod. Received: a .*1"):
+            call(Without())
+    assert Without().group([0, 1]).size == 2
+
+
+def test_eager_calls_that_replicas_do_not_make_together(mirrored2):
+    def receive():
+        other = 1 - mirrored2.collectives.static_rank
+        return mirrored2.collectives.receive([tf.TensorSpec([1], tf.float32)], other, tag="never")[0]
+
+    with pytest.raises(
+        RuntimeError, match="must make the same calls at the same time. Received: message/never on rank 0"
+    ):
+        mirrored2.run(receive)

@@ -1,5 +1,6 @@
 """Replicas in threads that exchange eager tensors: several ranks without tracing."""
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,17 @@ class _Meeting:
     def __init__(self, replicas: int):
         self._barrier = threading.Barrier(replicas)
         self._put: dict[tuple[str, int], Any] = {}
+        self._meetings: dict[tuple[int, ...], _Meeting] = {}
+        self._messages: dict[tuple[int, int, str], queue.SimpleQueue] = {}
+        self._lock = threading.Lock()
+
+    def of(self, ranks: tuple[int, ...]) -> "_Meeting":
+        with self._lock:
+            return self._meetings.setdefault(ranks, _Meeting(len(ranks)))
+
+    def messages(self, sender: int, receiver: int, tag: str) -> queue.SimpleQueue:
+        with self._lock:
+            return self._messages.setdefault((sender, receiver, tag), queue.SimpleQueue())
 
     def exchange(self, name: str, rank: int, value: Any) -> list[Any]:
         assert (name, rank) not in self._put, f"the name {name} is used for one call only"
@@ -30,6 +42,8 @@ class _Meeting:
 
     def abort(self) -> None:
         self._barrier.abort()
+        for meeting in list(self._meetings.values()):
+            meeting.abort()
 
 
 class _Thread(Collectives):
@@ -41,6 +55,19 @@ class _Thread(Collectives):
     @property
     def rank(self) -> int:
         return self._rank
+
+    def group(self, ranks: Sequence[int]) -> Collectives:
+        chosen = self.checked(ranks)
+        return _Thread(self._meeting.of(chosen), chosen.index(self._rank), len(chosen), self.wire)
+
+    def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
+        self.check_message(tensors, to, tag)
+        self._meeting.messages(self._rank, to, tag).put(list(tensors))
+        return tf.constant(0)
+
+    def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
+        self.check_message(specs, source, tag)
+        return self._meeting.messages(source, self._rank, tag).get(timeout=DEADLINE)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: str = "sum", *, name: str) -> list[tf.Tensor]:
         combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]

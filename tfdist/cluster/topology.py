@@ -28,7 +28,7 @@ class Topology:
         Raises:
           InputError: these are not positive numbers, or their sum is not the number of replicas.
         """
-        counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+        counts = [int(part) if part.strip().isdecimal() and part.isascii() else 0 for part in text.split(",")]
         if 0 in counts or sum(counts) != replicas:
             raise InputError(
                 f"--topology must be the number of ranks on each host, with a sum of {replicas}, the number of replicas. "

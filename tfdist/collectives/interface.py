@@ -67,8 +67,8 @@ class Collectives(abc.ABC):
         rank = tf.get_static_value(self.rank)
         if rank is None:
             raise InputError(
-                "Groups and messages need a trace for each replica. Received: one that several replicas share. Use "
-                "another strategy."
+                "Groups and messages need a trace for each replica. Received: one that all replicas share. Use the "
+                "strategy mirrored, multiworker or horovod."
             )
         return int(rank)
 
@@ -86,10 +86,7 @@ class Collectives(abc.ABC):
         """
         if self.checked(ranks) == tuple(range(self.size)):
             return self
-        raise InputError(
-            f"{type(self).__name__} has no groups of some replicas. Received: {list(ranks)} of {self.size}. Use another "
-            "strategy."
-        )
+        raise self._without_groups(f"a group of {list(ranks)}")
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """Sends tensors to another rank of this group, which must call `receive` with this tag.
@@ -108,9 +105,10 @@ class Collectives(abc.ABC):
           A scalar int32 that is available when the tensors are sent, for control dependencies. Cost: n sent.
 
         Raises:
-          InputError: there is no such other rank, or a shape is unknown.
+          InputError: there is no such other rank, a shape is unknown, or the engine has no messages.
         """
-        raise self._without_messages(to)
+        self.check_message(tensors, to, tag)
+        raise self._without_groups(f"a message to rank {to}")
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         """Returns the tensors that another rank of this group has passed to `send` with this tag.
@@ -124,9 +122,10 @@ class Collectives(abc.ABC):
           tag: as given by the sender.
 
         Raises:
-          InputError: there is no such other rank, or a shape is unknown.
+          InputError: there is no such other rank, a shape is unknown, or the engine has no messages.
         """
-        raise self._without_messages(source)
+        self.check_message(specs, source, tag)
+        raise self._without_groups(f"a message from rank {source}")
 
     def checked(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Returns ranks of a new group, or raises `InputError` if they are not distinct ones that include the caller's."""
@@ -146,17 +145,20 @@ class Collectives(abc.ABC):
     def check_message(self, tensors: Sequence[tf.Tensor | tf.TensorSpec], other: int, tag: str) -> None:
         """Raises `InputError` if the arguments of `send` or `receive` are invalid."""
         if other == self.static_rank or not 0 <= other < self.size:
-            raise self._without_messages(other)
+            raise InputError(
+                f"Messages are exchanged with another rank of the group. Received: rank {other} on rank "
+                f"{self.static_rank} of {self.size}. Correct the rank."
+            )
         for tensor in tensors:
             if not tf.TensorShape(tensor.shape).is_fully_defined():
                 raise InputError(
                     f"Messages must have static shapes. Received: {tensor.shape} in {tag}. Use tf.ensure_shape."
                 )
 
-    def _without_messages(self, other: int) -> InputError:
+    def _without_groups(self, received: str) -> InputError:
         return InputError(
-            f"Messages are exchanged with another rank of the group. Received: rank {other} on rank {self.static_rank} of "
-            f"{self.size}. Correct the rank."
+            f"Groups and messages are of the strategies mirrored, multiworker and horovod. Received: {received}. Use one of "
+            "them."
         )
 
     @abc.abstractmethod

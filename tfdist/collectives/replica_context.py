@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdist.collectives.interface import Collectives, Op, Wire
-from tfdist.errors import InputError
 
 # Creates the collectives of some of a strategy's replicas, given these and the rank of the calling one.
 MakeGroup = Callable[[tuple[int, ...], int], Collectives]
@@ -55,22 +54,17 @@ class ReplicaContextCollectives(Collectives):
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
+        if self._make_group is None:
+            return super().send(tensors, to, tag=tag)
         self.check_message(tensors, to, tag)
-        return self._everyone().send(tensors, to, tag=tag)
+        return self._make_group(tuple(range(self.size)), self.static_rank).send(tensors, to, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         """See base class."""
-        self.check_message(specs, source, tag)
-        return self._everyone().receive(specs, source, tag=tag)
-
-    def _everyone(self) -> Collectives:
-        """Returns the collectives of all replicas as those of a group."""
         if self._make_group is None:
-            raise InputError(
-                "Messages between two replicas need another engine. Received: a strategy without groups. Use mirrored, "
-                "multiworker or horovod."
-            )
-        return self._make_group(tuple(range(self.size)), self.static_rank)
+            return super().receive(specs, source, tag=tag)
+        self.check_message(specs, source, tag)
+        return self._make_group(tuple(range(self.size)), self.static_rank).receive(specs, source, tag=tag)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
