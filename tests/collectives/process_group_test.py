@@ -60,6 +60,13 @@ def test_every_operation_of_a_group(job):
                 np.testing.assert_array_equal(found[f"pair{first}"], values(first) + values(first + 1))
 
 
+def test_a_group_that_was_not_declared(job):
+    _, ranks = job
+    for rank, (eager, *_) in enumerate(ranks):
+        expected = "Received: ranks [0, 1, 2]; declared: [" if len(ranks) > 3 and rank < 3 else ""
+        assert expected in eager["refused"]["error"].decode()
+
+
 def test_messages_around_a_ring(job):
     _, ranks = job
     for rank, steps in enumerate(ranks):

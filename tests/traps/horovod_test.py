@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import subprocess
 import sys
 from typing import Any
 
@@ -82,6 +83,35 @@ def test_its_operations_take_no_bfloat16(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert set(rank["bfloat16"]) == {"allreduce", "allgather", "alltoall", "broadcast", "reducescatter"}
         assert all("bfloat16 not in list of allowed values" in error for error in rank["bfloat16"].values()), rank
+
+
+def test_broadcasts_are_merged_and_pruned(ranks: list[dict[str, Any]]) -> None:
+    """Guards: of two broadcasts with equal inputs one is left, and none of one that is a control dependency only.
+
+    What depends on it: `send` and `receive` of tfdist/collectives/horovod.py hide inputs and use each result; otherwise the
+    other rank would wait forever.
+    """
+    for number, rank in enumerate(ranks):
+        expected = 2 if number < 2 else 0
+        assert rank["broadcasts"] == {"equal": 1, "awaited": 0, "our messages": expected}, rank
+
+
+def test_eager_broadcasts_have_no_names(ranks: list[dict[str, Any]]) -> None:
+    """Guards: eagerly, Horovod confuses broadcasts of different names.
+
+    What depends on it: `send` and `receive` of tfdist/collectives/horovod.py make each message in a `tf.function`.
+    """
+    assert all("Mismatched BROADCAST root ranks" in rank["eager_broadcasts"] for rank in ranks), ranks
+
+
+def test_equal_process_sets() -> None:
+    """Guards: Horovod does not start with a process set that is equal to another one, such as that of all ranks.
+
+    What depends on it: `distinct_groups` of tfdist/collectives/declared_groups.py.
+    """
+    code = "import horovod.tensorflow as hvd; hvd.init(process_sets=[hvd.ProcessSet([0])])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=False)
+    assert ended.returncode and "mismatching numbers of process sets" in ended.stderr, ended.stderr
 
 
 @pytest.mark.full

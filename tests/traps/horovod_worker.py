@@ -14,8 +14,10 @@ import horovod.tensorflow.keras as hvd_keras
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import tfdist
+import tfdist.collectives
 
 TENSORS = 40
 REPEATS = 60
@@ -111,8 +113,50 @@ def seconds_in_a_loop(message: Callable[[], tf.Tensor]) -> float:
     return (time.perf_counter() - begun) / TURNS
 
 
+def broadcasts_run(function: Callable[[], object]) -> int:
+    """Returns how many broadcasts are left in a compiled function after TensorFlow has optimized it."""
+    compiled = tf.function(function, autograph=False)
+    context.enable_graph_collection()
+    compiled()
+    collected = context.export_run_metadata()
+    context.disable_graph_collection()
+    return sum(node.op == "HorovodBroadcast" for graph in collected.partition_graphs for node in graph.node)
+
+
+def equal_broadcasts() -> list[tf.Tensor]:
+    x = tf.random.uniform([3])
+    return [hvd.broadcast(x, 0, name="equal_a"), hvd.broadcast(x, 0, name="equal_b")]
+
+
+def awaited_broadcast() -> tf.Tensor:
+    x = tf.random.uniform([3])
+    with tf.control_dependencies([hvd.broadcast(x, 0, name="awaited")]):
+        return tf.identity(x)
+
+
+def our_messages(collectives: tfdist.collectives.Collectives) -> tf.Tensor:
+    """Two messages of equal tensors from rank 0 to 1, of which nothing is used."""
+    rank, specs = hvd.rank(), [tf.TensorSpec([3], tf.float32)]
+    for tag in ("a", "b"):
+        if rank == 0:
+            collectives.send([tf.zeros([3])], 1, tag=tag)
+        elif rank == 1:
+            collectives.receive(specs, 0, tag=tag)
+    return tf.zeros([])
+
+
+def error_of_eager_broadcasts() -> str:
+    """Returns the error of two broadcasts of different names and roots, of which each rank makes another one first."""
+    try:
+        first = int(hvd.rank() > 0)
+        hvd.broadcast(tf.zeros([3]), first, name=f"eager_{first}")
+    except tf.errors.OpError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
-    strategy = tfdist.load_strategy("horovod", start_timeout_seconds=60)
+    strategy = tfdist.load_strategy("horovod", start_timeout_seconds=60, groups=[[0, 1]])
     found: dict[str, object] = {"weights": keras_optimizer()}
     found["bfloat16"] = errors_for_bfloat16()
     found["different_sums"] = different_sums()
@@ -129,6 +173,12 @@ def main() -> None:
         "our constant": seconds_in_a_loop(lambda: ours.all_reduce([tf.ones([9])], name="our_loop")[0]),
         "our barrier": seconds_in_a_loop(lambda: tf.cast(ours.barrier(name="barrier_loop"), tf.float32)),
     }
+    found["broadcasts"] = {
+        "equal": broadcasts_run(equal_broadcasts),
+        "awaited": broadcasts_run(awaited_broadcast),
+        "our messages": broadcasts_run(lambda: our_messages(ours)),
+    }
+    found["eager_broadcasts"] = error_of_eager_broadcasts()
     found["seconds"] = allreduce_seconds()
     x = tf.ones((3 * hvd.size(), 2))
     hvd.alltoall(x, splits=[3] * hvd.size(), name="alltoall")

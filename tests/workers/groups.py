@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tfdist.errors import InputError
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32", "int64", "bool")
 
@@ -45,6 +46,14 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, *groups: str) -> li
                 pair = c.group([first, first + 1])
                 found[f"pair{first}"] = pair.all_reduce([x], name="pair")[0]
         return found
+
+    def refused() -> dict[str, tf.Tensor]:
+        """Returns the error of a group that was not declared, and the size of one that needs no declaration."""
+        try:
+            c.group([0, 1, 2] if n > 3 and rank < 3 else [rank]).all_reduce([x], name="refused")
+        except InputError as error:
+            return {"error": tf.constant(str(error))}
+        return {"error": tf.constant("")}
 
     def ring(step: int) -> dict[str, tf.Tensor]:
         to, source = (rank + step) % n, (rank - step) % n
@@ -83,15 +92,15 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, *groups: str) -> li
 
     def loop() -> dict[str, tf.Tensor]:
         def turn(i: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            sent = c.send([y], (rank + 1) % n, tag="turn")
+            c.send([y], (rank + 1) % n, tag="turn")
             [z] = c.receive([tf.TensorSpec([8, 3], tf.float32)], (rank - 1) % n, tag="turn")
-            with tf.control_dependencies([sent]):
-                return i + 1, tf.identity(z)
+            return i + 1, z
 
         return {"loop": tf.while_loop(lambda i, _: i < 5, turn, (tf.constant(0), x))[1]}
 
     functions = {
         "operations": operations,
+        "refused": refused,
         "forward": lambda: ring(1),
         "backward": lambda: ring(-1),
         "unused": unused,

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist import keras_internals
+
 
 def not_constant(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the same elements as a tensor that graph optimization cannot fold; a scalar becomes a vector of one.
@@ -42,14 +44,4 @@ def when_available(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     with tf.device("CPU:0"):
         one = tf.minimum(1 + tf.cast(tf.reduce_any(tf.concat(first, 0)), tf.int32), 1)
         zero = tf.raw_ops.RandomUniformInt(shape=tf.constant([], tf.int32), minval=0, maxval=one, seed=1, seed2=1)
-    return always_run(zero)
-
-
-def always_run(tensor: tf.Tensor) -> tf.Tensor:
-    """Makes the operation that computes a tensor one that its function always runs; it must have side effects.
-
-    TensorFlow does so for most operations that have, but neither for random numbers nor for broadcasts.
-    """
-    if tf.inside_function():
-        tf.compat.v1.get_default_graph().control_outputs.append(tensor.op)
-    return tensor
+    return keras_internals.always_run(zero)

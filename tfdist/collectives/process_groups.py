@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.collectives.declared_groups import Ranks, declared_group
 from tfdist.collectives.interface import Collectives, Op
-from tfdist.collectives.no_constant_folding import always_run
 from tfdist.collectives.reordered import in_order
 from tfdist.collectives.replica_context import ReplicaContextCollectives
 from tfdist.collectives.single_replica import OneReplica
@@ -71,8 +71,8 @@ class ProcessGroups:
     def arguments(self, ranks: Ranks, call: str) -> dict[str, Any]:
         """Returns what identifies a call in all processes of a group, as arguments of TensorFlow's operations.
 
-        Calls in two groups that have the same instance key wait for each other forever. A key is therefore that of the
-        group and the name, so that it does not depend on what else a process has traced, or how often.
+        TensorFlow matches calls by their keys. That of a call is computed from the group and the name, so that it does
+        not depend on what else a process has traced, how often, or in which order; it is unique in this process.
         """
         name = f"{call} of {list(ranks)}"
         key = _hashed(name)
@@ -157,9 +157,11 @@ class ProcessGroup(Collectives):
         for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
             call = self._call(f"broadcast {name}/{i}")
             if self._rank == root:
-                results.append(always_run(tf.raw_ops.CollectiveBcastSendV2(input=tensor, **call)))
+                results.append(keras_internals.always_run(tf.raw_ops.CollectiveBcastSendV2(input=tensor, **call)))
             else:
-                received = always_run(tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=tf.shape(tensor), **call))
+                received = keras_internals.always_run(
+                    tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=tf.shape(tensor), **call)
+                )
                 results.append(tf.ensure_shape(received, tensor.shape))
         return results
 
@@ -170,7 +172,7 @@ class ProcessGroup(Collectives):
         sent = []
         for i, tensor in enumerate(given):
             call = self._message(self._rank, to, f"{tag}/{i}")
-            sent.append(always_run(tf.raw_ops.CollectiveBcastSendV2(input=tensor, **call)))
+            sent.append(keras_internals.always_run(tf.raw_ops.CollectiveBcastSendV2(input=tensor, **call)))
         with tf.control_dependencies(sent):
             return tf.identity(0)
 
@@ -180,7 +182,9 @@ class ProcessGroup(Collectives):
         received = []
         for i, spec in enumerate(specs):
             call = self._message(source, self._rank, f"{tag}/{i}")
-            value = always_run(tf.raw_ops.CollectiveBcastRecvV2(T=spec.dtype, shape=spec.shape.as_list(), **call))
+            value = keras_internals.always_run(
+                tf.raw_ops.CollectiveBcastRecvV2(T=spec.dtype, shape=spec.shape.as_list(), **call)
+            )
             received.append(tf.ensure_shape(value, spec.shape))
         return received
 

@@ -86,6 +86,7 @@ from tfdist.keras_internals.optimizers import (
     weight_averages,
 )
 from tfdist.keras_internals.tf_internals import (
+    always_run,
     captured_through,
     enable_float_conversion,
     functions_inlined,
@@ -127,6 +128,7 @@ __all__ = [
     "RecordedScope",
     "Adapted",
     "adapted",
+    "always_run",
     "adders_of",
     "attentions_placed",
     "check_layer_calls",

@@ -203,3 +203,14 @@ def operations_of(graph: tf.Graph) -> Iterator[tf.Operation]:
     yield from graph.get_operations()
     for function in graph._functions.values():
         yield from operations_of(function.graph)
+
+
+def always_run(tensor: tf.Tensor) -> tf.Tensor:
+    """Makes the operation that computes a tensor one that its function always runs; it must have side effects.
+
+    TensorFlow does so for most operations that have, but neither for random numbers nor for broadcasts.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if not tf.executing_eagerly() and hasattr(graph, "control_outputs"):
+        graph.control_outputs.append(tensor.op)
+    return tensor
