@@ -31,6 +31,7 @@ CHECKPOINT_EVERY = 301  # after the kill, so that the run resumes from an in-mem
 TRAIN = (f"--checkpoint_every={CHECKPOINT_EVERY}",)
 STEPS = 450  # so that the run continues for some seconds, as the host list is read once per second
 HOROVOD = SETTINGS["horovod3"]
+LOCAL = Setting("horovod3_local", 3, "horovod", SETTINGS["horovod2_local"].flags)  # all continue from the mean
 MULTIWORKER = Setting("multiworker3", 3, "tensorflow", SETTINGS["multiworker2"].flags)
 
 
@@ -91,7 +92,9 @@ def check_goes_on_from_a_commit(run: Run, output: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [HOROVOD, pytest.param(MULTIWORKER, marks=pytest.mark.full)], ids=lambda setting: setting.name
+    "setting",
+    [HOROVOD, *(pytest.param(setting, marks=pytest.mark.full) for setting in (MULTIWORKER, LOCAL))],
+    ids=lambda setting: setting.name,
 )
 def test_a_killed_process_is_done_without_and_another_joins(setting: Setting, tmp_path: pathlib.Path) -> None:
     run = Run(setting, tmp_path / "run")
