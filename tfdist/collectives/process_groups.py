@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -156,37 +156,24 @@ class ProcessGroup(Collectives):
         results = []
         for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
             call = self._call(f"broadcast {name}/{i}")
-            if self._rank == root:
-                results.append(keras_internals.always_run(tf.raw_ops.CollectiveBcastSendV2(input=tensor, **call)))
-            else:
-                received = keras_internals.always_run(
-                    tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=tf.shape(tensor), **call)
-                )
-                results.append(tf.ensure_shape(received, tensor.shape))
+            mine = _sent(tensor, call) if self._rank == root else _received(tensor.dtype, tf.shape(tensor), call)
+            results.append(tf.ensure_shape(mine, tensor.shape))
         return results
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
         given = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(given, to, tag)
-        sent = []
-        for i, tensor in enumerate(given):
-            call = self._message(self._rank, to, f"{tag}/{i}")
-            sent.append(keras_internals.always_run(tf.raw_ops.CollectiveBcastSendV2(input=tensor, **call)))
+        sent = [_sent(tensor, self._message(self._rank, to, f"{tag}/{i}")) for i, tensor in enumerate(given)]
         with tf.control_dependencies(sent):
             return tf.identity(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         """See base class."""
         self.check_message(specs, source, tag)
-        received = []
-        for i, spec in enumerate(specs):
-            call = self._message(source, self._rank, f"{tag}/{i}")
-            value = keras_internals.always_run(
-                tf.raw_ops.CollectiveBcastRecvV2(T=spec.dtype, shape=spec.shape.as_list(), **call)
-            )
-            received.append(tf.ensure_shape(value, spec.shape))
-        return received
+        calls = [self._message(source, self._rank, f"{tag}/{i}") for i in range(len(specs))]
+        received = [_received(spec.dtype, spec.shape.as_list(), call) for spec, call in zip(specs, calls, strict=True)]
+        return [tf.ensure_shape(tensor, spec.shape) for tensor, spec in zip(received, specs, strict=True)]
 
     def _unordered(self, call: str) -> dict[str, Any]:
         return {**self._call(call), "ordering_token": [self._groups.token()]}
@@ -197,6 +184,14 @@ class ProcessGroup(Collectives):
     def _message(self, sender: int, receiver: int, tag: str) -> dict[str, Any]:
         source, to = self._ranks[sender], self._ranks[receiver]
         return self._groups.arguments((min(source, to), max(source, to)), f"message {tag} from {source}")
+
+
+def _sent(tensor: tf.Tensor, call: Mapping[str, Any]) -> tf.Tensor:
+    return keras_internals.always_run(tf.raw_ops.CollectiveBcastSendV2(input=tensor, **call))
+
+
+def _received(dtype: tf.DType, shape: Any, call: Mapping[str, Any]) -> tf.Tensor:
+    return keras_internals.always_run(tf.raw_ops.CollectiveBcastRecvV2(T=dtype, shape=shape, **call))
 
 
 def _hashed(text: str) -> int:
