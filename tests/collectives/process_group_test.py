@@ -77,11 +77,22 @@ def test_messages_around_a_ring(job):
                 assert step[name]["scalar"] == expected[0, 0] and step[name]["scalar"].shape == ()
 
 
-def test_messages_in_a_loop(job):
+def test_one_tag_to_two_ranks(job):
     _, ranks = job
     for rank, (_, *compiled) in enumerate(ranks):
         for step in compiled:
-            np.testing.assert_array_equal(step["loop"]["loop"], values((rank - 5) % len(ranks)))
+            for other in {(rank - 1) % len(ranks), (rank + 1) % len(ranks)}:
+                np.testing.assert_array_equal(step["both_neighbors"][f"from{other}"], values(other))
+
+
+def test_messages_and_sums_in_a_loop(job):
+    groups, ranks = job
+    for rank, (_, *compiled) in enumerate(ranks):
+        own = next(group for group in groups if rank in group)
+        turns = [[values((other - turn) % len(ranks)) for other in own] for turn in range(1, 6)]
+        for step in compiled:
+            np.testing.assert_array_equal(step["loop"]["last"], values((rank - 5) % len(ranks)))
+            np.testing.assert_allclose(step["loop"]["sums"], np.mean(turns, axis=1).sum(0), rtol=1e-4, atol=1e-5)
 
 
 def test_equal_messages_of_which_one_is_not_used(job):

@@ -186,6 +186,15 @@ def test_break_even():
     assert break_even(link, plain, small) is None
 
 
+def test_calls_of_groups_and_messages_cost_what_their_ranks_send():
+    link = Link(latency=0.0, bandwidth=1.0, replicas=4)
+    kinds = ((tf.float32,), ((250,),))
+    pair = RecordedCall("all_reduce", "a", *kinds, (2, 3))
+    assert link.sent_bytes([pair]) == 1000 and link.sent_bytes([RecordedCall("all_reduce", "a", *kinds)]) == 1500
+    assert link.sent_bytes([RecordedCall("send", "a", *kinds, (2, 3))]) == 1000
+    assert link.sent_bytes([RecordedCall("receive", "a", *kinds, (2, 3))]) == 0
+
+
 def test_a_link_is_measured(mirrored2):
     link = measure(mirrored2)
     assert link.latency > 0

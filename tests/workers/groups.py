@@ -3,6 +3,7 @@
 Returns by name what this rank has computed: eagerly, and in a step that runs twice.
 """
 
+import contextlib
 import pathlib
 
 import numpy as np
@@ -69,6 +70,17 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, *groups: str) -> li
             received = c.receive(specs, source, tag="ring")
         return {"message": received[0], "scalar": received[1]}
 
+    def both_neighbors() -> dict[str, tf.Tensor]:
+        """Messages with one tag to two ranks, in a name scope on some ranks only."""
+        neighbors = sorted({(rank - 1) % n, (rank + 1) % n})
+        if tf.executing_eagerly():
+            return {}
+        with tf.name_scope("even") if rank % 2 == 0 else contextlib.nullcontext():
+            for other in neighbors:
+                c.send([x], other, tag="one/tag")
+        specs = [tf.TensorSpec([8, 3], tf.float32)]
+        return {f"from{other}": c.receive(specs, other, tag="one/tag")[0] for other in neighbors}
+
     def unused() -> dict[str, tf.Tensor]:
         """Messages of equal constants, of which one is unused."""
         specs = [tf.TensorSpec([3], tf.float32)]
@@ -91,18 +103,22 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, *groups: str) -> li
         return {}
 
     def loop() -> dict[str, tf.Tensor]:
-        def turn(i: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def turn(i: tf.Tensor, y: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             c.send([y], (rank + 1) % n, tag="turn")
             [z] = c.receive([tf.TensorSpec([8, 3], tf.float32)], (rank - 1) % n, tag="turn")
-            return i + 1, z
+            [mean] = c.group(own).all_reduce([z], "mean", name="turn")
+            return i + 1, z, sums + mean
 
-        return {"loop": tf.while_loop(lambda i, _: i < 5, turn, (tf.constant(0), x))[1]}
+        start = (tf.constant(0), x, tf.zeros_like(x))
+        _, last, sums = tf.while_loop(lambda i, *_: i < 5, turn, start, parallel_iterations=1)
+        return {"last": last, "sums": sums}
 
     functions = {
         "operations": operations,
         "refused": refused,
         "forward": lambda: ring(1),
         "backward": lambda: ring(-1),
+        "both_neighbors": both_neighbors,
         "unused": unused,
         "dtypes": dtypes,
     }

@@ -59,40 +59,45 @@ class HorovodCollectives(Collectives):
         chosen = self.checked(ranks)
         if len(chosen) == 1:
             return OneReplica()
+        if chosen == tuple(range(self.size)):
+            return self
         inner = HorovodCollectives(self._set_of(chosen), self._declared)
         return in_order(inner, chosen)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class; a broadcast in a set of two ranks, which ends when the receiver has the message."""
+        """See base class; a broadcast in a set of two ranks.
+
+        A rank that closes the strategy ends messages that others have not received yet: they meet before, as by
+        `strategy.group.barrier`.
+        """
         given = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(given, to, tag)
-        pair = self._set_of([self._rank, to])
 
         def message(*parts: tf.Tensor) -> tf.Tensor:
             hidden = [not_constant(tensor) for tensor in parts]
-            return when_available([self._message(x, self._rank, pair, f"{tag}/{i}") for i, x in enumerate(hidden)])
+            return when_available([self._message(x, (self._rank, to), f"{tag}/{i}") for i, x in enumerate(hidden)])
 
         return self._in_a_function(("send", to, tag), message, given)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         """See base class; a broadcast in a set of two ranks."""
         self.check_message(specs, source, tag)
-        pair = self._set_of([self._rank, source])
 
         def message() -> list[tf.Tensor]:
             # TensorFlow would fold a broadcast of a constant, and merge two with the same input.
             blank = [tf.fill(spec.shape.as_list() or [1], tf.cast(zero_when_run(), spec.dtype)) for spec in specs]
-            found = [self._message(x, source, pair, f"{tag}/{i}") for i, x in enumerate(blank)]
+            found = [self._message(x, (source, self._rank), f"{tag}/{i}") for i, x in enumerate(blank)]
             with tf.control_dependencies([when_available(found)]):
                 return [tf.reshape(x, spec.shape) for x, spec in zip(found, specs, strict=True)]
 
         return self._in_a_function(("receive", source, tag, tuple(specs)), message, [])
 
-    def _message(self, tensor: tf.Tensor, sender: int, pair: hvd.ProcessSet, name: str) -> tf.Tensor:
-        """Broadcasts a tensor between two ranks, whose graphs may differ: the operation's name is the same in any scope."""
-        root = self._process_set.ranks[sender]
-        flat = f"message_{root}_{zlib.crc32(name.encode()):08x}_{re.sub('[^A-Za-z0-9]', '_', name)}/"
-        return hvd.broadcast(tensor, root, name=flat, ignore_name_scope=True, process_set=pair)
+    def _message(self, tensor: tf.Tensor, ends: tuple[int, int], name: str) -> tf.Tensor:
+        """Broadcasts a tensor from a rank to another, whose graphs may differ: the name is the same in any scope."""
+        root, to = (self._process_set.ranks[rank] for rank in ends)
+        readable = re.sub("[^A-Za-z0-9]", "_", name)
+        exact = f"message_{root}_{to}_{zlib.crc32(name.encode()):08x}_{readable}/"
+        return hvd.broadcast(tensor, root, name=exact, ignore_name_scope=True, process_set=self._set_of(ends))
 
     def _in_a_function(self, key: object, call: Callable[..., Any], tensors: Sequence[tf.Tensor]) -> Any:
         """Makes a call in a graph: eagerly, Horovod's operations have no names, so that it would confuse messages."""

@@ -39,7 +39,8 @@ class Collectives(abc.ABC):
     Every operation takes a list of tensors and returns a list, so that an engine can send them as one message. All
     replicas of the group make the same calls with the same names, dtypes and, where an operation combines elementwise,
     shapes. A name is used for only one call of a step, because some engines match messages by name. Results are
-    reproducible from run to run for the same inputs and number of replicas.
+    reproducible from run to run for the same inputs and number of replicas. In a loop, the calls of an iteration must come
+    after those of the one before, as with `parallel_iterations=1`.
 
     `group` returns the collectives of some of the replicas, with new ranks. Groups may communicate at the same time, and
     replicas outside of a group make no call. Two ranks exchange messages with `send` and `receive`.
@@ -93,8 +94,7 @@ class Collectives(abc.ABC):
 
         The call is executed even if nothing depends on its result. In a graph it does not block: it is executed when the
         tensors are available, whatever else is waiting, so that two ranks may send to each other first. Eagerly it may
-        block until the message is received. In a loop, both ranks must exchange the message in the same iteration, and
-        an iteration's messages must depend on those of the one before.
+        block until the message is received. In a loop, both ranks must exchange the message in the same iteration.
 
         Args:
           tensors: tensors of static shapes, of dtypes in `wire.gathers`.

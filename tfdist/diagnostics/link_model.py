@@ -32,9 +32,13 @@ class Link:
 
     def sent_bytes(self, calls: Sequence[RecordedCall]) -> float:
         """Returns the bytes that one replica sends for these calls, by the costs stated in `Collectives`."""
-        around, to_all = (self.replicas - 1) / self.replicas, self.replicas - 1
-        shares = {"all_reduce": 2 * around, "all_gather": to_all, "all_to_all": around, "reduce_scatter": around}
-        return sum(call.payload_bytes * shares.get(call.operation, to_all) for call in calls)
+        return sum(self._sent(call) for call in calls)
+
+    def _sent(self, call: RecordedCall) -> float:
+        ranks = len(call.ranks) if call.ranks else self.replicas
+        around, to_all = (ranks - 1) / ranks, ranks - 1
+        ring = {"all_reduce": 2 * around, "all_to_all": around, "reduce_scatter": around}
+        return call.payload_bytes * (ring | {"send": 1}).get(call.operation, to_all)
 
 
 def measure(strategy: HasCollectives) -> Link:
