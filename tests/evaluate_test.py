@@ -12,6 +12,7 @@ import pytest
 
 import tfdist
 from tests import processes
+from tests.data.formats.writing import write_image
 from tfdist import evaluate, predict, train
 from tfdist.checkpoint.format import Part, commit
 from tfdist.cli import weights
@@ -127,6 +128,22 @@ def test_predictions_in_order(run, wanted, name, tmp_path, capsys):
         loaded = np.load(path)
         found = loaded["predictions"] if name.endswith("npz") else loaded
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_images_without_classes_are_named(tmp_path_factory, tmp_path):
+    for name, channel in (("a/0", 0), ("b/0", 1)):
+        write_image(tmp_path / "classes" / f"{name}.png", channel, 0)
+    for name in ("one, two", "three"):
+        write_image(tmp_path / "new" / f"{name}.png", 1, 0)
+    data = f"images:{tmp_path}/classes"
+    path = trained(tmp_path_factory, dataset=data, model="mlp(hidden=(4,))", batch_size=2, steps=2)
+    new, table, arrays = f"images:{tmp_path}/new(labels=False)", tmp_path / "new.csv", tmp_path / "new.npz"
+    assert predict.main(path, PredictConfig(dataset=new, classes=True, output=str(table), strategy="single")) == 0
+    lines = table.read_text().splitlines()
+    assert lines[0] == "example,file,prediction"
+    assert [line.rpartition(",")[0] for line in lines[1:]] == ['0,"one, two.png"', "1,three.png"]
+    assert predict.main(path, PredictConfig(dataset=data, split="train", output=str(arrays), strategy="single")) == 0
+    assert np.load(arrays)["files"].tolist() == ["a/0.png", "b/0.png"]
 
 
 def test_classes_in_the_directory_of_the_run(without_checkpoints, capsys):

@@ -1,5 +1,6 @@
 """Write the predictions of a run's model for its data set or another one, with any strategy."""
 
+import csv
 import io
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from tfdist.storage import path_of
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from tfdist.data.examples import Origins
 
 
 def main(run: str, config: PredictConfig) -> int:
@@ -33,7 +36,7 @@ def main(run: str, config: PredictConfig) -> int:
             number = "" if trained.step is None else f"-{trained.step:09d}"
             default = trained.directory / f"predictions{number}{'.npy' if len(arrays) == 1 else '.npz'}"
             path = path_of(config.output) if config.output else default
-            weights.written(path, _contents(arrays, f".{path.name.rpartition('.')[2]}", str(path)))
+            weights.written(path, _contents(arrays, f".{path.name.rpartition('.')[2]}", str(path), examples.origins))
             shapes = ", ".join(f"{name} {list(values.shape)}".lstrip() for name, values in arrays.items())
             print(f"{path}  {shapes}  {trained.data.name}, {config.split}, from {trained.source}")
     return 0
@@ -58,8 +61,8 @@ def _classes(name: str, values: "np.ndarray") -> "np.ndarray":
     return values.argmax(axis=-1)
 
 
-def _contents(arrays: dict[str, "np.ndarray"], ending: str, path: str) -> bytes:
-    """Returns the contents of a file with one row per example."""
+def _contents(arrays: dict[str, "np.ndarray"], ending: str, path: str, origins: "Origins | None") -> bytes:
+    """Returns the contents of a file with one row per example, which .csv and .npz name if its origin is known."""
     import numpy as np
 
     if ending != ".npz" and len(arrays) > 1:
@@ -72,17 +75,21 @@ def _contents(arrays: dict[str, "np.ndarray"], ending: str, path: str) -> bytes:
         np.save(file, only, allow_pickle=False)
     elif ending == ".npz":
         named: dict[str, Any] = {name or "predictions": values for name, values in arrays.items()}
-        np.savez_compressed(file, **named)
+        names = (
+            {} if origins is None else {f"{origins.kind}s": np.asarray(origins.names)}
+        )  # "file" is the name of an argument
+        np.savez_compressed(file, **names | named)
     else:
         rows = only.reshape(len(only), -1)
         is_class = rows.dtype.kind in "iu"
-        header = "example," + (
-            "prediction" if rows.shape[1] == 1 else ",".join(f"output_{i}" for i in range(rows.shape[1]))
-        )
-        numbered = (
-            (f"{number}," + ",".join(_text(value, is_class) for value in row)) for number, row in enumerate(rows)
-        )
-        file.write("\n".join([header, *numbered, ""]).encode())
+        outputs = ["prediction"] if rows.shape[1] == 1 else [f"output_{i}" for i in range(rows.shape[1])]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["example", *([origins.kind] if origins else []), *outputs])
+        for number, row in enumerate(rows):
+            name = [origins.names[number]] if origins else []
+            writer.writerow([number, *name, *(_text(value, is_class) for value in row)])
+        file.write(text.getvalue().encode("utf-8", "surrogateescape"))
     return file.getvalue()
 
 

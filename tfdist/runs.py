@@ -16,6 +16,7 @@ from tfdist.config.fields import check_fields, flag_field, names_text
 from tfdist.errors import ExitCode, InputError
 from tfdist.grammar.spec import nearest
 from tfdist.grammar.spec_list import split_outside
+from tfdist.process import terminal
 from tfdist.reporting import RunDirectory, comparison, runs_table
 from tfdist.reporting.file_errors import cause
 from tfdist.reporting.run_summary import RunSummary, is_higher_better, read_run
@@ -96,7 +97,7 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
     elif is_comparison:
         _compare(runs, path_of(paths[0]), config)
     else:
-        print(*runs_table.table(runs, _main_metric(runs, config)), sep="\n")
+        print(*runs_table.table(runs, _main_metric(runs, config), terminal.columns_of(sys.stdout) or None), sep="\n")
     if skipped and not output.is_json:
         more = f" and {len(skipped) - _NAMED_AT_MOST} more" if len(skipped) > _NAMED_AT_MOST else ""
         print(f"Skipped: {'; '.join(skipped[:_NAMED_AT_MOST])}{more}.", file=sys.stderr)
@@ -198,7 +199,9 @@ def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsCon
     if not different:
         blocks = [["results", *names]]
         print(f"All flags of the {len(runs)} runs are equal, except --output_dir.\n")
-    lines = runs_table.aligned([*blocks, *runs_table.results(runs)])
+    lines = runs_table.aligned(
+        runs_table.fitted([*blocks, *runs_table.results(runs)], terminal.columns_of(sys.stdout) or None)
+    )
     print(*lines, sep="\n")
     known = list(dict.fromkeys(name for run in runs for name in run.metrics))
     metrics = config.metric.split(",") if config.metric else known[:_METRICS_AT_MOST]

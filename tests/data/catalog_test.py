@@ -4,7 +4,9 @@ import textwrap
 import numpy as np
 import pytest
 
+from tfdist.config.data_set_names import AFTER_COLON
 from tfdist.data import DataSet, EvaluationPipeline, Pipeline, load
+from tfdist.data.catalog import CATALOG
 from tfdist.errors import InputError
 
 MODULE = """
@@ -29,6 +31,10 @@ MODULE = """
     def nothing():
         return None
 """
+
+
+def test_flags_know_all_names():
+    assert sorted(AFTER_COLON) == sorted(CATALOG)
 
 
 @pytest.fixture

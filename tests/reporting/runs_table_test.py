@@ -4,7 +4,7 @@ import pytest
 
 from tests.reporting.run_summary_test import start, write
 from tfdist.reporting.run_summary import read_run
-from tfdist.reporting.runs_table import aligned, as_json, differences, duration, results, table
+from tfdist.reporting.runs_table import aligned, as_json, differences, duration, fitted, results, shortened, table
 
 
 @pytest.fixture
@@ -23,6 +23,23 @@ def test_the_table(runs):
     )
     assert first.index("0.7500 @2") == header.index("best accuracy")
     assert second.split()[3:] == "single x1 cnn - 0/7 failed - - - - -".split()
+
+
+def test_a_long_data_set_is_shortened_in_the_middle_and_what_has_no_room_is_named(tmp_path):
+    long = start(0, 1000.0, replicas=2, strategy="mirrored")
+    long["flags"] = ["--model=cnn", "--dataset=csv:/data/measurements/2026/november/table.csv(label='kind')"]
+    run = read_run(write(tmp_path / "first", [long]), "first")
+    assert "csv:/data/measurements/2026/november/table.csv(label='kind')" in table([run], "accuracy")[1]
+    assert "csv:/data...='kind')" in table([run], "accuracy", 140)[1] and len(table([run], "accuracy", 140)) == 2
+    lines = table([run], "accuracy", 80)
+    assert max(map(len, lines)) <= 80 and "best accuracy" in lines[0] and "csv:/data...='kind')" in lines[1]
+    assert lines[2].startswith("Left out in 80 columns: started, loss, accuracy, best loss")
+    assert max(map(len, aligned(fitted([["data set", run.flags["dataset"], "digits"]], 80)))) <= 80
+
+
+@pytest.mark.parametrize(("length", "text"), [(10, "0123456789"), (9, "012...789"), (8, "012...89"), (3, "...")])
+def test_the_middle_is_replaced(length, text):
+    assert shortened("0123456789", length) == text
 
 
 def test_differences(runs):

@@ -109,8 +109,9 @@ def test_one_cycle_without_a_momentum_changes_the_rate_only(mirrored2):
 @pytest.mark.parametrize(
     "strategy", [*(pytest.param(name, marks=pytest.mark.full) for name in ("single", "mirrored2")), "mesh2x2"]
 )
-def test_the_rate_falls_at_plateaus_as_in_keras(strategy, request):
+def test_the_rate_falls_at_plateaus_as_in_keras(strategy, request, caplog):
     """The rates follow from the results of the evaluations by the rule of Keras's own callback."""
+    caplog.set_level("INFO")
     trainer = make(request.getfixturevalue(strategy), lambda: keras.optimizers.Adam(0.02))
     history = fit(trainer, callbacks=[plateau()])
     losses, rates = recorded(history, "eval", "loss"), recorded(history)
@@ -126,6 +127,12 @@ def test_the_rate_falls_at_plateaus_as_in_keras(strategy, request):
             reference.on_epoch_end(step, {"val_loss": losses[step]})
     assert rates == expected
     assert min(rates.values()) < 0.01 < max(rates.values()), "it falls, more than once"
+    falls = [record.getMessage() for record in caplog.records if "learning rate falls" in record.getMessage()]
+    assert len(falls) == len({*rates.values(), float(trainer.model.optimizer.learning_rate)}) - 1
+    first = next(step for step, rate in rates.items() if rate < 0.015) - 1
+    assert falls[0] == (
+        f"The learning rate falls from 0.02 to 0.01 at step {first}: val_loss has not improved for 1 evaluation."
+    )
 
 
 @pytest.mark.full

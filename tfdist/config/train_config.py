@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from tfdist.config.conflicts import flag_text
+from tfdist.config.data_set_names import DATA_SETS
 from tfdist.config.fields import (
     AUTO,
     best_text,
@@ -64,18 +65,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"explains; {OWN}.",
         check=spec_text,
         fixed=True,
-        known=(
-            "digits",
-            "fashion_mnist",
-            "mnist5k",
-            "text",
-            "csv:",
-            "images:",
-            "npz:",
-            "synthetic:",
-            "tfds:",
-            "tfrecord:",
-        ),
+        known=DATA_SETS,
         named=True,
     )
     data_dir: str | None = flag_field(

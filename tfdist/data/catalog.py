@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 
+from tfdist.config.data_set_names import AFTER_COLON
 from tfdist.data import images, synthetic, text, tfds
 from tfdist.data.adapters import as_data_set
 from tfdist.data.data_set import DataSet
@@ -22,15 +23,6 @@ CATALOG: dict[str, Callable[..., DataSet]] = {
     "text": text.text,
     "tfds": tfds.prepared,
     "tfrecord": tfrecord.tfrecord,
-}
-# The argument that may follow the name and a colon.
-_AFTER_COLON = {
-    "csv": "path",
-    "images": "path",
-    "npz": "path",
-    "synthetic": "shape",
-    "tfds": "name",
-    "tfrecord": "path",
 }
 
 
@@ -54,8 +46,8 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
         )
     parsed = spec.parse(name)
     prefix, colon, rest = parsed.name.partition(":")
-    if prefix in _AFTER_COLON and colon:
-        parsed = spec.Spec(prefix, {_AFTER_COLON[prefix]: rest} | parsed.args)
+    if colon and AFTER_COLON.get(prefix):
+        parsed = spec.Spec(prefix, {AFTER_COLON[prefix]: rest} | parsed.args)
     if parsed.name in CATALOG:
         return spec.call(CATALOG[parsed.name], parsed, data_dir=data_dir)
     if colon:
@@ -72,4 +64,4 @@ def takes_data_dir(name: str) -> bool:
 def is_own(name: str) -> bool:
     """Returns whether `load` would import and call a user's function for this name."""
     prefix, colon, _ = spec.parse(name).name.partition(":")
-    return colon != "" and prefix not in _AFTER_COLON
+    return colon != "" and not AFTER_COLON.get(prefix)

@@ -1,8 +1,8 @@
 """`Examples`: the interface of data sets for pipelines, with random access or as a stream."""
 
 import abc
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -13,6 +13,18 @@ from tfdist.errors import InputError
 Element = tuple[Any, ...]  # (x, y) or (x, y, sample_weight); each a structure of tensors
 # (batched x, y and, if there is one, sample_weight) -> the same.
 Transform = Callable[..., Element]
+
+
+class Origins(NamedTuple):
+    """Where examples come from.
+
+    Attributes:
+      kind: what the names are of: "file", or "line" of a file.
+      names: a name for each example, in their natural order.
+    """
+
+    kind: str
+    names: Sequence[str] | Sequence[int]
 
 
 class Examples(abc.ABC):
@@ -60,6 +72,11 @@ class Examples(abc.ABC):
     @property
     def checksum(self) -> int | None:
         """A checksum of what should be the same on every process, in [-2**63, 2**63); None if there is none."""
+        return None
+
+    @property
+    def origins(self) -> Origins | None:
+        """Where the examples come from; None if unknown."""
         return None
 
     def in_order(self) -> "Examples":

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data import shuffle
-from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
+from tfdist.data.examples import Element, Examples, Origins, Transform, as_is, chain, check_element, spec_of_one
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
 from tfdist.errors import InputError
@@ -99,6 +99,11 @@ class InOrder(Source):
         """See base class."""
         return self._source.checksum
 
+    @property
+    def origins(self) -> Origins | None:
+        """See base class."""
+        return self._source.origins
+
     def in_order(self) -> Source:
         """See base class."""
         return self
@@ -136,6 +141,11 @@ class Mapped(Source):
     def checksum(self) -> int | None:
         """See base class."""
         return self._source.checksum
+
+    @property
+    def origins(self) -> Origins | None:
+        """See base class."""
+        return self._source.origins
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class."""

@@ -1,5 +1,6 @@
 """Tables of runs and of their differences, as lines of text."""
 
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,9 @@ from tfdist.reporting.run_summary import RunSummary
 _NOT_COMPARED = ("output_dir",)
 _MAIN = ("strategy", "model", "dataset")
 UNKNOWN = "-"
+_NAMES = ("run", "model", "data set")  # columns of texts that may be long
+_SHORTENED = 20
+_SHORTEST = 12
 
 
 def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
@@ -41,10 +45,49 @@ def _best(metric: str) -> Callable[[RunSummary], str]:
     return lambda run: UNKNOWN if (found := run.best(metric)) is None else f"{rounded(found[1])} @{found[0]}"
 
 
-def table(runs: Sequence[RunSummary], metric: str) -> list[str]:
-    """Returns the lines of the table of runs."""
-    cells = columns(metric)
-    return aligned([list(cells), *([cell(run) for cell in cells.values()] for run in runs)])
+def table(runs: Sequence[RunSummary], metric: str, width: int | None = None) -> list[str]:
+    """Returns the lines of the table of runs, and a last text that names the columns for which there was no room.
+
+    Args:
+      runs: the runs.
+      metric: metric to show beside the loss.
+      width: number of columns of the terminal; None for any number.
+    """
+    shown = {title: [cell(run) for run in runs] for title, cell in columns(metric).items()}
+    if width is None or _width(shown) <= width:
+        return _lines(shown)
+    for title in _NAMES:
+        shown[title] = [shortened(cell, _SHORTENED) for cell in shown[title]]
+    left_out = []
+    for title in ("started", "loss", metric, "best loss", "time", "strategy", "model"):
+        if title in shown and _width(shown) > width:
+            left_out.append(title)
+            del shown[title]
+    note = f"Left out in {width} columns: {', '.join(left_out)}. A wider terminal, a pipe or --json shows all."
+    return [*_lines(shown), *(textwrap.wrap(note, width) if left_out else [])]
+
+
+def _width(shown: Mapping[str, Sequence[str]]) -> int:
+    return max(map(len, _lines(shown)))
+
+
+def _lines(shown: Mapping[str, Sequence[str]]) -> list[str]:
+    return aligned([list(shown), *map(list, zip(*shown.values(), strict=True))])
+
+
+def shortened(text: str, length: int) -> str:
+    """Returns a text of at most `length` characters, at least 3, by replacing its middle, as in `csv:/data...e.csv`."""
+    tail = (length - 3) // 2
+    return text if len(text) <= length else f"{text[: length - 3 - tail]}...{text[len(text) - tail :]}"
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
+    """Returns rows, whose cells after the first are shortened to fit `width` columns; None for any width."""
+    if width is None:
+        return [list(row) for row in rows]
+    count, first = len(rows[0]) - 1, max(len(row[0]) for row in rows)
+    length = max((width - first) // count - 2, _SHORTEST)
+    return [[row[0], *(shortened(cell, length) for cell in row[1:])] for row in rows]
 
 
 def differences(runs: Sequence[RunSummary]) -> list[list[str]]:

@@ -36,7 +36,7 @@ class Callbacks:
         # Also if only some processes have callbacks, as in `callbacks=[...] if rank == 0 else []`.
         self._any = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
         self._list = keras.callbacks.CallbackList(
-            chosen(callbacks, strategy), model=model, reports_evaluations=True, **params
+            chosen(callbacks, strategy), model=model, reports_evaluations=True, is_chief=strategy.is_chief, **params
         )
 
     def __getattr__(self, name: str) -> Any:

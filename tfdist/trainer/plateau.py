@@ -1,6 +1,8 @@
 """Falls of the learning rate at plateaus that are counted in evaluations, wherever in an epoch they are."""
 
+import logging
 from collections.abc import Mapping
+from typing import Any
 
 import keras
 
@@ -8,6 +10,8 @@ from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.grammar.decay import Plateau
 from tfdist.trainer.counted_evaluations import CountsEvaluations
+
+_log = logging.getLogger(__name__)
 
 
 class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
@@ -72,5 +76,20 @@ class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
             )
 
     def _look(self, logs: Mapping[str, float]) -> None:
-        """See base class."""
-        keras.callbacks.ReduceLROnPlateau.on_epoch_end(self, self._step, dict(logs))
+        """See base class; logs a fall."""
+        given: dict[str, Any] = dict(logs)
+        keras.callbacks.ReduceLROnPlateau.on_epoch_end(self, self._step, given)  # adds the rate before
+        before = given.get("learning_rate", 0.0)  # none of several optimizers
+        after = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)) if before else 0.0
+        if after < before and (self.params or {}).get("is_chief", True):
+            what, count = "evaluation" if self._of_evaluations else "epoch", max(self.patience, 1)
+            _log.info(
+                "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %d %s%s.",
+                before,
+                after,
+                self._step,
+                self.monitor,
+                count,
+                what,
+                "" if count == 1 else "s",
+            )

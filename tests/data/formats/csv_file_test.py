@@ -133,3 +133,14 @@ def test_labels_of_the_test_part_must_be_known(tmp_path):
         InputError, match="one of the training data. Received: 'lily' in column 'species' of .*test.csv"
     ):
         load(f'{name}(label="species", test="{tmp_path}/test.csv")')
+
+
+def test_rows_know_their_lines(tmp_path):
+    (tmp_path / "t.csv").write_text("a,label\n1,0\n,0\n\n3,1\n4,0\n5,1\n")
+    found = load(f"csv:{tmp_path}/t.csv(label='label', drop_missing=True, validation_split=0.5)")
+    parts = [
+        (part.origins, part.fetch(range(part.size))[0].numpy()[:, 0].tolist()) for part in (found.train, found.test)
+    ]
+    line_of = {1.0: 2, 3.0: 5, 4.0: 6, 5.0: 7}
+    for origins, values in parts:
+        assert origins.kind == "line" and origins.names == [line_of[value] for value in values]

@@ -147,3 +147,17 @@ def test_batches_do_not_depend_on_the_number_of_replicas(folder):
     for step, (x, y) in enumerate(whole):
         np.testing.assert_array_equal(np.concatenate([parts[2 * step][0], parts[2 * step + 1][0]]), x)
         np.testing.assert_array_equal(np.concatenate([parts[2 * step][1], parts[2 * step + 1][1]]), y)
+
+
+def test_images_without_classes(folder):
+    found = load(f"images:{folder}(labels=False)")
+    assert found.test is found.train and (found.classes, found.input_shape, found.train.size) == (None, (6, 8, 3), 12)
+    x, y = everything(found.train)
+    labelled = load(f"images:{folder}")
+    np.testing.assert_array_equal(x, everything(labelled.train)[0])
+    assert y == () and found.train.origins == labelled.train.origins
+    assert found.train.origins.names[:2] == ["blue/0.png", "blue/1.png"]
+    for path in folder.rglob("*.png"):
+        path.unlink()
+    with pytest.raises(InputError, match="must have images .*which has none"):
+        load(f"images:{folder}(labels=False)")

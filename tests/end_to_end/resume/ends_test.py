@@ -200,7 +200,9 @@ def evaluations(path: pathlib.Path) -> list[int]:
     return [record["step"] for record in RunDirectory(path).records() if record["kind"] == "eval"]
 
 
-@pytest.mark.parametrize("steps", [20, pytest.param(23, marks=pytest.mark.full)], ids=["within an epoch", "with its end"])
+@pytest.mark.parametrize(
+    "steps", [20, pytest.param(23, marks=pytest.mark.full)], ids=["within an epoch", "with its end"]
+)
 def test_a_run_is_evaluated_at_its_end_once(steps, tmp_path):
     path = tmp_path / "run"
     run(path, steps=steps, eval_every=8, checkpoint_every="5")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdist.data.data_set import DataSet
+from tfdist.data.examples import Origins
 from tfdist.data.formats.csv_columns import ColumnEncoding, column_encoding, is_numeric, numbers
 from tfdist.data.formats.csv_table import Table, read_table
 from tfdist.data.formats.labels import ClassLabels, class_labels
@@ -71,9 +72,10 @@ def csv(
     kept, held = held_out(y if classes else np.zeros(len(y), np.int32), validation_split)
     train = _rows(whole, kept) if len(held) else whole
     encoding = column_encoding(train, names, standardize)
-    source, other = ArraySource((encoding.encoded(train), y[kept])), None
+    source, other = TableRows(encoding.encoded(train), y[kept], train.lines), None
     if len(held):
-        other = ArraySource((encoding.encoded(_rows(whole, held)), y[held]))
+        rest = _rows(whole, held)
+        other = TableRows(encoding.encoded(rest), y[held], rest.lines)
     if test:
         table = read_table(existing_file(_KIND, test, data_dir), delimiter, header)
         table.column(target, "label")
@@ -89,8 +91,22 @@ def csv(
     )
 
 
-def _test_part(table: Table, target: str, encoding: ColumnEncoding, classes: ClassLabels | None) -> ArraySource:
-    return ArraySource((encoding.encoded(table), _labels(table, target, classes)))
+class TableRows(ArraySource):
+    """Rows of a table in memory."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, lines: Sequence[int]):
+        """Initializes with features, labels, and the line of the file that each row is on."""
+        super().__init__((x, y))
+        self._lines = lines
+
+    @property
+    def origins(self) -> Origins:
+        """See base class."""
+        return Origins("line", self._lines)
+
+
+def _test_part(table: Table, target: str, encoding: ColumnEncoding, classes: ClassLabels | None) -> TableRows:
+    return TableRows(encoding.encoded(table), _labels(table, target, classes), table.lines)
 
 
 def _with_values(table: Table, names: Sequence[str], drop_missing: bool) -> Table:

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.data.data_set import DataSet
-from tfdist.data.examples import Element
+from tfdist.data.examples import Element, Origins, inputs_alone
 from tfdist.data.formats.image_decoding import ImageDecoding, decoded_shape, image_decoding
 from tfdist.data.formats.locations import checksum_of, existing_folder
 from tfdist.data.reading_errors import first_unreadable
@@ -23,27 +24,34 @@ _KIND = "images"
 
 
 class ImageFiles(Source):
-    """Image files with labels; read and decoded when they are used, several batches in parallel."""
+    """Image files, with labels or without; read and decoded when they are used, several batches in parallel."""
 
-    def __init__(self, folder: str, paths: Sequence[str], labels: np.ndarray, decoding: ImageDecoding):
+    def __init__(self, folder: str, paths: Sequence[str], labels: np.ndarray | None, decoding: ImageDecoding):
         """Keeps the paths.
 
         Args:
           folder: the folder in which all files are; its name may differ between processes.
           paths: files, at least one.
-          labels: int32 [n], the class of each.
+          labels: int32 [n], the class of each; None for examples without targets.
           decoding: how they are decoded.
         """
         self.size = len(paths)
         self._folder, self._names = folder, list(paths)
         self._decoding = decoding
         with tf.device("CPU:0"):
-            self._paths, self._labels = tf.constant(self._names), tf.constant(labels, tf.int32)
+            self._paths = tf.constant(self._names)
+            self._labels = None if labels is None else tf.constant(labels, tf.int32)
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
         contents = tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices))
-        return self._decoding.decoded(contents), tf.gather(self._labels, indices)
+        x = self._decoding.decoded(contents)
+        return inputs_alone(x) if self._labels is None else (x, tf.gather(self._labels, indices))
+
+    @property
+    def origins(self) -> Origins:
+        """See base class."""
+        return Origins("file", [os.path.relpath(path, self._folder) for path in self._names])
 
     @property
     def checksum(self) -> int:
@@ -61,6 +69,7 @@ def images(
     channels: int = 3,
     crop_to_aspect_ratio: bool = False,
     validation_split: float = 0.0,
+    labels: bool = True,
     data_dir: str | None = None,
 ) -> DataSet:
     """JPEG, PNG, BMP and GIF files, a folder per class; x is float32 in [0, 1].
@@ -74,22 +83,24 @@ def images(
       channels: 1 (gray), 3 (RGB) or 4 (RGBA).
       crop_to_aspect_ratio: whether resized images keep their aspect ratio and lose what is beyond the middle.
       validation_split: fraction of the images, in [0, 1), that becomes the test part; the same in every run.
+      labels: False for images without classes, to predict for: all in the folder and in those inside it, as both parts.
       data_dir: folder in which a relative path is looked for.
 
     Raises:
       InputError: a folder is missing or empty, the first image of a class cannot be decoded, or an argument is invalid.
     """
     folder = existing_folder(_KIND, path, data_dir)
+    if not labels:
+        return _without_labels(path, folder, size, channels, crop_to_aspect_ratio)
     train_folder, test_folder = _parts(folder)
     by_class = _files_by_class(train_folder)
     classes = tuple(by_class)
-    paths, labels = _flat(by_class, classes)
-    with open(paths[0], "rb") as file:
-        decoding = image_decoding(size, channels, crop_to_aspect_ratio, paths[0], file.read())
+    paths, numbers = _flat(by_class, classes)
+    decoding = _decoding(paths[0], size, channels, crop_to_aspect_ratio)
     for files in by_class.values():
         _check_file(files[0], decoding)
-    train, held = held_out(labels, validation_split)
-    test = ImageFiles(folder, [paths[i] for i in held], labels[held], decoding) if len(held) else None
+    train, held = held_out(numbers, validation_split)
+    test = ImageFiles(folder, [paths[i] for i in held], numbers[held], decoding) if len(held) else None
     if test_folder:
         if validation_split:
             raise InputError(
@@ -97,8 +108,24 @@ def images(
                 f"and {test_folder}. Leave it out."
             )
         test = ImageFiles(folder, *_flat(_files_by_class(test_folder, classes), classes), decoding)
-    source = ImageFiles(folder, [paths[i] for i in train], labels[train], decoding)
+    source = ImageFiles(folder, [paths[i] for i in train], numbers[train], decoding)
     return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
+
+
+def _without_labels(path: str, folder: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -> DataSet:
+    files = _image_files(folder)
+    if not files:
+        raise InputError(
+            f"The data set {_KIND} must have images ({', '.join(_ENDINGS)}). Received: {folder}, which has none. Give another "
+            "folder."
+        )
+    source = ImageFiles(folder, files, None, _decoding(files[0], size, channels, crop_to_aspect_ratio))
+    return DataSet(f"{_KIND}:{path}", source, source, tuple(source.element_spec[0].shape), None)
+
+
+def _decoding(path: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -> ImageDecoding:
+    with open(path, "rb") as file:
+        return image_decoding(size, channels, crop_to_aspect_ratio, path, file.read())
 
 
 def _parts(folder: str) -> tuple[str, str | None]:
@@ -121,7 +148,8 @@ def _files_by_class(folder: str, known: Sequence[str] | None = None) -> dict[str
     if not classes:
         raise InputError(
             f"The data set {_KIND} must be a folder that has a folder of images for each class. Received: {folder}, which "
-            f"has {len(_image_files(folder))} images but no folders. Move the images of each class into a folder of its own."
+            f"has {len(_image_files(folder))} images but no folders. Move the images of each class into a folder of its own "
+            "or, to predict, add labels=False."
         )
     files = {name: _image_files(os.path.join(folder, name)) for name in classes}
     unknown = next((name for name in classes if known is not None and name not in known and files[name]), None)
