@@ -32,13 +32,13 @@ def bare(arguments: argparse.Namespace) -> tuple[int, Step]:
 
 def floor(arguments: argparse.Namespace) -> tuple[int, Step]:
     """Every rank computes."""
-    rank = _horovod().rank()
+    rank = _horovod(arguments.ranks).rank()
     return rank, tf.function(_step(arguments.workload, rank))
 
 
 def horovod(arguments: argparse.Namespace) -> tuple[int, Step]:
     """Gradients are averaged by Horovod's operations, at its defaults."""
-    hvd = _horovod()
+    hvd = _horovod(arguments.ranks)
 
     def reducer(variables: Sequence[tf.Variable]) -> Reduce:
         if arguments.compression == "powersgd":
@@ -54,7 +54,7 @@ def horovod(arguments: argparse.Namespace) -> tuple[int, Step]:
 
 def multiworker(arguments: argparse.Namespace) -> tuple[int, Step]:
     """`strategy.run` of forward, tape and `optimizer.apply`; Keras's optimizer sums the gradients."""
-    _share_cores()
+    _share_cores(arguments.ranks)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     with strategy.scope():
@@ -84,18 +84,18 @@ def _step(name: str, rank: int, reducer: Callable[[Sequence[tf.Variable]], Reduc
     return step
 
 
-def _horovod() -> Any:
+def _horovod(ranks: int) -> Any:
     """The module, up."""
     import horovod.tensorflow as hvd
 
-    _share_cores()
+    _share_cores(ranks)
     hvd.init()
     return hvd
 
 
-def _share_cores() -> None:
-    """Two ranks share the machine, as tfdist's strategies do."""
-    tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // 2))
+def _share_cores(ranks: int) -> None:
+    """All ranks share the machine, as tfdist's strategies do."""
+    tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
 if __name__ == "__main__":
@@ -104,6 +104,7 @@ if __name__ == "__main__":
     parser.add_argument("side", choices=sides)
     parser.add_argument("--compression", choices=("none", "fp16", "powersgd"), default="none")
     parser.add_argument("--rank", type=int, default=4, help="of PowerSGD")
+    parser.add_argument("--ranks", type=int, default=2, help="processes of this job, which share the cores")
     parser.add_argument("--communication", choices=("gloo", "mpi"), default="gloo", help="of horovod; mpi needs mpirun")
     stopwatch.add_arguments(parser)
     given = parser.parse_args()

@@ -17,13 +17,18 @@ from torch.nn.parallel import DistributedDataParallel
 from workload import LEARNING_RATE, WIDTHS, WORKLOADS, arrays
 
 
-def model(hook: str, rank: int, bucket_mb: float) -> DistributedDataParallel:
-    """The perceptron with a hook; rank is PowerSGD's."""
+def perceptron() -> torch.nn.Module:
+    """The model of the workload, the same on every rank."""
     torch.manual_seed(0)
     layers: list[torch.nn.Module] = []
     for inputs, outputs in zip(WIDTHS[:-1], WIDTHS[1:], strict=True):
         layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
-    wrapped = DistributedDataParallel(torch.nn.Sequential(*layers[:-1]), bucket_cap_mb=bucket_mb)
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def model(hook: str, rank: int, bucket_mb: float) -> DistributedDataParallel:
+    """The perceptron with a hook; rank is PowerSGD's."""
+    wrapped = DistributedDataParallel(perceptron(), bucket_cap_mb=bucket_mb)
     if hook == "powersgd":  # from step 2 on, the earliest: buckets are final only after the first
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
         wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -33,15 +38,18 @@ def model(hook: str, rank: int, bucket_mb: float) -> DistributedDataParallel:
     return wrapped
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Joins the other process and trains."""
+def join() -> None:
+    """Joins the other processes, at the first address of TF_CONFIG."""
     job = json.loads(os.environ["TF_CONFIG"])
     workers, rank = job["cluster"]["worker"], job["task"]["index"]
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // len(workers)))
     distributed.init_process_group("gloo", init_method=f"tcp://{workers[0]}", rank=rank, world_size=len(workers))
-    parallel = model(arguments.hook, arguments.rank, arguments.bucket_mb)
-    optimizer = torch.optim.SGD(parallel.parameters(), LEARNING_RATE)
+
+
+def train(parallel: torch.nn.Module, optimizer: torch.optim.Optimizer, arguments: argparse.Namespace) -> None:
+    """Trains, reports the times on the first rank, and leaves the other processes."""
+    rank = distributed.get_rank()
     x, y = map(torch.from_numpy, arrays("mlp", WORKLOADS["mlp"].rows, 100 + rank))
     loss_function = torch.nn.CrossEntropyLoss()
 
@@ -55,7 +63,15 @@ def main(arguments: argparse.Namespace) -> None:
     measured = stopwatch.from_arguments(arguments).measure(step, float)
     if rank == 0:
         stopwatch.report(*measured)
+    distributed.barrier()  # a launcher ends the others when one rank fails to leave: the report comes first
     distributed.destroy_process_group()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Joins the other process and trains."""
+    join()
+    parallel = model(arguments.hook, arguments.rank, arguments.bucket_mb)
+    train(parallel, torch.optim.SGD(parallel.parameters(), LEARNING_RATE), arguments)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ RANKS = 2
 BY_HAND = ("bare", "floor", "horovod", "multiworker")
 MPIRUN = pathlib.Path(sys.executable).with_name("mpirun")  # of the MPI package that `make test` installs
 # How the ranks of a side, or of tfdist's side with a strategy, find each other; everything else is one process.
-_LAUNCHERS = {"floor": "horovod", "horovod": "horovod", "multiworker": "tensorflow", "ddp": "tensorflow"}
+_LAUNCHERS = {"floor": "horovod", "horovod": "horovod", "multiworker": "tensorflow"}
+_TORCH = ("ddp", "post_local_sgd")  # found by a TF_CONFIG
 
 
 class SideFailed(Exception):
@@ -33,10 +34,12 @@ class Run:
     Attributes:
       ms: milliseconds a step, of each call.
       loss: the last one, to show that the side trains.
+      link_bytes: bytes per step over the loopback interface.
     """
 
     ms: list[float]
     loss: float
+    link_bytes: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,32 +50,39 @@ class Side:
       text: as written, a name and its flags: `tfdist --strategy=horovod`, `horovod --compression=fp16`.
       command: the program and its arguments.
       launcher: `--launcher` of `tfdist.launch`, or "mpirun"; empty for one process.
+      ranks: how many processes a launcher starts.
     """
 
     text: str
     command: tuple[str, ...]
     launcher: str
+    ranks: int = RANKS
 
     @classmethod
     def parse(cls, text: str) -> "Side":
         """Reads a side; raises `SystemExit` with one line if it is not known or cannot run here."""
         name, *flags = shlex.split(text)
+        ranks = next((int(flag.removeprefix("--ranks=")) for flag in flags if flag.startswith("--ranks=")), RANKS)
+        flags = [flag for flag in flags if not flag.startswith("--ranks=")]
         if name in ("tfdist", "fit"):
             said = dict(re.findall(r"--(strategy|devices)=(\w+)", text))
             launcher = _LAUNCHERS.get(said.get("strategy", ""), "")
-            replicas = RANKS if launcher else int(said.get("devices", 1))
+            replicas = ranks if launcher else int(said.get("devices", 1))
             program = HERE / ("trained.py" if name == "tfdist" else "fitted.py")
-            return cls(text, (sys.executable, str(program), f"--replicas={replicas}", *flags), launcher)
-        if name == "ddp" and PEERS.exists():
-            return cls(text, (str(PEERS), str(HERE / "ddp.py"), *flags), _LAUNCHERS[name])
-        if name == "ddp":
-            raise SystemExit("The side ddp needs PyTorch in .venv-peers. Run `make peers`.")
+            return cls(text, (sys.executable, str(program), f"--replicas={replicas}", *flags), launcher, ranks)
+        if name in _TORCH and PEERS.exists():
+            return cls(text, (str(PEERS), str(HERE / f"{name}.py"), *flags), "tensorflow", ranks)
+        if name in _TORCH:
+            raise SystemExit(f"The side {name} needs PyTorch in .venv-peers. Run `make peers`.")
         if name == "dtensor":
             return cls(text, (sys.executable, str(HERE / "dtensor.py"), *flags), "")
         if name in BY_HAND:
             launcher = "mpirun" if name == "horovod" and "--communication=mpi" in flags else _LAUNCHERS.get(name, "")
-            return cls(text, (sys.executable, str(HERE / "by_hand.py"), name, *flags), launcher)
-        raise SystemExit(f"{name} is not a side. Known: tfdist, fit, ddp, dtensor, {', '.join(BY_HAND)}.")
+            command = (sys.executable, str(HERE / "by_hand.py"), name, f"--ranks={ranks}", *flags)
+            return cls(text, command, launcher, ranks)
+        raise SystemExit(
+            f"{name} is not a side. Known: tfdist, fit, dtensor, {', '.join(_TORCH)}, {', '.join(BY_HAND)}."
+        )
 
     def run(self, workload: str, watch: stopwatch.Stopwatch, deadline: float) -> Run:
         """Starts the side's processes, waits for them and reads the result; raises `SideFailed`."""
@@ -90,8 +100,8 @@ class Side:
         if not self.launcher:
             return []
         if self.launcher == "mpirun":
-            return [str(MPIRUN), "-np", str(RANKS)]
-        launch = [sys.executable, "-m", "tfdist.launch", f"--processes={RANKS}", f"--log_dir={logs}"]
+            return [str(MPIRUN), "-np", str(self.ranks)]
+        launch = [sys.executable, "-m", "tfdist.launch", f"--processes={self.ranks}", f"--log_dir={logs}"]
         return [*launch, f"--launcher={self.launcher}", "--"]
 
 

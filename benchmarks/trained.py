@@ -7,6 +7,8 @@ checkpoints of `--checkpoint_every`, which go to a temporary directory here.
 """
 
 import argparse
+import itertools
+import math
 import sys
 import tempfile
 import time
@@ -21,7 +23,7 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.reporting import NullReporter, RunPlan
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
-EPOCH = 100  # steps: longer than a run, so that no epoch's end cuts a call short
+EPOCH = 100  # steps, or a whole run, if that is longer: no epoch's end cuts a call short
 
 
 class Stamps(NullReporter):
@@ -29,23 +31,25 @@ class Stamps(NullReporter):
 
     def __init__(self) -> None:
         """Notes nothing yet."""
-        self.at: list[tuple[int, float]] = []
+        self.at: list[tuple[int, float, int]] = []
         self.loss = float("nan")
 
     def start(self, plan: RunPlan) -> None:
         """See base class."""
-        self.at.append((plan.first_step, time.perf_counter()))
+        self.at.append((plan.first_step, time.perf_counter(), stopwatch.link_bytes()))
 
     def progress(self, step: int, record: Mapping[str, float]) -> None:
         """See base class."""
-        self.at.append((step, time.perf_counter()))
+        self.at.append((step, time.perf_counter(), stopwatch.link_bytes()))
         self.loss = record["loss"]
 
-    def seconds_a_step(self, watch: stopwatch.Stopwatch) -> list[float]:
-        """Of each whole call behind the warmup."""
-        calls = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(self.at, self.at[1:], strict=False)]
-        counted = calls[watch.warm_calls : watch.warm_calls + watch.calls]
-        return [seconds / steps for steps, seconds in counted if steps == watch.wait]
+    def measured(self, watch: stopwatch.Stopwatch) -> stopwatch.Measured:
+        """Of the whole calls behind the warmup."""
+        calls = [[end - start for start, end in zip(*pair, strict=True)] for pair in itertools.pairwise(self.at)]
+        counted = [call for call in calls[watch.warm_calls : watch.warm_calls + watch.calls] if call[0] == watch.wait]
+        steps = sum(call[0] for call in counted)
+        sent = sum(call[2] for call in counted) / steps if steps else math.nan
+        return stopwatch.Measured([seconds / wait for wait, seconds, _ in counted], self.loss, sent)
 
 
 def defaults(arguments: argparse.Namespace, watch: stopwatch.Stopwatch) -> list[str]:
@@ -56,7 +60,7 @@ def defaults(arguments: argparse.Namespace, watch: stopwatch.Stopwatch) -> list[
     steps = (watch.warm_calls + watch.calls) * watch.wait + 1
     return [
         f"--model={workload.model}",
-        f'--dataset=workload:arrays(name="{arguments.workload}", count={batch * EPOCH})',
+        f'--dataset=workload:arrays(name="{arguments.workload}", count={batch * max(EPOCH, steps)})',
         f"--batch_size={batch}",
         f"--steps={steps}",
         f"--steps_per_call={watch.wait}",
@@ -88,7 +92,7 @@ def train(config: TrainConfig, watch: stopwatch.Stopwatch) -> None:
         )
         chief = opened.strategy.is_chief
     if chief:
-        stopwatch.report(stamps.seconds_a_step(watch), stamps.loss)
+        stopwatch.report(*stamps.measured(watch))
 
 
 if __name__ == "__main__":
