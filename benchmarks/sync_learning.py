@@ -33,7 +33,7 @@ import starting
 from sync_tasks import CLIENTS, TASKS, Method, Task, pathological
 
 import tfdist
-from tfdist.errors import NotFiniteError
+from tfdist.errors import InputError, NotFiniteError
 
 EVALUATIONS = 12
 STEP = "step"
@@ -146,8 +146,22 @@ def wanted(given: argparse.Namespace) -> list[tuple[str, Method | None, dict[str
     return found
 
 
+def found_by(name: str, method: Method | None, entry: dict[str, Any], strategy: Any) -> dict[str, Any]:
+    """Makes a training, or measures the time of a step; returns the fields of its line."""
+    task, began = TASKS[name], time.monotonic()
+    if method is None:
+        command = [sys.executable, __file__, f"--time_of_step={name}", f"--replicas={entry['replicas']}"]
+        output = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=True)
+        found = {"ms": float(output.stdout.split()[-1])}
+    else:
+        found = learn(task, strategy, method, entry["seed"], entry["steps"])
+        found |= {"metric": task.metric, "margin": task.margin, "overlaps": method.overlaps}
+        found |= {"compression": method.compression, "family": method.family, "period": method.period}
+    return {**found, "seconds": round(time.monotonic() - began, 1)}
+
+
 def main(given: argparse.Namespace) -> int:
-    """Trains what is missing; returns 3 if the time was up before the end."""
+    """Trains what is missing; returns 1 if the library refuses a method, 3 if the time was up before the end."""
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     began, file = time.monotonic(), File(given.raw)
     missing = [item for item in wanted(given) if not file.has(item[2])]
@@ -155,24 +169,21 @@ def main(given: argparse.Namespace) -> int:
         return 0
     file.write(machine.description(starting.PEERS))
     strategy = tfdist.load_strategy("mirrored", devices=given.replicas)
+    refused = set[str]()
     for number, (name, method, entry) in enumerate(missing):
         if time.monotonic() - began > given.hours * 3600:
             print(f"{len(missing) - number} trainings are missing: run the command again to continue.", file=sys.stderr)
             return 3
-        started = time.monotonic()
-        if method is None:
-            command = [sys.executable, __file__, f"--time_of_step={name}", f"--replicas={given.replicas}"]
-            output = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=True)
-            found = {"ms": float(output.stdout.split()[-1])}
-        else:
-            found = learn(TASKS[name], strategy, method, entry["seed"], entry["steps"])
-            found |= {"metric": TASKS[name].metric, "overlaps": method.overlaps, "margin": TASKS[name].margin}
-            found |= {"compression": method.compression, "family": method.family, "period": method.period}
-        entry |= {**found, "seconds": round(time.monotonic() - started, 1)}
+        try:
+            entry |= found_by(name, method, entry, strategy)
+        except InputError as error:
+            refused.add(f"{method}: {error}")
+            continue
         file.write(entry)
-        shown = found["ms"] if method is None else found.get("failure") or found[TASKS[name].metric][-1][1]
+        shown = entry["ms"] if method is None else entry.get("failure") or entry[entry["metric"]][-1][1]
         print(f"{number + 1}/{len(missing)} {name} {entry['method']} {entry['seed']}: {shown}", flush=True)
-    return 0
+    print("\n".join(sorted(refused)), file=sys.stderr)
+    return int(bool(refused))
 
 
 if __name__ == "__main__":
