@@ -13,7 +13,7 @@ RESULT = "RESULT "
 
 
 class Measured(NamedTuple):
-    """What a run measured, after its warm-up.
+    """What a run measured, after its warmup.
 
     Attributes:
       seconds: seconds per step of each call.

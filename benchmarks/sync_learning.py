@@ -9,7 +9,7 @@ is the same as over a network, because the sums are. Replicas share the cores, s
 
 or the larger of the two terms if exchanges overlap steps. The time of a step is measured by one process with the rows of one
 replica on one core; the bytes are those that a rank sends for its recorded payload: 2 (N - 1) / N times as many for an
-all-reduce around a ring, N - 1 times as many if all ranks gather codes.
+all-reduce around a ring, N - 1 times as many if all ranks gather codes. Horovod sends fewer codes over more than two ranks.
 
 Trainings are appended to a file of JSON lines, and those that it already has are not repeated: the same command continues
 after `--hours`, or after an interruption. `sync_report.py` makes tables and pictures of the file.

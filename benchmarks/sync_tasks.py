@@ -123,7 +123,7 @@ def plain(steps: int) -> keras.Optimizer:
 
 
 def adamw(steps: int) -> keras.Optimizer:
-    """AdamW with a warm-up; the rate falls to 0."""
+    """AdamW with a warmup; the rate falls to 0."""
     rate = make_learning_rate(0.003, warmup_steps=steps // 12, decay="cosine", total_steps=steps)
     return keras.optimizers.AdamW(rate, weight_decay=0.01)
 
