@@ -48,7 +48,7 @@ def rates(schedule, steps):
         ),
     ],
 )
-def test_equals_the_schedule_of_keras_after_the_warm_up(decay, of_keras, float64):
+def test_equals_the_schedule_of_keras_after_the_warmup(decay, of_keras, float64):
     ours = WarmupAndDecay(PEAK, warmup_steps=WARMUP, decay=decay, total_steps=TOTAL)
     np.testing.assert_allclose(
         rates(ours, range(WARMUP, TOTAL + 1)), rates(of_keras(), range(SPAN + 1)), rtol=1e-9, atol=1e-18

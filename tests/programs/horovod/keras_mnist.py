@@ -1,4 +1,4 @@
-"""Keras's `fit` with callbacks: a scaled rate, a warm-up, checkpoints of rank 0."""
+"""Keras's `fit` with callbacks: a scaled rate, a warmup, checkpoints of rank 0."""
 # ruff: noqa: B905, UP031 - as such programs are written
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Keras's `fit` with augmentation, a warm-up, a rate that falls on a plateau, and validation on samples of every rank."""
+"""Keras's `fit` with augmentation, a warmup, a rate that falls on a plateau, and validation on samples of every rank."""
 # ruff: noqa: B905, UP031 - as such programs are written
 
 import argparse
