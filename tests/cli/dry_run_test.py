@@ -37,6 +37,17 @@ def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]):
     assert said["parameters"] == f"{record['parameters']:,}"
 
 
+def test_the_rows_of_an_uneven_deal():
+    config = TrainConfig(
+        **{**GIVEN, "strategy": "mirrored"}, devices=2, balance="weights(4,1)", accumulate_steps=2, dry_run=True
+    )
+    output = Output(is_json=True)
+    assert train.main(config, output) == 0
+    assert output.facts
+    assert output.facts["replica_batch_examples"] == [5, 20]
+    assert output.facts["micro_batch_examples"] == [2, 3, 10]
+
+
 def test_json_is_for_dry_runs():
     with pytest.raises(InputError, match=r"needs --dry_run; a run writes metrics.jsonl. Received: --json alone."):
         train.main(TrainConfig(**GIVEN), Output(is_json=True))

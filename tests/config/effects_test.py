@@ -17,6 +17,7 @@ ROWS = [
     ({"bucket_mb": 8.0}, ONE, {}, TWO),
     ({"sync": "local_sgd"}, ONE, {}, TWO),
     ({"compression_check_every": 5, **LOCAL}, TWO, {"sync": "every_step"}, TWO),
+    ({"balance": "measured"}, ONE, {}, TWO),
     ({"compression_min_bytes": 0}, TWO, {"compression": "fp16"}, TWO),
     ({"compression_check_every": 5}, TWO, {"compression": "fp16"}, TWO),
     ({"measure_every": 50}, ONE, {}, TWO),

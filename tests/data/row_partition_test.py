@@ -3,17 +3,9 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tfdist.data.row_partition import RowPartition, check_equal_shares, rows
+from tfdist.data.row_deal import EVEN, ChangingDeal, FixedDeal, apportion
+from tfdist.data.row_partition import RowPartition, check_equal_shares
 from tfdist.errors import InputError
-
-
-@hypothesis.given(batch_size=st.integers(0, 200), replicas=st.integers(1, 30))
-@hypothesis.settings(derandomize=True)
-def test_shares_are_disjoint_complete_in_order_and_even(batch_size, replicas):
-    shares = [rows(batch_size, replica, replicas) for replica in range(replicas)]
-    assert [row for first, count in shares for row in range(first, first + count)] == list(range(batch_size))
-    counts = [count for _, count in shares]
-    assert counts == [batch_size // replicas + (replica < batch_size % replicas) for replica in range(replicas)]
 
 
 @st.composite
@@ -24,8 +16,13 @@ def deals(draw, endless):
     size = sum(local)
     processes = [tuple(range(sum(local[:i]), sum(local[: i + 1]))) for i in range(len(local))]
     first = draw(st.integers(0, 10**13))
+    deal = EVEN
+    if endless and batch_size >= size:
+        drawn = [apportion(batch_size, draw(st.lists(st.integers(1, 9), min_size=size, max_size=size))) for _ in "ab"]
+        changing = ChangingDeal(3, [(0, drawn[0]), (4, drawn[1])])
+        deal = draw(st.sampled_from([EVEN, FixedDeal(drawn[0]), changing]))
     total = None if endless else first + draw(st.integers((steps - 1) * batch_size + 1, steps * batch_size))
-    return [RowPartition(batch_size, replicas, size, first, total) for replicas in processes], steps
+    return [RowPartition(batch_size, replicas, size, first, total, deal) for replicas in processes], steps
 
 
 def covered(partition, steps):
@@ -62,6 +59,9 @@ def test_counts_are_static_where_they_can_be():
     assert RowPartition(7, (1, 2), 3).static_count == 2
     assert RowPartition(8, (0, 1), 2, total=16).static_count == 4
     assert RowPartition(8, (0, 1), 2, total=15).static_count is None
+    assert RowPartition(8, (1, 2), 3, deal=FixedDeal((4, 2, 2))).static_count == 2
+    assert RowPartition(8, (0, 1), 3, deal=FixedDeal((4, 2, 2))).static_count is None
+    assert RowPartition(8, (0,), 2, deal=ChangingDeal(0, [(0, (4, 4))])).static_count is None
 
 
 def test_equal_shares_pass():

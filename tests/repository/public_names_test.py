@@ -150,6 +150,7 @@ def test_arguments_of_the_trainer():
         "compression_min_bytes",
         "bucket_bytes",
         "sync",
+        "balance",
     ]
     assert names(tfdist.Trainer.fit) == [
         "self",

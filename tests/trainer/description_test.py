@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist.data import ArraySource, DataSet
+from tfdist.data.row_deal import FixedDeal
 from tfdist.reporting import RunPlan
 from tfdist.trainer import description
 
@@ -44,6 +45,22 @@ def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
     strategy = types.SimpleNamespace(batch_parts=replicas, replicas=replicas)
     settings = types.SimpleNamespace(micro_steps=micro_steps)
     assert description._batch(strategy, settings, batch_size, "float32") == f"{text}, computed in float32"
+
+
+@pytest.mark.parametrize(
+    ("counts", "micro_steps", "text"),
+    [
+        ((48, 16), 1, "64 examples = 48 + 16"),
+        ((48, 16), 2, "64 examples = 48 + 16, in 2 micro-steps"),
+        ((32, 32), 1, "64 examples = 2 replicas x 32"),
+        ((4,) * 15 + (1,), 1, "61 examples = 1 to 4 for each replica"),
+    ],
+)
+def test_the_division_of_a_batch_that_is_dealt_unevenly(counts, micro_steps, text):
+    strategy = types.SimpleNamespace(batch_parts=len(counts), replicas=len(counts))
+    settings = types.SimpleNamespace(micro_steps=micro_steps)
+    found = description._batch(strategy, settings, sum(counts), "float32", FixedDeal(counts))
+    assert found == f"{text}, computed in float32"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from tfdist.cli import flags, open_strategy
 from tfdist.cli.output import Output
 from tfdist.cli.session import Session
 from tfdist.data import rows, steps_in_epochs
+from tfdist.data.row_deal import apportion
+from tfdist.grammar.balance import parse_balance
 from tfdist.trainer.trainer import Trainer
 
 
@@ -26,6 +28,9 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     size = session.data.train.size
     trainer.batch_schedule(size, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     parts = strategy.batch_parts
+    weights = parse_balance(config.balance).weights
+    even = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
+    counts = apportion(config.batch_size, weights) if weights else even
     config = dataclasses.replace(config, strategy=session.detection.strategy)
     steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
     facts = {
@@ -36,8 +41,8 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
         "hosts": hosts,
         "replicas": parts,
         "global_batch_examples": config.batch_size,
-        "replica_batch_examples": _shares(config.batch_size, parts),
-        "micro_batch_examples": _shares(config.batch_size, parts * config.accumulate_steps),
+        "replica_batch_examples": sorted(set(counts)),
+        "micro_batch_examples": _shares(counts, config.accumulate_steps),
         "micro_steps_per_step": config.accumulate_steps,
         "training_examples": size,
         "test_examples": session.data.test.size if session.data.test else None,
@@ -66,9 +71,10 @@ def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _shares(batch_size: int, parts: int) -> list[int]:
-    """Returns the one or two numbers of rows of the parts of a batch, in ascending order."""
-    return sorted({rows(batch_size, part, parts)[1] for part in range(parts)})
+def _shares(counts: Sequence[int], micro_steps: int) -> list[int]:
+    """Returns the numbers of rows of the micro-steps of all replicas, in ascending order."""
+    parts = [rows(count, part, micro_steps)[1] for count in counts for part in range(min(micro_steps, count))]
+    return sorted(set(parts))
 
 
 def _either(numbers: Sequence[int]) -> str:

@@ -77,6 +77,7 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
             jit_compile=config.jit_compile,
             ema=config.ema,
             sync=config.sync,
+            balance=config.balance,
             **_gradient_options(config),
         )
 

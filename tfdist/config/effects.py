@@ -96,6 +96,11 @@ EFFECTS = (
     Effect("bucket_mb", _sends, _NOTHING_SENT),
     Effect("sync", _sends, "one replica exchanges nothing. Leave it out, or use several replicas"),
     Effect("compression_check_every", _sums_gradients, "no step sums gradients with this --sync. Leave it out"),
+    Effect(
+        "balance",
+        lambda c, job: job.replicas > 1 or c.balance != "measured",  # weights of other replicas are refused
+        "one replica computes all rows. Leave it out, or use several replicas",
+    ),
     Effect("compression_min_bytes", _compresses, _NO_COMPRESSION),
     Effect("compression_check_every", _compresses, _NO_COMPRESSION),
     Effect("measure_every", lambda c, job: _sends(c, job) or not c.measure_every, _NOTHING_SENT),

@@ -11,6 +11,7 @@ from tfdist.cluster import tf_config
 from tfdist.config.known_names import check_name
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_integer, is_number
+from tfdist.grammar.balance import parse_balance
 from tfdist.grammar.chain import parse_chain
 from tfdist.grammar.decay import normalized_decay
 from tfdist.grammar.interval import parse_period
@@ -159,6 +160,11 @@ def period_text(text: str) -> str:
     """Validates a number of steps or seconds; see `parse_period`."""
     parse_period(text)
     return text
+
+
+def balance_text(text: str) -> str:
+    """Normalizes how rows are dealt to replicas."""
+    return str(parse_balance(text))
 
 
 def best_text(text: str) -> str:

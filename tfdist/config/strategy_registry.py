@@ -28,6 +28,12 @@ def _check_mesh(config: Any) -> None:
     parse_shard(config.shard, config.shard_axis or rules["batch"], config.shard_min_elements, mesh)
 
 
+_EQUAL_ROWS = Refusal(
+    "balance",
+    "equal",
+    "Every replica needs equally many rows on a mesh and on a TPU: leave out --balance or use another --strategy.",
+)
+
 DECLARATIONS = (
     Declaration(
         name="single",
@@ -71,6 +77,7 @@ DECLARATIONS = (
                 "every_step",
                 "A TPU's programs cannot give replicas weights of their own: use --sync=every_step.",
             ),
+            _EQUAL_ROWS,
         ),
         runs_keras_fit=False,
     ),
@@ -112,6 +119,7 @@ DECLARATIONS = (
             "intra_op_threads",
         ),
         refuses=(
+            _EQUAL_ROWS,
             Refusal(
                 "compression",
                 "none",

@@ -7,6 +7,7 @@ from tfdist.config.conflicts import flag_text
 from tfdist.config.data_set_names import DATA_SETS
 from tfdist.config.fields import (
     AUTO,
+    balance_text,
     best_text,
     chain_text,
     decay_text,
@@ -105,6 +106,13 @@ class TrainConfig(TrainerOptions, JobConfig):
         "result) or replica (the batch size per replica; the global batch size and the learning rate scale with the "
         "number of replicas).",
         choices=("global", "replica"),
+    )
+    balance: str = flag_field(
+        "equal",
+        TRAINING,
+        "How rows are dealt to replicas: equal, measured (by speed) or weights(2,1,1). Affects time, not the result.",
+        check=balance_text,
+        training_only=True,
     )
     optimizer: str = flag_field(
         "adamw",
@@ -225,8 +233,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     commit_every: int = flag_field(
         0,
         OUTPUT,
-        "Number of steps between in-memory checkpoints (commits), from which a run resumes after a process fails. 0 "
-        "disables them.",
+        "Number of steps between in-memory checkpoints (commits), from which a run resumes after a failure. 0 disables them.",
         in_trials=0,
     )
     commit_dir: str = flag_field(

@@ -1,4 +1,4 @@
-"""Partition of the rows of a global batch among replicas, as evenly as possible and in order."""
+"""Partition of the rows of the global batches of a stream among replicas, in order."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,28 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.data.row_deal import EVEN, RowDeal
 from tfdist.errors import InputError
-
-
-def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
-    """Returns one replica's consecutive rows of a batch.
-
-    Args:
-      batch_size: rows of the batch, at least 0.
-      replica: in [0, replicas).
-      replicas: number of replicas that share the batch.
-
-    Returns:
-      The first row and the number of rows, batch_size // replicas or one more.
-    """
-    quotient, extra = divmod(batch_size, replicas)
-    return replica * quotient + min(replica, extra), quotient + (replica < extra)
-
-
-def share(present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Same as `rows`, with tensors."""
-    quotient, extra = present // size, present % size
-    return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, present.dtype)
 
 
 def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1) -> None:
@@ -74,6 +54,7 @@ class RowPartition:
       size: number of all replicas.
       first: position at which the first batch begins.
       total: end of the stream (exclusive), so that the last batch may be short; None for an endless stream.
+      deal: how many rows of a batch each replica gets; only an even one may be of a stream with an end.
     """
 
     batch_size: int
@@ -81,6 +62,7 @@ class RowPartition:
     size: int
     first: int = 0
     total: int | None = None
+    deal: RowDeal = EVEN
 
     @property
     def elements(self) -> int:
@@ -92,16 +74,17 @@ class RowPartition:
     @property
     def static_count(self) -> int | None:
         """Number of rows of every element, or None if it varies."""
-        counts = {rows(self.batch_size, replica, self.size)[1] for replica in self.replicas}
+        dealt = self.deal.counts(self.batch_size, self.size)
+        counts = {dealt[replica] for replica in self.replicas} if dealt else set()
         short = self.total is not None and (self.total - self.first) % self.batch_size
-        return None if short or len(counts) > 1 else counts.pop()
+        return None if short or len(counts) != 1 else counts.pop()
 
     def share(self, batch: tf.Tensor, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the first row and number of rows, int64 scalars, given the indices of a batch and a local replica."""
         present = tf.constant(self.batch_size, tf.int64)
         if self.total is not None:
             present = tf.minimum(present, self.total - self._start(batch))
-        return share(present, tf.constant(self.replicas, tf.int64)[local], self.size)
+        return self.deal.share(batch, present, tf.constant(self.replicas, tf.int64)[local], self.size)
 
     def positions(self, element: tf.Tensor) -> tf.Tensor:
         """Returns the positions that an element covers, int64 [rows]."""

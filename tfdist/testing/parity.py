@@ -37,6 +37,7 @@ class Case:
       batch_size: global batch size; 13 is not divisible by any number of replicas.
       weighted: whether examples have weights, some of which are 0.
       steps: number of updates.
+      balance: how rows are dealt to several replicas; see `Trainer`.
     """
 
     model: str
@@ -44,9 +45,11 @@ class Case:
     batch_size: int = 16
     weighted: bool = False
     steps: int = STEPS
+    balance: str = "equal"
 
     def __str__(self) -> str:
-        return f"{self.model}-{self.optimizer}-{self.batch_size}" + ("-weighted" if self.weighted else "")
+        more = ("-weighted" if self.weighted else "") + (f"-{self.balance}" if self.balance != "equal" else "")
+        return f"{self.model}-{self.optimizer}-{self.batch_size}{more}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +153,8 @@ SLOW_CASES = (Case(model="resnet50", optimizer="sgd", batch_size=8, steps=3),)
 
 def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
     """Trains a case under a strategy, in the current precision, from weights and data that depend only on the case."""
+    if strategy.replicas > 1:
+        trainer_options = {"balance": case.balance, **trainer_options}
     source, trainer = source_of(case), make_trainer(strategy, case, **trainer_options)
     model, losses = trainer.model, []
     keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))

@@ -7,14 +7,19 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data import DataSet, Examples
+from tfdist.data.row_deal import EVEN, RowDeal
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.reporting import RunPlan
 from tfdist.step.settings import Settings
 from tfdist.trainer.program import Program
 
+_SHOWN = 8  # replicas whose rows are listed
 
-def describe(program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "") -> dict[str, str]:
+
+def describe(
+    program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "", deal: RowDeal = EVEN
+) -> dict[str, str]:
     """Returns texts by name: model, data, strategy, batch and length of a run.
 
     Args:
@@ -22,13 +27,14 @@ def describe(program: Program, data: DataSet, plan: RunPlan, strategy_reason: st
       data: examples for training and, optionally, for evaluation.
       plan: plan of the run.
       strategy_reason: why the strategy was chosen; empty for none.
+      deal: how the rows of a batch are dealt at its beginning.
     """
     return {
         "model": describe_model(program.model),
         "data": describe_data(data),
         "strategy": describe_strategy(program.strategy),
         "chosen": strategy_reason,
-        "batch": _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name),
+        "batch": _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, deal),
         "sync": str(program.settings.sync) if program.settings.sync.is_local else "",
         "length": _length(plan),
     }
@@ -59,10 +65,15 @@ def describe_strategy(strategy: HasCollectives) -> str:
     return f"{strategy.name}, {replicas} on {devices}{processes}"
 
 
-def _batch(strategy: HasCollectives, settings: Settings, batch_size: int, precision: str) -> str:
+def _batch(strategy: HasCollectives, settings: Settings, batch_size: int, precision: str, deal: RowDeal = EVEN) -> str:
     """Returns for example `64 examples = 2 replicas x 2 micro-steps x 16, computed in float32`."""
     parts, micro_steps = strategy.batch_parts, settings.micro_steps
-    if batch_size % (parts * micro_steps):
+    counts = None if deal is EVEN else deal.counts(batch_size, strategy.replicas)
+    if counts and min(counts) < max(counts):
+        summands = " + ".join(map(str, counts))
+        rows = summands if len(counts) <= _SHOWN else f"{min(counts)} to {max(counts)} for each replica"
+        split = f" = {rows}" + (f", in {micro_steps} micro-steps" if micro_steps > 1 else "")
+    elif batch_size % (parts * micro_steps):
         split = f", divided over {parts} replicas" + (f" and {micro_steps} micro-steps" if micro_steps > 1 else "")
     else:
         factors = [(parts, "replicas" if parts == strategy.replicas else "parts"), (micro_steps, "micro-steps")]

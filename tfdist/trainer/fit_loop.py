@@ -24,6 +24,7 @@ from tfdist.step.callbacks import Callbacks, validation_logs
 from tfdist.step.compiled_loop import LoopResult, not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
+from tfdist.trainer.balancing import Balancing
 from tfdist.trainer.data_warnings import check_examples
 from tfdist.trainer.description import describe
 from tfdist.trainer.fit_arguments import Epochs
@@ -56,6 +57,7 @@ class FitLoop:
         reporting: Reporting,
         saving: Saver,
         checkpoints: Checkpoints | None,
+        balancing: Balancing,
         watchdog: Watchdog,
         replicated: Callable[[], Mapping[str, tf.Variable]],
     ):
@@ -74,6 +76,7 @@ class FitLoop:
           reporting: where the run is recorded.
           saving: saves the run.
           checkpoints: how it does so; None if it does not.
+          balancing: deals the rows of batches to replicas.
           watchdog: watches the calls of the compiled loop.
           replicated: returns the variables that are equal on all replicas, by name.
         """
@@ -85,6 +88,7 @@ class FitLoop:
         self._end, self._schedule, self._epochs = end, schedule, epochs
         self._first_epoch = batches.epochs_from // self._source.size
         self._reporting, self._saving, self._watchdog = reporting, saving, watchdog
+        self._balancing = balancing
         self._note = ProgressFile()
         self._callbacks = Callbacks(
             callbacks,
@@ -110,7 +114,7 @@ class FitLoop:
         warn_of_run(self._strategy, self._facts, of_data)
         first = self._position.before(state.step)
         to_skip = first if self._source.can_be_read_again else first - state.read_before
-        pipeline = Pipeline(self._source, self._batch_size, self._program.settings.seed, to_skip)
+        pipeline = Pipeline(self._source, self._batch_size, self._program.settings.seed, to_skip, self._balancing.deal)
         iterator = self._strategy.distribute(pipeline.numbered)
         self._iterator = iterator
         self._reporting.reporter.start(self._plan(first))
@@ -149,7 +153,8 @@ class FitLoop:
         )
         # A program that calls `fit` repeatedly describes what it trains once.
         is_known, reporting = self._program.steps.has_loop, self._reporting
-        rows = {} if is_known else describe(self._program, self._data, plan, reporting.strategy_reason)
+        deal = self._balancing.deal_at(self._state.step)
+        rows = {} if is_known else describe(self._program, self._data, plan, reporting.strategy_reason, deal)
         return dataclasses.replace(plan, description={**rows, **reporting.description})
 
     def _was_stopped(self) -> bool:
@@ -213,7 +218,8 @@ class FitLoop:
         )
         if log:
             self._recorder.train(float(result.norm), self._inspected)
-        # Not earlier: to write a record, the ranks wait for each other.
+        self._balancing.after_call(state.step, count, result.busy.numpy())
+        # Not earlier: to write a record or to deal rows, the ranks wait for each other.
         self._watchdog.reached(state.step)
         self._callbacks.on_train_batch_end(state.step - 1, logs)
         # Before the evaluation, in which the watchdog would not notice a missing rank.
@@ -227,7 +233,7 @@ class FitLoop:
         """Returns the number of steps until something else has to happen."""
         step = self._state.step
         looks = [i.next(step + 1) for i in self._inspections]
-        looks += [self._saving.next(step), self._program.exchanges.next(step)]
+        looks += [self._saving.next(step), self._program.exchanges.next(step), self._balancing.next(step)]
         borders = [look for look in looks if look is not None]
         return self._schedule.until(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *borders])
 
@@ -305,7 +311,8 @@ class FitLoop:
         """
         number = step % steps_in_epochs(1, self._source.size, self._batch_size)
         seed = self._program.settings.seed
-        pipeline = Pipeline(self._source.sample, self._batch_size, seed, number * self._batch_size)
+        deal = self._balancing.deal_at(step)
+        pipeline = Pipeline(self._source.sample, self._batch_size, seed, number * self._batch_size, deal)
         return next(self._strategy.distribute(pipeline.dataset))
 
     def _evaluate(self) -> dict[str, float]:

@@ -6,7 +6,9 @@ import keras
 
 from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.data.batch_schedule import BatchSchedule
+from tfdist.grammar.balance import Balance
 from tfdist.reporting import synchronizer
+from tfdist.trainer.balancing import balancing
 from tfdist.trainer.checkpointing import run_variables, saved
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.fit_loop import FitLoop
@@ -28,6 +30,7 @@ def fit(
     checks: Checks,
     reporting: Reporting,
     checkpoints: Checkpoints | None,
+    balance: Balance,
 ) -> History:
     """Trains a built model; every process must call it.
 
@@ -41,6 +44,7 @@ def fit(
       checks: what is measured and checked.
       reporting: where the run is recorded.
       checkpoints: where and how often to save it; None for never.
+      balance: how rows are dealt to replicas.
     """
     strategy, data = program.strategy, given.data
     state.best = watched(callbacks, checkpoints, program, state.best_before, evaluates=data.test is not None)
@@ -68,6 +72,7 @@ def fit(
             reporting=reporting,
             saving=saving,
             checkpoints=checkpoints,
+            balancing=balancing(balance, strategy, state, batches.position.batch_size),
             watchdog=watchdog,
             replicated=lambda: run_variables(program, state).replicated(),
         )

@@ -9,6 +9,7 @@ from tfdist.checkpoint.format import Checkpoint
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.data.stream_position import StreamPosition
 from tfdist.step.running_metrics import Progress
+from tfdist.trainer.replica_speeds import ReplicaSpeeds
 
 
 class TrainState:
@@ -20,6 +21,7 @@ class TrainState:
       callbacks: state of the Keras callbacks.
       best: follows the metric whose best value is kept; None if the last run had none.
       best_before: the best value before the next run.
+      speeds: measured speeds of the replicas, and how rows are dealt by them; None unless they are measured.
       resumed_from: path of the checkpoint from which it was restored; "" for none.
       read_before: number of examples that earlier runs of this process used, since a resume if there was one.
     """
@@ -32,6 +34,7 @@ class TrainState:
         self.best: BestValue | None = None
         self.resumed_from = ""
         self.best_before: Best | None = None
+        self.speeds: ReplicaSpeeds | None = None
         self._begun_at: int | None = None  # of an unfinished run
         self._batches: BatchSchedule | None = None  # of an unfinished run
         self._position: StreamPosition | None = None  # where the last run has ended
@@ -63,11 +66,14 @@ class TrainState:
         self.read_before = 0
         self.progress = Progress(checkpoint.values["progress"])
         self.best_before = best_of(checkpoint.values)
+        self.speeds = ReplicaSpeeds.of(checkpoint.values["speeds"]) if "speeds" in checkpoint.values else None
 
     def values(self, batches: BatchSchedule) -> Mapping[str, Any]:
         """Returns the state as JSON, for a checkpoint; `batches` is the schedule of the run in progress."""
         best = {"best": list(self.best.best)} if self.best and self.best.best else {}
-        return {"begun_at": batches.begun_at, "course": batches.to_json(), "progress": self.progress.to_json(), **best}
+        speeds = {"speeds": self.speeds.to_json()} if self.speeds else {}
+        progress = self.progress.to_json()
+        return {"begun_at": batches.begun_at, "course": batches.to_json(), "progress": progress, **best, **speeds}
 
     def end_run(self, batches: BatchSchedule, size: int) -> None:
         """Records that a run has ended, or failed: the next one continues at its position in data of the same size."""

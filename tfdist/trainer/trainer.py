@@ -26,6 +26,7 @@ from tfdist.storage import AnyPath
 from tfdist.synchronization.catalog import checked_sync
 from tfdist.trainer import saved_fit
 from tfdist.trainer.argument_types import check_fit, check_targets, check_trainer
+from tfdist.trainer.balancing import balance_on
 from tfdist.trainer.checkpointing import run_variables
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.fit_arguments import evaluation_arguments, fit_arguments
@@ -66,6 +67,7 @@ class Trainer(CanPredict):
         compression_min_bytes: int = COMPRESSION_MIN_BYTES,
         bucket_bytes: int = BUCKET_BYTES,
         sync: str | Sync = DEFAULT,
+        balance: str = "equal",
     ):
         """Compiles the model.
 
@@ -90,20 +92,18 @@ class Trainer(CanPredict):
           bucket_bytes: small gradients are sent together in messages of at most this many bytes.
           sync: how often replicas exchange weights, as in `--sync`, such as "local_sgd(period=8)"; what each has changed
             since the last exchange is summed by `compression`. "every_step" sums gradients in every step.
+          balance: how rows are dealt to replicas: "equal", "measured" (by their speeds) or "weights(2,1,1)"; affects time.
         """
-        numbers = {
-            "seed": seed,
-            "accumulate_steps": accumulate_steps,
-            "max_skipped_steps": max_skipped_steps,
-            "ema": ema,
-        }
-        others = {"clip": clip, "loss_scale": loss_scale, "compression": compression, "sync": sync}
+        numbers = {"seed": seed, "accumulate_steps": accumulate_steps, "max_skipped_steps": max_skipped_steps}
+        others: dict[str, Any] = {"ema": ema, "clip": clip, "loss_scale": loss_scale, "compression": compression}
+        others |= {"sync": sync, "balance": balance}
         check_trainer(model, optimizer, loss, (metrics, weighted_metrics), numbers | others)
         self._has_loss = loss is not None
         self.strategy = with_collectives(current_strategy())
         self.model = model
         self.train_state = TrainState(self.strategy.is_chief)
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
+        self._balance = balance_on(balance, self.strategy)
         check_engine_sums(self.strategy, jit_compile, compression)
         settings = Settings(
             batch_size=0,
@@ -246,6 +246,7 @@ class Trainer(CanPredict):
                 checks=checks,
                 reporting=reporting,
                 checkpoints=checkpoints,
+                balance=self._balance,
             )
 
     @names_arguments

@@ -1,0 +1,99 @@
+"""A run whose rows are dealt by speed resumes with its deal, also with one that has yet to begin."""
+
+import shutil
+
+import pytest
+
+import tfdist
+from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, tensors
+from tests.selection import quick
+from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.errors import InputError
+from tfdist.trainer.replica_speeds import ReplicaSpeeds
+
+STEPS = 30
+
+
+def fit(trainer, directory):
+    checkpoints = tfdist.Checkpoints(directory=str(directory), every="1", keep=100)
+    schedule = tfdist.Schedule(log_every=10, steps_per_call=2)
+    trainer.fit((IMAGES, LABELS), batch_size=8, steps=STEPS, schedule=schedule, checkpoints=checkpoints, verbose=0)
+
+
+@pytest.fixture
+def once(monkeypatch):
+    """Makes the first decision another deal, and all others the same one."""
+
+    def propose(speeds):
+        return None if len(speeds.deals) > 1 else [6, 2]
+
+    monkeypatch.setattr(ReplicaSpeeds, "propose", propose)
+
+
+def steps_saved(directory):
+    return {Checkpoint.open(path).step: path for path in newest(directory)}
+
+
+@pytest.mark.parametrize("when", quick(["decided", "begun"], "decided"))
+def test_every_bit_also_before_a_change(when, once, mirrored2, tmp_path):
+    fit(make_trainer(mirrored2, balance="measured"), tmp_path / "whole")
+    whole = steps_saved(tmp_path / "whole")
+    [begins] = {deal["step"] for deal in Checkpoint.open(whole[STEPS]).values["speeds"]["deals"]} - {0}
+    decided = min(step for step, path in whole.items() if len(Checkpoint.open(path).values["speeds"]["deals"]) > 1)
+    assert decided < begins < STEPS
+    for step in {"decided": [decided], "begun": [begins, begins + 1]}[when]:
+        directory = tmp_path / str(step)
+        shutil.copytree(whole[step], directory / whole[step].name)
+        trainer = make_trainer(mirrored2, balance="measured")
+        assert trainer.resume(directory) == step
+        fit(trainer, directory)
+        assert trainer.train_state.speeds.counts == [6, 2]
+        assert tensors(newest(directory)[0]) == tensors(whole[STEPS]), step
+
+
+@pytest.mark.full
+def test_other_replicas_begin_evenly(once, mirrored2, mirrored4, single, tmp_path):
+    fit(make_trainer(mirrored2, balance="measured"), tmp_path)
+    middle = tmp_path / "step-000000029"
+    for strategy, counts in ((mirrored4, [2, 2, 2, 2]), (single, None)):
+        trainer = make_trainer(strategy, balance="measured")
+        trainer.resume(middle)
+        fit(trainer, tmp_path / strategy.name)
+        speeds = trainer.train_state.speeds
+        assert (speeds and speeds.counts) == counts
+
+
+@pytest.mark.full
+def test_a_run_that_was_equal_can_be_measured_and_the_reverse(once, mirrored2, tmp_path):
+    checkpoints = tfdist.Checkpoints(directory=str(tmp_path))
+    for number, balance in enumerate(("equal", "measured", "equal", "weights(3,1)")):
+        trainer = make_trainer(mirrored2, balance=balance)
+        trainer.resume(tmp_path)
+        steps = 40 * (number + 1)
+        trainer.fit((IMAGES, LABELS), batch_size=8, steps=steps, verbose=0, checkpoints=checkpoints)
+        assert (trainer.train_state.speeds is None) == (balance != "measured")
+
+
+@pytest.mark.parametrize(
+    ("balance", "message"),
+    [
+        (
+            "weights(2,1,1)",
+            r"needs a weight for each replica. Received: balance=weights\(2,1,1\) and 2 replicas.",
+        ),
+        ("mesured", r'balance: mesured is not known. Did you mean "measured"\?'),
+        ("weights(1,0)", r"balance: weights\(1,0\) must have a positive number for each replica"),
+        (2, r"`balance` must be a text. Received: 2"),
+    ],
+)
+def test_bad_values_are_one_line(balance, message, mirrored2):
+    with pytest.raises(InputError, match=message) as error:
+        make_trainer(mirrored2, balance=balance)
+    assert "\n" not in str(error.value)
+
+
+def test_a_mesh_needs_equal_rows(mesh2x2):
+    with pytest.raises(
+        InputError, match="Strategy mesh needs equally many rows on each replica. Received: balance=measured"
+    ):
+        make_trainer(mesh2x2, balance="measured")

@@ -1,0 +1,160 @@
+"""How the rows of a run's batches are dealt to replicas: evenly, by given weights, or by measured speeds."""
+
+import logging
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.data.row_deal import EVEN, ChangingDeal, FixedDeal, RowDeal, apportion
+from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.errors import InputError
+from tfdist.grammar.balance import MEASURED, WEIGHTS, Balance, parse_balance
+from tfdist.trainer.replica_speeds import ReplicaSpeeds
+from tfdist.trainer.train_state import TrainState
+
+_log = logging.getLogger(__name__)
+
+
+class Balancing:
+    """A deal that does not change during a run.
+
+    Attributes:
+      deal: the deal of training batches.
+    """
+
+    def __init__(self, deal: RowDeal):
+        """Initializes with a deal."""
+        self.deal = deal
+
+    def deal_at(self, step: int) -> RowDeal:
+        """Returns the deal of one step."""
+        return self.deal
+
+    def next(self, step: int) -> int | None:
+        """Returns the next step, after `step`, at which the deal changes and a call has to end; None if not known."""
+        return None
+
+    def after_call(self, step: int, steps: int, busy: np.ndarray) -> None:
+        """Observes a call of the compiled loop, and may change the deal; every process must call it.
+
+        Args:
+          step: updates done so far.
+          steps: number of steps of the call.
+          busy: [local replicas]; seconds that each one needed for its own gradients.
+        """
+
+
+class MeasuredBalancing(Balancing):
+    """A deal by measured speeds, which rank 0 decides for all ranks.
+
+    The speeds are part of the `TrainState`. Times without collectives are compared, because replicas wait for each other
+    there; an observation is the median over the calls of some steps.
+    """
+
+    def __init__(self, strategy: HasCollectives, state: TrainState, batch_size: int):
+        """Initializes with the speeds of the state, evenly if there are none.
+
+        Args:
+          strategy: strategy of the run.
+          state: state of the run.
+          batch_size: global batch size.
+        """
+        self._strategy = strategy
+        known = state.speeds or ReplicaSpeeds.begun(state.step, batch_size, strategy.replicas)
+        self._speeds = state.speeds = known.on(state.step, batch_size, strategy.replicas)
+        self._deal = ChangingDeal(state.step, [(deal.step, deal.counts) for deal in self._speeds.deals])
+        self._seen: list[np.ndarray] = []  # seconds per step of each local replica, by call
+        self._steps = 0
+        self._is_first = True  # which has costs of its own, such as memory that is allocated
+        super().__init__(self._deal)
+
+    def deal_at(self, step: int) -> RowDeal:
+        """See base class."""
+        return FixedDeal(next(deal.counts for deal in reversed(self._speeds.deals) if deal.step <= step))
+
+    def next(self, step: int) -> int | None:
+        """See base class."""
+        begins = self._speeds.deals[-1].step
+        return begins if begins > step else None
+
+    def after_call(self, step: int, steps: int, busy: np.ndarray) -> None:
+        """See base class."""
+        if self._is_first or step <= self._speeds.deals[-1].step:
+            self._is_first = step <= self._speeds.deals[-1].step  # then so is the next call, with other rows
+            return
+        self._seen.append(busy / steps)
+        self._steps += steps
+        if self._steps >= self._speeds.steps:
+            self._decide()
+            self._seen, self._steps = [], 0
+
+    def _decide(self) -> None:
+        own = [median(times) for times in np.stack(self._seen).T.tolist()]
+        group, speeds = self._strategy.group, self._speeds
+        with self._deal.held() as free:
+            everyone: Any = group.gather("balance/times", [free, own], LONG_SECONDS)
+            times = [seconds for _, of_rank in everyone for seconds in of_rank]
+            if not all(times):
+                return  # a device without a clock
+            speeds.observe(times)
+            proposed = speeds.propose() if group.rank == 0 else None
+            found: Any = group.broadcast("balance/deal", proposed, LONG_SECONDS)
+            if found is None:
+                speeds.keep()
+                return
+            begins = max(first for first, _ in everyone)
+            if self._strategy.is_chief:
+                _log.info("%s", _changed(speeds, found, begins))
+            self._deal.change(begins, found)
+        speeds.change(begins, found)
+        self._is_first = True
+
+
+def _changed(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str:
+    before, medians = speeds.counts, speeds.deals[-1].medians()
+    shown = range(len(counts)) if len(counts) <= 8 else (medians.index(max(medians)), medians.index(min(medians)))
+    changes = [f"{before[i]} to {counts[i]} for replica {i} ({1e3 * medians[i]:.3g} ms)" for i in shown]
+    return (
+        f"Rows are dealt by speed from step {step} on: {', '.join(changes)}. The slowest replica is expected to take "
+        f"{1e3 * speeds.expected(counts):.3g} instead of {1e3 * max(medians):.3g} ms per step."
+    )
+
+
+def balancing(balance: Balance, strategy: HasCollectives, state: TrainState, batch_size: int) -> Balancing:
+    """Returns how rows are dealt in a run.
+
+    Args:
+      balance: value of the flag.
+      strategy: strategy of the run.
+      state: state of the run.
+      batch_size: global batch size.
+    """
+    if balance.kind == MEASURED and strategy.replicas > 1:
+        return MeasuredBalancing(strategy, state, batch_size)
+    state.speeds = None
+    return Balancing(FixedDeal(apportion(batch_size, balance.weights)) if balance.kind == WEIGHTS else EVEN)
+
+
+def balance_on(text: str, strategy: Strategy) -> Balance:
+    """Returns the value of a flag or argument, checked for a strategy.
+
+    Raises:
+      InputError: it is not valid, the number of weights is not that of replicas, or the strategy needs equal rows.
+    """
+    try:
+        balance = parse_balance(text)
+    except InputError as error:
+        raise InputError(f"--balance: {error}.") from error
+    if balance != Balance() and strategy.compiles_replicas:
+        raise InputError(
+            f"Strategy {strategy.name} needs equally many rows on each replica. Received: --balance={text}. Leave out "
+            "--balance, or use another strategy."
+        )
+    if balance.weights and len(balance.weights) != strategy.replicas:
+        raise InputError(
+            f"--balance=weights(...) needs a weight for each replica. Received: --balance={text} and "
+            f"{strategy.replicas} replica{'s'[: strategy.replicas != 1]}. Use --balance=measured for any number of replicas."
+        )
+    return balance
