@@ -6,7 +6,7 @@ import pytest
 
 from tfdist.reporting import MetricsFile, RunPlan, StepTimer
 from tfdist.reporting.schema import EVAL, FIELDS, SCHEMA, TRAIN, metrics_of
-from tfdist.reporting.timing import over_ranks
+from tfdist.reporting.timing import cost_of_slowest, over_ranks
 
 HEADER = {"step": 2, "epoch": 0.5, "time": 1770000000.0, "loss": np.float32(0.5), "accuracy": 0.75}
 
@@ -24,6 +24,7 @@ def training_record() -> dict:
         "learning_rate": 0.1,
         **timer.window(),
         **over_ranks([own, own]),
+        "slowest_rank_cost": cost_of_slowest([own, own], 1.5),
         "gradient_norm": 1.0,
         "loss_scale": 1024.0,
         "skipped_steps": 1,

@@ -1,7 +1,7 @@
 import pytest
 
 from tfdist.reporting import StepTimer
-from tfdist.reporting.timing import over_ranks
+from tfdist.reporting.timing import cost_of_slowest, over_ranks
 
 
 def clock(*seconds: float):
@@ -74,3 +74,15 @@ def test_ranks_are_compared(seconds, low, high, slowest):
 @pytest.mark.parametrize("seconds", [[], [None, None]])
 def test_ranks_without_a_time_are_not_compared(seconds):
     assert over_ranks(seconds) == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cost"),
+    [([0.2, 0.4], 0.4), ([0.4, 0.2, 0.1], 0.5), ([0.2, 0.2], 0.0), ([0.2], None), ([None, 0.3], None), ([], None)],
+)
+def test_the_slowest_rank_costs_what_the_others_wait(seconds, cost):
+    assert cost_of_slowest(seconds, 0.5) == (None if cost is None else pytest.approx(cost))
+
+
+def test_no_time_has_no_cost():
+    assert cost_of_slowest([0.1, 0.2], 0.0) is None

@@ -4,7 +4,8 @@ A training window consists of the steps since the previous training record. Its 
 
     {"schema": 1, "kind": "train", "step": 100, "epoch": 4.45, "time": 1770000000.0, "loss": 0.31, "accuracy": 0.91,
      "learning_rate": 0.1, "examples_per_second": 5100.0, "step_seconds": 0.0125, "step_seconds_min": 0.0094,
-     "step_seconds_max": 0.0098, "slowest_rank": 1, "data_wait_seconds": 0.0002, "gradient_norm": 1.7,
+     "step_seconds_max": 0.0098, "slowest_rank": 1, "slowest_rank_cost": 0.03,
+     "data_wait_seconds": 0.0002, "gradient_norm": 1.7,
      "loss_scale": 32768.0, "skipped_steps": 0, "payload_bytes": 410216, "compression_ratio": 1.0,
      "exposed_communication_seconds": 0.0011, "codec_seconds": 0.0, "compression_error": 0.02,
      "compression_cosine": 0.999,
@@ -71,6 +72,7 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "step_seconds_min": Field("s", "least time of a rank for its own input and gradients: mean of the window"),
         "step_seconds_max": Field("s", "most time of a rank for its own input and gradients: mean of the window"),
         "slowest_rank": Field("rank", "the rank with `step_seconds_max`; the lowest if several have it"),
+        "slowest_rank_cost": Field("", "fraction of a step for which the other ranks wait for `slowest_rank`"),
         "data_wait_seconds": Field("s", "time a step waited for its input on the chief: mean of the window"),
         "gradient_norm": Field("", "global norm of the reduced gradients, before clipping, at the last step"),
         "loss_scale": Field("", "what the loss is multiplied by, after the window's last step"),

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from time import perf_counter
 
 
@@ -73,6 +74,20 @@ class StepTimer:
 
     def _reset(self) -> None:
         self._steps, self._seconds, self._waited, self._busy = 0, 0.0, 0.0, 0.0
+
+
+def cost_of_slowest(own_seconds: Sequence[float | None], step_seconds: float) -> float | None:
+    """Returns the fraction of a step for which the other ranks wait for the slowest; None if they are not comparable.
+
+    Args:
+      own_seconds: see `over_ranks`.
+      step_seconds: wall time of a step.
+    """
+    known = [seconds for seconds in own_seconds if seconds is not None]
+    if len(known) < 2 or len(known) < len(own_seconds) or step_seconds <= 0:
+        return None
+    *others, slowest = sorted(known)
+    return min((slowest - median(others)) / step_seconds, 1.0)
 
 
 def over_ranks(own_seconds: Sequence[float | None]) -> dict[str, float | int]:

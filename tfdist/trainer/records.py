@@ -2,19 +2,22 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist import keras_internals
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.diagnostics import advice
+from tfdist.errors.arguments import with_argument_names
 from tfdist.reporting import Reporter, StepTimer
 from tfdist.reporting.memory import peak_memory
-from tfdist.reporting.timing import over_ranks
+from tfdist.reporting.timing import cost_of_slowest, over_ranks
+from tfdist.reporting.warn_once import warn_once
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.trainer.history import History
 from tfdist.trainer.program import Program
+from tfdist.trainer.slow_rank import SlowRank
 from tfdist.trainer.train_state import TrainState
 
 _log = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class Recorder:
         self._batches, self._examples = batches, examples
         self._timer, self._reporter = timer, reporter
         self._advised = False
+        self._slow_rank = SlowRank()
 
     def train(self, gradient_norm: float, inspected: Mapping[str, float]) -> None:
         """Records training since the last record; every process must call it, as timings are gathered.
@@ -62,12 +66,15 @@ class Recorder:
         program, window = self._program, self._state.progress.window
         everyone = program.strategy.group.gather("timing", self._timer.own_seconds, LONG_SECONDS)
         scale = program.loss_scale
+        timings = self._timer.window()
+        cost = cost_of_slowest(everyone, timings.get("step_seconds", 0.0))
         record = {
             **self._header("train"),
             **window.results(program.metrics),
             "learning_rate": self._batches.rate * keras_internals.last_learning_rate(program.model.optimizer),
-            **self._timer.window(),
+            **timings,
             **over_ranks(everyone),
+            **({} if cost is None else {"slowest_rank_cost": cost}),
             "gradient_norm": gradient_norm,
             **({} if scale is None else {"loss_scale": scale, "skipped_steps": window.skipped}),
             **program.cost,
@@ -77,6 +84,13 @@ class Recorder:
         self._state.progress.window = RunningMetrics()
         self._write(record)
         self._advise(record)
+        if self._state.speeds is None:  # otherwise, rows are dealt by speed
+            self._name_slow_rank(everyone, timings.get("step_seconds", 0.0))
+
+    def _name_slow_rank(self, own_seconds: Sequence[Any], step_seconds: float) -> None:
+        found = self._slow_rank.observe(own_seconds, step_seconds, self._state.step)
+        if found and self._program.strategy.is_chief:
+            warn_once(with_argument_names(found), situation="slow rank")
 
     def evaluation(self, results: Mapping[str, float]) -> None:
         """Records the results of an evaluation."""

@@ -1,0 +1,57 @@
+"""Finds a rank for which the others wait, from the times of several records."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from tfdist.reporting.timing import cost_of_slowest
+
+_RATIO = 1.25  # of the slowest rank's time to that of the others
+_COST = 0.1  # fraction of a step
+_RECORDS, _STEPS = 5, 50  # for which the same rank has to be slow
+
+
+class _Slow(NamedTuple):
+    """What a record says about the slowest rank."""
+
+    step: int
+    rank: int
+    ratio: float
+    cost: float
+
+
+class SlowRank:
+    """Names a rank that is slow for several records in a row, so that noise is not reported."""
+
+    def __init__(self) -> None:
+        """Initializes without records."""
+        self._found: list[_Slow] = []
+
+    def observe(self, own_seconds: Sequence[float | None], step_seconds: float, step: int) -> str | None:
+        """Returns a warning if the slowest rank of this record and of those before it is the same, else None.
+
+        Args:
+          own_seconds: seconds per step of each rank for its input and gradients; None for ranks without a clock.
+          step_seconds: wall time of a step.
+          step: updates done so far.
+        """
+        cost = cost_of_slowest(own_seconds, step_seconds)
+        found = None if cost is None else _slowest([seconds or 0.0 for seconds in own_seconds], cost, step)
+        if found is None:
+            self._found = []
+            return None
+        self._found = [*(one for one in self._found if one.rank == found.rank), found]
+        if len(self._found) < _RECORDS or step - self._found[0].step < _STEPS:
+            return None
+        ratio, cost = median(one.ratio for one in self._found), median(one.cost for one in self._found)
+        return (
+            f"Rank {found.rank} takes {ratio:.1f} times as long as the others for its input and gradients, and they wait for "
+            f"it during {100 * cost:.0f}% of each step. --balance=measured deals it fewer rows."
+        )
+
+
+def _slowest(seconds: list[float], cost: float, step: int) -> _Slow | None:
+    rank = seconds.index(max(seconds))
+    usual = median(seconds[:rank] + seconds[rank + 1 :])
+    ratio = seconds[rank] / max(usual, 1e-9)
+    return _Slow(step, rank, ratio, cost) if ratio >= _RATIO and cost >= _COST else None
