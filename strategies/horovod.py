@@ -23,6 +23,7 @@ except ImportError as missing:
 from tfdist.collectives.declared_groups import distinct_groups
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.distribution.horovod_rendezvous import describe_communication, start_horovod
+from tfdist.distribution.route_plan import RoutePlan, plan_routes
 
 
 class Horovod(HasCollectives):
@@ -38,6 +39,8 @@ class Horovod(HasCollectives):
         communication: str = "",
         intra_op_threads: int = 0,
         groups: Sequence[Sequence[int]] = (),
+        all_reduce: str = "engine",
+        topology: str = "",
     ):
         """Starts Horovod.
 
@@ -49,21 +52,32 @@ class Horovod(HasCollectives):
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
           groups: sets of ranks whose collectives will be used, including each pair that exchanges messages: Horovod's
             process sets, which cannot be added later. The same on every process.
+          all_reduce: route of sums over replicas in training steps, as in `--all_reduce`; its groups are added.
+          topology: numbers of replicas by host, as in `--topology`.
         """
-        sets = {ranks: hvd.ProcessSet(ranks) for ranks in distinct_groups(groups, cluster.size)}
         share_cores(cluster, intra_op_threads)
         use_one_gpu(cluster.local_rank)
         # Training watches its calls by --stall_shutdown_seconds. Horovod's own limit applies to every collective and is
         # meant for calls that are not watched: an hour, unless the environment sets
         # HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
+        sets: dict[tuple[int, ...], hvd.ProcessSet] = {}
+        plans: list[RoutePlan] = []
+
+        def process_sets(group: Group | None) -> list[hvd.ProcessSet]:
+            plans.append(plan_routes(all_reduce, topology, group, cluster))
+            used = distinct_groups([*groups, *plans[0].groups], cluster.size)
+            sets.update({ranks: hvd.ProcessSet(ranks) for ranks in used})
+            return list(sets.values())
+
         self.group = start_horovod(
-            cluster, join, communication=communication, stall_seconds=3600, process_sets=list(sets.values())
+            cluster, join, communication=communication, stall_seconds=3600, process_sets=process_sets
         )
         self.communication = describe_communication()
         self.cluster = cluster
         self.replicas = hvd.size()
         self.local_replicas = range(hvd.rank(), hvd.rank() + 1)
         self.collectives = HorovodCollectives(declared=sets)
+        self.routes = plans[0].routes(self.collectives)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """See base class."""

@@ -7,19 +7,30 @@ import tensorflow as tf
 from tfdist.cluster.devices import local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
+from tfdist.distribution.route_plan import plan_routes
 from tfdist.distribution.tf_distribute import TensorFlowStrategy
 
 
 class Mirrored(TensorFlowStrategy):
     """Replicas on this machine's GPUs, or on logical CPU devices if there is none."""
 
-    def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group], devices: int = 0):
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        join: Callable[[Cluster], Group],
+        devices: int = 0,
+        all_reduce: str = "engine",
+        topology: str = "",
+    ):
         """Creates the engine.
 
         Args:
           cluster: this process in the job.
           join: joins the job's group.
           devices: number of devices; 0 for all GPUs, or one CPU device.
+          all_reduce: route of sums over replicas in training steps, as in `--all_reduce`.
+          topology: numbers of replicas by host, as in `--topology`; all are on one, so that this is for tests of routes.
         """
         names = local_device_names(devices)
         # On logical CPUs, the engine's default uses group keys that are global to the process: a second strategy of
@@ -27,6 +38,8 @@ class Mirrored(TensorFlowStrategy):
         reduction = tf.distribute.ReductionToOneDevice() if names[0].startswith("CPU") else None
         engine = tf.distribute.MirroredStrategy(names, cross_device_ops=reduction)
         super().__init__("mirrored", engine, cluster=cluster, group=join(cluster))
+        plan = plan_routes(all_reduce, topology, self.group, cluster, self.replicas)
+        self.routes = plan.routes(self.collectives)
 
 
 STRATEGY = Mirrored

@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.benchmark.config import BenchConfig, parse_operations, parse_sizes
+from tfdist.benchmark.config import ALL, BenchConfig, parse_algorithms, parse_operations, parse_sizes
 from tfdist.cli import command, flags, tensorflow_import
 from tfdist.cli.cluster_check import check_cluster
 from tfdist.cli.output import TEXT, Output
 from tfdist.errors import InputError
+from tfdist.grammar.routes import AUTO
 from tfdist.grammar.spec import nearest
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 BENCHMARKS = ("collectives",)
 _EXAMPLES = (
     "python -m tfdist.bench collectives --strategy=mirrored --devices=2 --sizes=64KB,1MB",
+    "python -m tfdist.launch --processes=4 -- python -m tfdist.bench collectives --all_reduce=all --topology=2,2",
     "python -m tfdist.launch --processes=2 -- python -m tfdist.bench collectives --operations=all_reduce --sizes=4B:1MB",
 )
 
@@ -38,7 +40,9 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
     from tfdist.reporting.file_errors import GrowingFile
     from tfdist.storage import storage_of
 
-    with open_strategy.opened_strategy(config) as (config, detection, strategy):
+    # "auto" has all routes.
+    options = {"all_reduce": AUTO} if config.all_reduce else {}
+    with open_strategy.opened_strategy(config, more_options=options) as (config, detection, strategy):
         measurements = _measurements(config, _measurable(strategy, config))
         hosts = open_strategy.hosts(strategy)
         if not strategy.is_chief:
@@ -47,7 +51,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
             return 0
         path = config.output_dir or f"runs/bench-collectives-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         directory = RunDirectory.create(path, flags.flags_text(config), hosts, strategy.communication).path
-        output.line(f"{detection.reason}\n{table.header()}")
+        output.line(f"{detection.reason}\n{table.header(*['all_reduce'][: bool(config.all_reduce)])}")
         measured = []
         with contextlib.closing(GrowingFile(directory / "collectives.jsonl")) as file:
             for each in measurements:
@@ -88,7 +92,8 @@ def _measurable(strategy: "Strategy", config: BenchConfig) -> "HasCollectives":
             f"--strategy={config.strategy}, {strategy.replicas} replicas. Use --strategy=mirrored --devices=2, "
             "`python -m tfdist.launch` or horovodrun."
         )
-    check_dtype(strategy.collectives, parse_operations(config.operations), tf.as_dtype(config.dtype))
+    names = ("all_reduce",) if config.all_reduce else parse_operations(config.operations)
+    check_dtype(strategy.collectives, names, tf.as_dtype(config.dtype))
     return strategy
 
 
@@ -97,17 +102,21 @@ def _measurements(config: BenchConfig, strategy: "HasCollectives") -> "Iterator[
     import tensorflow as tf
 
     from tfdist.benchmark.timing import measure
+    from tfdist.collectives.routes import check_route, possible_routes
 
+    how: dict[str, Any] = {"repeats": config.repeats, "repeat_seconds": config.repeat_seconds}
+    dtype = tf.as_dtype(config.dtype)
+    if config.all_reduce and strategy.routes:
+        topology, algorithms = strategy.routes.topology, parse_algorithms(config.all_reduce)
+        for algorithm in algorithms:
+            check_route(algorithm, topology)
+        for size in parse_sizes(config.sizes):
+            for algorithm in possible_routes(topology) if algorithms == (ALL,) else algorithms:
+                yield measure(strategy, "all_reduce", size, dtype, algorithm=algorithm, **how)
+        return
     for name in parse_operations(config.operations):
         for size in parse_sizes(config.sizes) if name != "barrier" else (0,):
-            yield measure(
-                strategy,
-                name,
-                size,
-                tf.as_dtype(config.dtype),
-                repeats=config.repeats,
-                repeat_seconds=config.repeat_seconds,
-            )
+            yield measure(strategy, name, size, dtype, **how)
 
 
 def start(argv: Sequence[str]) -> int:

@@ -10,8 +10,8 @@ from tfdist.errors import InputError
 
 # Users have these names in scripts: names may be added but not renamed.
 NAMES = """
-    communication coordinator devices dtype insecure intra_op_threads operations output_dir repeat_seconds repeats sizes
-    start_timeout_seconds strategy token_file tpu
+    all_reduce communication coordinator devices dtype insecure intra_op_threads operations output_dir repeat_seconds repeats
+    sizes start_timeout_seconds strategy token_file topology tpu
 """.split()
 
 

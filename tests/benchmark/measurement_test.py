@@ -42,6 +42,7 @@ def test_a_record_is_json_with_all_that_was_measured():
         "strategy": "mirrored",
         "replicas": 4,
         "calls": 1,
+        "algorithm": "engine",
         "seconds": [3.0, 1.0, 2.0],
         "seconds_median": 2.0,
         "seconds_min": 1.0,

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 
 from tfdist.benchmark.measurement import TRAFFIC, Measured
@@ -23,6 +24,20 @@ def test_each_operation_is_a_line_in_both_panels():
     assert right.lines[0].get_ydata()[2] == points[2].bus_bandwidth / 1e9
     assert (left.get_xlabel(), left.get_yscale(), right.get_ylabel()) == ("bytes", "log", "GB/s, by the median")
     assert [text.get_text() for text in left.get_xticklabels()] == ["4", "64", "1K", "16K", "256K"]
+
+
+def test_each_route_is_a_line():
+    figure = draw(
+        [
+            dataclasses.replace(measured("all_reduce", size, 1e-3), algorithm=name)
+            for name in ("engine", "ring")
+            for size in SIZES
+        ]
+    )
+    left, right = figure.axes
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["engine", "ring"]
+    assert left.get_title(loc="left") == "Time of an all-reduce"
+    assert len(right.lines) == 2
 
 
 def test_a_barrier_alone_and_a_size_alone_are_drawn():

@@ -21,8 +21,8 @@ from tfdist.export import ExportConfig
 
 # Users have these names in scripts: names may be added but not renamed.
 NAMES = """
-    accumulate_steps augment balance base_batch_size batch_norm batch_size best bucket_mb callbacks check_sync check_sync_every
-    checkpoint_async checkpoint_every checkpoint_strict
+    accumulate_steps all_reduce augment balance base_batch_size batch_norm batch_size best bucket_mb bucket_order callbacks
+    check_sync check_sync_every checkpoint_async checkpoint_every checkpoint_strict
     clip_norm clip_value commit_dir commit_every communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
     decay devices dry_run early_stopping elastic_batch ema
@@ -30,12 +30,13 @@ NAMES = """
     lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir overwrite
     precision
     profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds
-    stall_warning_seconds start_timeout_seconds steps steps_per_call strategy sync token_file tpu warmup_start warmup_steps
+    stall_warning_seconds start_timeout_seconds steps steps_per_call strategy sync token_file topology tpu warmup_start
+    warmup_steps
 """.split()
 RUN_NAMES = """
-    accumulate_steps batch_norm bucket_mb check_first_batch clip_norm clip_value communication compression
-    compression_min_bytes coordinator devices insecure intra_op_threads jit_compile loss_scale max_skipped_steps precision
-    recompute seed stall_shutdown_seconds start_timeout_seconds steps_per_call strategy token_file
+    accumulate_steps all_reduce batch_norm bucket_mb bucket_order check_first_batch clip_norm clip_value communication
+    compression compression_min_bytes coordinator devices insecure intra_op_threads jit_compile loss_scale max_skipped_steps
+    precision recompute seed stall_shutdown_seconds start_timeout_seconds steps_per_call strategy token_file topology
 """.split()
 
 

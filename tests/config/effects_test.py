@@ -15,6 +15,10 @@ RATE = {"momentum_correction": True, "optimizer": "sgd(momentum=0.9)"}
 # By name of the flag: what is given, the job without an effect, and what gives it one.
 ROWS = [
     ({"bucket_mb": 8.0}, ONE, {}, TWO),
+    ({"bucket_order": "smallest"}, ONE, {}, TWO),
+    ({"all_reduce": "ring"}, ONE, {}, TWO),
+    ({"topology": "1,1"}, TWO, {"all_reduce": "hierarchical"}, TWO),
+    ({"topology": "1"}, ONE, {"all_reduce": "auto"}, TWO),
     ({"sync": "local_sgd"}, ONE, {}, TWO),
     ({"compression_check_every": 5, **LOCAL}, TWO, {"sync": "every_step"}, TWO),
     ({"balance": "measured"}, ONE, {}, TWO),

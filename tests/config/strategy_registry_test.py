@@ -53,7 +53,13 @@ def test_what_is_accepted_is_known_to_the_flag_and_has_its_default(declaration):
 
 
 def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():
-    assert set(declared(AUTO).options or ()) == {"devices", "communication", "intra_op_threads"}
+    assert set(declared(AUTO).options or ()) == {
+        "devices",
+        "communication",
+        "intra_op_threads",
+        "all_reduce",
+        "topology",
+    }
     TrainConfig(strategy=AUTO, devices=2, communication="ring")
     with pytest.raises(
         InputError, match="--tpu is for --strategy=tpu: use it or leave out --tpu. Received: --tpu=mine"

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tfdist.collectives import OneReplica, Recording
 from tfdist.distribution.strategy import State
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum, plan
+from tfdist.gradients.bucket import BUCKET_ORDERS
+from tfdist.gradients.reducer import specs_of
 
 SPEC = st.builds(
     tf.TensorSpec,
@@ -154,3 +156,19 @@ def test_a_reducer_that_needs_shapes_gets_a_bucket_as_a_list():
         np.testing.assert_array_equal(total, tensor)
     assert (bucketed.biased, bucketed.keeps_shapes) == (True, True)
     assert (Bucketed(Sum()).biased, Bucketed(Sum()).keeps_shapes) == (False, False)
+
+
+def test_the_order_of_sending_changes_neither_sums_nor_state():
+    """Three buckets of 400, 40 and 120 bytes in the order of the backward pass; state and sums stay in their places."""
+    sizes = (30, 10, 100)
+    tensors = [tf.random.stateless_normal([size], [1, size]) for size in sizes]
+    results = {}
+    for order in BUCKET_ORDERS:
+        recording = Recording(OneReplica())
+        bucketed = Bucketed(Counting(), small_bytes=1, bucket_bytes=1, order=order)
+        state = [tf.constant(float(i)) for i, _ in enumerate(bucketed.state(specs_of(tensors)))]
+        reduced = bucketed.reduce(tensors, state, recording, name="x")
+        results[order] = [np.asarray(x).tolist() for x in (*reduced.totals, *reduced.state)]
+        sent = [call.shapes[0][0] for call in recording.calls]
+        assert sent == ([100, 10, 30] if order == "backward" else [10, 30, 100])
+    assert results["backward"] == results["smallest"]

@@ -149,6 +149,7 @@ def test_arguments_of_the_trainer():
         "compression",
         "compression_min_bytes",
         "bucket_bytes",
+        "bucket_order",
         "sync",
         "balance",
     ]

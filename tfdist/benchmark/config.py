@@ -4,15 +4,18 @@ import dataclasses
 from typing import Any
 
 from tfdist.benchmark.measurement import TRAFFIC
+from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import check_fields, flag_field
 from tfdist.config.topics import OUTPUT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.grammar.byte_sizes import UNITS_HELP, parse_byte_size
+from tfdist.grammar.routes import ALGORITHMS
 from tfdist.grammar.spec import nearest
 
 MEASURED = "What is measured"
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
+ALL = "all"
 GROWTH = 4  # factor between two sizes of a range
 _EACH = "each size"
 _SIZES = "Write bytes, as in 4,64KB,1MB, or a range 4B:64MB"
@@ -21,6 +24,7 @@ _WHERE = (
     "devices",
     "tpu",
     "communication",
+    "topology",
     "coordinator",
     "token_file",
     "insecure",
@@ -65,6 +69,23 @@ def parse_operations(text: str) -> tuple[str, ...]:
     return names
 
 
+def parse_algorithms(text: str) -> tuple[str, ...]:
+    """Parses comma-separated routes of an all-reduce; an empty text means none. `all` stands alone.
+
+    Raises:
+      InputError: a name is unknown.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in (*ALGORITHMS, ALL):
+            raise InputError(f"{name} is not a route.{nearest(name, (*ALGORITHMS, ALL))}")
+    return (ALL,) if ALL in names else tuple(dict.fromkeys(names))
+
+
+def _checked_algorithms(text: str) -> str:
+    return ",".join(parse_algorithms(text))
+
+
 def _checked_sizes(text: str) -> str:
     parse_sizes(text)
     return text
@@ -95,6 +116,14 @@ class BenchConfig:
         check=_checked_operations,
         structure=list,
     )
+    all_reduce: str = flag_field(
+        "",
+        MEASURED,
+        f"Comma-separated routes of an all-reduce to compare, instead of operations: {', '.join(ALGORITHMS)}; all means those "
+        "that exist on the job's hosts.",
+        check=_checked_algorithms,
+        structure=list,
+    )
     sizes: str = flag_field(
         "4B:64MB",
         MEASURED,
@@ -109,6 +138,7 @@ class BenchConfig:
     devices: int = _same("devices")
     tpu: str = _same("tpu")
     communication: str = _same("communication")
+    topology: str = _same("topology")
     coordinator: str = _same("coordinator")
     token_file: str = _same("token_file")
     insecure: bool = _same("insecure")
@@ -121,4 +151,9 @@ class BenchConfig:
     def __post_init__(self) -> None:
         """Validates all fields, then the rules between fields, which are those of `TrainConfig`."""
         check_fields(self)
+        if self.all_reduce and self.operations not in ("", "all_reduce"):
+            raise InputError(
+                "Routes are those of all_reduce: leave out --operations or --all_reduce. Received: "
+                f"{flag_text('operations', self.operations)} {flag_text('all_reduce', self.all_reduce)}."
+            )
         TrainConfig(**{name: getattr(self, name) for name in _WHERE})

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tfdist.grammar.routes import ENGINE
+
 SCHEMA = 2
 
 # By operation: bytes on the busiest link per byte of the operation, with N replicas. Makes bandwidths comparable
@@ -32,6 +34,7 @@ class Measured:
       replicas: number of replicas.
       calls: number of consecutive calls per repeat.
       seconds: seconds per call, by repeat: the mean over its calls, on the slowest process.
+      algorithm: route of an all-reduce, if several are compared; empty for the engine's operation.
     """
 
     operation: str
@@ -41,6 +44,12 @@ class Measured:
     replicas: int
     calls: int
     seconds: tuple[float, ...]
+    algorithm: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name of what was measured, beside others of the same benchmark."""
+        return self.algorithm or self.operation
 
     @property
     def median(self) -> float:
@@ -67,6 +76,7 @@ class Measured:
         return {
             "schema": SCHEMA,
             **dataclasses.asdict(self),
+            "algorithm": self.algorithm or ENGINE,
             "seconds": list(self.seconds),
             "seconds_median": self.median,
             "seconds_min": self.least,

@@ -1,16 +1,17 @@
-"""Plots collectives.png: time and bus bandwidth by size, one line per operation."""
+"""Plots collectives.png: time and bus bandwidth by size, one line per operation or route."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfdist.benchmark.measurement import TRAFFIC, Measured
+from tfdist.grammar.routes import ALGORITHMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# One color per operation (ColorBrewer's "Dark2"), the same in every plot.
-_COLOURS = dict(zip(TRAFFIC, ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666"), strict=True))
+# One color per operation or route (ColorBrewer's "Dark2"), the same in every plot.
+_PALETTE = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666")
 _TICKS = {
     4**i: text for i, text in zip(range(1, 16, 2), ("4", "64", "1K", "16K", "256K", "4M", "64M", "1G"), strict=True)
 }
@@ -30,9 +31,9 @@ def draw(measured: Sequence[Measured]) -> "Figure":
     left, right = figure.subplots(1, 2)
     one = measured[0]
     figure.suptitle(f"{one.strategy}, {one.replicas} replicas, {one.dtype}", x=0.01, ha="left", fontsize="medium")
-    by_operation = {name: [m for m in measured if m.operation == name] for name in TRAFFIC}
-    for name, points in by_operation.items():
-        colour = _COLOURS[name]
+    labels = ALGORITHMS if one.algorithm else TRAFFIC
+    for name, colour in zip(labels, _PALETTE, strict=False):
+        points = [m for m in measured if m.label == name]
         if name == "barrier":
             for point in points:
                 left.axhline(point.median * 1e3, color=colour, linewidth=1.2, linestyle="--", label=name)
@@ -51,7 +52,8 @@ def draw(measured: Sequence[Measured]) -> "Figure":
             )
             right.plot(sizes, [m.bus_bandwidth / 1e9 for m in points], **style)
     left.set_yscale("log")
-    _format_axes(left, "Time of a call", "milliseconds: median, and the range of the repeats", measured)
+    title = "Time of an all-reduce" if one.algorithm else "Time of a call"
+    _format_axes(left, title, "milliseconds: median, and the range of the repeats", measured)
     _format_axes(right, "Bus bandwidth", "GB/s, by the median", measured)
     right.set_ylim(bottom=0)
     left.legend(frameon=False)

@@ -5,8 +5,8 @@ from tfdist.errors.byte_sizes import byte_size
 from tfdist.reporting.plain_reporter import rounded
 
 _COLUMNS = (
-    ("operation", 15),
-    ("size", 12),
+    ("operation", 16),
+    ("size", 11),
     ("median ms", 12),
     ("min ms", 12),
     ("algorithm GB/s", 16),
@@ -14,16 +14,16 @@ _COLUMNS = (
 )
 
 
-def header() -> str:
-    """Returns the header line."""
-    return _aligned(*(title for title, _ in _COLUMNS))
+def header(first: str = _COLUMNS[0][0]) -> str:
+    """Returns the header line; `first` is the title of the first column."""
+    return _aligned(first, *(title for title, _ in _COLUMNS[1:]))
 
 
 def row(measured: Measured) -> str:
     """Returns the line of one measurement; a barrier has no size and no bandwidth."""
     bandwidths = [measured.algorithm_bandwidth, measured.bus_bandwidth]
     return _aligned(
-        measured.operation,
+        measured.label,
         byte_size(measured.bytes) if measured.bytes else "-",
         rounded(measured.median * 1e3),
         rounded(measured.least * 1e3),

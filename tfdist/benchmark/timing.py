@@ -9,13 +9,21 @@ from tfdist.benchmark.measurement import Measured
 from tfdist.benchmark.operations import OPERATIONS
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.grammar.routes import RouteTable
 
 MOST_CALLS = 1000  # per repeat
 DEADLINE = 600.0  # seconds that a process may be behind the others
 
 
 def measure(
-    strategy: HasCollectives, name: str, size: int, dtype: tf.DType, *, repeats: int, repeat_seconds: float
+    strategy: HasCollectives,
+    name: str,
+    size: int,
+    dtype: tf.DType,
+    *,
+    repeats: int,
+    repeat_seconds: float,
+    algorithm: str = "",
 ) -> Measured:
     """Measures one operation at one size; every process must call it, and all get the same result.
 
@@ -26,32 +34,35 @@ def measure(
       dtype: dtype of the elements.
       repeats: number of measurements.
       repeat_seconds: approximate seconds per measurement, which has at least one call.
+      algorithm: route of an all-reduce, for a strategy with routes; empty for the engine's operation.
     """
     elements, true_bytes = OPERATIONS[name].elements(size, dtype.size, strategy.replicas)
     true_bytes = 0 if name == "barrier" else true_bytes
-    loop = compiled_loop(strategy, name, elements, dtype)
+    loop = compiled_loop(strategy, name, elements, dtype, algorithm)
     loop(tf.constant(1))  # traces it, and triggers the engine's initialization at a first call
     first = _slowest(strategy.group, [float(loop(tf.constant(1)))])[0]
     calls = min(MOST_CALLS, max(1, math.ceil(repeat_seconds / max(first, 1e-9))))
     times = _slowest(strategy.group, [float(loop(tf.constant(calls))) / calls for _ in range(repeats)])
-    return Measured(name, true_bytes, dtype.name, strategy.name, strategy.replicas, calls, tuple(times))
+    return Measured(name, true_bytes, dtype.name, strategy.name, strategy.replicas, calls, tuple(times), algorithm)
 
 
 def compiled_loop(
-    strategy: HasCollectives, name: str, elements: int, dtype: tf.DType
+    strategy: HasCollectives, name: str, elements: int, dtype: tf.DType, algorithm: str = ""
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a compiled function: number of calls, scalar int32 -> seconds for all of them, scalar float64.
 
     Each call starts when this process's replicas have the result of the previous one. An additional first call, which
     is not counted, makes all processes start together.
     """
-    operation = OPERATIONS[name]
+    operation, collectives = OPERATIONS[name], strategy.collectives
+    if algorithm and strategy.routes:
+        collectives = strategy.routes.with_table(RouteTable.of(algorithm))
 
     def once(tensor: tf.Tensor, before: tf.Tensor, number: str) -> tf.Tensor:
         # Applies to the call itself too: an engine's operation without inputs from this iteration would be hoisted out
         # of the loop.
         with tf.control_dependencies([before]):
-            result = operation.call(strategy.collectives, tf.identity(tensor), f"bench/{name}/{number}")
+            result = operation.call(collectives, tf.identity(tensor), f"bench/{name}{algorithm}/{number}")
         return tf.cast(tf.reshape(result, [-1])[0], tf.float32)
 
     def on_all(tensors: tf.Tensor, before: tf.Tensor, number: str) -> tf.Tensor:

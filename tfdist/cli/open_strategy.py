@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -54,7 +55,9 @@ def load(config: Any) -> Strategy:
 
 
 @contextmanager
-def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Iterator[Opened]:
+def opened_strategy(
+    config: Any, end_timeout_seconds: float = math.inf, more_options: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[Opened]:
     """Starts the strategy and checks that all processes have the same flags and versions.
 
     The way in which the body ends is reported to the other processes; if one of them is lost, this one exits with code
@@ -63,12 +66,13 @@ def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Itera
     Args:
       config: a configuration with the flags of strategy and devices.
       end_timeout_seconds: how long a process that has finished waits for the others; by default, as long as they are running.
+      more_options: options of the strategy besides those of the configuration.
     """
     detection = choose(config)
     # Checks the rules between flags that depend on the strategy before anything starts.
     config = dataclasses.replace(config, strategy=detection.strategy)
     check_strategy(config, declaration(detection.strategy))
-    options, environment = _options(config, detection.strategy), with_flags(os.environ, config)
+    options, environment = {**_options(config, detection.strategy), **more_options}, with_flags(os.environ, config)
     # Failure detection begins with the group, because an engine may wait forever at startup for a peer that is lost
     # meanwhile.
     with ExitStack() as watching:

@@ -109,6 +109,7 @@ def _gradient_options(config: TrainConfig) -> dict[str, Any]:
         "compression": config.compression,
         "compression_min_bytes": config.compression_min_bytes,
         "bucket_bytes": int(config.bucket_mb * 2**20),
+        "bucket_order": config.bucket_order,
     }
 
 

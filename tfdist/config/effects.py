@@ -12,6 +12,7 @@ from tfdist.config.conflicts import flag_text
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import taking
 from tfdist.grammar.interval import parse_period
+from tfdist.grammar.routes import AUTO, parse_all_reduce
 from tfdist.grammar.spec import parse
 from tfdist.grammar.sync import parse_sync
 
@@ -82,6 +83,10 @@ def _has_momentum(config: Any, job: Job) -> bool:
     return optimizer.name != "sgd" or bool(optimizer.args.get("momentum"))
 
 
+def _uses_hosts(config: Any, job: Job) -> bool:
+    return parse_all_reduce(config.all_reduce).name in (AUTO, "hierarchical")
+
+
 def _scales_loss(config: Any, job: Job) -> bool:
     # A script, or a model of the user's own, may compute in float16 by itself.
     return config.precision == "mixed_float16" or ":" in getattr(config, "model", ":")
@@ -94,6 +99,14 @@ _NO_CHECKPOINTS = "no checkpoint is saved, except on preemption. Add --checkpoin
 
 EFFECTS = (
     Effect("bucket_mb", _sends, _NOTHING_SENT),
+    Effect("bucket_order", _sends, _NOTHING_SENT),
+    Effect("all_reduce", _sends, _NOTHING_SENT),
+    Effect("topology", _sends, _NOTHING_SENT),
+    Effect(
+        "topology",
+        _uses_hosts,
+        "sums take a route on which hosts do not matter. Add --all_reduce=hierarchical, or leave it out",
+    ),
     Effect("sync", _sends, "one replica exchanges nothing. Leave it out, or use several replicas"),
     Effect("compression_check_every", _sums_gradients, "no step sums gradients with this --sync. Leave it out"),
     Effect(

@@ -106,6 +106,12 @@ class JobConfig(JobOptions):
         least=0.001,
         most=1024,
     )
+    bucket_order: str = flag_field(
+        "backward",
+        GRADIENTS,
+        "Order in which gradients are sent: backward (as the backward pass computes them) or smallest (smaller buckets first).",
+        choices=("backward", "smallest"),
+    )
     batch_norm: str = flag_field(
         "local",
         TRAINING,

@@ -10,6 +10,7 @@ from tfdist.config.job_config import JobConfig
 from tfdist.config.strategy_registry import AUTO, RUN_KERAS_FIT, declared, strategy_help, taking
 from tfdist.config.topics import CHECKS, DEVICES
 from tfdist.errors import InputError
+from tfdist.grammar.routes import parse_all_reduce
 
 _ENGINES = f"{', '.join(RUN_KERAS_FIT[:-1])} and {RUN_KERAS_FIT[-1]}"
 _WITH_DEVICES = tuple(name for name in taking("devices") if name in RUN_KERAS_FIT)
@@ -47,4 +48,10 @@ class RunConfig(JobConfig):
             raise InputError(
                 f"A script with Keras's own fit runs on {_ENGINES}. Received: {flag_text('strategy', self.strategy)}. Use one "
                 "of these, tfdist.Trainer or, for a mesh, tfdist.distribute."
+            )
+        if parse_all_reduce(self.all_reduce).is_measured:
+            raise InputError(
+                "--all_reduce=auto is measured by tfdist's own trainer only. Received: "
+                f"{flag_text('all_reduce', self.all_reduce)}. Name a route, give the table of another run as "
+                "auto(table=FILE), or use `python -m tfdist.train`."
             )

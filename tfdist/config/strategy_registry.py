@@ -10,12 +10,16 @@ from typing import Any
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.config import fields
 from tfdist.config.fields import flag_field, layout_text, mesh_text
+from tfdist.config.route_options import all_reduce_text, topology_text
 from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, Trial
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
+from tfdist.grammar.routes import ALGORITHMS, ENGINE, ROUTES
 from tfdist.grammar.spec import nearest
 from tfdist.sharding.layouts import STAGES, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of
+
+_OF_ROUTES = ("all_reduce", "topology")
 
 
 def _is_one_process(cluster: Cluster) -> bool:
@@ -47,7 +51,7 @@ DECLARATIONS = (
         name="mirrored",
         help="the devices of one process",
         processes=Processes.ONE,
-        options=("devices",),
+        options=("devices", *_OF_ROUTES),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
         with_one_device="Give --devices=N for N of them, or use --strategy=single.",
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
@@ -57,7 +61,7 @@ DECLARATIONS = (
         name="multiworker",
         help="several processes, by TensorFlow",
         processes=Processes.SEVERAL,
-        options=("communication", "intra_op_threads"),
+        options=("communication", "intra_op_threads", *_OF_ROUTES),
         accepts={"communication": ("auto", "ring", "nccl")},
         auto=lambda cluster, devices: cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS,
         adopts=("MultiWorkerMirroredStrategy",),
@@ -78,13 +82,18 @@ DECLARATIONS = (
                 "A TPU's programs cannot give replicas weights of their own: use --sync=every_step.",
             ),
             _EQUAL_ROWS,
+            Refusal(
+                "all_reduce",
+                ENGINE,
+                "The cores of a TPU have no groups: leave out --all_reduce or use another --strategy.",
+            ),
         ),
         runs_keras_fit=False,
     ),
     Declaration(
         name="horovod",
         help="several processes, by Horovod",
-        options=("communication", "intra_op_threads"),
+        options=("communication", "intra_op_threads", *_OF_ROUTES),
         accepts={"communication": ("auto", "gloo", "mpi")},
         auto=lambda cluster, devices: cluster.source in HOROVOD_LAUNCHERS,
         trials=(
@@ -129,6 +138,11 @@ DECLARATIONS = (
                 "sync",
                 "every_step",
                 "On a mesh there is one replica, spread over devices: leave out --sync or use another --strategy.",
+            ),
+            Refusal(
+                "all_reduce",
+                ENGINE,
+                "On a mesh, DTensor reduces gradients itself: leave out --all_reduce or use another --strategy.",
             ),
             Refusal(
                 "jit_compile",
@@ -226,6 +240,23 @@ class JobOptions:
         "Number of threads within an operation. 0 pins the process to its share of the host's cores.",
         is_option=True,
         per_process=True,
+    )
+    all_reduce: str = flag_field(
+        ENGINE,
+        DEVICES,
+        f"Route of sums over replicas: engine (its own all-reduce), {', '.join(ROUTES)}, auto (measures which is fastest, by "
+        "size) or auto(table=FILE) (as measured before). docs/guides/routes.md explains them.",
+        check=all_reduce_text,
+        known=(*ALGORITHMS, "auto"),
+        is_option=True,
+    )
+    topology: str = flag_field(
+        "",
+        DEVICES,
+        "Numbers of consecutive replicas on each host, such as 2,2, for --all_reduce. By default, those of the launcher.",
+        check=topology_text,
+        is_option=True,
+        structure=list,
     )
 
 

@@ -16,6 +16,8 @@ from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 # Between processes, the fixed cost of a message, 1 to 2 ms, is about the time to transfer this many bytes.
 SMALL_BYTES = 2 * 1024 * 1024
 BUCKET_BYTES = 4 * 1024 * 1024
+BACKWARD, SMALLEST = "backward", "smallest"  # orders in which buckets are sent
+BUCKET_ORDERS = (BACKWARD, SMALLEST)
 
 
 def plan(
@@ -34,7 +36,7 @@ def plan(
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
     for i in reversed(range(len(specs))):
-        size = specs[i].shape.num_elements() * specs[i].dtype.size
+        size = _bytes(specs[i])
         if size >= small_bytes:
             buckets.append([i])
             continue
@@ -53,15 +55,24 @@ class Bucketed(Reducer):
     A reducer that needs shapes gets the tensors of a bucket unpacked, as one list.
     """
 
-    def __init__(self, inner: Reducer, small_bytes: int = SMALL_BYTES, bucket_bytes: int = BUCKET_BYTES):
+    def __init__(
+        self,
+        inner: Reducer,
+        small_bytes: int = SMALL_BYTES,
+        bucket_bytes: int = BUCKET_BYTES,
+        order: str = BACKWARD,
+    ):
         """Wraps a reducer.
 
         Args:
           inner: reducer that sums a bucket.
           small_bytes: see `plan`.
           bucket_bytes: see `plan`.
+          order: "backward": each bucket is sent when the backward pass has computed it; "smallest": smaller buckets are
+            sent first, so that a large one waits for gradients of layers whose backward pass comes later.
         """
         self._inner = inner
+        self._order = order
         self._limits = (small_bytes, bucket_bytes)
         self.biased = inner.biased
         self.keeps_shapes = inner.keeps_shapes
@@ -75,19 +86,32 @@ class Bucketed(Reducer):
     ) -> Reduced:
         """See base class."""
         totals, sent = list(tensors), list(tensors)
-        left, new_state, witnesses = list(state), [], []
-        for number, (members, bucket) in enumerate(self._buckets(specs_of(tensors))):
+        buckets = self._buckets(specs_of(tensors))
+        states, left = [], list(state)
+        for _, bucket in buckets:
             mine, left = split_at(left, len(self._inner.state(bucket)))
-            given = [tensors[i] for i in members]
+            states.append(mine)
+        reduced: dict[int, Reduced] = {}
+        before: list[tf.Tensor] = []
+        for number in self._sending_order([bucket for _, bucket in buckets]):
+            given = [tensors[i] for i in buckets[number][0]]
             packed = given if self.keeps_shapes else [_pack(given)]
-            part = self._inner.reduce(packed, mine, collectives, name=f"{name}/bucket{number}")
+            if self._order == SMALLEST:
+                packed = before = _after(before, packed)
+            reduced[number] = self._inner.reduce(packed, states[number], collectives, name=f"{name}/bucket{number}")
             shapes = [tensor.shape for tensor in given]
-            for whole, parts in ((totals, part.totals), (sent, part.sent)):
-                for i, tensor in zip(members, parts if self.keeps_shapes else _unpack(parts[0], shapes), strict=True):
+            for whole, parts in ((totals, reduced[number].totals), (sent, reduced[number].sent)):
+                unpacked = parts if self.keeps_shapes else _unpack(parts[0], shapes)
+                for i, tensor in zip(buckets[number][0], unpacked, strict=True):
                     whole[i] = tensor
-            new_state += part.state
-            witnesses += part.witnesses
-        return Reduced(totals, sent, new_state, witnesses)
+        inner = [reduced[number] for number in range(len(buckets))]
+        new_state = [value for part in inner for value in part.state]
+        return Reduced(totals, sent, new_state, [witness for part in inner for witness in part.witnesses])
+
+    def _sending_order(self, buckets: Sequence[Sequence[tf.TensorSpec]]) -> list[int]:
+        """Returns the numbers of the buckets in the order in which they are sent."""
+        numbers = range(len(buckets))
+        return list(numbers) if self._order == BACKWARD else sorted(numbers, key=lambda i: sum(map(_bytes, buckets[i])))
 
     def _buckets(self, specs: Sequence[tf.TensorSpec]) -> list[tuple[list[int], list[tf.TensorSpec]]]:
         """Returns for each bucket the indices of its tensors, and the specs that the inner reducer gets."""
@@ -96,6 +120,16 @@ class Bucketed(Reducer):
             own = [specs[i] for i in members]
             found.append((members, own if self.keeps_shapes else [_packed_spec(own)]))
         return found
+
+
+def _bytes(spec: tf.TensorSpec) -> int:
+    return int(spec.shape.num_elements() * spec.dtype.size)
+
+
+def _after(before: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns tensors that are available once others are."""
+    with tf.control_dependencies(before):
+        return [tf.identity(tensor) for tensor in tensors]
 
 
 def _packed_spec(members: Sequence[tf.TensorSpec]) -> tf.TensorSpec:

@@ -91,7 +91,7 @@ class CustomTrainStep:
                 f"loss_scale={settings.loss_scale}. Leave them out."
             )
         self._model, self._strategy, self._settings = model, strategy, settings
-        self._recorded = Recording(strategy.collectives)
+        self._recorded = Recording(strategy.step_collectives)
         applications: list[_Application] = []
 
         def apply(
@@ -134,7 +134,7 @@ class CustomTrainStep:
           own_rows: the replica's rows.
           number: scalar int64; number of steps done so far.
         """
-        self._recorded = collectives = Recording(self._strategy.collectives)  # of the latest trace
+        self._recorded = collectives = Recording(self._strategy.step_collectives)  # of the latest trace
         mine = rows_of(own_rows, collectives, self._reduce_ops.needs_all_rows)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, mine.number)

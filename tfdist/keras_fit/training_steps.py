@@ -173,6 +173,7 @@ def _compression(options: RunConfig) -> Compression:
         methods=options.compression,
         min_bytes=options.compression_min_bytes,
         bucket_bytes=int(options.bucket_mb * 2**20),
+        bucket_order=options.bucket_order,
     )
     if found.choice:
         raise InputError(

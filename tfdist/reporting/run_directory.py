@@ -138,6 +138,17 @@ class RunDirectory:
             return {}
         return found if isinstance(found, dict) and _is_count(found.get("step")) else {}
 
+    def write_routes(self, table: str) -> None:
+        """Writes the table of routes, as CSV.
+
+        Raises:
+          InputError: it cannot be written.
+        """
+        try:
+            self._storage.replace(self.routes, table.encode())
+        except OSError as error:
+            raise _unwritable(self.routes, error.strerror or str(error)) from error
+
     def clear(self) -> None:
         """Deletes the files of the run, for one that begins again; other files, and logs, stay.
 
@@ -148,7 +159,7 @@ class RunDirectory:
         """
         storage = self._storage
         try:
-            records = (self.metrics, self.dropped, self.curves, self.outcome, self.loggers)
+            records = (self.metrics, self.dropped, self.curves, self.outcome, self.loggers, self.routes)
             for path in (self.end, self.model, self.flags, self.environment, *records):
                 if storage.exists(path):
                     storage.remove(path)
@@ -323,6 +334,11 @@ class RunDirectory:
     def curves(self) -> StoragePath:
         """Plot of loss and metrics."""
         return self.path / "curves.png"
+
+    @property
+    def routes(self) -> StoragePath:
+        """The table of routes that `--all_reduce=auto` has measured."""
+        return self.path / "all_reduce.csv"
 
     @property
     def model(self) -> StoragePath:

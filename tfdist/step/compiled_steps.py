@@ -14,9 +14,10 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, using
 from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Reducer, Sum
-from tfdist.gradients.bucket import BUCKET_BYTES
+from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
+from tfdist.grammar.routes import Band, RouteTable
 from tfdist.grammar.rules import own_code
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.local_loop import compile_local_loop
@@ -38,11 +39,13 @@ class Compression:
       methods: as in `--compression`, or a custom reducer.
       min_bytes: gradients smaller than this many bytes are summed exactly.
       bucket_bytes: small gradients are sent together in messages of at most this many bytes.
+      bucket_order: order in which these and large gradients are sent: "backward" or "smallest".
     """
 
     methods: str | Reducer = "none"
     min_bytes: int = COMPRESSION_MIN_BYTES
     bucket_bytes: int = BUCKET_BYTES
+    bucket_order: str = BACKWARD
 
     @property
     def takes_rows(self) -> bool:
@@ -76,6 +79,7 @@ class Compression:
             sparse=sparse,
             min_bytes=self.min_bytes,
             bucket_bytes=self.bucket_bytes,
+            bucket_order=self.bucket_order,
         )
 
     def payload_bytes(self, sent: Recording) -> int:
@@ -224,6 +228,30 @@ class Steps:
         if self.overrides and self.compression.choice:
             self._chosen()
 
+    @property
+    def routes(self) -> list[list[Any]]:
+        """The table of routes that was measured, as JSON; empty if there is none. Part of the state of a run."""
+        routes = self.strategy.routes
+        return [list(band) for band in routes.table.bands] if routes and routes.is_measured else []
+
+    @property
+    def needs_routes(self) -> bool:
+        """Whether a table of routes is to be measured before the next step."""
+        routes = self.strategy.routes
+        return bool(routes and routes.is_measured and not routes.table.bands)
+
+    def take_routes(self, table: RouteTable) -> None:
+        """Switches to a measured table of routes; every process must do the same at the same step."""
+        assert self.strategy.routes
+        self.strategy.routes = self.strategy.routes.with_table(table)
+        self._loops.clear()  # compiled with other routes
+
+    def resume_routes(self, routes: Sequence[Sequence[Any]], replicas: int) -> None:
+        """Restores the table of a resumed run, unless it was measured between another number of replicas."""
+        current = self.strategy.routes
+        if routes and replicas == self.strategy.replicas and current and current.is_measured:
+            self.take_routes(RouteTable(tuple(Band(*band) for band in routes)))
+
     def _chosen(self) -> tf.Variable:
         [variable] = self._kept.variables(
             [State("compression/choice", (len(self.specs),), tf.int32, False, initial=-1)]
@@ -279,7 +307,7 @@ class Steps:
         Returns:
           A compiled function (batch, step number) -> per-replica (finite, norm, result of `read`).
         """
-        spoken = collectives or self.strategy.collectives
+        spoken = collectives or self.strategy.step_collectives
         sparse = self._settings.sparse if reducer is None else frozenset()  # only the default reducer supports rows
         settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
         step = Step(self.model, self.strategy, reducer or self.reducer(), self._kept, settings, self._metrics, spoken)

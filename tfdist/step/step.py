@@ -80,11 +80,11 @@ class Step:
           store: store of the state.
           settings: options of the step.
           metrics: metrics of the model.
-          collectives: collectives of the replicas; by default the strategy's.
+          collectives: collectives of the replicas; by default the strategy's, with its routes.
         """
         self._model = model
         self._strategy = strategy
-        self._collectives = collectives or strategy.collectives
+        self._collectives = collectives or strategy.step_collectives
         self._reducer = reducer
         self.settings = settings
         self.variables = list(model.trainable_variables)

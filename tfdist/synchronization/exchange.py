@@ -86,7 +86,7 @@ class Exchange:
         Args:
           expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
         """
-        self.sent = Recording(self._strategy.collectives)
+        self.sent = Recording(self._strategy.step_collectives)
         floatx = keras.config.floatx()
         # Relative to an equal share, so that changes keep their size, which lossy dtypes may need.
         rows = tf.cast(tf.convert_to_tensor(self._rows), floatx) / expected_rows
@@ -112,7 +112,7 @@ class Exchange:
     def _new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the mean or the initial value of the optimizer's state."""
         if self._initial is None:
-            return weighted_mean(self._slots, rows, all_rows, self._strategy.collectives) if self._slots else []
+            return weighted_mean(self._slots, rows, all_rows, self._strategy.step_collectives) if self._slots else []
         pairs = zip(self._slots, self._initial, strict=True)
         return [tf.fill(slot.shape, tf.cast(initial, slot.dtype)) for slot, initial in pairs]
 

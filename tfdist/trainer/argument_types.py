@@ -11,6 +11,7 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_integer
 from tfdist.gradients import Clip, LossScale, Reducer
+from tfdist.gradients.bucket import BUCKET_ORDERS
 from tfdist.gradients.compression import check as check_compression
 from tfdist.grammar.spec import nearest
 from tfdist.grammar.sync import Sync
@@ -55,6 +56,11 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
     _check_type("compression", compression, str | Reducer, "a text or a tfdist.gradients.Reducer", '"topk(ratio=0.01)"')
     if isinstance(compression, str):
         check_compression(compression)
+    if options["bucket_order"] not in BUCKET_ORDERS:
+        raise InputError(
+            f"`bucket_order` must be one of {', '.join(BUCKET_ORDERS)}. Received: {options['bucket_order']!r}. Leave it out "
+            f'for "{BUCKET_ORDERS[0]}".'
+        )
 
 
 def check_fit(

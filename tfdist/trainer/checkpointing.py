@@ -25,6 +25,7 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule) -> Saved:
     values = {
         **state.values(batches),
         "compression": dict(program.steps.overrides),
+        "routes": program.steps.routes,
         "replicas": program.strategy.replicas,
         "strategy": program.strategy.name,
         "order": variables.order,

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdist.diagnostics import (
     Auto,
+    AutoRoutes,
     CompressionErrorMonitor,
     Exposure,
     GradientNorms,
@@ -17,7 +18,10 @@ from tfdist.trainer.options import Checks
 
 
 def inspections(
-    checks: Checks, run_view: RunView, replicated: Callable[[], Mapping[str, tf.Variable]]
+    checks: Checks,
+    run_view: RunView,
+    replicated: Callable[[], Mapping[str, tf.Variable]],
+    record_routes: Callable[[str], None],
 ) -> list[Inspection]:
     """Returns the inspections of a run, the same on every process.
 
@@ -25,9 +29,12 @@ def inspections(
       checks: what to inspect.
       run_view: the run.
       replicated: returns the variables that are equal on all replicas, by name.
+      record_routes: gets the table of routes that was measured, as CSV, on the chief.
     """
     choice, summed = run_view.steps.compression.choice, run_view.steps.sums_gradients
     found: list[Inspection] = []
+    if run_view.steps.needs_routes:
+        found.append(AutoRoutes(run_view, record_routes))
     if choice and summed:
         found.append(Auto(run_view, choice))
     if checks.compression_check_every and summed:

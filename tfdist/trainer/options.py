@@ -1,7 +1,7 @@
 """What `Trainer.fit` takes in addition to the arguments of Keras's `fit`, in three groups; fields have names of flags."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from tfdist.coordination import Group
@@ -127,6 +127,7 @@ class Reporting:
       reporter: reports progress and metrics on the chief.
       profile: when to profile.
       ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
+      record_routes: called on the chief with the table of routes that `all_reduce="auto"` has measured, as CSV.
       strategy_reason: why the strategy was chosen, for the description that is shown at the start; "" for none.
       description: further rows of that description, as texts by name.
     """
@@ -135,4 +136,5 @@ class Reporting:
     profile: NullProfile = dataclasses.field(default_factory=NullProfile)
     ledger: NullLedger = dataclasses.field(default_factory=NullLedger)
     strategy_reason: str = ""
+    record_routes: Callable[[str], None] = lambda table: None
     description: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -15,7 +15,7 @@ from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
 from tfdist.distribution.strategy import current_strategy
 from tfdist.errors import InputError, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
-from tfdist.gradients.bucket import BUCKET_BYTES
+from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
 from tfdist.grammar.sync import DEFAULT, Sync
 from tfdist.step.compiled_steps import Compression
@@ -66,6 +66,7 @@ class Trainer(CanPredict):
         compression: str | Reducer = "none",
         compression_min_bytes: int = COMPRESSION_MIN_BYTES,
         bucket_bytes: int = BUCKET_BYTES,
+        bucket_order: str = BACKWARD,
         sync: str | Sync = DEFAULT,
         balance: str = "equal",
     ):
@@ -90,19 +91,21 @@ class Trainer(CanPredict):
           compression: how gradients are summed over replicas: as in `--compression`, or a `Reducer`.
           compression_min_bytes: gradients smaller than this many bytes are summed exactly.
           bucket_bytes: small gradients are sent together in messages of at most this many bytes.
+          bucket_order: order in which gradients are sent: "backward", as the backward pass computes them; or "smallest".
           sync: how often replicas exchange weights, as in `--sync`, such as "local_sgd(period=8)"; what each has changed
             since the last exchange is summed by `compression`. "every_step" sums gradients in every step.
           balance: how rows are dealt to replicas: "equal", "measured" (by their speeds) or "weights(2,1,1)"; affects time.
         """
         numbers = {"seed": seed, "accumulate_steps": accumulate_steps, "max_skipped_steps": max_skipped_steps}
         others: dict[str, Any] = {"ema": ema, "clip": clip, "loss_scale": loss_scale, "compression": compression}
-        others |= {"sync": sync, "balance": balance}
+        others |= {"sync": sync, "balance": balance, "bucket_order": bucket_order}
         check_trainer(model, optimizer, loss, (metrics, weighted_metrics), numbers | others)
         self._has_loss = loss is not None
         self.strategy = with_collectives(current_strategy())
         self.model = model
         self.train_state = TrainState(self.strategy.is_chief)
-        self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
+        buckets: dict[str, Any] = {"bucket_bytes": bucket_bytes, "bucket_order": bucket_order}
+        self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, **buckets)
         self._balance = balance_on(balance, self.strategy)
         check_engine_sums(self.strategy, jit_compile, compression)
         settings = Settings(
@@ -276,6 +279,7 @@ class Trainer(CanPredict):
         if checkpoint is not None:
             self.train_state.resume(checkpoint)
             self.program.steps.go_on(checkpoint.values["compression"])
+            self.program.steps.resume_routes(checkpoint.values.get("routes", []), checkpoint.values["replicas"])
             self.program.exchanges.restore(checkpoint.values.get("exchanges", {}), self.step)
         return self.step
 

@@ -6,11 +6,12 @@ import importlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.gradients.bucket import BUCKET_BYTES, SMALL_BYTES, Bucketed
+from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES, SMALL_BYTES, Bucketed
 from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
 from tfdist.gradients.compression.arguments import checked_flag
 from tfdist.gradients.compression.codec import Codec
@@ -137,6 +138,7 @@ def compressed(
     min_bytes: int = COMPRESSION_MIN_BYTES,
     small_bytes: int = SMALL_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
+    bucket_order: str = BACKWARD,
 ) -> Reducer:
     """Creates the reducer that `--compression` describes.
 
@@ -148,13 +150,14 @@ def compressed(
       min_bytes: tensors smaller than this, and scalars, are summed exactly.
       small_bytes: see `tfdist.gradients.plan`.
       bucket_bytes: see `tfdist.gradients.plan`.
+      bucket_order: see `Bucketed`.
     """
     routes: dict[tuple[str, bool], list[int]] = {}
     for i, methods in enumerate(chosen(specs, text, overrides, min_bytes)):
         routes.setdefault((methods, specs[i].name in sparse), []).append(i)
     reducers = []
     for (methods, in_rows), places in routes.items():
-        reducer = _bucketed(create(parse_rules(methods)[0].methods), small_bytes, bucket_bytes)
+        reducer = _bucketed(create(parse_rules(methods)[0].methods), small_bytes, bucket_bytes, bucket_order)
         names = [specs[i].name for i in places]
         reducers.append((places, SparseRows(reducer, names) if in_rows else reducer))
     return reducers[0][1] if len(reducers) == 1 else PartitionedReducer(reducers)
@@ -176,11 +179,11 @@ def chosen(specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, st
     return found
 
 
-def _bucketed(reducer: Reducer, small_bytes: int, bucket_bytes: int) -> Reducer:
+def _bucketed(reducer: Reducer, *how: Any) -> Reducer:
     """Adds buckets inside error feedback, so that an error belongs to a variable, independent of the buckets."""
     if isinstance(reducer, ErrorFeedback):
-        return ErrorFeedback(_bucketed(reducer.inner, small_bytes, bucket_bytes))
-    return reducer if reducer.packs else Bucketed(reducer, small_bytes, bucket_bytes)
+        return ErrorFeedback(_bucketed(reducer.inner, *how))
+    return reducer if reducer.packs else Bucketed(reducer, *how)
 
 
 def _make(spec: Spec) -> Codec | Reducer:

@@ -1,0 +1,136 @@
+"""Collectives with routes: what takes one, and what stays the engine's."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.cluster.topology import Topology
+from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives.routes import Routed, routed
+from tfdist.errors import InputError
+from tfdist.grammar.routes import LARGEST, ROUTES, AllReduce, Band, RouteTable
+
+TOPOLOGIES = {2: "2", 3: "2,1", 4: "2,2"}
+VALUES = np.random.default_rng(0).standard_normal((4, 5, 3))
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def strategy(request):
+    """Strategies with two, three and four replicas."""
+    return tfdist.load_strategy("mirrored", devices=request.param, environment={})
+
+
+def routes_on(strategy, table, engine=None):
+    return Routed(
+        engine or strategy.collectives, Topology.parse(TOPOLOGIES[strategy.replicas], strategy.replicas), table
+    )
+
+
+def compiled(strategy, function):
+    """Returns each replica's results of a compiled replica function."""
+    results = tf.function(lambda: strategy.run(function), autograph=False)()
+    return [[value.numpy() for value in strategy.local(result)] for result in results]
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_sums_and_means_equal_the_engine_s(strategy, name):
+    if name == "hierarchical" and strategy.replicas == 2:
+        pytest.skip("one host")
+    collectives, n = routes_on(strategy, RouteTable.of(name)), strategy.replicas
+
+    def sums():
+        x = tf.gather(tf.constant(VALUES), collectives.rank)
+        single = tf.cast(x[0], tf.float32)
+        total, of_single, scalar = collectives.all_reduce([x, single, x[0, 0]], name="sum")
+        [mean] = collectives.all_reduce([x], "mean", name="mean")
+        [engine] = strategy.collectives.all_reduce([x], name="engine")
+        return total, of_single, scalar, mean, engine
+
+    total, of_single, scalar, mean, engine = compiled(strategy, sums)
+    for values in (total, of_single, scalar, mean):
+        assert len({value.tobytes() for value in values}) == 1
+    np.testing.assert_allclose(total[0], engine[0], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(total[0], VALUES[:n].sum(0), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(mean[0], VALUES[:n].mean(0), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(of_single[0], VALUES[:n, 0].sum(0), rtol=1e-5, atol=1e-6)
+    assert scalar[0].shape == () and of_single[0].dtype == np.float32
+
+
+def calls_of(strategy, function, table):
+    """Returns the operations and names of the calls of the first replica."""
+    recordings = []
+
+    def replica():
+        recordings.append(Recording(strategy.collectives))
+        function(routes_on(strategy, table, recordings[-1]))
+        return tf.zeros([])
+
+    tf.function(lambda: strategy.run(replica), autograph=False).get_concrete_function()
+    return [(call.operation, call.name) for call in recordings[0].calls]
+
+
+def test_what_takes_no_route_is_one_call_of_the_engine(strategy):
+    def mixed(c):
+        x = tf.gather(tf.constant(VALUES), c.rank)
+        unknown = tf.boolean_mask(x, x[:, 0] == x[:, 0])
+        c.all_reduce([tf.cast(x, tf.int32), tf.ensure_shape(unknown, [None, 3])], name="other")
+        c.all_reduce([x], "max", name="max")
+
+    found = calls_of(strategy, mixed, RouteTable.of("ring"))
+    assert found == [("all_reduce", "other"), ("all_reduce", "max")]
+
+
+def test_one_message_for_each_dtype(strategy):
+    def two(c):
+        x = tf.gather(tf.constant(VALUES), c.rank)
+        c.all_reduce([x, tf.cast(x, tf.float32), x[0], tf.cast(x, tf.int64)], name="s")
+
+    found = calls_of(strategy, two, RouteTable.of("ring"))
+    assert {name.split("/")[2].partition("_")[0] for operation, name in found if operation == "send"} == {
+        "float64",
+        "float32",
+    }
+    assert found[-1] == ("all_reduce", "s"), "integers"
+
+
+def test_the_size_decides(strategy):
+    table = RouteTable((Band(0, 100, "ring"), Band(101, LARGEST, "engine")))
+
+    def sizes(c):
+        x = tf.gather(tf.constant(VALUES), c.rank)
+        c.all_reduce([x[0]], name="small")
+        c.all_reduce([x], name="large")
+
+    found = calls_of(strategy, sizes, table)
+    assert {name.partition("/")[0] for operation, name in found if operation == "send"} == {"small"}
+    assert ("all_reduce", "large") in found
+
+
+def test_eagerly_it_is_the_engine_s(strategy):
+    collectives = routes_on(strategy, RouteTable.of("ring"))
+    results = strategy.run(lambda: collectives.all_reduce([tf.ones([3])], name="eager")[0])
+    assert [value.numpy().tolist() for value in strategy.local(results)] == [
+        [strategy.replicas] * 3
+    ] * strategy.replicas
+
+
+@pytest.mark.parametrize("text", ["engine", "ring", "auto", "hierarchical"])
+def test_one_replica_has_no_routes(text):
+    assert routed(OneReplica(), AllReduce(text), Topology((0,))) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"all_reduce": "rign"}, 'rign is not a route. Did you mean "ring"?'),
+        ({"all_reduce": "hierarchical"}, "needs several hosts, .* Received: one host with 2 replicas."),
+        ({"all_reduce": "auto(table='missing.csv')"}, "table must be a file .* Received: missing.csv: No such file"),
+        ({"all_reduce": "ring", "topology": "2,1"}, "topology must be .* with a sum of 2"),
+        ({"topology": "2;1"}, "topology: 2;1 must be numbers of replicas above 0"),
+    ],
+)
+def test_bad_options_are_one_line(options, message):
+    with pytest.raises(InputError, match=message) as error:
+        tfdist.load_strategy("mirrored", devices=2, environment={}, **options)
+    assert "\n" not in str(error.value)

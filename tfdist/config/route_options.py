@@ -1,0 +1,40 @@
+"""Validation of the flags about routes of sums: `--all_reduce` and `--topology`. Reads the file of a table of routes."""
+
+import re
+
+from tfdist.errors import InputError
+from tfdist.grammar.routes import RouteTable, parse_all_reduce, parse_table
+from tfdist.storage import path_of, storage_of
+
+
+def all_reduce_text(text: str) -> str:
+    """Validates how sums over replicas are computed, and the file that it names, if any."""
+    choice = parse_all_reduce(text)
+    if choice.table:
+        read_table(choice.table)
+    return text
+
+
+def topology_text(text: str) -> str:
+    """Normalizes comma-separated numbers of replicas by host; may be empty."""
+    counts = [count.strip() for count in text.split(",")] if text else []
+    if not all(re.fullmatch(r"[1-9]\d{0,8}", count) for count in counts):
+        raise InputError(f"{text} must be numbers of replicas above 0, one for each host. Write 2,2")
+    return ",".join(counts)
+
+
+def read_table(file: str) -> RouteTable:
+    """Reads a table of routes.
+
+    Raises:
+      InputError: there is no such file, or it contains something else.
+    """
+    path = path_of(file)
+    try:
+        text = storage_of(path).read(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(
+            f"table must be a file with a table of routes, such as all_reduce.csv of another run. Received: {file}: {reason}"
+        ) from error
+    return parse_table(text, file)

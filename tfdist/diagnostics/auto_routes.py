@@ -1,0 +1,157 @@
+"""`--all_reduce=auto`: chooses the route of each size of message that takes the least time on the job's own links.
+
+Before the first step, the engine's all-reduce and every route are timed at several sizes, in turns, so that a change of the
+links' load affects all of them. Rank 0 decides for all processes. The table is part of the state of the run.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives.routes import Routed, possible_routes
+from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.diagnostics.interface import Inspection, RunView
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors.byte_sizes import byte_size
+from tfdist.grammar.routes import ALGORITHMS, ENGINE, LARGEST, Band, RouteTable
+
+CLEARLY = 0.9  # relative to the engine's time
+SMALLEST, GROWTH = 1024, 4
+MOST_BYTES = 64 * 1024 * 1024
+REPEATS = 7
+_FEWER = {4 * 1024 * 1024: 3}  # from this size on
+
+Times = Mapping[int, Mapping[str, float]]  # seconds, by size and algorithm
+_log = logging.getLogger(__name__)
+
+
+class AutoRoutes(Inspection):
+    """Measures once, before the first step that has no table of routes, and chooses."""
+
+    def __init__(self, run_view: RunView, record: Callable[[str], None]):
+        """Initializes the inspection.
+
+        Args:
+          run_view: the run to inspect.
+          record: gets the table as CSV, on the chief.
+        """
+        self._steps = run_view.steps
+        self._record = record
+
+    def next(self, step: int) -> int | None:
+        """See base class."""
+        return step if self._steps.needs_routes else None
+
+    def look(self, step: int) -> dict[str, float]:
+        """See base class."""
+        strategy, specs = self._steps.strategy, self._steps.specs
+        sizes = [spec.shape.num_elements() * spec.dtype.size for spec in specs]
+        of_a_bucket = min(self._steps.compression.bucket_bytes, sum(sizes))
+        times = measure(strategy, sizes_up_to(max(of_a_bucket, *sizes)))
+        rows = strategy.peers.broadcast("all_reduce", [list(band) for band in fastest(times).bands], LONG_SECONDS)
+        table = RouteTable(tuple(Band(*row) for row in rows))
+        self._steps.take_routes(table)
+        if strategy.is_chief:
+            for line in explain(table, times):
+                _log.info("auto: %s", line)
+            self._record(table.to_csv(notes(times)))
+        return {}
+
+
+def sizes_up_to(largest: int) -> list[int]:
+    """Returns the sizes to measure: by factors of 4 from 1 KiB, to the first one that is not smaller than `largest`."""
+    sizes = [SMALLEST]
+    while sizes[-1] < min(largest, MOST_BYTES):
+        sizes.append(sizes[-1] * GROWTH)
+    return sizes
+
+
+def measure(strategy: HasCollectives, sizes: Sequence[int]) -> dict[int, dict[str, float]]:
+    """Times the engine and all routes; every process must call it, and all get the same times.
+
+    Args:
+      strategy: strategy with routes.
+      sizes: sizes in bytes.
+
+    Returns:
+      By size and algorithm, the median seconds on the process where they were longest.
+    """
+    collectives = strategy.routes
+    assert collectives
+    times: dict[int, dict[str, float]] = {}
+    for size in sizes:
+        calls = {
+            name: compiled_call(strategy, collectives, name, size) for name in possible_routes(collectives.topology)
+        }
+        for call in calls.values():
+            call()  # compiles
+        repeats = next((fewer for least, fewer in _FEWER.items() if size >= least), REPEATS)
+        found = [[_seconds(strategy, call) for call in calls.values()] for _ in range(repeats)]
+        medians = [statistics.median(each) for each in zip(*found, strict=True)]
+        everyone = strategy.peers.gather(f"all_reduce/{size}", medians, LONG_SECONDS)
+        times[size] = dict(zip(calls, (max(each) for each in zip(*everyone, strict=True)), strict=True))
+    return times
+
+
+def compiled_call(strategy: HasCollectives, collectives: Routed, name: str, size: int) -> Callable[[], object]:
+    """Returns a compiled call of one all-reduce of `size` bytes."""
+    taken = collectives.with_table(RouteTable.of(name))
+
+    def replica_function(value: tf.Tensor) -> tf.Tensor:
+        [total] = taken.all_reduce([tf.fill([size // 4], value)], name=f"all_reduce/{name}/{size}")
+        return total[0]
+
+    one = tf.constant(1.0)
+    # A concrete function, since TensorFlow would warn of many functions with the same code.
+    compiled = tf.function(lambda value: strategy.run(replica_function, value), autograph=False).get_concrete_function(
+        one
+    )
+    return lambda: [float(value) for value in strategy.local(compiled(one))]
+
+
+def _seconds(strategy: HasCollectives, call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def fastest(times: Times) -> RouteTable:
+    """Returns the table of the fastest algorithms; the engine unless another one is faster by more than noise.
+
+    Between two sizes that were measured, the border is their geometric mean.
+    """
+    bands: list[Band] = []
+    sizes = sorted(times)
+    for size, following in zip(sizes, [*sizes[1:], None], strict=True):
+        found = times[size]
+        best = min(found, key=lambda name: found[name])
+        algorithm = best if found[best] < CLEARLY * found[ENGINE] else ENGINE
+        end = int((size * following) ** 0.5) if following else LARGEST
+        if bands and bands[-1].algorithm == algorithm:
+            bands[-1] = bands[-1]._replace(max_bytes=end)
+        else:
+            bands.append(Band(bands[-1].max_bytes + 1 if bands else 0, end, algorithm))
+    return RouteTable(tuple(bands))
+
+
+def notes(times: Times) -> list[str]:
+    """Returns the measurements as text, one line per size, in the order of the algorithms."""
+    return [
+        f"{byte_size(size)}: " + ", ".join(f"{name} {1e3 * found[name]:.3g} ms" for name in ALGORITHMS if name in found)
+        for size, found in times.items()
+    ]
+
+
+def explain(table: RouteTable, times: Times) -> list[str]:
+    """Returns a line for each band of a table: which route it takes, and the measurements that decided it."""
+    lines = []
+    for band in table.bands:
+        measured = [size for size in times if band.min_bytes <= size <= band.max_bytes]
+        which = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < LARGEST else "larger sums"
+        which = "all sums" if len(table.bands) == 1 else which
+        shown = dict.fromkeys((measured[0], measured[-1]))
+        lines.append(f"{which} take {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in shown}))}.")
+    return lines

@@ -1,0 +1,88 @@
+"""What `--all_reduce` and `--topology` mean for a job: routes, groups of ranks, and the hosts of the replicas."""
+
+import socket
+from typing import NamedTuple
+
+from tfdist.cluster.environment import Cluster
+from tfdist.cluster.topology import Topology
+from tfdist.collectives import Collectives
+from tfdist.collectives.routes import Routed, check_route, groups_of, possible_routes, routed
+from tfdist.config.route_options import read_table
+from tfdist.coordination import Group
+from tfdist.errors import InputError
+from tfdist.grammar.routes import ENGINE, AllReduce, RouteTable, parse_all_reduce
+
+
+class RoutePlan(NamedTuple):
+    """The routes of a job's sums, the same on every process.
+
+    Attributes:
+      choice: as in `--all_reduce`.
+      topology: the hosts of the replicas.
+      table: the table of the file that `choice` names; None if it names none.
+    """
+
+    choice: AllReduce
+    topology: Topology
+    table: RouteTable | None
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The groups of ranks that communicate, which engines of several processes must know when they start."""
+        if self.choice.is_measured:
+            return groups_of(possible_routes(self.topology), self.topology)
+        return groups_of(self.table.algorithms if self.table else (self.choice.name,), self.topology)
+
+    def routes(self, collectives: Collectives) -> Routed | None:
+        """Returns the collectives of training steps on those of all replicas; None for the engine's own."""
+        return routed(collectives, self.choice, self.topology, self.table)
+
+
+def plan_routes(all_reduce: str, topology: str, group: Group | None, cluster: Cluster, replicas: int = 0) -> RoutePlan:
+    """Plans the routes of a job; every process must call it, with the same flags.
+
+    Args:
+      all_reduce: as in `--all_reduce`.
+      topology: as in `--topology`; empty for the hosts of the processes.
+      group: all processes of the job; None if they cannot communicate yet.
+      cluster: this process in the job.
+      replicas: number of replicas; 0 for one in each process.
+
+    Raises:
+      InputError: the topology does not match the number of replicas, the route does not exist on these hosts, or the file
+        of a table cannot be read or differs between processes.
+    """
+    choice, replicas = parse_all_reduce(all_reduce), replicas or cluster.size
+    if topology:
+        found = Topology.parse(topology, replicas)
+    elif choice.name == ENGINE:  # hosts do not matter, and nothing is exchanged
+        found = Topology((0,) * replicas)
+    else:
+        found = _of_processes(group, cluster, replicas)
+    table = None
+    if choice.table:
+        table = read_table(choice.table)
+        if group:
+            group.agree("all_reduce/table", {"all_reduce": [list(band) for band in table.bands]}, "table of --")
+    for name in table.algorithms if table else (choice.name,):
+        check_route(name, found)
+    return RoutePlan(choice, found, table)
+
+
+def _of_processes(group: Group | None, cluster: Cluster, replicas: int) -> Topology:
+    """Returns the topology of the replicas of processes: a host has a name and a process with local rank 0.
+
+    Raises:
+      InputError: the processes cannot communicate yet, and this one's variables do not give the numbers on other hosts.
+    """
+    if group is None:
+        count, rest = divmod(replicas, cluster.local_size)
+        if rest:
+            raise InputError(
+                "Before Horovod has started, the hosts are known if all have the same number of processes. Received: "
+                f"{cluster.local_size} of {cluster.size} on this one. Give --topology, such as 2,1."
+            )
+        return Topology.parse(",".join([str(cluster.local_size)] * count), replicas)
+    hosts = group.gather("all_reduce/hosts", [socket.gethostname(), cluster.rank - cluster.local_rank])
+    each = replicas // cluster.size
+    return Topology.of_names([str(host) for host in hosts for _ in range(each)])
