@@ -7,7 +7,7 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.coordination.timeouts import long_timeout
-from tfdist.data import Examples
+from tfdist.data import DataSet, Examples
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
@@ -158,6 +158,13 @@ def check_same_data(strategy: Strategy, data: Examples, what: str = "training da
                 f"Received: {what} with another first batch, or of other files, on some processes. Copy the files to all "
                 "hosts; call keras.utils.set_random_seed before data is shuffled, and leave out sharding by rank."
             )
+
+
+def check_data(strategy: Strategy, data: DataSet) -> None:
+    """Same as `check_same_data`, for the training and the validation data of a run."""
+    check_same_data(strategy, data.train)
+    if data.test is not None:
+        check_same_data(strategy, data.test, "validation data")
 
 
 def with_collectives(strategy: Strategy) -> HasCollectives:

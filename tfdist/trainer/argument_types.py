@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint.manager import Checkpoints
+from tfdist.data import DataSet
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_integer
 from tfdist.gradients import Clip, LossScale, Reducer
@@ -100,6 +101,13 @@ def check_targets(has_loss: bool, spec: Any, what: str) -> None:
         raise InputError(
             f"The loss needs targets, but the {what} has none. Received: inputs alone. Give (x, y), or a dataset of such pairs."
         )
+
+
+def check_targets_of(has_loss: bool, data: DataSet) -> None:
+    """Same as `check_targets`, for the training and the validation data of a run."""
+    check_targets(has_loss, data.train.element_spec, "data")
+    if data.test is not None:
+        check_targets(has_loss, data.test.element_spec, "validation data")
 
 
 def _check_type(name: str, value: Any, kind: Any, rule: str, example: str) -> None:

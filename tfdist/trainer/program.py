@@ -1,7 +1,7 @@
 """`Program`: a built model with the functions that are compiled for it."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -56,6 +56,12 @@ class Program(NamedTuple):
     evaluator: Evaluator
     trained: list[int]
     exchanges: Exchanges
+
+    def resume(self, saved: Mapping[str, Any], step: int) -> None:
+        """Takes over the values of a checkpoint at a step, whose variables have been restored."""
+        self.steps.go_on(saved["compression"])
+        self.steps.resume_routes(saved.get("routes", []), saved["replicas"])
+        self.exchanges.restore(saved.get("exchanges", {}), step)
 
     def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:
         """Returns the loss and the metrics over a whole data set at a step; see `Trainer.evaluate`."""

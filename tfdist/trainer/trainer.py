@@ -21,11 +21,11 @@ from tfdist.grammar.sync import DEFAULT, Sync
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
-from tfdist.step.validation import check_engine_sums, check_same_data, check_unchanged, with_collectives
+from tfdist.step.validation import check_data, check_engine_sums, check_same_data, check_unchanged, with_collectives
 from tfdist.storage import AnyPath
 from tfdist.synchronization.catalog import checked_sync
 from tfdist.trainer import saved_fit
-from tfdist.trainer.argument_types import check_fit, check_targets, check_trainer
+from tfdist.trainer.argument_types import check_fit, check_targets, check_targets_of, check_trainer
 from tfdist.trainer.balancing import balance_on
 from tfdist.trainer.checkpointing import run_variables
 from tfdist.trainer.compilation import compile_model
@@ -229,15 +229,11 @@ class Trainer(CanPredict):
         )
         schedule, checks = schedule or Schedule(), checks or Checks()
         data, size = given.data, given.data.train.size
-        check_targets(self._has_loss, data.train.element_spec, "data")
-        if data.test is not None:
-            check_targets(self._has_loss, data.test.element_spec, "validation data")
+        check_targets_of(self._has_loss, data)
         batches = self.batch_schedule(size, batch_size=given.batch_size, elastic_batch=schedule.elastic_batch)
         if self._program:
             check_unchanged(self.model, self._program.trained, self._optimizer)
-        check_same_data(self.strategy, data.train)
-        if data.test is not None:
-            check_same_data(self.strategy, data.test, "validation data")
+        check_data(self.strategy, data)
         with reported(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
             return saved_fit.fit(
                 self.build(data.train),
@@ -278,9 +274,7 @@ class Trainer(CanPredict):
         )
         if checkpoint is not None:
             self.train_state.resume(checkpoint)
-            self.program.steps.go_on(checkpoint.values["compression"])
-            self.program.steps.resume_routes(checkpoint.values.get("routes", []), checkpoint.values["replicas"])
-            self.program.exchanges.restore(checkpoint.values.get("exchanges", {}), self.step)
+            self.program.resume(checkpoint.values, self.step)
         return self.step
 
     def batch_schedule(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> BatchSchedule:
