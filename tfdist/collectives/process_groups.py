@@ -120,11 +120,12 @@ class ProcessGroup(Collectives):
             flat = [tf.reshape(given[i], [-1]) for i in numbers]
             if not any(vector.shape[0] for vector in flat):
                 flat.append(tf.zeros([1], dtype))  # TensorFlow rejects empty tensors
+            vector = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
             whole = tf.raw_ops.CollectiveReduceV2(
-                input=tf.concat(flat, 0) if len(flat) > 1 else flat[0],
+                input=vector,
                 merge_op="Max" if op == "max" else "Add",
                 final_op="Div" if op == "mean" else "Id",
-                **self._unordered(f"all_reduce {name}/{dtype.name}"),
+                **self._unordered(f"all_reduce {name}", vector),
             )
             parts = tf.split(whole, [tf.size(vector) for vector in flat])[: len(numbers)]
             reduced |= zip(numbers, parts, strict=True)
@@ -148,14 +149,14 @@ class ProcessGroup(Collectives):
 
     def _gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Gathers a tensor of the same shape from every rank."""
-        whole = tf.raw_ops.CollectiveGatherV2(input=tensor, **self._unordered(f"all_gather {name}"))
+        whole = tf.raw_ops.CollectiveGatherV2(input=tensor, **self._unordered(f"all_gather {name}", tensor))
         return tf.ensure_shape(whole, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """See base class; n sent along a tree."""
         results = []
         for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
-            call = self._call(f"broadcast {name}/{i}")
+            call = self._call(f"broadcast {name}/{i}", tensor)
             mine = _sent(tensor, call) if self._rank == root else _received(tensor.dtype, tf.shape(tensor), call)
             results.append(tf.ensure_shape(mine, tensor.shape))
         return results
@@ -164,26 +165,32 @@ class ProcessGroup(Collectives):
         """See base class."""
         given = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(given, to, tag)
-        sent = [_sent(tensor, self._message(self._rank, to, f"{tag}/{i}")) for i, tensor in enumerate(given)]
+        sent = [_sent(tensor, self._message(self._rank, to, f"{tag}/{i}", tensor)) for i, tensor in enumerate(given)]
         with tf.control_dependencies(sent):
             return tf.identity(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         """See base class."""
         self.check_message(specs, source, tag)
-        calls = [self._message(source, self._rank, f"{tag}/{i}") for i in range(len(specs))]
+        calls = [self._message(source, self._rank, f"{tag}/{i}", spec) for i, spec in enumerate(specs)]
         received = [_received(spec.dtype, spec.shape.as_list(), call) for spec, call in zip(specs, calls, strict=True)]
         return [tf.ensure_shape(tensor, spec.shape) for tensor, spec in zip(received, specs, strict=True)]
 
-    def _unordered(self, call: str) -> dict[str, Any]:
-        return {**self._call(call), "ordering_token": [self._groups.token()]}
+    def _unordered(self, call: str, tensor: tf.Tensor) -> dict[str, Any]:
+        return {**self._call(call, tensor), "ordering_token": [self._groups.token()]}
 
-    def _call(self, call: str) -> dict[str, Any]:
-        return self._groups.arguments(self._ranks, call)
+    def _call(self, call: str, tensor: tf.Tensor) -> dict[str, Any]:
+        return self._groups.arguments(self._ranks, _of_form(call, tensor))
 
-    def _message(self, sender: int, receiver: int, tag: str) -> dict[str, Any]:
+    def _message(self, sender: int, receiver: int, tag: str, form: tf.Tensor | tf.TensorSpec) -> dict[str, Any]:
         source, to = self._ranks[sender], self._ranks[receiver]
-        return self._groups.arguments((min(source, to), max(source, to)), f"message {tag} from {source}")
+        call = _of_form(f"message {tag} from {source}", form)
+        return self._groups.arguments((min(source, to), max(source, to)), call)
+
+
+def _of_form(call: str, form: tf.Tensor | tf.TensorSpec) -> str:
+    """Adds dtype and shape to a call: TensorFlow rejects another shape with the same key, even in another function."""
+    return f"{call}: {form.dtype.name}{form.shape}"
 
 
 def _sent(tensor: tf.Tensor, call: Mapping[str, Any]) -> tf.Tensor:
