@@ -13,6 +13,8 @@ from tfdist.grammar.sync import DiLoCo, EveryStep, LocalSGD, PostLocalSGD, parse
         ("local_sgd", LocalSGD(period=8)),
         ("local_sgd(period=3, state=averaged)", LocalSGD(period=3, state="averaged")),
         ("post_local_sgd(warmup_steps=5)", PostLocalSGD(warmup_steps=5, period=8)),
+        ("local_sgd(overlap=True)", LocalSGD(overlap=True)),
+        ("diloco(fragments=4, delay=3, mixing=0.25)", DiLoCo(fragments=4, delay=3, mixing=0.25)),
         ("diloco(outer='adam(learning_rate=0.1)')", DiLoCo(period=50, outer="adam(learning_rate=0.1)")),
     ],
 )
@@ -31,6 +33,16 @@ def test_texts(text, wanted):
         ("local_sgd(state=none)", "state must be one of local, averaged, reset"),
         ("local_sgd(every=3)", "every"),
         ("post_local_sgd", "warmup_steps"),
+        ("local_sgd(delay=-1)", "delay must be a number of steps of at least 0, not -1"),
+        ("local_sgd(period=4, delay=5)", "delay must be at most the period, 4 steps, not 5"),
+        ("local_sgd(overlap=1)", "overlap must be True or False, not 1"),
+        ("local_sgd(overlap=True, state=reset)", "state=reset needs exchanges of all weights at once"),
+        ("diloco(period=10, fragments=3, delay=4)", "delay must be at most period / fragments, 3 steps, not 4"),
+        ("diloco(period=3, fragments=4)", "fragments must be at most the period of 3 steps, not 4"),
+        ("diloco(fragments=0)", "fragments must be a number of parts of at least 1, not 0"),
+        ("diloco(mixing=1.5)", "mixing must be a number from 0 to 1, not 1.5"),
+        ("diloco(mixing=half)", "mixing"),
+        ("local_sgd(fragments=2)", "fragments"),
         ("diloco(outer='sgd')", "the outer optimizer needs its learning rate"),
         ("diloco(outer=3)", "outer must be an optimizer as a text"),
     ],
@@ -39,3 +51,19 @@ def test_wrong_texts(text, message):
     with pytest.raises(InputError) as error:
         parse_sync(text)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "delay", "kept"),
+    [
+        ("local_sgd", 0, None),
+        ("local_sgd(period=1, overlap=True)", 1, None),
+        ("local_sgd(period=8, overlap=True)", 7, None),
+        ("diloco", 0, 0.0),
+        ("diloco(fragments=4)", 0, 0.0),
+        ("diloco(fragments=4, overlap=True)", 11, 0.5),
+        ("diloco(delay=3, mixing=0)", 3, 0),
+    ],
+)
+def test_when_what_was_sent_is_used(text, delay, kept):
+    assert (parse_sync(text).used_after, parse_sync(text).kept_share) == (delay, kept)

@@ -9,6 +9,7 @@ The prefix of a name determines what happens to a value if the number of replica
                        [replicas, ...]: weights and optimizer state of replicas that train alone; if the number changes,
                        or the run goes on with weights that are equal, all get their mean
     exchanges/         replicated: global weights, and the state of their optimizer
+    local_exchanges/   [replicas, ...]: weights of each replica that were sent and are not used yet, as local_model/
     statistics/        [replicas, ...]: moving statistics of each replica's rows; new replicas get their mean
     replica_state/     [replicas, ...]: what error feedback has not sent yet; the sum over replicas is preserved:
       replica r
@@ -89,7 +90,8 @@ class RunVariables:
             **_named(_STATISTICS, own, moving),
             **_named(_OPTIMIZER, model.optimizer.variables, alone),
         }
-        self._exchanged = _named(_EXCHANGES, exchanges.variables, set())
+        differing = {id(variable) for variable in exchanges.own_variables}
+        self._exchanged = _named(_EXCHANGES, [*exchanges.variables, *exchanges.own_variables], differing)
 
     def parts(self) -> list[Part]:
         """Returns copies on the host of the blocks that this process writes, without communication."""
@@ -189,7 +191,7 @@ class RunVariables:
 
     def _exchanges_in(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Same as `_names_in` for the exchanges; empty if the run in the checkpoint had none, or others."""
-        saved = [name for name in checkpoint.values["order"] if name.startswith(_EXCHANGES)]
+        saved = [name for name in checkpoint.values["order"] if name.removeprefix(_LOCAL).startswith(_EXCHANGES)]
         if [_form(held) for held in self._exchanged.values()] != [_form_in(checkpoint, name) for name in saved]:
             return {}
         return dict(zip(self._exchanged, saved, strict=True))

@@ -167,7 +167,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "every_step",
         GRADIENTS,
         "How often replicas exchange their weights: every_step (gradients are summed in every step), local_sgd(period=8), "
-        "post_local_sgd(warmup_steps=..., period=8) or diloco(period=50). docs/guides/local_sgd.md explains them.",
+        "post_local_sgd(warmup_steps=...), diloco(period=50); overlap=True hides exchanges (docs/guides/local_sgd.md).",
         check=sync_text,
         fixed=True,
         known=tuple(SYNCS),

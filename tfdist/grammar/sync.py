@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_integer
+from tfdist.errors.number_checks import is_integer, is_number
 from tfdist.grammar.spec import call, nearest, parse
 
 STATES = ("local", "averaged", "reset")
@@ -44,15 +44,55 @@ class LocalSGD(Sync):
       period: number of steps between exchanges, at least 1.
       state: what happens to the optimizer's state in an exchange: "local" leaves each replica its own, "averaged"
         replaces it by its mean, "reset" by its initial value.
+      overlap: whether an exchange runs beside the next steps; the result depends only on `delay`.
+      delay: number of steps after which what was sent is used. What a replica has learned since is added to it (Shen et
+        al., arXiv:1906.12043). 0: at once; with `overlap`, as late as the next exchange allows.
     """
 
     period: int = 8
     state: str = "local"
+    overlap: bool = False
+    delay: int = 0
 
     def __post_init__(self) -> None:
         """Validates the parameters."""
         check_integer(self, "period", 1, "steps")
         check_choice(self, "state", STATES)
+        self._check_delay()
+
+    @property
+    def parts(self) -> int:
+        """Number of fragments of the weights, which are exchanged one after the other."""
+        return 1
+
+    @property
+    def used_after(self) -> int:
+        """Number of steps after which what was sent is used."""
+        return self.delay or (max(1, self.period // self.parts - 1) if self.overlap else 0)
+
+    @property
+    def kept_share(self) -> float | None:
+        """Share of a replica's own weights in those with which it goes on; None: it keeps its progress since sending."""
+        return None
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether all weights are exchanged at the same step, and replaced at once."""
+        return self.parts == 1 and not self.used_after and not self.kept_share
+
+    def _check_delay(self) -> None:
+        """Validates the parameters of exchanges that take time."""
+        check_integer(self, "delay", 0, "steps")
+        if not isinstance(self.overlap, bool):
+            raise _wrong(self, f"overlap must be True or False, not {self.overlap!r}")
+        if self.parts > self.period:
+            raise _wrong(self, f"fragments must be at most the period of {self.period} steps, not {self.parts}")
+        longest = self.period // self.parts
+        if self.delay > longest:
+            each = "period / fragments" if self.parts > 1 else "the period"
+            raise _wrong(self, f"delay must be at most {each}, {longest} steps, not {self.delay!r}")
+        if self.state != "local" and not self.is_blocking:
+            raise _wrong(self, f"state={self.state} needs exchanges of all weights at once: leave it out")
 
     @property
     def local_from(self) -> int:
@@ -95,20 +135,39 @@ class DiLoCo(LocalSGD):
 
     Attributes:
       outer: the outer optimizer, as in `--optimizer`, with its learning rate.
+      fragments: number of parts of the weights, of about equal size. Part p is exchanged every `period` steps, `period *
+        p // fragments` steps after the first (Streaming DiLoCo, Douillard et al., arXiv:2501.18512).
+      mixing: share of a replica's own weights in those with which it goes on when it receives the global ones, from 0 to
+        1. None: 0.5 with a delay, as in that paper, else 0.
     """
 
     period: int = 50
     outer: str = "sgd(momentum=0.9, nesterov=True, learning_rate=0.7)"
+    fragments: int = 1
+    mixing: float | None = None
 
     def __post_init__(self) -> None:
         """Validates the parameters."""
+        check_integer(self, "fragments", 1, "parts")
         super().__post_init__()
+        if self.mixing is not None and not (is_number(self.mixing) and 0 <= self.mixing <= 1):
+            raise _wrong(self, f"mixing must be a number from 0 to 1, not {self.mixing!r}")
         if not isinstance(self.outer, str):
             raise _wrong(
                 self, f'outer must be an optimizer as a text, such as "sgd(learning_rate=1.0)", not {self.outer!r}'
             )
         if "learning_rate" not in parse(self.outer).args:
             raise _wrong(self, f'the outer optimizer needs its learning rate: outer="{self.outer}"')
+
+    @property
+    def parts(self) -> int:
+        """See base class."""
+        return self.fragments
+
+    @property
+    def kept_share(self) -> float:
+        """See base class."""
+        return self.mixing if self.mixing is not None else 0.5 if self.used_after else 0.0
 
 
 SYNCS: dict[str, type[Sync]] = {

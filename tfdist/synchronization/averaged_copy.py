@@ -1,7 +1,7 @@
 """The model with the mean of the replicas' weights, for evaluation and export between exchanges."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,13 +14,14 @@ from tfdist.synchronization.exchange import weighted_mean
 class AveragedCopy:
     """Exchanges the replicas' values of variables for their mean, and back."""
 
-    def __init__(self, variables: Sequence[keras.Variable], strategy: HasCollectives, rows: tf.Variable):
+    def __init__(self, variables: Sequence[keras.Variable], strategy: HasCollectives, rows: Callable[[], tf.Tensor]):
         """Initializes the exchange; compiles nothing yet.
 
         Args:
           variables: variables of which each replica has its own value.
           strategy: strategy of the replicas.
-          rows: scalar per replica, its weight in the mean; if all are zero, weights are equal.
+          rows: replica function that returns a scalar, the replica's weight in the mean; if all are zero, weights are
+            equal.
         """
         self._variables, self._strategy, self._rows = list(variables), strategy, rows
         self._take = strategy.compiled(lambda: strategy.run(self._taken))
@@ -44,7 +45,7 @@ class AveragedCopy:
     def _taken(self) -> list[tf.Tensor]:
         """Assigns the means; returns this replica's own values. A replica function."""
         collectives = self._strategy.collectives
-        mine = tf.cast(tf.convert_to_tensor(self._rows), keras.config.floatx())
+        mine = tf.cast(self._rows(), keras.config.floatx())
         [total] = collectives.all_reduce([mine], name="averaged_copy/rows")
         rows = tf.where(total > 0, mine / tf.maximum(total, 1), 1 / self._strategy.replicas)
         own = [tf.identity(variable.value) for variable in self._variables]

@@ -11,6 +11,7 @@ from tfdist.step.validation import synchronized_layers
 from tfdist.synchronization.exchange import specs_of
 from tfdist.synchronization.interface import Exchanges
 from tfdist.synchronization.periodic import PeriodicExchanges
+from tfdist.synchronization.streaming import StreamingExchanges
 
 
 def make_exchanges(
@@ -26,7 +27,7 @@ def make_exchanges(
       kept: store of the state.
 
     Raises:
-      InputError: the model communicates in every step.
+      InputError: the model communicates in every step, or cannot be split into this many fragments.
     """
     if not isinstance(sync, LocalSGD):
         return Exchanges()
@@ -36,6 +37,8 @@ def make_exchanges(
             "Replicas that train alone cannot normalize over all replicas. Received: "
             f"sync={sync} and {synchronized[0].path}. Use --batch_norm=local, or --sync=every_step."
         )
+    if not sync.is_blocking:
+        return StreamingExchanges(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), kept)
     reducer = compression.reducer(specs_of(model.trainable_variables), {}, ())
     return PeriodicExchanges(sync, model, strategy, reducer, kept)
 

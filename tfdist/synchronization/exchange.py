@@ -91,23 +91,18 @@ class Exchange:
         # Relative to an equal share, so that changes keep their size, which lossy dtypes may need.
         rows = tf.cast(tf.convert_to_tensor(self._rows), floatx) / expected_rows
         own = [tf.convert_to_tensor(variable.value) for variable in self._weights]
-        changes = [x - w for x, w in zip(self._whole.values(), own, strict=True)]
-        squares = tf.add_n([tf.cast(tf.reduce_sum(tf.square(change)), floatx) for change in changes])
-        weighted = [change * tf.cast(rows, change.dtype) for change in changes]
+        message = message_of(self._whole.values(), own, rows)
         state = [tf.convert_to_tensor(variable) for variable in self._state]
-        reduced = self._reducer.reduce([*weighted, rows, rows * squares], state, self.sent, name="exchange")
-        *totals, all_rows, all_squares = reduced.totals
-        mean = [tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)) for total in totals]
-        found = self._whole.update(mean)
-        slots = self._new_slots(rows, all_rows)
+        reduced = self._reducer.reduce(message, state, self.sent, name="exchange")
+        found, exchanged = updated(self._whole, reduced.totals)
+        slots = self._new_slots(rows, exchanged.rows)
         with self._strategy.own_copies([*self._weights, *self._slots]):
             for variable, value in zip([*self._weights, *self._slots], [*found, *slots], strict=True):
                 variable.assign(value)
         for held, value in zip(self._state, reduced.state, strict=True):
             held.assign(value)
         self._rows.assign(tf.zeros([], self._rows.dtype))
-        spread = tf.math.divide_no_nan(all_squares, all_rows) - _square_norm(mean)
-        return Exchanged(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(_square_norm(found)), all_rows)
+        return exchanged
 
     def _new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the mean or the initial value of the optimizer's state."""
@@ -115,6 +110,27 @@ class Exchange:
             return weighted_mean(self._slots, rows, all_rows, self._strategy.step_collectives) if self._slots else []
         pairs = zip(self._slots, self._initial, strict=True)
         return [tf.fill(slot.shape, tf.cast(initial, slot.dtype)) for slot, initial in pairs]
+
+
+def message_of(whole: Sequence[tf.Tensor], own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what a replica sends: its changes, weighted by its rows, and two scalars; see `specs_of`.
+
+    Args:
+      whole: global weights.
+      own: the replica's weights.
+      rows: scalar of dtype floatx; rows on which the replica has trained, as a multiple of an equal share.
+    """
+    changes = [x - w for x, w in zip(whole, own, strict=True)]
+    return [*(change * tf.cast(rows, change.dtype) for change in changes), rows, rows * _square_norm(changes)]
+
+
+def updated(whole: GlobalWeights, totals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Exchanged]:
+    """Updates the global weights by the sum of all replicas' messages; returns them, and what is known of the exchange."""
+    *changes, rows, squares = totals
+    mean = [tf.math.divide_no_nan(change, tf.cast(rows, change.dtype)) for change in changes]
+    found = whole.update(mean)
+    spread = tf.math.divide_no_nan(squares, rows) - _square_norm(mean)
+    return found, Exchanged(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(_square_norm(found)), rows)
 
 
 def weighted_mean(
@@ -127,9 +143,9 @@ def weighted_mean(
     return [tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)) for total in totals]
 
 
-def states_of(reducer: Reducer, weights: Sequence[keras.Variable]) -> list[State]:
+def states_of(reducer: Reducer, weights: Sequence[keras.Variable], prefix: str = "exchange") -> list[State]:
     """Returns the state that a reducer of changes needs; it is separate from that of a reducer of gradients."""
-    return [dataclasses.replace(state, name=f"exchange/{state.name}") for state in reducer.state(specs_of(weights))]
+    return [dataclasses.replace(state, name=f"{prefix}/{state.name}") for state in reducer.state(specs_of(weights))]
 
 
 def _square_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -14,19 +14,19 @@ class GlobalWeights:
     """A copy of the trainable weights that is equal on all replicas; memory: one variable per trainable variable.
 
     Attributes:
-      variables: the copies, in the order of the model's trainable variables, and the outer optimizer's state.
+      copies: the copies, in the order of the weights.
+      variables: the copies and the outer optimizer's state.
     """
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, outer: str):
+    def __init__(self, weights: Sequence[keras.Variable], strategy: HasCollectives, outer: str):
         """Creates the variables, equal to zero; see `assign`.
 
         Args:
-          model: built model.
-          strategy: its strategy.
+          weights: trainable variables of a built model, or some of them.
+          strategy: their strategy.
           outer: the outer optimizer, as in `--optimizer`, with its learning rate; "" for none.
         """
         self._strategy = strategy
-        weights = list(model.trainable_variables)
         with strategy.scope():
             self.copies = [
                 keras.Variable("zeros", shape=v.shape, dtype=v.dtype, trainable=False, name=_name(v)) for v in weights

@@ -14,10 +14,12 @@ class Exchanges:
 
     Attributes:
       variables: variables of the exchanges that are equal on all replicas, to be saved with the run.
+      own_variables: variables of which each replica has its own value, to be saved, too.
       is_local: whether replicas have weights of their own at some steps.
     """
 
     variables: Sequence[keras.Variable] = ()
+    own_variables: Sequence[keras.Variable] = ()
     is_local: bool = False
 
     def trains_alone(self, step: int) -> bool:
@@ -34,6 +36,13 @@ class Exchanges:
     def at(self, step: int) -> Mapping[str, float]:
         """Exchanges what is due once `step` updates have been done; returns fields for training records."""
         return {}
+
+    def settle(self) -> None:
+        """Waits for an exchange that runs beside the steps, so that variables may be read and collectives called."""
+
+    def training(self) -> contextlib.AbstractContextManager[None]:
+        """Context of a run of steps; no exchange is running afterwards, unless an error has left the context."""
+        return contextlib.nullcontext()
 
     def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Context in which all replicas have the global weights, for evaluation; their own are restored on exit."""

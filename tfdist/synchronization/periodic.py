@@ -40,14 +40,14 @@ class PeriodicExchanges(Exchanges):
         """
         self._sync, self._strategy = sync, strategy
         weights, optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
-        self._whole = GlobalWeights(model, strategy, sync.outer)
+        self._whole = GlobalWeights(weights, strategy, sync.outer)
         self.variables = self._whole.variables
         [rows] = kept.variables([ROWS])
         state = kept.variables(states_of(reducer, weights))
         self._exchange = Exchange(weights, optimizer, strategy, reducer, self._whole, state, rows, sync.state)
         averages = [average for _, average in keras_internals.weight_averages(optimizer)]
-        self._averaged = AveragedCopy([*weights, *averages], strategy, rows)
-        self._averaged_in_agreement = AveragedCopy(averages, strategy, rows)
+        self._averaged = AveragedCopy([*weights, *averages], strategy, lambda: tf.convert_to_tensor(rows))
+        self._averaged_in_agreement = AveragedCopy(averages, strategy, lambda: tf.convert_to_tensor(rows))
         self._weights = weights
         self._compiled: Any = None
         self._batch_size = 0

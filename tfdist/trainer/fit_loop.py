@@ -126,7 +126,11 @@ class FitLoop:
         self._callbacks.on_train_begin()
         state.callbacks.train_begun()
         over = self._was_stopped()
-        with contextlib.closing(self._reporting.profile), contextlib.closing(self._note):
+        with (
+            contextlib.closing(self._reporting.profile),
+            contextlib.closing(self._note),
+            self._program.exchanges.training(),
+        ):
             # A resumed run that had reached its last step within an epoch still has to end that epoch.
             while not over and (state.step < self._end or state.progress.epoch):
                 with explained_reading(self._source):

@@ -33,6 +33,9 @@ OPTIONS = {
     "accumulation": {"accumulate_steps": 2},
     "local_sgd": {"sync": "local_sgd(period=4)", **FEEDBACK},  # saved between exchanges
     "diloco": {"sync": "diloco(period=3, outer='adam(learning_rate=0.1)')"},
+    # Saved with a message on its way:
+    "local_sgd_overlap": {"sync": "local_sgd(period=3, overlap=True)", **FEEDBACK},
+    "diloco_fragments": {"sync": "diloco(period=6, fragments=2, overlap=True)", **FEEDBACK},
     "post_local_sgd": {"sync": "post_local_sgd(warmup_steps=7, period=2)"},
 }
 

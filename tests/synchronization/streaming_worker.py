@@ -1,0 +1,66 @@
+"""Trains on real ranks with an exchange that is slow on each rank at another time; prints what must be equal.
+
+Usage: streaming_worker.py STRATEGY SYNC...
+"""
+
+import json
+import random
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
+
+X, Y = np.random.default_rng(0).normal(size=(64, 6)), np.random.default_rng(1).normal(size=(64, 3))
+SECONDS = 0.3
+sleeping = random.Random()
+
+
+class Slow(Reducer):
+    """Sums every tensor in a message of its own, each after a random time."""
+
+    def reduce(self, tensors, state, collectives, *, name):
+        """See base class."""
+        slept = tf.numpy_function(lambda: time.sleep(sleeping.random() * SECONDS) or np.int32(0), [], tf.int32)
+        with tf.control_dependencies([slept]):
+            sent = [tf.identity(tensor) for tensor in tensors]
+        found = Bucketed(Sum(), small_bytes=0).reduce(sent, state, collectives, name=name)
+        return Reduced(found.totals, list(tensors), [], found.witnesses)
+
+
+def main(strategy_name, *syncs):
+    """Trains with each way to exchange."""
+    keras.config.set_floatx("float64")
+    strategy = tfdist.load_strategy(strategy_name)
+    rank = strategy.cluster.rank
+    sleeping.seed(rank)
+    for sync in syncs:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "tanh"), keras.layers.Dense(3)])
+            trainer = tfdist.Trainer(
+                model, optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"], sync=sync, compression=Slow()
+            )
+        history = trainer.fit(
+            X,
+            Y,
+            batch_size=16,
+            steps=22,
+            verbose=0,
+            validation_data=(X, Y),
+            schedule=tfdist.Schedule(log_every=1, eval_every=7),
+        )
+        with trainer.averaged_weights():
+            weights = [np.asarray(strategy.local(v.value)[0]).tolist() for v in model.trainable_variables]
+        losses = [[record.get(name) for name in ("loss", "replica_divergence")] for record in history.records]
+        print(json.dumps({"sync": sync, "weights": weights, "losses": losses}), flush=True)
+    strategy.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,154 @@
+"""A fragment of the weights that is exchanged by itself, in three parts: what is sent, the exchange, and its use.
+
+With the notation of `exchange`, of the weights of one fragment, sent at step t and used at step u = t + delay:
+
+    d = sum over r of n_r (x - w_r(t)) / sum over r of n_r,        x' = outer(x, d)
+    w_r(u) = mixing w_r(u) + (1 - mixing) x'            Streaming DiLoCo (Douillard et al., arXiv:2501.18512)
+    w_r(u) = x' + w_r(u) - w_r(t)                       local SGD with a delay (CoCoD-SGD, Shen et al., arXiv:1906.12043)
+
+The exchange neither reads nor changes what steps use, so that both may run at the same time.
+"""
+
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives import Recording
+from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.gradients import Reducer
+from tfdist.step.local_step import ROWS
+from tfdist.step.state_store import StateStore
+from tfdist.synchronization.exchange import Exchanged, message_of, specs_of, states_of, updated
+from tfdist.synchronization.global_weights import GlobalWeights
+
+
+class Fragment:
+    """The functions of one fragment, to be run on each replica.
+
+    Attributes:
+      weights: trainable variables of the model.
+      whole: the global weights.
+      own_variables: the weights as each replica has sent them, if it keeps its progress.
+      recording: the calls of the exchange's latest trace.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        weights: Sequence[keras.Variable],
+        strategy: HasCollectives,
+        make_reducer: Callable[[Sequence[tf.TensorSpec]], Reducer],
+        store: StateStore,
+        outer: str,
+        kept_share: float | None,
+    ):
+        """Creates the variables.
+
+        Args:
+          number: names the fragment.
+          weights: trainable variables of the model.
+          strategy: their strategy.
+          make_reducer: returns a reducer for these tensors.
+          store: store of the state.
+          outer: the optimizer of the global weights; "" for none.
+          kept_share: see `LocalSGD`.
+        """
+        self.weights = list(weights)
+        self.whole = GlobalWeights(weights, strategy, outer)
+        self.recording: Recording | None = None
+        self._strategy, self._kept_share = strategy, kept_share
+        self._name = f"exchange/{number}"
+        self._reducer = make_reducer(specs_of(weights))
+        self._state = store.variables(states_of(self._reducer, weights, self._name))
+        # Steps count all rows; the fragments are sent at different steps.
+        counted = State(f"{self._name}/rows_sent", (), tf.float64, per_replica=True)
+        self._all_rows, self._rows_sent = store.variables([ROWS, counted])
+        self.own_variables: list[keras.Variable] = []
+        if kept_share is None:
+            with strategy.scope():
+                self.own_variables = [
+                    keras.Variable(
+                        "zeros", shape=v.shape, dtype=v.dtype, trainable=False, name=f"sent_{v.path.replace('/', '_')}"
+                    )
+                    for v in weights
+                ]
+
+    def rows(self) -> tf.Tensor:
+        """Returns the number of rows on which the replica has trained since the fragment was sent."""
+        return tf.convert_to_tensor(self._all_rows) - tf.convert_to_tensor(self._rows_sent)
+
+    def take_over(self) -> None:
+        """Assigns the weights, which are equal on all replicas, to the global ones."""
+        with self._strategy.own_copies(self.weights):
+            self.whole.assign(self._own())
+        self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
+
+    def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what the replica sends.
+
+        Args:
+          expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
+        """
+        rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows
+        own = self._own()
+        message = message_of(self.whole.values(), own, rows)
+        with self._strategy.own_copies(self.own_variables):
+            for variable, value in zip(self.own_variables, own, strict=False):  # none, or all
+                variable.assign(value)
+        self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
+        return message
+
+    def exchange(self, message: Sequence[tf.Tensor]) -> Exchanged:
+        """Sums the messages of all replicas and updates the global weights."""
+        self.recording = Recording(self._strategy.step_collectives)
+        state = [tf.convert_to_tensor(variable) for variable in self._state]
+        reduced = self._reducer.reduce(message, state, self.recording, name=self._name)
+        _, exchanged = updated(self.whole, reduced.totals)
+        for held, value in zip(self._state, reduced.state, strict=True):
+            held.assign(value)
+        return exchanged
+
+    def use(self) -> None:
+        """Replaces the replica's weights by what it goes on with."""
+        whole = self.whole.values()
+        own = self._own()
+        if self._kept_share is None:
+            sent = [tf.convert_to_tensor(variable.value) for variable in self.own_variables]
+            found = [x + (w - s) for x, w, s in zip(whole, own, sent, strict=True)]
+        else:
+            share = self._kept_share
+            found = [share * w + (1 - share) * x for x, w in zip(whole, own, strict=True)] if share else whole
+        with self._strategy.own_copies(self.weights):
+            for variable, value in zip(self.weights, found, strict=True):
+                variable.assign(value)
+
+    def _own(self) -> list[tf.Tensor]:
+        return [tf.convert_to_tensor(variable.value) for variable in self.weights]
+
+
+def fragments_of(weights: Sequence[keras.Variable], count: int) -> list[list[keras.Variable]]:
+    """Splits variables into fragments of about equal size.
+
+    The largest variable comes first, and each goes to the smallest fragment so far. Layers of equal size are therefore
+    dealt to the fragments in turn, which trains better than fragments of consecutive layers (arXiv:2501.18512).
+
+    Args:
+      weights: at least `count` variables.
+      count: number of fragments.
+
+    Returns:
+      Variables of each fragment, in the given order.
+    """
+    sizes = [v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in map(_spec, weights)]
+    members: list[list[int]] = [[] for _ in range(count)]
+    filled = [0] * count
+    for i in sorted(range(len(weights)), key=lambda i: -sizes[i]):
+        smallest = min(range(count), key=lambda p: (filled[p], len(members[p])))
+        members[smallest].append(i)
+        filled[smallest] += sizes[i]
+    return [[weights[i] for i in sorted(each)] for each in members]
+
+
+def _spec(variable: keras.Variable) -> tf.TensorSpec:
+    return tf.TensorSpec(variable.shape, variable.dtype)

@@ -1,0 +1,259 @@
+"""Exchanges of fragments of the weights at different steps, whose results may be used some steps later."""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives.trace_check import agree_on_plan
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.gradients import Reducer
+from tfdist.grammar.sync import LocalSGD
+from tfdist.step.state_store import StateStore
+from tfdist.step.validation import inner_optimizer
+from tfdist.synchronization.averaged_copy import AveragedCopy
+from tfdist.synchronization.background import Call
+from tfdist.synchronization.exchange import Exchanged
+from tfdist.synchronization.fragment import Fragment, fragments_of
+from tfdist.synchronization.interface import Exchanges
+
+_ENDING_SECONDS = 5.0  # after an error, for an exchange that the other processes have entered, too
+
+
+@dataclasses.dataclass
+class _Sent:
+    """A fragment that was sent and is not used yet.
+
+    Attributes:
+      fragment: its number.
+      step: when it was sent.
+      call: the exchange; None once the global weights have its result.
+      divergence: see `Exchanged`, once the call has ended.
+    """
+
+    fragment: int
+    step: int
+    call: Call[Exchanged] | None = None
+    divergence: float = 0.0
+
+
+class StreamingExchanges(Exchanges):
+    """Exchanges fragment p of P at the steps k period + period p // P, k = 0, 1, ..., counted from the first local one.
+
+    What is sent at one step is used `used_after` steps later, before another fragment is sent: at most one is on its way.
+    """
+
+    is_local = True
+
+    def __init__(
+        self,
+        sync: LocalSGD,
+        model: keras.Model,
+        strategy: HasCollectives,
+        make_reducer: Callable[[Sequence[tf.TensorSpec]], Reducer],
+        kept: StateStore,
+    ):
+        """Creates the global weights.
+
+        Args:
+          sync: when and how to exchange.
+          model: compiled and built model.
+          strategy: its strategy.
+          make_reducer: returns a reducer for these tensors, which sums changes of weights over replicas.
+          kept: store of the state.
+
+        Raises:
+          InputError: there are more fragments than variables.
+        """
+        self._sync, self._strategy = sync, strategy
+        weights = list(model.trainable_variables)
+        if sync.parts > len(weights):
+            raise InputError(
+                f"Each fragment must have a variable of the model. Received: {sync.parts} fragments of "
+                f"{len(weights)} variables. Use at most {len(weights)}."
+            )
+        self._fragments = [
+            Fragment(p, own, strategy, make_reducer, kept, sync.outer, sync.kept_share)
+            for p, own in enumerate(fragments_of(weights, sync.parts))
+        ]
+        self.variables = [v for fragment in self._fragments for v in fragment.whole.variables]
+        self.own_variables = [v for fragment in self._fragments for v in fragment.own_variables]
+        averages = {id(v): a for v, a in keras_internals.weight_averages(inner_optimizer(model.optimizer))}
+        self._averaged = [
+            AveragedCopy([*f.weights, *(averages[id(v)] for v in f.weights if id(v) in averages)], strategy, f.rows)
+            for f in self._fragments
+        ]
+        self._compiled: dict[Callable[..., Any], Any] = {}
+        self._begun = threading.Event()
+        self._batch_size = 0
+        self._since: list[int] = []  # of each fragment, the step when it was sent; empty before local training begins
+        self._sent: _Sent | None = None
+
+    def trains_alone(self, step: int) -> bool:
+        """See base class."""
+        return step >= self._sync.local_from
+
+    def next(self, step: int) -> int | None:
+        """See base class."""
+        if step < self._sync.local_from:
+            return self._sync.local_from
+        delay = self._sync.used_after
+        return min(min(self._next_sent(p, step), self._next_sent(p, step - delay) + delay) for p in self._numbers)
+
+    @property
+    def _numbers(self) -> range:
+        return range(self._sync.parts)
+
+    def _next_sent(self, fragment: int, step: int) -> int:
+        """Returns the next step after `step` at which a fragment is sent."""
+        period, offset = self._sync.period, self._sync.period * fragment // self._sync.parts
+        first = self._sync.local_from + (offset or period)
+        return first if step < first else first + ((step - first) // period + 1) * period
+
+    def begin(self, step: int, batch_size: int) -> None:
+        """See base class."""
+        self._batch_size = batch_size
+        if self.trains_alone(step) and not self._since:
+            self._since = [step] * self._sync.parts
+            for fragment in self._fragments:
+                self._on_replicas(fragment.take_over)
+
+    def at(self, step: int) -> Mapping[str, float]:
+        """See base class; returns `replica_divergence` of a fragment, when it is used."""
+        if not self.trains_alone(step) or not self._since:
+            self.begin(step, self._batch_size)
+            return {}
+        found: dict[str, float] = {}
+        if self._sent and step >= self._sent.step + self._sync.used_after:
+            found |= self._used()
+        for number in self._numbers:
+            if self._next_sent(number, step - 1) == step:
+                self._send(number, step)
+        if self._sent and not self._sync.used_after:
+            found |= self._used()
+        return found
+
+    def settle(self) -> None:
+        """See base class; what was received is then in the global weights."""
+        if self._sent and self._sent.call:
+            found = self._sent.call.result()
+            self._sent.divergence = float(self._strategy.local(found.divergence)[0])
+            self._sent.call = None
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """See base class."""
+        try:
+            yield
+        except BaseException:
+            if self._sent and self._sent.call:
+                self._sent.call.wait(_ENDING_SECONDS)
+            raise
+        self.settle()
+
+    @contextlib.contextmanager
+    def averaged(self, step: int) -> Iterator[None]:
+        """See base class."""
+        self.settle()
+        with contextlib.ExitStack() as stack:
+            for averaged in self._averaged if self._since else []:
+                stack.enter_context(averaged())
+            yield
+
+    def cost(self, whole_bytes: int) -> dict[str, float]:
+        """See base class; the payload of one exchange of each fragment divided by the period."""
+        recordings = [fragment.recording for fragment in self._fragments]
+        payload = sum(recording.payload_bytes for recording in recordings if recording)
+        if not all(recordings) or not payload:
+            return {}
+        per_step = payload / self._sync.period
+        return {"payload_bytes": per_step, "compression_ratio": whole_bytes / per_step}
+
+    def to_json(self) -> dict[str, Any]:
+        """See base class."""
+        self.settle()
+        sent = self._sent
+        found = [sent.fragment, sent.step, repr(sent.divergence)] if sent else []  # as a text, since JSON has no NaN
+        return {"since": list(self._since), "sent": found}
+
+    def restore(self, saved: Mapping[str, Any], step: int) -> None:
+        """See base class.
+
+        Raises:
+          InputError: the run was exchanging in another way.
+        """
+        since = list(saved.get("since", []))
+        if len(since) not in (0, self._sync.parts) or saved.get("last_exchange") is not None:
+            raise InputError(
+                f"A run that exchanges fragments must be resumed with the same ones. Received: sync={self._sync} for a "
+                "run that exchanged others. Use the sync of the run."
+            )
+        self._since = since
+        self._sent = None
+        if saved.get("sent"):
+            fragment, sent_at, divergence = saved["sent"]
+            self._sent = _Sent(fragment, sent_at, divergence=float(divergence))
+
+    def _send(self, number: int, step: int) -> None:
+        """Sends a fragment; the first time, processes compare the calls that they will make."""
+        fragment = self._fragments[number]
+        share = self._batch_size * (step - self._since[number]) / self._strategy.replicas
+        message = self._on_replicas(fragment.prepare, tf.constant(share, keras.config.floatx()))
+        is_first = fragment.recording is None
+        exchange = self._compiled_for(fragment.exchange, message, before=self._signal)
+        if is_first:
+            assert fragment.recording is not None
+            agree_on_plan(self._strategy.peers, fragment.recording.calls)
+        call = Call(lambda: exchange(message), self._begun, in_background=self._sync.overlap)
+        self._sent = _Sent(number, step, call)
+        self._since[number] = step
+
+    def _used(self) -> dict[str, float]:
+        """Waits for the fragment that was sent, and uses it."""
+        self.settle()
+        assert self._sent is not None
+        sent, self._sent = self._sent, None
+        self._on_replicas(self._fragments[sent.fragment].use)
+        return {"replica_divergence": sent.divergence}
+
+    def _on_replicas(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self._compiled_for(function, *args)(*args)
+
+    def _compiled_for(
+        self, function: Callable[..., Any], *args: Any, before: Callable[[], object] = lambda: None
+    ) -> Any:
+        """Returns a replica function compiled for arguments of these shapes; once, in the main thread.
+
+        Args:
+          function: replica function.
+          *args: its arguments.
+          before: called first while the function is traced, outside of replicas.
+        """
+
+        def run(*given: Any) -> Any:
+            before()
+            return self._strategy.run(function, *given)
+
+        if function not in self._compiled:
+            self._compiled[function] = tf.function(run, autograph=False).get_concrete_function(*args)
+        return self._compiled[function]
+
+    def _signal(self) -> None:
+        """Adds an operation that tells the main thread that an exchange has begun.
+
+        TensorFlow numbers the collectives of a call when it begins, and matches them by number between processes. The main
+        thread must not begin a call at the same time, as some processes would number it first, and others last.
+        """
+
+        def signal() -> np.bool_:
+            self._begun.set()
+            return np.bool_(True)
+
+        tf.numpy_function(signal, [], tf.bool)
