@@ -47,6 +47,12 @@ def averaged(tmp_path_factory) -> str:
     return trained(tmp_path_factory, ema=0.9)
 
 
+@pytest.fixture(scope="module")
+def elastic(tmp_path_factory) -> str:
+    """A run whose replicas' weights differ from the center, which is evaluated."""
+    return trained(tmp_path_factory, checkpoint_every="5", sync="easgd(period=2)")
+
+
 def trained(tmp_path_factory, **flags) -> str:
     path = str(tmp_path_factory.mktemp("runs") / "run")
     options = {
@@ -94,6 +100,23 @@ def test_the_results_are_those_of_the_run(name, options, request, tmp_path, caps
         "replicas": options.get("devices", 1),
     }
     assert capsys.readouterr().out.startswith(f"eval after 5 steps: loss {record['loss']:.4f}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "single"},
+        {"strategy": "mirrored", "devices": 2},
+        {"strategy": "mirrored", "devices": 3},
+        {"strategy": "mesh", "devices": 2},
+    ],
+)
+def test_the_center_of_elastic_averaging_is_evaluated(options, elastic, tmp_path):
+    path = tmp_path / "results.json"
+    assert evaluate.main(elastic, EvaluateConfig(output=str(path), **options)) == 0
+    record = last_evaluation(elastic)
+    wanted = {key: record[key] for key in ("loss", "accuracy")}
+    assert json.loads(path.read_text())["results"] == pytest.approx(wanted, rel=1e-5)
 
 
 def test_the_best_checkpoint_is_the_one_that_the_newest_names(tmp_path):

@@ -17,7 +17,14 @@ EQUAL = (
     "post_local_sgd(warmup_steps=4, period=1)",
     "diloco(period=1, outer='sgd(learning_rate=1.0)')",
 )
-OTHERS = ("local_sgd(period=3)", "local_sgd(period=3, state=averaged)", "diloco(period=3)")
+OTHERS = (
+    "local_sgd(period=3)",
+    "local_sgd(period=3, state=averaged)",
+    "diloco(period=3)",
+    "easgd(period=3)",
+    "slowmo(period=3)",
+    "adaptive(rule=divergence, period=2, target=0.01)",
+)
 JOBS = (("horovod", 3), pytest.param("multiworker", 3, marks=pytest.mark.full))
 
 

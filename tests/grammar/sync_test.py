@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.grammar.sync import DiLoCo, EveryStep, LocalSGD, PostLocalSGD, parse_sync
+from tfdist.grammar.sync import EASGD, Adaptive, DiLoCo, EveryStep, LocalSGD, PostLocalSGD, SlowMo, parse_sync
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,11 @@ from tfdist.grammar.sync import DiLoCo, EveryStep, LocalSGD, PostLocalSGD, parse
         ("local_sgd(overlap=True)", LocalSGD(overlap=True)),
         ("diloco(fragments=4, delay=3, mixing=0.25)", DiLoCo(fragments=4, delay=3, mixing=0.25)),
         ("diloco(outer='adam(learning_rate=0.1)')", DiLoCo(period=50, outer="adam(learning_rate=0.1)")),
+        ("easgd", EASGD(period=10)),
+        ("easgd(period=4, alpha=0.1)", EASGD(period=4, alpha=0.1)),
+        ("slowmo(momentum=0.5, state=reset)", SlowMo(period=12, momentum=0.5, learning_rate=1.0, state="reset")),
+        ("adaptive(rule=qsr, alpha=0.2)", Adaptive(rule="qsr", alpha=0.2, period=8)),
+        ("adaptive(rule=adacomm, interval=50, period=20)", Adaptive(rule="adacomm", interval=50, period=20)),
     ],
 )
 def test_texts(text, wanted):
@@ -45,6 +50,20 @@ def test_texts(text, wanted):
         ("local_sgd(fragments=2)", "fragments"),
         ("diloco(outer='sgd')", "the outer optimizer needs its learning rate"),
         ("diloco(outer=3)", "outer must be an optimizer as a text"),
+        ("easgd(alpha=0)", "alpha must be a number above 0 and below 1, not 0"),
+        ("easgd(alpha=1.5)", "alpha must be a number above 0 and below 1, not 1.5"),
+        ("easgd(alpha='x')", "alpha must be a number above 0 and below 1, not 'x'"),
+        ("easgd(state=reset)", 'easgd has no parameter "state"'),
+        ("slowmo(momentum=1)", "momentum must be a number of at least 0 and below 1, not 1"),
+        ("slowmo(learning_rate=0)", "learning_rate must be a number above 0, not 0"),
+        ("slowmo(learning_rate=None)", "learning_rate must be a number above 0, not None"),
+        ("adaptive", "adaptive needs a value for rule"),
+        ("adaptive(rule=loss)", "rule must be one of adacomm, qsr, divergence, not 'loss'"),
+        ("adaptive(rule=qsr)", "rule=qsr needs alpha"),
+        ("adaptive(rule=adacomm, alpha=0.1)", "alpha is for rule=qsr, not for rule=adacomm"),
+        ("adaptive(rule=divergence, target=-1)", "target must be a number above 0, not -1"),
+        ("adaptive(rule=divergence, max_period=4)", "max_period must be a number of steps of at least 8, not 4"),
+        ("adaptive(rule=adacomm, interval=0)", "interval must be a number of steps of at least 1, not 0"),
     ],
 )
 def test_wrong_texts(text, message):

@@ -7,7 +7,8 @@ The prefix of a name determines what happens to a value if the number of replica
     state/             replicated: the loss scale, numbers that compression keeps
     local_model/, local_optimizer/
                        [replicas, ...]: weights and optimizer state of replicas that train alone; if the number changes,
-                       or the run goes on with weights that are equal, all get their mean
+                       or the run goes on with weights that are equal, all get their mean; of a run that evaluates a
+                       center, weights get the center
     exchanges/         replicated: global weights, and the state of their optimizer
     local_exchanges/   [replicas, ...]: weights of each replica that were sent and are not used yet, as local_model/
     statistics/        [replicas, ...]: moving statistics of each replica's rows; new replicas get their mean
@@ -135,9 +136,12 @@ class RunVariables:
         names = self._names_in(checkpoint)
         self._callbacks.restore(checkpoint)
         names |= self._exchanges_in(checkpoint)
-        every = {**self._variables, **self._exchanged}
+        every, centers = {**self._variables, **self._exchanged}, _centers(checkpoint)
         for name, held in ((name, every[name]) for name in names):
-            read = _reader(checkpoint, names[name], held.per_replica, self._strategy.replicas)
+            saved, replicas = names[name], self._strategy.replicas
+            if saved in centers and not _as_saved(checkpoint, saved, held.per_replica, replicas):
+                saved = centers[saved]
+            read = _reader(checkpoint, saved, held.per_replica, replicas)
             self._strategy.blocks.assign(held.variable, held.per_replica, read)
         states = {**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)}
         self._store.restore(states, _resized(checkpoint, self._strategy.replicas))
@@ -259,6 +263,21 @@ def _resized(checkpoint: Checkpoint, replicas: int) -> str:
     return f"{what}; replicas from {before} on start with zeros."
 
 
+def _centers(checkpoint: Checkpoint) -> dict[str, str]:
+    """Returns the names of global weights by those of the replicas' weights, if the run evaluates the former."""
+    exchanges, order = checkpoint.values.get("exchanges"), checkpoint.values["order"]
+    if not isinstance(exchanges, Mapping) or not exchanges.get("center"):
+        return {}
+    local, center = ([n for n in order if n.startswith(prefix)] for prefix in (_LOCAL + _MODEL, _EXCHANGES))
+    return dict(zip(local, center, strict=False))  # both in the order of the trainable variables
+
+
+def _as_saved(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> bool:
+    """Returns whether a tensor is restored as it was saved; arguments as of `_reader`."""
+    same_kind = name.startswith(_PER_REPLICA) == per_replica
+    return same_kind and (not per_replica or checkpoint.tensors[name].shape[0] == replicas)
+
+
 def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
     """Returns a reader for `VariableBlocks.assign` that redistributes values if the number of replicas has changed.
 
@@ -269,7 +288,7 @@ def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int)
       replicas: number of replicas here.
     """
     shape, saved_per_replica = checkpoint.tensors[name].shape, name.startswith(_PER_REPLICA)
-    if saved_per_replica == per_replica and (not per_replica or shape[0] == replicas):
+    if _as_saved(checkpoint, name, per_replica, replicas):
         return lambda offset, block: checkpoint.read_block(name, offset, block)
 
     def shared(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:

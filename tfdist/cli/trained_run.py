@@ -17,6 +17,7 @@ from tfdist.cli.user_code import user_code
 from tfdist.cli.weights import MODEL_FILE
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import names
+from tfdist.config.strategy_registry import declared
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
 from tfdist.coordination.timeouts import long_timeout
@@ -159,6 +160,8 @@ def _adapted(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfi
         given |= {"batch_size": config.batch_size}
     if config.data_dir and not config.dataset:
         given |= {"data_dir": config.data_dir}
+    if any(refusal.flag == "sync" for refusal in declared(given["strategy"]).refuses):
+        given["sync"] = defaults["sync"]  # its one replica reads the weights to evaluate
     trained = TrainConfig(**given)
     if config.safe_mode:
         check_runs_nothing(trained, source)

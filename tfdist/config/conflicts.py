@@ -77,6 +77,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "A search measures steps in which gradients are summed: leave out --sync while searching.",
     ),
     (
+        ("sync", "ema"),
+        lambda c: parse_sync(c.sync).has_center and c.ema,
+        "The center that easgd evaluates is an average over steps already: leave out --ema or use another --sync.",
+    ),
+    (
         ("loss_scale", "precision"),
         lambda c: c.loss_scale and c.precision != "mixed_float16",
         "Only float16 needs a loss scale: add --precision=mixed_float16 or leave out --loss_scale.",

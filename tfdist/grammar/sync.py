@@ -1,6 +1,8 @@
 """Parses `--sync`: how often replicas exchange their weights, and how. Does not import TensorFlow."""
 
 import dataclasses
+import math
+import operator
 from typing import Any, ClassVar
 
 from tfdist.errors import InputError
@@ -8,7 +10,7 @@ from tfdist.errors.number_checks import is_integer, is_number
 from tfdist.grammar.spec import call, nearest, parse
 
 STATES = ("local", "averaged", "reset")
-_WORDS = ("state",)  # may be without quotes
+_WORDS = ("state", "rule")  # may be without quotes
 DEFAULT = "every_step"
 
 
@@ -18,9 +20,11 @@ class Sync:
 
     Attributes:
       is_local: whether each replica updates weights of its own between exchanges.
+      has_center: whether replicas keep weights of their own also in an exchange, so that a center is evaluated.
     """
 
     is_local: ClassVar[bool] = True
+    has_center: ClassVar[bool] = False
 
     def __str__(self) -> str:
         """Returns a text that `parse_sync` converts to an equal value."""
@@ -37,27 +41,97 @@ class EveryStep(Sync):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocalSGD(Sync):
-    """Every `period` steps, the replicas' weights are replaced by their mean (Stich, arXiv:1805.09767).
+class Periodic(Sync):
+    """Replicas train alone, and exchange weights every `period` steps.
 
     Attributes:
       period: number of steps between exchanges, at least 1.
+    """
+
+    period: int = 8
+
+    def __post_init__(self) -> None:
+        """Validates the parameters."""
+        check_integer(self, "period", 1, "steps")
+
+    @property
+    def local_from(self) -> int:
+        """The step from which on replicas train alone."""
+        return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EASGD(Periodic):
+    """Elastic averaging: replicas and a center attract each other (Zhang et al., arXiv:1412.6651), synchronous.
+
+    With a momentum optimizer on each replica, as `--optimizer="sgd(momentum=0.9, nesterov=True)"`, it is EAMSGD.
+
+    Attributes:
+      period: see base class; 10 in the experiments of the paper.
+      alpha: fraction of its distance to the center by which a replica moves in an exchange, in (0, 1); None for 0.9 / N
+        with N replicas. At most 1 / N, so that the center remains a mean of weights.
+    """
+
+    has_center: ClassVar[bool] = True
+    period: int = 10
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        """Validates the parameters."""
+        super().__post_init__()
+        if self.alpha is not None:
+            check_number(self, "alpha", above=0, below=1)
+
+    def alpha_of(self, replicas: int) -> float:
+        """Returns `alpha` for a number of replicas.
+
+        Raises:
+          InputError: it is larger than 1 / N.
+        """
+        alpha = 0.9 / replicas if self.alpha is None else self.alpha
+        if alpha * replicas > 1:
+            raise _wrong(self, f"alpha must be at most 1/{replicas} with {replicas} replicas, not {alpha:g}")
+        return alpha
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Averaging(Periodic):
+    """In an exchange, replicas go on with global weights, which are made of the mean of their own.
+
+    Attributes:
       state: what happens to the optimizer's state in an exchange: "local" leaves each replica its own, "averaged"
         replaces it by its mean, "reset" by its initial value.
+    """
+
+    state: str = "local"
+
+    def __post_init__(self) -> None:
+        """Validates the parameters."""
+        super().__post_init__()
+        check_choice(self, "state", STATES)
+
+    @property
+    def outer(self) -> str:
+        """The optimizer of the global weights, whose gradient is the mean of what replicas have changed; "" for none."""
+        return ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalSGD(Averaging):
+    """Every `period` steps, the replicas' weights are replaced by their mean (Stich, arXiv:1805.09767).
+
+    Attributes:
       overlap: whether an exchange runs beside the next steps; the result depends only on `delay`.
       delay: number of steps after which what was sent is used. What a replica has learned since is added to it (Shen et
         al., arXiv:1906.12043). 0: at once; with `overlap`, as late as the next exchange allows.
     """
 
-    period: int = 8
-    state: str = "local"
     overlap: bool = False
     delay: int = 0
 
     def __post_init__(self) -> None:
         """Validates the parameters."""
-        check_integer(self, "period", 1, "steps")
-        check_choice(self, "state", STATES)
+        super().__post_init__()
         self._check_delay()
 
     @property
@@ -93,16 +167,6 @@ class LocalSGD(Sync):
             raise _wrong(self, f"delay must be at most {each}, {longest} steps, not {self.delay!r}")
         if self.state != "local" and not self.is_blocking:
             raise _wrong(self, f"state={self.state} needs exchanges of all weights at once: leave it out")
-
-    @property
-    def local_from(self) -> int:
-        """The step from which on replicas train alone."""
-        return 0
-
-    @property
-    def outer(self) -> str:
-        """The optimizer of the global weights, whose gradient is the mean of what replicas have changed; "" for none."""
-        return ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,11 +234,79 @@ class DiLoCo(LocalSGD):
         return self.mixing if self.mixing is not None else 0.5 if self.used_after else 0.0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SlowMo(Averaging):
+    """Slow momentum: the global weights have a momentum of their own (Wang et al., arXiv:1910.00643).
+
+    With momentum=0 and learning_rate=1 it is local SGD. What the paper calls the buffer strategies reset, maintain and
+    average is `state`.
+
+    Attributes:
+      period: see base class; 12 in the paper's experiments with CIFAR-10, 48 with ImageNet.
+      momentum: factor of the slow momentum in each exchange, in [0, 1).
+      learning_rate: the slow learning rate, above 0.
+    """
+
+    period: int = 12
+    momentum: float = 0.7
+    learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Validates the parameters."""
+        super().__post_init__()
+        check_number(self, "momentum", least=0, below=1)
+        check_number(self, "learning_rate", above=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adaptive(Averaging):
+    """Local SGD with a period that a rule changes; see `tfdist.synchronization.period_rules` for the equations.
+
+    Attributes:
+      rule: "adacomm" (Wang and Joshi, arXiv:1810.08313), which shortens the period as the loss falls; "qsr" (Gu et al.,
+        arXiv:2310.14423), which lengthens it as the learning rate falls; or "divergence" (Jiang and Agrawal,
+        arXiv:2007.06134), which holds the distance between replicas at a target.
+      period: the first period; with qsr, the shortest.
+      max_period: the longest period.
+      interval: of adacomm: number of steps between decisions, at least 1.
+      alpha: of qsr, required: the period is (alpha / learning rate) squared.
+      target: of divergence: `replica_divergence` to hold; None for that of the first exchanges, in proportion to the
+        learning rate.
+    """
+
+    rule: str
+    max_period: int = 1000
+    interval: int = 100
+    alpha: float | None = None
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        """Validates the parameters."""
+        super().__post_init__()
+        check_choice(self, "rule", tuple(_OF_RULE))
+        check_integer(self, "max_period", self.period, "steps")
+        check_integer(self, "interval", 1, "steps")
+        for rule, parameter in _OF_RULE.items():
+            default = next(field.default for field in dataclasses.fields(self) if field.name == parameter)
+            if rule != self.rule and getattr(self, parameter) != default:
+                raise _wrong(self, f"{parameter} is for rule={rule}, not for rule={self.rule}")
+        if self.rule == "qsr" and self.alpha is None:
+            raise _wrong(self, "rule=qsr needs alpha, such as alpha=0.2: the period is (alpha / learning rate) squared")
+        for parameter in ("alpha", "target"):
+            if getattr(self, parameter) is not None:
+                check_number(self, parameter, above=0)
+
+
+_OF_RULE = {"adacomm": "interval", "qsr": "alpha", "divergence": "target"}  # the parameter that only this rule has
+
 SYNCS: dict[str, type[Sync]] = {
     "every_step": EveryStep,
     "local_sgd": LocalSGD,
     "post_local_sgd": PostLocalSGD,
     "diloco": DiLoCo,
+    "easgd": EASGD,
+    "slowmo": SlowMo,
+    "adaptive": Adaptive,
 }
 
 
@@ -201,6 +333,15 @@ def check_integer(sync: Sync, parameter: str, least: int, unit: str) -> None:
     value = getattr(sync, parameter)
     if not is_integer(value) or value < least:
         raise _wrong(sync, f"{parameter} must be a number of {unit} of at least {least}, not {value!r}")
+
+
+def check_number(sync: Sync, parameter: str, **bounds: float) -> None:
+    """Raises `InputError` unless a parameter is a finite number within bounds, by name: "above", "least" or "below"."""
+    value, compare = getattr(sync, parameter), {"above": operator.gt, "least": operator.ge, "below": operator.lt}
+    if not is_number(value) or not math.isfinite(value) or not all(compare[k](value, b) for k, b in bounds.items()):
+        words = {"above": "above", "least": "of at least", "below": "below"}
+        said = " and ".join(f"{words[name]} {bound:g}" for name, bound in bounds.items())
+        raise _wrong(sync, f"{parameter} must be a number {said}, not {value!r}")
 
 
 def check_choice(sync: Sync, parameter: str, choices: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Plots curves.png: loss, metrics and learning rate over the steps of a run."""
+"""Plots curves.png: loss, metrics, learning rate and divergence of replicas over the steps of a run."""
 
 import io
 import math
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 Points = list[tuple[int, float]]
 
 _MOST_METRICS = 4
-_RATE = "learning_rate"
+# Narrow panels of single curves, each only if the run has it: title and unit by the name of the field.
+_NARROW = {
+    "learning_rate": ("Learning rate", "learning rate"),
+    "replica_divergence": ("Replica divergence", "distance to the mean, relative"),
+}
 _LOG_SCALE_RATIO = 100.0
 # One hue per curve: light for training, dark for evaluation (ColorBrewer's "Paired").
 _COLOURS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"), ("#c3a9d6", "#5f3a8c"))
@@ -29,6 +33,8 @@ _COLOURS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f
 
 class CurvesReporter(Reporter):
     """Plots panels for the loss and the first four metrics, each with training and evaluation, and for the learning rate.
+
+    A run whose replicas train alone, as with local SGD, has a panel for their divergence, too.
 
     The best evaluation of each is marked.
 
@@ -77,8 +83,8 @@ class CurvesReporter(Reporter):
 
     def _take(self, record: Mapping[str, Json]) -> None:
         kind = str(record.get("kind", TRAIN))
-        rate = {_RATE: record[_RATE]} if _RATE in record else {}
-        for name, value in {"loss": record.get("loss"), **main_metrics(record), **rate}.items():
+        narrow = {name: record[name] for name in _NARROW if name in record}
+        for name, value in {"loss": record.get("loss"), **main_metrics(record), **narrow}.items():
             point = number(value)
             if point is not None:
                 self._has_changed = True
@@ -101,26 +107,26 @@ def draw(curves: Mapping[str, Mapping[str, Points]], title: str = "") -> "Figure
     """Returns the figure of a run, which has no window and does not use matplotlib's global state.
 
     Args:
-      curves: (step, value) points by name (`loss`, `learning_rate` or that of a metric) and by kind of record (`train`,
-        `eval`).
+      curves: (step, value) points by name (`loss`, `learning_rate`, `replica_divergence` or that of a metric) and by kind
+        of record (`train`, `eval`).
       title: title of the figure.
     """
     # Imported late, because it takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    has_rate = _RATE in curves
-    figure = Figure(figsize=(14 if has_rate else 11, 4.2), dpi=120, layout="constrained")
+    narrow = [name for name in _NARROW if name in curves]
+    figure = Figure(figsize=(11 + 3 * len(narrow), 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    left, right, *last = figure.subplots(1, 3 if has_rate else 2, width_ratios=[3, 3, 2][: 2 + has_rate])
+    left, right, *last = figure.subplots(1, 2 + len(narrow), width_ratios=[3, 3, *[2] * len(narrow)])
     if title:
         figure.suptitle(title.replace("$", r"\$"), x=0.01, ha="left")
-    if has_rate:
-        _panel(last[0], "Learning rate", "learning rate", {_RATE: curves[_RATE]})
-        last[0].set_ylim(bottom=0.0)
-        if legend := last[0].get_legend():
+    for axes, name in zip(last, narrow, strict=True):
+        _panel(axes, *_NARROW[name], {name: curves[name]})
+        axes.set_ylim(bottom=0.0)
+        if legend := axes.get_legend():
             legend.remove()
-    metrics = [name for name in curves if name not in ("loss", _RATE)][:_MOST_METRICS]
+    metrics = [name for name in curves if name not in ("loss", *_NARROW)][:_MOST_METRICS]
     _panel(left, "Loss", "loss", {"loss": curves["loss"]} if "loss" in curves else {})
     unit = metrics[0].replace("$", r"\$") if len(metrics) == 1 else "value"
     _panel(right, "Metrics", unit, {name: curves[name] for name in metrics})

@@ -79,6 +79,10 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "skipped_steps": Field("steps", "steps of the window that changed nothing, because a gradient overflowed"),
         "payload_bytes": Field("bytes", "what one replica hands to the engine in a step for the sum of gradients"),
         "compression_ratio": Field("", "size of the gradients over `payload_bytes`"),
+        "sync_period": Field("steps", "number of steps between exchanges of weights, as in force after the last step"),
+        "replica_divergence": Field(
+            "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"
+        ),
         "exposed_communication_seconds": Field(
             "s", "time of a step less that of one that sends nothing, last measured"
         ),

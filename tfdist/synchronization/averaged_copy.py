@@ -33,7 +33,7 @@ class AveragedCopy:
 
         Every process must enter it; cost: one all-reduce of the variables, and memory for a copy of them.
         """
-        if not self._variables or self._strategy.replicas == 1:
+        if self._changes_nothing:
             yield
             return
         own = self._take()
@@ -41,6 +41,10 @@ class AveragedCopy:
             yield
         finally:
             self._restore(own)
+
+    @property
+    def _changes_nothing(self) -> bool:
+        return not self._variables or self._strategy.replicas == 1
 
     def _taken(self) -> list[tf.Tensor]:
         """Assigns the means; returns this replica's own values. A replica function."""

@@ -1,17 +1,31 @@
 """Creates the exchanges that `--sync` describes."""
 
+from collections.abc import Callable, Mapping
+
 import keras
 
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.grammar.sync import LocalSGD, Sync, parse_sync
+from tfdist.grammar.sync import EASGD, Adaptive, DiLoCo, LocalSGD, PostLocalSGD, SlowMo, Sync, parse_sync
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
+from tfdist.synchronization.adaptive import AdaptiveExchanges
+from tfdist.synchronization.elastic import ElasticExchanges
 from tfdist.synchronization.exchange import specs_of
 from tfdist.synchronization.interface import Exchanges
 from tfdist.synchronization.periodic import PeriodicExchanges
+from tfdist.synchronization.slow_momentum import SlowMomentumExchanges
 from tfdist.synchronization.streaming import StreamingExchanges
+
+_KINDS: Mapping[type[Sync], Callable[..., Exchanges]] = {
+    LocalSGD: PeriodicExchanges,
+    PostLocalSGD: PeriodicExchanges,
+    DiLoCo: PeriodicExchanges,
+    EASGD: ElasticExchanges,
+    SlowMo: SlowMomentumExchanges,
+    Adaptive: AdaptiveExchanges,
+}
 
 
 def make_exchanges(
@@ -29,7 +43,7 @@ def make_exchanges(
     Raises:
       InputError: the model communicates in every step, or cannot be split into this many fragments.
     """
-    if not isinstance(sync, LocalSGD):
+    if not sync.is_local:
         return Exchanges()
     synchronized = synchronized_layers(model)
     if synchronized:
@@ -37,10 +51,10 @@ def make_exchanges(
             "Replicas that train alone cannot normalize over all replicas. Received: "
             f"sync={sync} and {synchronized[0].path}. Use --batch_norm=local, or --sync=every_step."
         )
-    if not sync.is_blocking:
+    if isinstance(sync, LocalSGD) and not sync.is_blocking:
         return StreamingExchanges(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), kept)
     reducer = compression.reducer(specs_of(model.trainable_variables), {}, ())
-    return PeriodicExchanges(sync, model, strategy, reducer, kept)
+    return _KINDS[type(sync)](sync, model, strategy, reducer, kept)
 
 
 def checked_sync(given: str | Sync, strategy: HasCollectives) -> Sync:

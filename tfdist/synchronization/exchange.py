@@ -57,6 +57,7 @@ class Exchange:
         whole: GlobalWeights,
         state: Sequence[tf.Variable],
         rows: tf.Variable,
+        *,
         kept: str,
     ):
         """Initializes the exchange.
@@ -121,7 +122,7 @@ def message_of(whole: Sequence[tf.Tensor], own: Sequence[tf.Tensor], rows: tf.Te
       rows: scalar of dtype floatx; rows on which the replica has trained, as a multiple of an equal share.
     """
     changes = [x - w for x, w in zip(whole, own, strict=True)]
-    return [*(change * tf.cast(rows, change.dtype) for change in changes), rows, rows * _square_norm(changes)]
+    return [*(change * tf.cast(rows, change.dtype) for change in changes), rows, rows * square_norm(changes)]
 
 
 def updated(whole: GlobalWeights, totals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Exchanged]:
@@ -129,8 +130,8 @@ def updated(whole: GlobalWeights, totals: Sequence[tf.Tensor]) -> tuple[list[tf.
     *changes, rows, squares = totals
     mean = [tf.math.divide_no_nan(change, tf.cast(rows, change.dtype)) for change in changes]
     found = whole.update(mean)
-    spread = tf.math.divide_no_nan(squares, rows) - _square_norm(mean)
-    return found, Exchanged(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(_square_norm(found)), rows)
+    spread = tf.math.divide_no_nan(squares, rows) - square_norm(mean)
+    return found, Exchanged(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(square_norm(found)), rows)
 
 
 def weighted_mean(
@@ -148,6 +149,7 @@ def states_of(reducer: Reducer, weights: Sequence[keras.Variable], prefix: str =
     return [dataclasses.replace(state, name=f"{prefix}/{state.name}") for state in reducer.state(specs_of(weights))]
 
 
-def _square_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def square_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of the squares of all elements, in floatx."""
     floatx = keras.config.floatx()
     return tf.add_n([tf.cast(tf.reduce_sum(tf.square(tensor)), floatx) for tensor in tensors])

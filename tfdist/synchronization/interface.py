@@ -30,8 +30,17 @@ class Exchanges:
         """Returns the next step after `step` at which `at` must be called; None if there is none."""
         return None
 
-    def begin(self, step: int, batch_size: int) -> None:
-        """Prepares for training from this step on, with global batches of this size."""
+    def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
+        """Prepares for training from this step on.
+
+        Args:
+          step: number of updates done.
+          batch_size: size of global batches.
+          rate: factor of the optimizer's learning rate.
+        """
+
+    def observe(self, losses: Sequence[float]) -> None:
+        """Receives the losses of the steps done since the last call, the same on every process, before `at`."""
 
     def at(self, step: int) -> Mapping[str, float]:
         """Exchanges what is due once `step` updates have been done; returns fields for training records."""

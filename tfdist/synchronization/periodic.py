@@ -1,7 +1,7 @@
 """Exchanges at regular intervals: local SGD, with or without an optimizer of the global weights."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.gradients import Reducer
-from tfdist.grammar.sync import LocalSGD
+from tfdist.grammar.sync import Averaging, Periodic
 from tfdist.step.local_step import ROWS
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
@@ -27,12 +27,12 @@ class PeriodicExchanges(Exchanges):
     is_local = True
 
     def __init__(
-        self, sync: LocalSGD, model: keras.Model, strategy: HasCollectives, reducer: Reducer, kept: StateStore
+        self, sync: Periodic, model: keras.Model, strategy: HasCollectives, reducer: Reducer, kept: StateStore
     ):
         """Creates the global weights.
 
         Args:
-          sync: when and how to exchange.
+          sync: when and how to exchange; a subclass may need one of its own.
           model: compiled and built model.
           strategy: its strategy.
           reducer: sums changes of weights over replicas.
@@ -40,18 +40,27 @@ class PeriodicExchanges(Exchanges):
         """
         self._sync, self._strategy = sync, strategy
         weights, optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
-        self._whole = GlobalWeights(weights, strategy, sync.outer)
+        self._whole = self._make_global_weights(weights)
         self.variables = self._whole.variables
         [rows] = kept.variables([ROWS])
         state = kept.variables(states_of(reducer, weights))
-        self._exchange = Exchange(weights, optimizer, strategy, reducer, self._whole, state, rows, sync.state)
+        self._exchange = self._make_exchange(weights, optimizer, strategy, reducer, self._whole, state, rows)
         averages = [average for _, average in keras_internals.weight_averages(optimizer)]
         self._averaged = AveragedCopy([*weights, *averages], strategy, lambda: tf.convert_to_tensor(rows))
         self._averaged_in_agreement = AveragedCopy(averages, strategy, lambda: tf.convert_to_tensor(rows))
-        self._weights = weights
+        self._weights, self._optimizer = weights, optimizer
         self._compiled: Any = None
-        self._batch_size = 0
+        self._batch_size, self._rate = 0, 1.0
         self._last: int | None = None  # step of the last exchange; None before local training begins
+
+    def _make_global_weights(self, weights: Sequence[keras.Variable]) -> GlobalWeights:
+        """Creates the global weights of trainable variables."""
+        outer = self._sync.outer if isinstance(self._sync, Averaging) else ""
+        return GlobalWeights(weights, self._strategy, outer)
+
+    def _make_exchange(self, *parts: Any) -> Exchange:
+        """Creates what happens in an exchange; the parts are the first arguments of `Exchange`."""
+        return Exchange(*parts, kept=self._sync.state if isinstance(self._sync, Averaging) else "local")
 
     def trains_alone(self, step: int) -> bool:
         """See base class."""
@@ -62,9 +71,9 @@ class PeriodicExchanges(Exchanges):
         first, period = self._sync.local_from, self._sync.period
         return first if step < first else first + ((step - first) // period + 1) * period
 
-    def begin(self, step: int, batch_size: int) -> None:
+    def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
         """See base class; in agreement, replicas' weights are the global ones, also if the program has changed them."""
-        self._batch_size = batch_size
+        self._batch_size, self._rate = batch_size, rate
         if self.trains_alone(step) and self._last in (None, step):
             self._last = step
             tf.function(lambda: self._strategy.run(self._take_over), autograph=False).get_concrete_function()()
@@ -72,7 +81,7 @@ class PeriodicExchanges(Exchanges):
     def at(self, step: int) -> Mapping[str, float]:
         """See base class; returns `replica_divergence`."""
         if self.trains_alone(step) and self._last is None:
-            self.begin(step, self._batch_size)
+            self.begin(step, self._batch_size, self._rate)
             return {}
         if not self.trains_alone(step) or self.next(step - 1) != step or self._last == step:
             return {}
@@ -87,12 +96,17 @@ class PeriodicExchanges(Exchanges):
         agree = self._last is None or self._last == step
         return self._averaged_in_agreement() if agree else self._averaged()
 
+    @property
+    def _period(self) -> int:
+        """The number of steps until the next exchange, after the last one."""
+        return self._sync.period
+
     def cost(self, whole_bytes: int) -> dict[str, float]:
         """See base class; an exchange's payload divided by the period."""
         payload = self._exchange.sent.payload_bytes if self._exchange.sent else 0
         if not payload:
             return {}
-        per_step = payload / self._sync.period
+        per_step = payload / self._period
         return {"payload_bytes": per_step, "compression_ratio": whole_bytes / per_step}
 
     def to_json(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class StreamingExchanges(Exchanges):
         first = self._sync.local_from + (offset or period)
         return first if step < first else first + ((step - first) // period + 1) * period
 
-    def begin(self, step: int, batch_size: int) -> None:
+    def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
         """See base class."""
         self._batch_size = batch_size
         if self.trains_alone(step) and not self._since:

@@ -121,7 +121,7 @@ class FitLoop:
         self._reporting.reporter.start(self._plan(first))
         self._note.note(state.step)
         self._program.drain()  # discards what earlier calls of the model added to its layers' metrics
-        self._program.exchanges.begin(state.step, self._batch_size)
+        self._program.exchanges.begin(state.step, self._batch_size, self._batches.rate)
         state.callbacks.start(self._callbacks.callbacks, self._model.optimizer)
         self._callbacks.on_train_begin()
         state.callbacks.train_begun()
@@ -258,6 +258,7 @@ class FitLoop:
             result = loop(self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm))
             losses, counted = result.losses.numpy(), result.counted.numpy()
             if bool(result.may_continue):
+                self._program.exchanges.observe(losses[counted].tolist())
                 self._inspected |= self._program.exchanges.at(state.step + count)
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
         if not bool(result.may_continue):

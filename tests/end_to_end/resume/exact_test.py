@@ -37,6 +37,11 @@ OPTIONS = {
     "local_sgd_overlap": {"sync": "local_sgd(period=3, overlap=True)", **FEEDBACK},
     "diloco_fragments": {"sync": "diloco(period=6, fragments=2, overlap=True)", **FEEDBACK},
     "post_local_sgd": {"sync": "post_local_sgd(warmup_steps=7, period=2)"},
+    "easgd": {"sync": "easgd(period=3)", **FEEDBACK},
+    "slowmo": {"sync": "slowmo(period=3)"},
+    "adacomm": {"sync": "adaptive(rule=adacomm, period=4, interval=3)"},
+    "qsr": {"sync": "adaptive(rule=qsr, period=2, alpha=0.015)"},
+    "divergence": {"sync": "adaptive(rule=divergence, period=2, target=0.01)"},
 }
 
 
@@ -102,7 +107,7 @@ def uninterrupted(mirrored2, tmp_path_factory):
     return made
 
 
-FULL = ("randomk", "accumulation", "powersgd")
+FULL = ("randomk", "accumulation", "powersgd", "qsr", "divergence")
 
 
 @pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.full] * (k in FULL)) for k in OPTIONS])

@@ -1,0 +1,171 @@
+"""Elastic averaging, synchronous (Zhang, Choromanska and LeCun 2015, arXiv:1412.6651): EASGD and EAMSGD.
+
+With x the center and w_r the weights of replica r, an exchange computes, from the old values on both sides,
+
+    w_r' = w_r - alpha (w_r - x),        x' = x + alpha * sum over r of (w_r - x)
+
+so that replicas and center attract each other, and each replica explores around the center. With alpha = 0.9 / N, the
+default, the center moves 0.9 of its distance to the mean. What a replica does in its own steps is its optimizer's:
+plain SGD makes it EASGD, Nesterov momentum EAMSGD. Rows do not weight the differences, as in the paper: what the center
+receives from a replica is what the replica gives, so that an exchange keeps the sum of the center and all replicas.
+
+The differences are summed by a reducer. If it is lossy, a replica moves by its own exact difference and the center by the
+sum of what was sent. Error feedback then keeps, up to rounding, the sum of the center, all replicas and alpha times what
+has not been sent yet: no difference is lost, the center only receives it later. An unbiased method without error feedback,
+such as int8, keeps the sum in expectation.
+
+Cost of an exchange: the same message as of `Exchange`, in bytes at most that of one step with summed gradients. Memory:
+one variable per trainable variable.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives import Collectives, Recording
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.gradients import Reducer
+from tfdist.grammar.sync import EASGD
+from tfdist.step.state_store import StateStore
+from tfdist.step.validation import inner_optimizer
+from tfdist.synchronization.averaged_copy import AveragedCopy
+from tfdist.synchronization.exchange import Exchange, Exchanged, square_norm
+from tfdist.synchronization.periodic import PeriodicExchanges
+
+_INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes of a floating-point number
+
+
+class ElasticExchange(Exchange):
+    """Moves center and replicas towards each other."""
+
+    def __init__(self, *parts: Any, alpha: float):
+        """Args: parts: as of `Exchange`; alpha: see `EASGD`."""
+        super().__init__(*parts, kept="local")
+        self._alpha = alpha
+
+    def exchange(self, expected_rows: tf.Tensor) -> Exchanged:
+        """See base class. `divergence` does not weight replicas by their rows either."""
+        self.sent = Recording(self._strategy.step_collectives)
+        floatx, replicas = keras.config.floatx(), self._strategy.replicas
+        rows = tf.cast(tf.convert_to_tensor(self._rows), floatx) / expected_rows
+        center = self._whole.values()
+        own = [tf.convert_to_tensor(variable.value) for variable in self._weights]
+        changes = [x - w for x, w in zip(center, own, strict=True)]
+        state = [tf.convert_to_tensor(variable) for variable in self._state]
+        reduced = self._reducer.reduce([*changes, rows, square_norm(changes)], state, self.sent, name="exchange")
+        *totals, all_rows, all_squares = reduced.totals
+        moved = [w + self._alpha * change for w, change in zip(own, changes, strict=True)]
+        self._whole.assign([x - self._alpha * total for x, total in zip(center, totals, strict=True)])
+        with self._strategy.own_copies(self._weights):
+            for variable, value in zip(self._weights, moved, strict=True):
+                variable.assign(value)
+        for held, value in zip(self._state, reduced.state, strict=True):
+            held.assign(value)
+        self._rows.assign(tf.zeros([], self._rows.dtype))
+        change = [total / replicas for total in totals]
+        mean = [x - difference for x, difference in zip(center, change, strict=True)]
+        spread = tf.maximum(all_squares / replicas - square_norm(change), 0)
+        return Exchanged(tf.sqrt(spread) / tf.sqrt(square_norm(mean)), all_rows)
+
+
+class ElasticExchanges(PeriodicExchanges):
+    """Exchanges of elastic averaging; the center is what is evaluated and exported, also right after an exchange.
+
+    Replicas never agree on their own. If all have equal weights, bit for bit, then the program has set them, or none has
+    trained yet: these weights are then the center, too. One replica always agrees with itself, which says nothing:
+    with it, weights become the center only before the first step.
+    """
+
+    def __init__(self, sync: EASGD, model: keras.Model, strategy: HasCollectives, reducer: Reducer, kept: StateStore):
+        """See base class.
+
+        Raises:
+          InputError: the optimizer averages the weights.
+        """
+        self._elastic = sync
+        super().__init__(sync, model, strategy, reducer, kept)
+        if inner_optimizer(model.optimizer).use_ema:
+            raise InputError(
+                "With easgd, the center is evaluated, which is an average over steps already. Received: "
+                f"sync={sync} and an average of the weights. Leave out `ema`, or use local_sgd."
+            )
+        self._center = _Center(self._weights, strategy, self._whole.copies)
+
+    def _make_exchange(self, *parts: Any) -> Exchange:
+        """See base class."""
+        return ElasticExchange(*parts, alpha=self._elastic.alpha or 0.9 / self._strategy.replicas)
+
+    def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
+        """See base class."""
+        self._elastic.alpha_of(self._strategy.replicas)
+        if self._last is None:
+            super().begin(step, batch_size, rate)
+            return
+        self._batch_size = batch_size
+        self._center.take_over_if_in_agreement()
+
+    def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """See base class; before the first step, all replicas have the center."""
+        return contextlib.nullcontext() if self._last is None else self._center()
+
+    def to_json(self) -> dict[str, Any]:
+        """See base class; `center`: the global weights are evaluated, instead of the mean of the replicas' weights."""
+        return {**super().to_json(), "center": True}
+
+
+class _Center(AveragedCopy):
+    """Exchanges the replicas' weights for the center, and back."""
+
+    def __init__(self, weights: Sequence[keras.Variable], strategy: HasCollectives, center: Sequence[keras.Variable]):
+        """Args: weights: the trainable variables; strategy: their strategy; center: in the same order."""
+        super().__init__(weights, strategy, lambda: tf.constant(0))
+        self._copies = list(center)
+        self._take_over = strategy.compiled(lambda: strategy.run(self._taken_over))
+
+    def take_over_if_in_agreement(self) -> None:
+        """Makes the replicas' weights the center if all have equal ones; every process must call it."""
+        self._take_over()
+
+    @property
+    def _changes_nothing(self) -> bool:
+        return not self._variables
+
+    def _taken(self) -> list[tf.Tensor]:
+        """See base class."""
+        own = [tf.identity(variable.value) for variable in self._variables]
+        values = self._center(own)
+        with tf.control_dependencies(own), self._strategy.own_copies(self._variables):
+            for variable, value in zip(self._variables, values, strict=True):
+                variable.assign(value)
+        return own
+
+    def _taken_over(self) -> tf.Tensor:
+        """Assigns the weights to the center if all replicas have equal ones. A replica function."""
+        values = self._center([tf.convert_to_tensor(variable.value) for variable in self._variables])
+        for copy, value in zip(self._copies, values, strict=True):
+            copy.assign(value)
+        return tf.constant(True)
+
+    def _center(self, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the center: the replicas' weights if they are equal."""
+        agree = in_agreement(own, self._strategy.collectives)
+        return [tf.where(agree, w, copy.value) for w, copy in zip(own, self._copies, strict=True)]
+
+
+def in_agreement(tensors: Sequence[tf.Tensor], collectives: Collectives) -> tf.Tensor:
+    """Returns whether several replicas have equal tensors, by a fingerprint of their bits. In a replica function."""
+    if collectives.size == 1:
+        return tf.constant(False)
+    total = tf.zeros([], tf.int64)
+    for tensor in tensors:
+        bits = tf.cast(tf.reshape(tf.bitcast(tensor, _INTEGERS[tensor.dtype.size]), [-1]), tf.int64)
+        odd = 2 * tf.range(tf.size(bits, tf.int64)) + 1
+        total = total * 1_000_003 + tf.reduce_sum(bits * odd)  # integers wrap, so that their order does not matter
+    parts = [tf.math.floormod(total, 2**24), tf.math.floormod(total // 2**24, 2**24)]
+    mine = tf.cast(tf.stack(parts), tf.float32)  # exactly
+    [most, least] = collectives.all_reduce([mine, -mine], "max", name="elastic/agreement")
+    return tf.reduce_all(tf.equal(most, -least))
