@@ -131,6 +131,11 @@ def _starts(directory: RunDirectory) -> list[Start]:
         raise InputError(
             f"A ledger is kept in a run's directory. Received: {directory.path}, where no start is recorded."
         )
+    if any(start.get("trains_clients") for start in said):
+        raise InputError(
+            "A ledger proves that each epoch uses each example once, and clients are drawn at random. Received: "
+            f"{directory.path}, a run with --sync=fedavg. Its ledger files say which examples each of its steps used."
+        )
     ends = [start["step"] for start in said[1:]] + [None]
     until = [_earliest(ends[number:]) for number in range(len(said))]
     counting = [  # all steps of other starts were repeated

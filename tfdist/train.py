@@ -31,6 +31,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     from tfdist.trainer.options import Checks, Schedule
 
     with session.opened(config) as opened:
+        opened = session.with_clients(opened)
         target = opened_run.target(opened)  # refused, if at all, before the model is built
         if target.finished and not config.dry_run:
             if opened.strategy.is_chief:

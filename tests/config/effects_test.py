@@ -20,6 +20,7 @@ ROWS = [
     ({"topology": "1,1"}, TWO, {"all_reduce": "hierarchical"}, TWO),
     ({"topology": "1"}, ONE, {"all_reduce": "auto"}, TWO),
     ({"sync": "local_sgd"}, ONE, {}, TWO),
+    ({"sync": "local_sgd"}, ONE, {"sync": "fedavg"}, ONE),
     ({"compression_check_every": 5, **LOCAL}, TWO, {"sync": "every_step"}, TWO),
     ({"balance": "measured"}, ONE, {}, TWO),
     ({"compression_min_bytes": 0}, TWO, {"compression": "fp16"}, TWO),

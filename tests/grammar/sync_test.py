@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.grammar.sync import EASGD, Adaptive, DiLoCo, EveryStep, LocalSGD, PostLocalSGD, SlowMo, parse_sync
+from tfdist.grammar.sync import EASGD, Adaptive, DiLoCo, EveryStep, FedAvg, LocalSGD, PostLocalSGD, SlowMo, parse_sync
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,9 @@ from tfdist.grammar.sync import EASGD, Adaptive, DiLoCo, EveryStep, LocalSGD, Po
         ("slowmo(momentum=0.5, state=reset)", SlowMo(period=12, momentum=0.5, learning_rate=1.0, state="reset")),
         ("adaptive(rule=qsr, alpha=0.2)", Adaptive(rule="qsr", alpha=0.2, period=8)),
         ("adaptive(rule=adacomm, interval=50, period=20)", Adaptive(rule="adacomm", interval=50, period=20)),
+        ("fedavg", FedAvg(clients=100, fraction=0.1, local_epochs=1, outer="sgd(learning_rate=1.0)")),
+        ("fedavg(clients=8, classes=2, sizes=power_law)", FedAvg(clients=8, classes=2, sizes="power_law")),
+        ("fedavg(proximal=0.01)", FedAvg(proximal=0.01)),
     ],
 )
 def test_texts(text, wanted):
@@ -48,6 +51,16 @@ def test_texts(text, wanted):
         ("diloco(mixing=1.5)", "mixing must be a number from 0 to 1, not 1.5"),
         ("diloco(mixing=half)", "mixing"),
         ("local_sgd(fragments=2)", "fragments"),
+        ("fedavg(clients=0)", "clients must be a number of clients of at least 1, not 0"),
+        ("fedavg(fraction=0)", "fraction must be a number in (0, 1], not 0"),
+        ("fedavg(fraction=1.5)", "fraction must be a number in (0, 1], not 1.5"),
+        ("fedavg(fraction=True)", "fraction must be a number in (0, 1]"),
+        ("fedavg(local_epochs=0)", "local_epochs must be a number of epochs of at least 1, not 0"),
+        ("fedavg(classes=-1)", "classes must be a number of classes of at least 0, not -1"),
+        ("fedavg(sizes=random)", "sizes must be one of equal, power_law"),
+        ("fedavg(proximal=-1)", "proximal must be a number of at least 0, not -1"),
+        ("fedavg(outer='adam')", "the outer optimizer needs its learning rate"),
+        ("fedavg(period=8)", "period"),
         ("diloco(outer='sgd')", "the outer optimizer needs its learning rate"),
         ("diloco(outer=3)", "outer must be an optimizer as a text"),
         ("easgd(alpha=0)", "alpha must be a number above 0 and below 1, not 0"),
@@ -86,3 +99,11 @@ def test_wrong_texts(text, message):
 )
 def test_when_what_was_sent_is_used(text, delay, kept):
     assert (parse_sync(text).used_after, parse_sync(text).kept_share) == (delay, kept)
+
+
+def test_the_examples_of_a_round():
+    assert FedAvg().drawn == 10
+    assert FedAvg(clients=10, fraction=0.01).drawn == 1
+    assert FedAvg(local_epochs=5).examples_per_step(60000, 10) == 30000
+    assert FedAvg(clients=3, fraction=1).examples_per_step(10, 4) == 10
+    assert EveryStep().examples_per_step(60000, 10) == 10

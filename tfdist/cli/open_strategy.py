@@ -21,6 +21,7 @@ from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import Preempted
+from tfdist.grammar.sync import parse_sync
 from tfdist.reporting.environment import versions
 
 
@@ -48,7 +49,7 @@ def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detectio
 def load(config: Any) -> Strategy:
     """Starts the strategy of a configuration, for a program that uses it until its end and may catch the loss of a rank."""
     detection = choose(config)
-    options, environment = _options(config, detection.strategy), with_flags(os.environ, config)
+    options, environment = _options(config, detection), with_flags(os.environ, config)
     if options.get("communication") == "auto":  # the engine's default, as in `load_strategy`
         del options["communication"]
     return start(detection, config.start_timeout_seconds, environment, options)
@@ -72,7 +73,8 @@ def opened_strategy(
     # Checks the rules between flags that depend on the strategy before anything starts.
     config = dataclasses.replace(config, strategy=detection.strategy)
     check_strategy(config, declaration(detection.strategy))
-    options, environment = {**_options(config, detection.strategy), **more_options}, with_flags(os.environ, config)
+    options = {**_options(config, detection), **more_options}
+    environment = with_flags(os.environ, config)
     # Failure detection begins with the group, because an engine may wait forever at startup for a peer that is lost
     # meanwhile.
     with ExitStack() as watching:
@@ -103,10 +105,13 @@ def _ending_together(group: Group, seconds: float) -> Iterator[None]:
     group.barrier("end", deadline=seconds)
 
 
-def _options(config: Any, strategy: str) -> dict[str, Any]:
+def _options(config: Any, detection: Detection) -> dict[str, Any]:
     """Returns the options that the constructor of a strategy takes; flags that are not given leave it its own defaults."""
+    strategy = detection.strategy
     taken = inspect.signature(strategy_class(strategy)).parameters
     options = {name: getattr(config, name) for name in names(config, "is_option") if name in taken}
+    if "groups" in taken and hasattr(config, "sync"):
+        options["groups"] = parse_sync(config.sync).groups(detection.cluster.size)
     if ":" not in strategy:
         return options
     not_given = {field.name: field.default for field in dataclasses.fields(config)}

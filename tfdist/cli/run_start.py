@@ -22,6 +22,7 @@ from tfdist.coordination.timeouts import long_timeout
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.interval import parse_period
+from tfdist.grammar.sync import parse_sync
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
 from tfdist.reporting import LedgerFile, NullLedger, RunDirectory
 from tfdist.storage import path_of, storage_of
@@ -155,6 +156,7 @@ def begin(
                 "examples": examples,
                 "ledgers": _ledgers(config, strategy),
                 "commits": folder,
+                "trains_clients": parse_sync(config.sync).trains_clients,
                 "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
             },
         )

@@ -17,9 +17,12 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.gradients.compression import check
+from tfdist.grammar.balance import parse_balance
+from tfdist.grammar.sync import parse_sync
 from tfdist.layers.recompute import recompute
 from tfdist.optimizers import make_learning_rate
 from tfdist.optimizers.catalog import create_loss, create_metrics, create_optimizer
+from tfdist.synchronization.federated import owned_by_clients
 from tfdist.trainer.trainer import Trainer
 
 
@@ -43,7 +46,8 @@ def opened(config: TrainConfig) -> Iterator[Session]:
     _gradient_options(config)  # reports invalid ones before anything starts
     parse_augmentations(config.augment)
     with opened_strategy(config) as (config, detection, strategy):
-        if config.elastic_batch == GLOBAL:  # otherwise, the batch size depends on the size with which the run began
+        # With elastic_batch=replica, the batch size depends on the size with which the run began. Clients' batches are whole.
+        if config.elastic_batch == GLOBAL and not parse_sync(config.sync).trains_clients:
             check_batch_size(
                 config.batch_size, strategy.batch_parts, config.accumulate_steps, equal=strategy.compiles_replicas
             )
@@ -54,6 +58,14 @@ def _data(config: TrainConfig) -> data.DataSet:
     """Loads the data set, and augments its training part."""
     found = data.load(config.dataset, config.data_dir)
     return dataclasses.replace(found, train=data.augmented(found.train, config.augment))
+
+
+def with_clients(session: Session) -> Session:
+    """Returns the session with the training data as clients own it, if `--sync` has clients."""
+    config, found = session.config, session.data
+    sync, balance = parse_sync(config.sync), parse_balance(config.balance).kind
+    train = owned_by_clients(sync, found.train, config.batch_size, config.seed, config.elastic_batch, balance)
+    return dataclasses.replace(session, data=dataclasses.replace(found, train=train))
 
 
 def make_trainer(session: Session, strategy: Strategy) -> Trainer:
@@ -85,7 +97,10 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
 def _learning_rate(session: Session) -> Any:
     """Returns the learning rate, scaled to the batch size, with warmup and decay if configured."""
     config = session.config
-    steps = config.steps or steps_in_epochs(config.epochs, session.data.train.size, config.batch_size)
+    size = session.data.train.size
+    steps = config.steps or steps_in_epochs(
+        config.epochs, size, parse_sync(config.sync).examples_per_step(size, config.batch_size)
+    )
     return make_learning_rate(
         config.learning_rate,
         scaling=config.lr_scaling,

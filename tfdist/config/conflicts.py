@@ -72,6 +72,36 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "Replicas that train alone do not sum gradients: use --check_sync=variables or --sync=every_step.",
     ),
     (
+        ("sync", "accumulate_steps"),
+        lambda c: parse_sync(c.sync).trains_clients and c.accumulate_steps > 1,
+        "Clients make no micro-steps: lower --batch_size, which is that of a client, or leave out --accumulate_steps.",
+    ),
+    (
+        ("sync", "ema"),
+        lambda c: parse_sync(c.sync).trains_clients and c.ema,
+        "Clients start each round from the global weights: leave out --ema, or give an outer optimizer.",
+    ),
+    (
+        ("sync", "precision"),
+        lambda c: parse_sync(c.sync).trains_clients and c.precision == "mixed_float16",
+        "Clients have no loss scale: use --precision=mixed_bfloat16.",
+    ),
+    (
+        ("sync", "elastic_batch"),
+        lambda c: parse_sync(c.sync).trains_clients and c.elastic_batch != "global",
+        "The batch size of a client does not depend on the number of replicas: leave out --elastic_batch.",
+    ),
+    (
+        ("sync", "balance"),
+        lambda c: parse_sync(c.sync).trains_clients and c.balance != "equal",
+        "Whole clients are dealt to replicas, by their examples: leave out --balance.",
+    ),
+    (
+        ("sync", "augment"),
+        lambda c: parse_sync(c.sync).trains_clients and c.augment,
+        "Clients own examples as they are: leave out --augment, or use another --sync.",
+    ),
+    (
         ("sync", "find"),
         lambda c: parse_sync(c.sync).is_local and c.find,
         "A search measures steps in which gradients are summed: leave out --sync while searching.",

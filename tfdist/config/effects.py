@@ -107,7 +107,11 @@ EFFECTS = (
         _uses_hosts,
         "sums take a route on which hosts do not matter. Add --all_reduce=hierarchical, or leave it out",
     ),
-    Effect("sync", _sends, "one replica exchanges nothing. Leave it out, or use several replicas"),
+    Effect(
+        "sync",
+        lambda c, job: _sends(c, job) or parse_sync(c.sync).trains_clients,
+        "one replica exchanges nothing. Leave it out, or use several replicas",
+    ),
     Effect("compression_check_every", _sums_gradients, "no step sums gradients with this --sync. Leave it out"),
     Effect(
         "balance",

@@ -166,8 +166,8 @@ class TrainConfig(TrainerOptions, JobConfig):
     sync: str = flag_field(
         "every_step",
         GRADIENTS,
-        "How often replicas exchange weights: every_step (gradients are summed in every step), local_sgd(period=8), slowmo, "
-        "post_local_sgd, diloco, easgd or adaptive(rule=adacomm|qsr|divergence): docs/guides/local_sgd.md explains them.",
+        "How often replicas exchange weights: every_step (gradients are summed in every step), local_sgd(period=8), "
+        "post_local_sgd, hierarchical_local_sgd, diloco, slowmo, easgd, adaptive or fedavg: docs/guides/local_sgd.md.",
         check=sync_text,
         fixed=True,
         known=tuple(SYNCS),

@@ -35,9 +35,11 @@ class Examples(abc.ABC):
       batch_size: rows of the batches in which the examples come; None if they do not come in batches.
       rows: number of examples in one pass over the data, if it may be less than `size`.
       can_be_read_again: whether each iterator begins with the first example; else all read from one stream.
+      batch_text: describes what a step uses, if it is not a batch of as many examples as the batch size says; else "".
     """
 
     size: int
+    batch_text: str = ""
     batch_size: int | None = None
     rows: int | None = None
     can_be_read_again: bool = True

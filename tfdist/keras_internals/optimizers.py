@@ -97,11 +97,11 @@ class _ScheduledNumber:
 
 
 @contextlib.contextmanager
-def scheduled_momentum(optimizer: keras.Optimizer) -> Iterator[None]:
+def scheduled_momentum(optimizer: keras.Optimizer, update: tf.Tensor | None = None) -> Iterator[None]:
     """Context in which updates are traced with the momentum of the optimizer's schedule, if that changes the momentum.
 
     It takes the place of `momentum` if the optimizer has one, and else of `beta_1`, as in PyTorch. Enter it around all
-    replicas, like `scaled_learning_rate`.
+    replicas, like `scaled_learning_rate`. `update` replaces the optimizer's number of updates.
     """
     schedule: Any = scheduled_learning_rate(optimizer)
     name = "momentum" if getattr(optimizer, "momentum", 0) else "beta_1"
@@ -109,7 +109,9 @@ def scheduled_momentum(optimizer: keras.Optimizer) -> Iterator[None]:
     if not getattr(schedule, "cycles_momentum", False) or own is None:
         yield
         return
-    setattr(optimizer, name, _ScheduledNumber(lambda: schedule.momentum(optimizer.iterations)))
+    setattr(
+        optimizer, name, _ScheduledNumber(lambda: schedule.momentum(optimizer.iterations if update is None else update))
+    )
     try:
         yield
     finally:

@@ -34,6 +34,7 @@ class LoopResult(NamedTuple):
         does not provide them.
       skipped: [replicas] int32; number of steps that each replica has skipped while others have not; empty if replicas
         can only skip a step together.
+      sizes: [steps done] int32, how many of `numbers` belong to each step; empty if all steps have equally many.
     """
 
     losses: tf.Tensor
@@ -45,6 +46,17 @@ class LoopResult(NamedTuple):
     busy: tf.Tensor
     numbers: tf.Tensor
     skipped: tf.Tensor
+    sizes: tf.Tensor
+
+    def used(self, first_step: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yields (first step, number of steps, indices of their examples), such that steps have equally many."""
+        numbers = self.numbers.numpy()
+        sizes = self.sizes.numpy()
+        if not len(sizes):
+            yield first_step, len(self.losses), numbers
+            return
+        for i, part in enumerate(np.split(numbers, np.cumsum(sizes)[:-1])):
+            yield first_step + i, 1, part
 
 
 class _StepResult(NamedTuple):
@@ -118,6 +130,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
                 busy=so_far.busy + made.busy,
                 numbers=so_far.numbers.write(done, numbers),
                 skipped=so_far.skipped,
+                sizes=so_far.sizes,
             )
 
         start = LoopResult(
@@ -130,6 +143,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
             busy=tf.zeros([len(strategy.local_replicas)], tf.float64),
             numbers=tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
             skipped=tf.zeros([0], tf.int32),
+            sizes=tf.zeros([0], tf.int32),
         )
         _, end = tf.while_loop(
             lambda done, so_far: tf.logical_and(done < steps, so_far.may_continue),
@@ -184,6 +198,7 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
             np.float64(waited),
             last.busy,
             tf.concat(numbers[: len(made)], 0),
+            tf.zeros([0], tf.int32),
             tf.zeros([0], tf.int32),
         )
 

@@ -162,6 +162,13 @@ class Steps:
         self._current, loop = self._loops[key]
         return loop
 
+    def other_loop(self, key: Any, create: Callable[[Settings, StateStore, ModelMetrics], tuple[Step, Loop]]) -> Loop:
+        """Returns a loop of other steps, which is created once for each key."""
+        if key not in self._loops:
+            self._loops[key] = create(replace(self._settings, sparse=frozenset()), self._kept, self._metrics)
+        self._current, loop = self._loops[key]
+        return loop
+
     def loop_at_rate(self, batch_size: int, rate: Callable[[keras.Variable], tf.Tensor]) -> Loop:
         """Returns a loop with another learning rate, which is not kept; it updates the same variables.
 

@@ -93,4 +93,5 @@ def _merged(end: _Progress, step: LocalStep, strategy: HasCollectives) -> LoopRe
         busy=end.busy,
         numbers=end.numbers.concat(),
         skipped=tf.cast(tf.reduce_sum(skipped[:, :done], axis=1), tf.int32),
+        sizes=tf.zeros([0], tf.int32),
     )

@@ -42,7 +42,30 @@ class LocalResult(NamedTuple):
     busy: tf.Tensor
 
 
-class LocalStep(Step):
+class StepAlone(Step):
+    """A step on a replica's own rows and weights: its loss is their mean, and updates change no other replica."""
+
+    @property
+    def optimizer(self) -> keras.Optimizer:
+        """The optimizer that updates the weights."""
+        return inner_optimizer(self._model.optimizer)
+
+    def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
+        """See base class."""
+        self._strategy.apply_alone(self.optimizer, gradients, variables)
+
+    def _divisor(self, batch: Any, batch_size: int | tf.Tensor) -> tf.Tensor:
+        """See base class."""
+        return count_rows(batch)
+
+    def _for_metrics(self, share: LossShare) -> LossShare:
+        """See base class."""
+        weight = loss.floating(share.batch_size) / loss.floating(self.settings.batch_size)
+        terms = [term * tf.cast(weight, term.dtype) for term in share.terms]
+        return LossShare(share.value * tf.cast(weight, share.value.dtype), terms, share.rows, self.settings.batch_size)
+
+
+class LocalStep(StepAlone):
     """A step of one model on each replica's own rows and weights."""
 
     def __init__(
@@ -107,17 +130,3 @@ class LocalStep(Step):
     def _skip(self, computed: Computed) -> tf.Tensor:
         self.skip(computed)
         return tf.constant(False)
-
-    def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
-        """See base class."""
-        self._strategy.apply_alone(inner_optimizer(self._model.optimizer), gradients, variables)
-
-    def _divisor(self, batch: Any, batch_size: int | tf.Tensor) -> tf.Tensor:
-        """See base class."""
-        return count_rows(batch)
-
-    def _for_metrics(self, share: LossShare) -> LossShare:
-        """See base class."""
-        weight = loss.floating(share.batch_size) / loss.floating(self.settings.batch_size)
-        terms = [term * tf.cast(weight, term.dtype) for term in share.terms]
-        return LossShare(share.value * tf.cast(weight, share.value.dtype), terms, share.rows, self.settings.batch_size)

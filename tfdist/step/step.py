@@ -121,7 +121,7 @@ class Step:
         is_dealt = isinstance(batch, ReplicaRows)
         batch, batch_size = with_any_rows(batch) if is_dealt else (batch, self.settings.batch_size)
         before = [tf.identity(variable) for variable in self._restored]
-        replica, replicas = self._strategy.collectives.rank, self._strategy.collectives.size
+        step, replica, replicas = self._drawn_from(step)
         randomness.reseed(self._seeds, self.settings.seed, step, replica)
         with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
             gradients, value = self._local_gradients(batch, self._divisor(batch, batch_size))
@@ -235,6 +235,10 @@ class Step:
             )
         once.assign()
         return found
+
+    def _drawn_from(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
+        """Returns the step, the replica and the number of replicas from which random layers draw."""
+        return step, self._strategy.collectives.rank, self._strategy.collectives.size
 
     def _divisor(self, batch: Any, batch_size: int | tf.Tensor) -> int | tf.Tensor:
         """Returns the number of rows over which the loss is a mean."""

@@ -6,21 +6,36 @@ import keras
 
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.grammar.sync import EASGD, Adaptive, DiLoCo, LocalSGD, PostLocalSGD, SlowMo, Sync, parse_sync
+from tfdist.grammar.sync import (
+    EASGD,
+    Adaptive,
+    DiLoCo,
+    FedAvg,
+    HierarchicalLocalSGD,
+    LocalSGD,
+    PostLocalSGD,
+    SlowMo,
+    Sync,
+    parse_sync,
+)
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
 from tfdist.synchronization.adaptive import AdaptiveExchanges
 from tfdist.synchronization.elastic import ElasticExchanges
-from tfdist.synchronization.exchange import specs_of
+from tfdist.synchronization.exchange import specs_of, states_of
+from tfdist.synchronization.federated import FederatedRounds
+from tfdist.synchronization.hierarchical import HierarchicalExchanges
 from tfdist.synchronization.interface import Exchanges
 from tfdist.synchronization.periodic import PeriodicExchanges
+from tfdist.synchronization.round_exchange import round_specs
 from tfdist.synchronization.slow_momentum import SlowMomentumExchanges
 from tfdist.synchronization.streaming import StreamingExchanges
 
 _KINDS: Mapping[type[Sync], Callable[..., Exchanges]] = {
     LocalSGD: PeriodicExchanges,
     PostLocalSGD: PeriodicExchanges,
+    HierarchicalLocalSGD: HierarchicalExchanges,
     DiLoCo: PeriodicExchanges,
     EASGD: ElasticExchanges,
     SlowMo: SlowMomentumExchanges,
@@ -51,9 +66,14 @@ def make_exchanges(
             "Replicas that train alone cannot normalize over all replicas. Received: "
             f"sync={sync} and {synchronized[0].path}. Use --batch_norm=local, or --sync=every_step."
         )
+    weights = list(model.trainable_variables)
+    if isinstance(sync, FedAvg):
+        specs = round_specs(weights)
+        reducer = compression.reducer(specs, {}, ())
+        return FederatedRounds(sync, model, strategy, reducer, kept.variables(states_of(reducer, specs)))
     if isinstance(sync, LocalSGD) and not sync.is_blocking:
         return StreamingExchanges(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), kept)
-    reducer = compression.reducer(specs_of(model.trainable_variables), {}, ())
+    reducer = compression.reducer(specs_of(weights), {}, ())
     return _KINDS[type(sync)](sync, model, strategy, reducer, kept)
 
 

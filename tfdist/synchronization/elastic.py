@@ -55,15 +55,15 @@ class ElasticExchange(Exchange):
         center = self._whole.values()
         own = [tf.convert_to_tensor(variable.value) for variable in self._weights]
         changes = [x - w for x, w in zip(center, own, strict=True)]
-        state = [tf.convert_to_tensor(variable) for variable in self._state]
-        reduced = self._reducer.reduce([*changes, rows, square_norm(changes)], state, self.sent, name="exchange")
+        state = [tf.convert_to_tensor(variable) for variable in self.state]
+        reduced = self.reducer.reduce([*changes, rows, square_norm(changes)], state, self.sent, name="exchange")
         *totals, all_rows, all_squares = reduced.totals
         moved = [w + self._alpha * change for w, change in zip(own, changes, strict=True)]
         self._whole.assign([x - self._alpha * total for x, total in zip(center, totals, strict=True)])
         with self._strategy.own_copies(self._weights):
             for variable, value in zip(self._weights, moved, strict=True):
                 variable.assign(value)
-        for held, value in zip(self._state, reduced.state, strict=True):
+        for held, value in zip(self.state, reduced.state, strict=True):
             held.assign(value)
         self._rows.assign(tf.zeros([], self._rows.dtype))
         change = [total / replicas for total in totals]

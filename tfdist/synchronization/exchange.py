@@ -45,6 +45,8 @@ class Exchange:
     """Exchanges the weights of one model.
 
     Attributes:
+      reducer: sums changes over replicas.
+      state: variables of its state.
       sent: the calls of the latest trace.
     """
 
@@ -73,12 +75,12 @@ class Exchange:
           kept: what happens to the optimizer's state: "local", "averaged" or "reset".
         """
         self._strategy = strategy
-        self._reducer = reducer
+        self.reducer = reducer
         self._whole = whole
         self._weights = list(weights)
         self._slots = [] if kept == "local" else keras_internals.slots(optimizer)
         self._initial = keras_internals.initial_slot_values(optimizer) if kept == "reset" else None
-        self._state, self._rows = list(state), rows
+        self.state, self._rows = list(state), rows
         self.sent: Recording | None = None
 
     def exchange(self, expected_rows: tf.Tensor) -> Exchanged:
@@ -93,20 +95,23 @@ class Exchange:
         rows = tf.cast(tf.convert_to_tensor(self._rows), floatx) / expected_rows
         own = [tf.convert_to_tensor(variable.value) for variable in self._weights]
         message = message_of(self._whole.values(), own, rows)
-        state = [tf.convert_to_tensor(variable) for variable in self._state]
-        reduced = self._reducer.reduce(message, state, self.sent, name="exchange")
+        state = [tf.convert_to_tensor(variable) for variable in self.state]
+        reduced = self.reducer.reduce(message, state, self.sent, name="exchange")
         found, exchanged = updated(self._whole, reduced.totals)
-        slots = self._new_slots(rows, exchanged.rows)
-        with self._strategy.own_copies([*self._weights, *self._slots]):
-            for variable, value in zip([*self._weights, *self._slots], [*found, *slots], strict=True):
-                variable.assign(value)
-        for held, value in zip(self._state, reduced.state, strict=True):
-            held.assign(value)
+        self.assign(found, reduced.state, self.new_slots(rows, exchanged.rows, self._strategy.collectives))
         self._rows.assign(tf.zeros([], self._rows.dtype))
         return exchanged
 
-    def _new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the mean or the initial value of the optimizer's state."""
+    def assign(self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], slots: Sequence[tf.Tensor]) -> None:
+        """Assigns this replica's weights, the reducer's new state and `new_slots`. In a replica function."""
+        with self._strategy.own_copies([*self._weights, *self._slots]):
+            for variable, value in zip([*self._weights, *self._slots], [*weights, *slots], strict=True):
+                variable.assign(value)
+        for held, value in zip(self.state, state, strict=True):
+            held.assign(value)
+
+    def new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
+        """Returns the mean or the initial value of the optimizer's state, of what is exchanged. In a replica function."""
         if self._initial is None:
             return weighted_mean(self._slots, rows, all_rows, self._strategy.step_collectives) if self._slots else []
         pairs = zip(self._slots, self._initial, strict=True)
@@ -144,9 +149,9 @@ def weighted_mean(
     return [tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)) for total in totals]
 
 
-def states_of(reducer: Reducer, weights: Sequence[keras.Variable], prefix: str = "exchange") -> list[State]:
+def states_of(reducer: Reducer, specs: Sequence[tf.TensorSpec], prefix: str = "exchange") -> list[State]:
     """Returns the state that a reducer of changes needs; it is separate from that of a reducer of gradients."""
-    return [dataclasses.replace(state, name=f"{prefix}/{state.name}") for state in reducer.state(specs_of(weights))]
+    return [dataclasses.replace(state, name=f"{prefix}/{state.name}") for state in reducer.state(specs)]
 
 
 def square_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -60,7 +60,7 @@ class Fragment:
         self._strategy, self._kept_share = strategy, kept_share
         self._name = f"exchange/{number}"
         self._reducer = make_reducer(specs_of(weights))
-        self._state = store.variables(states_of(self._reducer, weights, self._name))
+        self._state = store.variables(states_of(self._reducer, specs_of(weights), self._name))
         # Steps count all rows; the fragments are sent at different steps.
         counted = State(f"{self._name}/rows_sent", (), tf.float64, per_replica=True)
         self._all_rows, self._rows_sent = store.variables([ROWS, counted])

@@ -36,6 +36,11 @@ class GlobalWeights:
                 self._optimizer.build(self.copies)
         self.variables = [*self.copies, *(self._optimizer.variables if self._optimizer else [])]
 
+    @property
+    def optimizer_variables(self) -> list[keras.Variable]:
+        """Variables of the outer optimizer."""
+        return self.variables[len(self.copies) :]
+
     def values(self) -> list[tf.Tensor]:
         """Returns the global weights. In a replica function."""
         return [tf.convert_to_tensor(copy.value) for copy in self.copies]

@@ -6,6 +6,9 @@ from typing import Any
 
 import keras
 
+from tfdist.step.compiled_loop import Loop
+from tfdist.step.compiled_steps import Steps
+
 
 class Exchanges:
     """Exchanges of weights at certain steps; this base class is for steps that sum gradients themselves.
@@ -25,6 +28,17 @@ class Exchanges:
     def trains_alone(self, step: int) -> bool:
         """Returns whether, in this step, each replica updates weights of its own."""
         return False
+
+    def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
+        """Returns the compiled loop for the steps from `step` on.
+
+        Args:
+          steps: steps of the trainer.
+          batch_size: examples that count as one step.
+          rate: factor of the learning rate.
+          step: the next step.
+        """
+        return steps.loop(batch_size, rate=rate, alone=self.trains_alone(step))
 
     def next(self, step: int) -> int | None:
         """Returns the next step after `step` at which `at` must be called; None if there is none."""

@@ -16,7 +16,7 @@ from tfdist.step.local_step import ROWS
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.averaged_copy import AveragedCopy
-from tfdist.synchronization.exchange import Exchange, Exchanged, states_of
+from tfdist.synchronization.exchange import Exchange, Exchanged, specs_of, states_of
 from tfdist.synchronization.global_weights import GlobalWeights
 from tfdist.synchronization.interface import Exchanges
 
@@ -43,7 +43,7 @@ class PeriodicExchanges(Exchanges):
         self._whole = self._make_global_weights(weights)
         self.variables = self._whole.variables
         [rows] = kept.variables([ROWS])
-        state = kept.variables(states_of(reducer, weights))
+        state = kept.variables(states_of(reducer, specs_of(weights)))
         self._exchange = self._make_exchange(weights, optimizer, strategy, reducer, self._whole, state, rows)
         averages = [average for _, average in keras_internals.weight_averages(optimizer)]
         self._averaged = AveragedCopy([*weights, *averages], strategy, lambda: tf.convert_to_tensor(rows))

@@ -16,6 +16,7 @@ from tfdist.step.validation import (
     default_loss_scale,
     without_loss_scale,
 )
+from tfdist.synchronization.federated import check_options
 
 
 def compile_model(
@@ -53,4 +54,6 @@ def compile_model(
     metrics = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
     check_means(model, strategy.replicas, settings.micro_steps)
-    return dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(model))
+    found = dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(model))
+    check_options(found, optimizer)
+    return found

@@ -34,7 +34,8 @@ def describe(
         "data": describe_data(data),
         "strategy": describe_strategy(program.strategy),
         "chosen": strategy_reason,
-        "batch": _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, deal),
+        "batch": data.train.batch_text
+        or _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, deal),
         "sync": str(program.settings.sync) if program.settings.sync.is_local else "",
         "length": _length(plan),
     }

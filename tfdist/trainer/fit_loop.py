@@ -252,9 +252,7 @@ class FitLoop:
             must_fit(self._source.element_spec),
             _naming(state.step, self._position.before(state.step)),
         ):
-            loop = self._program.steps.loop(
-                self._batch_size, rate=self._batches.rate, alone=self._program.exchanges.trains_alone(state.step)
-            )
+            loop = self._program.exchanges.loop(self._program.steps, self._batch_size, self._batches.rate, state.step)
             result = loop(self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm))
             losses, counted = result.losses.numpy(), result.counted.numpy()
             if bool(result.may_continue):
@@ -264,7 +262,8 @@ class FitLoop:
         if not bool(result.may_continue):
             self._end_not_finite(result, losses, counted)
         self._warn_of_skipped(result.skipped.numpy(), count)
-        self._reporting.ledger.write(state.step, count, result.numbers.numpy())
+        for entry in result.used(state.step):
+            self._reporting.ledger.write(*entry)
         state.step += count
         state.progress.add(losses, counted, self._program.drain())
         initial = state.progress.divergence.add(losses[counted], self._batch_size)

@@ -64,7 +64,7 @@ def _one_device(strategy: Strategy) -> str | None:
 
 def _batch_exceeds_data(run: RunFacts) -> str | None:
     batch_size, examples = run.batches.position.batch_size, run.data.train.size
-    if batch_size <= examples:
+    if batch_size <= examples or run.data.train.batch_text:
         return None
     return (
         f"A batch of {batch_size} examples is larger than the data, which has {examples}: every step is "

@@ -1,5 +1,6 @@
 """One call of `Trainer.fit` on a built model: the fit loop, watched and saved."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import keras
@@ -8,6 +9,8 @@ from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.grammar.balance import Balance
 from tfdist.reporting import synchronizer
+from tfdist.step.settings import Settings
+from tfdist.synchronization.federated import owned_by_clients
 from tfdist.trainer.balancing import balancing
 from tfdist.trainer.checkpointing import run_variables, saved
 from tfdist.trainer.fit_arguments import FitArguments
@@ -17,6 +20,18 @@ from tfdist.trainer.monitored import watched
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program
 from tfdist.trainer.train_state import TrainState
+
+
+def _with_clients(given: FitArguments, settings: Settings, schedule: Schedule, balance: Balance) -> FitArguments:
+    """Returns the arguments with the training examples as clients own them, if `sync` has clients.
+
+    Raises:
+      InputError: the examples cannot be divided among clients.
+    """
+    train = owned_by_clients(
+        settings.sync, given.data.train, given.batch_size, settings.seed, schedule.elastic_batch, balance.kind
+    )
+    return given._replace(data=dataclasses.replace(given.data, train=train))
 
 
 def fit(
@@ -46,6 +61,7 @@ def fit(
       checkpoints: where and how often to save it; None for never.
       balance: how rows are dealt to replicas.
     """
+    given = _with_clients(given, program.settings, schedule, balance)
     strategy, data = program.strategy, given.data
     state.best = watched(callbacks, checkpoints, program, state.best_before, evaluates=data.test is not None)
     with (

@@ -24,6 +24,7 @@ from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.validation import check_data, check_engine_sums, check_same_data, check_unchanged, with_collectives
 from tfdist.storage import AnyPath
 from tfdist.synchronization.catalog import checked_sync
+from tfdist.synchronization.federated import examples_per_step
 from tfdist.trainer import saved_fit
 from tfdist.trainer.argument_types import check_fit, check_targets, check_targets_of, check_trainer
 from tfdist.trainer.balancing import balance_on
@@ -282,13 +283,14 @@ class Trainer(CanPredict):
 
         Args:
           size: number of examples per epoch.
-          batch_size: see `fit`.
+          batch_size: see `fit`; with clients, a step of the schedule has the examples of a round.
           elastic_batch: see `Schedule`.
 
         Raises:
           InputError: the batch cannot be divided among the replicas.
         """
         parts = self.strategy.batch_parts
+        batch_size = examples_per_step(self._settings.sync, size, batch_size, parts)
         found = self.train_state.batch_schedule(size, batch_size, parts, elastic_batch)
         micro_steps, equal = self._settings.micro_steps, self.strategy.compiles_replicas
         check_batch_size(found.position.batch_size, parts, micro_steps, equal=equal)

@@ -36,6 +36,7 @@ OPTIONS = {
     # Saved with a message on its way:
     "local_sgd_overlap": {"sync": "local_sgd(period=3, overlap=True)", **FEEDBACK},
     "diloco_fragments": {"sync": "diloco(period=6, fragments=2, overlap=True)", **FEEDBACK},
+    "fedavg": {"sync": "fedavg(clients=5, fraction=0.6, outer='adam(learning_rate=0.01)')", **FEEDBACK},
     "post_local_sgd": {"sync": "post_local_sgd(warmup_steps=7, period=2)"},
     "easgd": {"sync": "easgd(period=3)", **FEEDBACK},
     "slowmo": {"sync": "slowmo(period=3)"},

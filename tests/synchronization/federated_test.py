@@ -1,0 +1,242 @@
+"""Federated averaging against plain SGD and NumPy in float64; independence of the number of replicas; bad input."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.data.clients import Clients
+from tfdist.errors import InputError, NotFiniteError
+from tfdist.gradients import LossScale
+from tfdist.grammar.sync import parse_sync
+
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(60, 5)), RANDOM.normal(size=(60, 2))
+RATE, BATCH = 0.1, 4
+UNEQUAL = "fedavg(clients=7, fraction=0.5, local_epochs=2, sizes=power_law{})"
+MOMENTUM = float(np.float32(0.9))  # Keras rounds it, also in float64
+
+
+@pytest.fixture(params=[1, 2, 3])
+def replicas(request, float64):
+    return tfdist.load_strategy("mirrored", devices=request.param)
+
+
+@pytest.fixture
+def mirrored3(float64):
+    return tfdist.load_strategy("mirrored", devices=3)
+
+
+def trainer_of(strategy, sync, optimizer=None, layers=(), loss="mse", **options):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5,)), *[layer() for layer in layers], keras.layers.Dense(2)])
+        optimizer = optimizer() if optimizer else keras.optimizers.SGD(RATE)
+        return tfdist.Trainer(model, optimizer=optimizer, loss=loss, sync=sync, **options)
+
+
+def trained(strategy, sync, steps=4, x=X, y=Y, optimizer=None, layers=(), options=None, **arguments):
+    trainer = trainer_of(strategy, sync, optimizer, layers, **(options or {}))
+    log = tfdist.Schedule(log_every=1)
+    history = trainer.fit(x, y, batch_size=BATCH, steps=steps, verbose=0, schedule=log, **arguments)
+    return trainer, history
+
+
+def weights(trainer):
+    return [np.asarray(w) for w in trainer.model.get_weights()]
+
+
+def assert_close(found, wanted, tolerance=1e-9):
+    for one, other in zip(found, wanted, strict=True):
+        assert np.linalg.norm(one - other) <= tolerance * np.linalg.norm(other)
+
+
+def in_numpy(start, sync, rounds, proximal=0.0, momentum=0.0, outer=(1.0, 0.0)):
+    """Returns the global weights after these rounds, and the mean loss of each."""
+    clients = Clients(parse_sync(sync), len(X), seed=0)
+    whole, velocity, losses = np.vstack(start), 0.0, []
+    for number in range(rounds):
+        change, examples, loss, rows = 0.0, 0, 0.0, 0
+        for client in clients.drawn(number):
+            w, buffer = whole.copy(), 0.0
+            for batch in clients.batches(number, client, BATCH):
+                x, y = np.hstack([X[batch.examples], np.ones((len(batch.examples), 1))]), Y[batch.examples]
+                loss, rows = loss + len(x) * np.mean((x @ w - y) ** 2), rows + len(x)
+                gradient = 2 / y.size * x.T @ (x @ w - y) + proximal * (w - whole)
+                buffer = momentum * buffer - RATE * gradient
+                w = w + buffer
+            own = len(clients.examples[client])
+            change, examples = change + own * (whole - w), examples + own
+        velocity = outer[1] * velocity - outer[0] * change / examples
+        whole = whole + velocity
+        losses.append(loss / rows)
+    return [whole[:-1], whole[-1]], losses
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reference", "optimizer"),
+    [
+        ("", {}, None),
+        (", proximal=0.5", {"proximal": 0.5}, None),
+        ("", {"momentum": MOMENTUM}, lambda: keras.optimizers.SGD(RATE, momentum=0.9)),
+        (", outer='sgd(momentum=0.9, learning_rate=0.5)'", {"outer": (0.5, MOMENTUM)}, None),
+    ],
+)
+def test_unequal_clients_equal_numpy_on_any_number_of_replicas(parameters, reference, optimizer, replicas):
+    sync = UNEQUAL.format(parameters)
+    trainer = trainer_of(replicas, sync)
+    trainer.build((X, Y))
+    start = weights(trainer)
+    wanted, losses = in_numpy(start, sync, 4, **reference)
+    trainer, history = trained(replicas, sync, optimizer=optimizer)
+    assert_close(weights(trainer), wanted)
+    assert [record["loss"] for record in history.records] == pytest.approx(losses, rel=1e-9)
+
+
+def test_one_client_is_plain_sgd(mirrored3):
+    sync = "fedavg(clients=1, fraction=1.0)"
+    trainer, _ = trained(mirrored3, sync, steps=2)
+    clients = Clients(parse_sync(sync), len(X), seed=0)
+    order = np.concatenate([b.examples for number in range(2) for b in clients.batches(number, 0, BATCH)])
+    assert sorted(order[: len(X)]) == sorted(order[len(X) :]) == list(range(len(X)))
+    plain = trainer_of(tfdist.load_strategy("single", environment={}), "every_step")
+    plain.fit(X[order], Y[order], batch_size=BATCH, epochs=1, shuffle=False, verbose=0)
+    assert_close(weights(trainer), weights(plain))
+
+
+@pytest.mark.parametrize("compression", ["int8", "topk(ratio=0.2)"])
+def test_changes_are_compressed(compression, mirrored3):
+    exact, _ = trained(mirrored3, UNEQUAL.format(""), steps=12)
+    lossy, history = trained(
+        mirrored3, UNEQUAL.format(""), steps=12, options={"compression": compression, "compression_min_bytes": 0}
+    )
+    [first, _], [other, _] = weights(lossy), weights(exact)
+    assert 0 < np.linalg.norm(first - other) < 0.5 * np.linalg.norm(other)
+    assert history.records[-1]["payload_bytes"] > 0
+    kernel, _ = lossy.model.trainable_variables
+    first, *others = [np.asarray(value) for value in mirrored3.local(kernel.value)]
+    assert all((first == copy).all() for copy in others)
+    assert [name for name in lossy.state if name.endswith("/error")] or compression == "int8"
+
+
+def test_more_replicas_than_clients(mirrored3):
+    sync = "fedavg(clients=4, fraction=0.25)"
+    trainer, _ = trained(mirrored3, sync)
+    one, _ = trained(tfdist.load_strategy("mirrored", devices=1), sync)
+    assert_close(weights(trainer), weights(one))
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_at_its_round(mirrored3):
+    sync = "fedavg(clients=6, fraction=0.5)"
+    clients = Clients(parse_sync(sync), len(X), seed=0)
+    bad = clients.drawn(2)[0]
+    number = next(n for n in range(9) if bad in clients.drawn(n))
+    x = X.copy()
+    x[clients.examples[bad][-1]] = np.nan
+    trainer = trainer_of(mirrored3, sync)
+    with pytest.raises(NotFiniteError, match=f"at step {number}"):
+        trainer.fit(x, Y, batch_size=BATCH, steps=9, verbose=0)
+    assert trainer.step == number
+    if number:
+        whole, _ = trained(mirrored3, sync, steps=number, x=x)
+        assert_close(weights(trainer), weights(whole))
+
+
+def test_weights_changed_by_the_program_are_taken_over(mirrored3):
+    zeros = [np.zeros((5, 2)), np.zeros(2)]
+    trainer, _ = trained(mirrored3, "fedavg(clients=5, fraction=1.0)", steps=2)
+    trainer.model.set_weights(zeros)
+    trainer.fit(X, Y, batch_size=len(X), steps=1, verbose=0)
+    # One batch for each client, so that a round is a step of gradient descent on all examples.
+    assert_close(weights(trainer), [RATE * 2 / Y.size * X.T @ Y, RATE * 2 / Y.size * Y.sum(axis=0)])
+
+
+def test_evaluations_and_checkpoints_change_nothing_and_replicas_may_change(mirrored3, tmp_path):
+    sync = UNEQUAL.format(", outer='adam(learning_rate=0.1)'")
+    plain, _ = trained(mirrored3, sync, steps=6)
+    trainer = trainer_of(mirrored3, sync)
+    checkpoints = tfdist.Checkpoints(directory=str(tmp_path), every=2)
+    schedule = tfdist.Schedule(eval_every=1)
+    arguments = {"batch_size": BATCH, "verbose": 0, "validation_data": (X, Y), "schedule": schedule}
+    trainer.fit(X, Y, steps=4, checkpoints=checkpoints, **arguments)
+    other = trainer_of(tfdist.load_strategy("mirrored", devices=2), sync)
+    other.build((X, Y))
+    assert other.resume(tmp_path) == 4
+    other.fit(X, Y, steps=6, **arguments)
+    assert other.step == 6
+    assert_close(weights(other), weights(plain))
+
+
+class Ledger(tfdist.reporting.NullLedger):
+    """Keeps what is written."""
+
+    def __init__(self):
+        self.written = []
+
+    def write(self, first_step, steps, numbers):
+        """Keeps an entry."""
+        self.written.append((first_step, steps, sorted(numbers)))
+
+
+def test_the_ledger_has_the_examples_of_each_round(mirrored3):
+    ledger = Ledger()
+    trained(mirrored3, UNEQUAL.format(""), steps=3, reporting=tfdist.Reporting(ledger=ledger))
+    clients = Clients(parse_sync(UNEQUAL.format("")), len(X), seed=0)
+    wanted = [
+        (number, 1, sorted(i for client in clients.drawn(number) for i in [*clients.examples[client]] * 2))
+        for number in range(3)
+    ]
+    assert ledger.written == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate_steps": 2}, "accumulate_steps"),
+        ({"ema": 0.9}, "ema"),
+        ({"loss_scale": LossScale()}, "a loss scale"),
+    ],
+)
+def test_options_that_clients_do_not_have(options, message, mirrored3):
+    with pytest.raises(InputError, match=message) as error:
+        trainer_of(mirrored3, "fedavg", **options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sync", "data", "arguments", "message"),
+    [
+        ("fedavg(clients=61)", (X, Y), {}, "Every client needs an example. "),
+        ("fedavg(clients=31, classes=2)", (X, Y), {}, "Every client needs an example in each of its 2 shards"),
+        ("fedavg(clients=5, classes=2)", (X, Y.reshape(60, 2, 1)), {}, "a class for each example"),
+        ("fedavg(clients=5)", (X, Y), {"steps_per_epoch": 30}, "steps_per_epoch"),
+        ("fedavg(clients=5)", (X, Y), {"schedule": tfdist.Schedule(elastic_batch="replica")}, "elastic_batch"),
+        ("fedavg(clients=60, fraction=0.01)", (X, Y), {}, "an example for each replica"),
+        ("fedavg(clients=5)", None, {}, "random access"),
+        ("fedavg(clients=5)", (X, Y), {"balance": "measured"}, "balance=measured"),
+    ],
+)
+def test_data_that_clients_cannot_own(sync, data, arguments, message, mirrored3):
+    batches = keras.utils.PyDataset if data is None else None
+    if batches:
+
+        class Batches(keras.utils.PyDataset):
+            """Batches in an order of their own."""
+
+            def __len__(self):
+                return 6
+
+            def __getitem__(self, index):
+                return X[10 * index : 10 * index + 10], Y[10 * index : 10 * index + 10]
+
+        data = (Batches(), None)
+    with pytest.raises(InputError, match=message) as error:
+        options = {"balance": arguments.pop("balance")} if "balance" in arguments else {}
+        trainer_of(mirrored3, sync, **options).fit(*data, batch_size=BATCH, steps=2, verbose=0, **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_mesh_is_refused(request):
+    with pytest.raises(InputError, match="cannot train alone"):
+        trainer_of(request.getfixturevalue("mesh2x2"), "fedavg")

@@ -1,0 +1,107 @@
+"""Hierarchical local SGD against NumPy, in float64, with groups of two levels and uneven rows."""
+
+import numpy as np
+import pytest
+
+import tfdist
+from tests.synchronization.local_sgd_test import RATE, X, Y, assert_close, global_weights, of_replicas, trainer_of
+from tfdist.errors import InputError
+from tfdist.grammar.sync import parse_sync
+
+BATCH, ROWS = 11, (3, 3, 3, 2)
+SYNC = "hierarchical_local_sgd(periods=(2, 4), sizes=(2,))"
+
+
+@pytest.fixture
+def mirrored4(float64):
+    return tfdist.load_strategy("mirrored", devices=4)
+
+
+class Seen(tfdist.reporting.NullLedger):
+    """Notes the examples of each replica, by step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def write(self, step, count, numbers):
+        """See base class."""
+        for batch in np.split(numbers, count):
+            self.steps.append(np.split(batch, np.cumsum(ROWS)[:-1]))
+
+
+def in_numpy(whole, steps, seen):
+    """Returns each replica's weights after these steps."""
+    local, since_pair, since_all = [whole.copy() for _ in ROWS], np.zeros(4), np.zeros(4)
+    for step in range(steps):
+        for r, numbers in enumerate(seen[step]):
+            x, y = np.hstack([X[numbers], np.ones((len(numbers), 1))]), Y[numbers]
+            local[r] = local[r] - RATE * 2 / y.size * x.T @ (x @ local[r] - y)
+            since_pair[r] += len(numbers)
+            since_all[r] += len(numbers)
+        if (step + 1) % 4 == 0:
+            local = [np.average(local, axis=0, weights=since_all)] * 4
+            since_pair[:] = since_all[:] = 0
+        elif (step + 1) % 2 == 0:
+            for pair in ((0, 1), (2, 3)):
+                mean = np.average([local[r] for r in pair], axis=0, weights=since_pair[list(pair)])
+                for r in pair:
+                    local[r] = mean
+            since_pair[:] = 0
+    return local
+
+
+@pytest.mark.parametrize("steps", [6, 8, 9])
+def test_numpy(steps, mirrored4):
+    trainer, seen = trainer_of(mirrored4, SYNC), Seen()
+    trainer.build((X, Y))
+    whole = np.vstack([np.asarray(w) for w in trainer.model.get_weights()])
+    trainer.fit(X, Y, batch_size=BATCH, steps=steps, verbose=0, reporting=tfdist.Reporting(ledger=seen))
+    kernel, bias = (of_replicas(mirrored4, v) for v in trainer.model.trainable_variables)
+    found = [np.vstack(both) for both in zip(kernel, bias, strict=True)]
+    assert_close(found, in_numpy(whole, steps, seen.steps))
+    with pytest.raises(AssertionError):
+        assert_close(found, in_numpy(whole, steps - 1, seen.steps))
+
+
+def test_an_evaluation_uses_the_mean_of_all(mirrored4):
+    trainer = trainer_of(mirrored4, SYNC)
+    trainer.fit(X, Y, batch_size=12, steps=6, verbose=0)
+    kernel, _ = trainer.model.trainable_variables
+    copies = of_replicas(mirrored4, kernel)
+    assert (copies[0] == copies[1]).all() and (copies[0] != copies[2]).any()
+    assert_close(global_weights(trainer)[:1], [np.mean(copies, axis=0)])
+
+
+def test_three_levels_and_compression(mirrored4):
+    sync = "hierarchical_local_sgd(periods=(1, 2, 6), sizes=(1, 2))"
+    trainer = trainer_of(mirrored4, sync, compression="topk(ratio=0.2)", compression_min_bytes=0)
+    trainer.fit(X, Y, batch_size=12, steps=6, verbose=0)
+    kernel, _ = trainer.model.trainable_variables
+    first, *others = of_replicas(mirrored4, kernel)
+    assert all((first == other).all() for other in others)
+
+
+def test_groups():
+    assert parse_sync(SYNC).groups(4) == [(0, 1), (2, 3)]
+    assert parse_sync("hierarchical_local_sgd(periods=(1, 2, 4), sizes=(2, 4))").groups(8) == [
+        (0, 1), (2, 3), (4, 5), (6, 7), (0, 1, 2, 3), (4, 5, 6, 7)
+    ]  # fmt: skip
+    for replicas in (2, 3):
+        with pytest.raises(InputError, match="sizes must divide the number of replicas"):
+            parse_sync(SYNC).groups(replicas)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("periods=(4, 6)", "each a multiple of the one before"),
+        ("periods=(4,)", "one number more than sizes"),
+        ("periods=4", "must be numbers of at least 1"),
+        ("sizes=()", "one number more than sizes"),
+        ("periods=(1, 2, 4), sizes=(2, 3)", "each a multiple of the one before"),
+        ("period=4", "period"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(InputError, match=message):
+        parse_sync(f"hierarchical_local_sgd({arguments})")

@@ -1,0 +1,186 @@
+"""Examples that are divided among virtual clients; what counts as a batch is a round, in which some of them train."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.data.augmentation.augmented import Augmented
+from tfdist.data.clients import Clients
+from tfdist.data.examples import Element, Examples, PartialEpochs, Transform
+from tfdist.data.indexed_batch import IndexedBatch
+from tfdist.data.row_partition import RowPartition
+from tfdist.data.source import InOrder, Source
+from tfdist.errors import InputError
+from tfdist.grammar.sync import FedAvg
+
+_ROWS_AT_A_TIME = 1024  # when labels are read
+
+
+class ReplicaTurn(NamedTuple):
+    """What one replica does in one local step of a round.
+
+    Attributes:
+      batch: (x, y) or (x, y, sample_weight), a batch of a client; without rows if the replica has no more clients.
+      client: scalar int64; number of the client.
+      number: scalar int64; number of the batch among those of the client in this round, from 0.
+      begins: scalar bool; whether it is the first of these.
+      ends: scalar bool; whether it is the last of these.
+      client_examples: scalar int64; number of examples of the client.
+      is_last: scalar bool; whether the round ends with this local step, the same on all replicas.
+    """
+
+    batch: Any
+    client: tf.Tensor
+    number: tf.Tensor
+    begins: tf.Tensor
+    ends: tf.Tensor
+    client_examples: tf.Tensor
+    is_last: tf.Tensor
+
+
+class ClientExamples(Examples):
+    """The examples of a source, which clients own.
+
+    Batch k of `indexed_batches` is round k: for each local step, one `ReplicaTurn` per replica. All replicas have the same
+    number of local steps; those of a replica that has finished have no rows. Every process plans the whole round.
+    """
+
+    def __init__(self, source: Examples, sync: FedAvg, batch_size: int, seed: int):
+        """Divides the examples; for `sync.classes`, reads all labels.
+
+        Args:
+          source: examples with random access.
+          sync: the clients.
+          batch_size: rows of a client's batch; the last batch of an epoch may be short.
+          seed: seed of the run.
+
+        Raises:
+          InputError: the examples have no random access or no labels, or are too few.
+        """
+        self._source = _with_random_access(source, sync)
+        self._count_like(source, source.size)
+        self._batch_size = batch_size
+        labels = _labels(self._source, sync) if sync.classes else None
+        self._clients = Clients(sync, source.size, seed, not isinstance(source, InOrder), labels)
+        self.batch_text = (
+            f"{sync.drawn} of {sync.clients} clients per step, about {sync.examples_per_step(source.size, batch_size):,} "
+            f"examples in batches of {batch_size}"
+        )
+
+    @property
+    def element_spec(self) -> Any:
+        """See base class."""
+        return self._source.element_spec
+
+    @property
+    def sample(self) -> Examples:
+        """See base class."""
+        return self._source.sample
+
+    @property
+    def checksum(self) -> int | None:
+        """See base class."""
+        return self._source.checksum
+
+    def look_at(self, rows: int) -> Element:
+        """See base class."""
+        return self._source.look_at(rows)
+
+    def explain(self, error: Exception) -> InputError | None:
+        """See base class."""
+        return self._source.explain(error)
+
+    def map(self, transform: Transform) -> Examples:
+        """See base class."""
+        raise NotImplementedError("Transform the examples before they are divided among clients.")
+
+    def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
+        """See base class; `partition.batch_size` positions are a round."""
+        if seed is None:
+            return self._source.indexed_batches(partition, None)
+
+        def planned(number: tf.Tensor) -> tf.data.Dataset:
+            table, examples = tf.numpy_function(
+                lambda number: self._plan(int(number), partition), [number], [tf.int64, tf.int64]
+            )
+            table, examples = tf.ensure_shape(table, [None, 7]), tf.ensure_shape(examples, [None])
+            rows = keras_internals.without_autograph(lambda row: (row, examples[row[0] : row[1]]))
+            return tf.data.Dataset.from_tensor_slices(table).map(rows)
+
+        def turn(row: tf.Tensor, examples: tf.Tensor) -> IndexedBatch:
+            _, _, client, number, ends, client_examples, is_last = tf.unstack(row)
+            has_rows = tf.size(examples) > 0
+            begins = tf.logical_and(has_rows, tf.equal(number, 0))
+            batch = self._source._fetched(examples)
+            found = ReplicaTurn(batch, client, number, begins, ends > 0, client_examples, is_last > 0)
+            return IndexedBatch(found, examples)
+
+        rounds = tf.data.Dataset.counter(partition.first // partition.batch_size)
+        turns = rounds.flat_map(keras_internals.without_autograph(planned))
+        return turns.map(keras_internals.without_autograph(turn), num_parallel_calls=tf.data.AUTOTUNE)
+
+    def _plan(self, number: int, partition: RowPartition) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what this process's replicas do in a round, in turn, and the indices of all examples, end to end.
+
+        A row of the table has begin and end in the indices, and the attributes of `ReplicaTurn`.
+        """
+        clients = self._clients
+        lanes = [
+            [batch for client in dealt for batch in clients.batches(number, client, self._batch_size)]
+            for dealt in clients.dealt(number, partition.size)
+        ]
+        local_steps = max(len(lane) for lane in lanes)
+        table, examples, at = [], [np.zeros([0], np.int64)], 0
+        for i in range(local_steps):
+            is_last = i == local_steps - 1
+            for replica in partition.replicas:
+                if i >= len(lanes[replica]):
+                    table.append([at, at, 0, 0, 0, 0, is_last])
+                    continue
+                batch = lanes[replica][i]
+                end = at + len(batch.examples)
+                table.append([at, end, batch.client, batch.number, batch.is_last, batch.client_examples, is_last])
+                examples.append(batch.examples)
+                at = end
+        return np.array(table, np.int64), np.concatenate(examples)
+
+
+def _with_random_access(source: Examples, sync: FedAvg) -> Source:
+    if isinstance(source, Source):
+        return source
+    received, remedy = (
+        "data that is read in its order",
+        "Give arrays, or a data set whose examples can be read by index",
+    )
+    if isinstance(source, PartialEpochs):
+        received, remedy = "a number of steps per epoch", "Leave out `steps_per_epoch`"
+    if isinstance(source, Augmented):
+        received, remedy = "an augmentation", "Leave it out"
+    raise InputError(
+        f"Clients own examples of data with random access, and use all of it as it is. Received: sync={sync} and {received}. "
+        f"{remedy}."
+    )
+
+
+def _labels(source: Source, sync: FedAvg) -> np.ndarray:
+    """Returns the class of each example, int64 [size]."""
+    spec = source.element_spec[1]
+    is_class = isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer and spec.shape in ([], [1])
+    is_one_hot = isinstance(spec, tf.TensorSpec) and spec.shape.rank == 1 and not is_class
+    if not (is_class or is_one_hot):
+        found = f"{spec.dtype.name}{spec.shape.as_list()}" if isinstance(spec, tf.TensorSpec) else type(spec).__name__
+        raise InputError(
+            f"Clients with few classes need a class for each example. Received: sync={sync} and labels of {found}. Use "
+            "classes=0."
+        )
+
+    @keras_internals.without_autograph
+    def classes(element: IndexedBatch) -> tf.Tensor:
+        y = element.batch[1]
+        return tf.argmax(y, axis=1) if is_one_hot else tf.cast(tf.reshape(y, [-1]), tf.int64)
+
+    partition = RowPartition(_ROWS_AT_A_TIME, (0,), 1, total=source.size)
+    with tf.device("CPU:0"):
+        return np.concatenate(list(source.indexed_batches(partition, None).map(classes).as_numpy_iterator()))

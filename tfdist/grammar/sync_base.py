@@ -1,0 +1,142 @@
+"""What the methods of `--sync` have in common: their parameters, and checks of these. Does not import TensorFlow."""
+
+import dataclasses
+import itertools
+import math
+import operator
+from typing import ClassVar
+
+from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer, is_number
+from tfdist.grammar.spec import parse
+
+STATES = ("local", "averaged", "reset")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sync:
+    """How replicas are kept in agreement; the fields of subclasses are the parameters in the flag.
+
+    Attributes:
+      name: name of the method in the flag.
+      is_local: whether each replica updates weights of its own between exchanges.
+      has_center: whether replicas keep weights of their own also in an exchange, so that a center is evaluated.
+      trains_clients: whether a step is a round, in which clients train one after the other on the replicas.
+      guide: the page that explains the parameters.
+    """
+
+    name: ClassVar[str]
+    is_local: ClassVar[bool] = True
+    has_center: ClassVar[bool] = False
+    trains_clients: ClassVar[bool] = False
+    guide: ClassVar[str] = "docs/guides/local_sgd.md"
+
+    def examples_per_step(self, size: int, batch_size: int) -> int:
+        """Returns the number of examples that count as one step, of data of `size` examples."""
+        return batch_size
+
+    def groups(self, replicas: int) -> list[tuple[int, ...]]:
+        """Returns the ranks of each group that communicates, besides all replicas."""
+        return []
+
+    def __str__(self) -> str:
+        """Returns a text that `parse_sync` converts to an equal value."""
+        fields = [field for field in dataclasses.fields(self) if field.init]
+        given = {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        return f"{self.name}({arguments})" if given else self.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EveryStep(Sync):
+    """Gradients are summed over replicas in every step."""
+
+    name: ClassVar[str] = "every_step"
+    is_local: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Periodic(Sync):
+    """Replicas train alone, and exchange weights every `period` steps.
+
+    Attributes:
+      period: number of steps between exchanges, at least 1.
+    """
+
+    period: int = 8
+
+    def __post_init__(self) -> None:
+        """Validates the parameters."""
+        check_integer(self, "period", 1, "steps")
+
+    @property
+    def local_from(self) -> int:
+        """The step from which on replicas train alone."""
+        return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Averaging(Periodic):
+    """In an exchange, replicas go on with global weights, which are made of the mean of their own.
+
+    Attributes:
+      state: what happens to the optimizer's state in an exchange: "local" leaves each replica its own, "averaged"
+        replaces it by its mean, "reset" by its initial value.
+    """
+
+    state: str = "local"
+
+    def __post_init__(self) -> None:
+        """Validates the parameters."""
+        super().__post_init__()
+        check_choice(self, "state", STATES)
+
+    @property
+    def outer(self) -> str:
+        """The optimizer of the global weights, whose gradient is the mean of what replicas have changed; "" for none."""
+        return ""
+
+
+def check_integer(sync: Sync, parameter: str, least: int, unit: str) -> None:
+    """Raises `InputError` unless a parameter is an integer of at least `least`."""
+    value = getattr(sync, parameter)
+    if not is_integer(value) or value < least:
+        raise wrong(sync, f"{parameter} must be a number of {unit} of at least {least}, not {value!r}")
+
+
+def check_number(sync: Sync, parameter: str, **bounds: float) -> None:
+    """Raises `InputError` unless a parameter is a finite number within bounds, by name: "above", "least" or "below"."""
+    value, compare = getattr(sync, parameter), {"above": operator.gt, "least": operator.ge, "below": operator.lt}
+    if not is_number(value) or not math.isfinite(value) or not all(compare[k](value, b) for k, b in bounds.items()):
+        words = {"above": "above", "least": "of at least", "below": "below"}
+        said = " and ".join(f"{words[name]} {bound:g}" for name, bound in bounds.items())
+        raise wrong(sync, f"{parameter} must be a number {said}, not {value!r}")
+
+
+def check_choice(sync: Sync, parameter: str, choices: tuple[str, ...]) -> None:
+    """Raises `InputError` unless a parameter is one of several words."""
+    value = getattr(sync, parameter)
+    if value not in choices:
+        raise wrong(sync, f"{parameter} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def check_outer(sync: Sync, outer: str) -> None:
+    """Raises `InputError` unless a parameter is an optimizer with its learning rate."""
+    if not isinstance(outer, str):
+        raise wrong(sync, f'outer must be an optimizer as a text, such as "sgd(learning_rate=1.0)", not {outer!r}')
+    if "learning_rate" not in parse(outer).args:
+        raise wrong(sync, f'the outer optimizer needs its learning rate: outer="{outer}"')
+
+
+def wrong(sync: Sync, problem: str) -> InputError:
+    """Returns the error for a parameter."""
+    return InputError(f"--sync={sync.name}: {problem}. {sync.guide} explains the parameters.")
+
+
+def check_multiples(sync: Sync, parameter: str) -> None:
+    """Raises `InputError` unless a parameter is a tuple of integers, each a larger multiple of the one before."""
+    values = getattr(sync, parameter)
+    if not isinstance(values, tuple) or not all(is_integer(value) and value >= 1 for value in values):
+        raise wrong(sync, f"{parameter} must be numbers of at least 1, such as (4, 16), not {values!r}")
+    if any(later <= earlier or later % earlier for earlier, later in itertools.pairwise(values)):
+        raise wrong(sync, f"{parameter} must grow, each a multiple of the one before, not {values!r}")

@@ -1,0 +1,111 @@
+"""Exchanges among groups of replicas, more often than among all: hierarchical local SGD."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.gradients import Reducer
+from tfdist.grammar.sync import HierarchicalLocalSGD
+from tfdist.step.local_step import ROWS
+from tfdist.step.state_store import StateStore
+from tfdist.synchronization.exchange import message_of
+from tfdist.synchronization.periodic import PeriodicExchanges
+
+
+class HierarchicalExchanges(PeriodicExchanges):
+    """Exchanges of several levels: of those that are due at a step, only the one of the largest groups.
+
+    An exchange of a group replaces its replicas' weights by their mean, weighted by the rows of each since the last exchange
+    of that level; the global weights change with the last level only. What a replica did not send in one exchange (error
+    feedback) is sent in the next, of whatever level.
+    """
+
+    def __init__(
+        self,
+        sync: HierarchicalLocalSGD,
+        model: keras.Model,
+        strategy: HasCollectives,
+        reducer: Reducer,
+        kept: StateStore,
+    ):
+        """Creates the global weights.
+
+        Args:
+          sync: when and how to exchange.
+          model: compiled and built model.
+          strategy: its strategy, created with the groups of `sync`.
+          reducer: sums changes of weights over replicas.
+          kept: store of the state.
+
+        Raises:
+          InputError: the replicas cannot be divided into groups of these sizes.
+        """
+        sync.groups(strategy.replicas)
+        super().__init__(sync, model, strategy, reducer, kept)
+        self._levels = list(zip(sync.periods, sync.sizes, strict=False))
+        states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.sizes]
+        [self._rows], self._before = kept.variables([ROWS]), kept.variables(states)
+        self._of_level: dict[int | None, Any] = {}
+
+    def next(self, step: int) -> int | None:
+        """See base class."""
+        [(period, _), *_] = self._levels
+        return (step // period + 1) * period
+
+    def at(self, step: int) -> Mapping[str, float]:
+        """See base class."""
+        due = [level for level, (period, _) in enumerate(self._levels) if step % period == 0]
+        if step % self._sync.period and due and self._last is not None:
+            period, _ = self._levels[due[-1]]
+            share = self._batch_size * period / self._strategy.replicas
+            self._at_level(due[-1])(tf.constant(share, keras.config.floatx()))
+            return {}
+        found = super().at(step)
+        self._at_level(None)(tf.constant(0, keras.config.floatx()))
+        return found
+
+    def cost(self, whole_bytes: int) -> dict[str, float]:
+        """See base class; the payload of an exchange of any level, divided by the shortest period."""
+        [(period, _), *_] = self._levels
+        payload = super().cost(whole_bytes).get("payload_bytes", 0) * self._sync.period / period
+        return {"payload_bytes": payload, "compression_ratio": whole_bytes / payload} if payload else {}
+
+    def _at_level(self, level: int | None) -> Any:
+        """Returns what is compiled for the exchange of a level; None for what is left after an exchange of all."""
+        if level not in self._of_level:
+            function = self._begin_levels if level is None else functools.partial(self._exchange_group, level)
+            run = lambda share: self._strategy.run(function, share)  # noqa: E731
+            spec = tf.TensorSpec([], keras.config.floatx())
+            self._of_level[level] = tf.function(run, autograph=False).get_concrete_function(spec)
+        return self._of_level[level]
+
+    def _begin_levels(self, share: tf.Tensor) -> None:
+        """Counts the rows of all levels from here on. A replica function."""
+        for before in self._before:
+            before.assign(self._rows)
+
+    def _exchange_group(self, level: int, share: tf.Tensor) -> None:
+        """Replaces the weights by their mean over this replica's group. A replica function.
+
+        Args:
+          level: index of the level.
+          share: scalar of dtype floatx; rows that a replica with an equal share has had since the level's last exchange.
+        """
+        _, size = self._levels[level]
+        collectives = self._strategy.collectives
+        first = collectives.static_rank // size * size
+        group = collectives.group(range(first, first + size))
+        rows = tf.cast(tf.convert_to_tensor(self._rows) - self._before[level], share.dtype) / share
+        whole = self._whole.values()
+        message = message_of(whole, [tf.convert_to_tensor(v.value) for v in self._weights], rows)
+        state = [tf.convert_to_tensor(variable) for variable in self._exchange.state]
+        reduced = self._exchange.reducer.reduce(message, state, group, name=f"exchange/level{level}")
+        *changes, all_rows, _ = reduced.totals
+        means = [x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)) for x, d in zip(whole, changes, strict=True)]
+        self._exchange.assign(means, reduced.state, self._exchange.new_slots(rows, all_rows, group))
+        for before in self._before[: level + 1]:
+            before.assign(self._rows)

@@ -1,0 +1,97 @@
+"""The exchange at the end of a round: the clients' mean change updates the global weights; see `FedAvg`."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives import Recording
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.gradients import Bucketed, Reducer, Sum
+from tfdist.step.step import global_norm
+from tfdist.synchronization.round_state import Counts, RoundState
+
+
+class Round(NamedTuple):
+    """The reduced results of a round, equal on all replicas, except `state`.
+
+    Attributes:
+      change: for each weight, the mean over clients of x - w_k.
+      statistics: for each moving statistic, its mean over clients.
+      state: the reducer's new state.
+      loss: scalar of dtype floatx; mean over all rows; NaN if a client's was not finite.
+      finite: scalar bool; whether everything was finite.
+      norm: scalar of dtype floatx; norm of `change`.
+    """
+
+    change: list[tf.Tensor]
+    statistics: list[tf.Tensor]
+    state: list[tf.Tensor]
+    loss: tf.Tensor
+    finite: tf.Tensor
+    norm: tf.Tensor
+
+
+def round_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
+    """Returns names, shapes and dtypes of what an exchange reduces: a change per variable, and the counts."""
+    scalars = [tf.TensorSpec([], keras.config.floatx(), f"exchange/{name}") for name in Counts._fields]
+    return [*(tf.TensorSpec(v.shape, v.dtype, v.path) for v in weights), *scalars]
+
+
+class RoundExchange:
+    """Reduces and applies the results of rounds.
+
+    Attributes:
+      sent: the calls of the latest trace that send changes.
+    """
+
+    def __init__(self, strategy: HasCollectives, reducer: Reducer, state: RoundState, variables: Sequence[tf.Variable]):
+        """Initializes the exchange.
+
+        Args:
+          strategy: strategy of the replicas.
+          reducer: sums changes over replicas.
+          state: variables of the rounds.
+          variables: variables of the reducer's state.
+        """
+        self._strategy, self._reducer = strategy, reducer
+        self._round, self._state = state, list(variables)
+        self.sent: Recording | None = None
+
+    def reduce(self, examples: float) -> Round:
+        """Reduces the sums of all replicas. A replica function.
+
+        Args:
+          examples: expected examples of a replica in a round: changes are sent relative to them, so that they keep their
+            size, which lossy dtypes may need.
+        """
+        found, floatx = self._round, keras.config.floatx()
+        self.sent = Recording(self._strategy.collectives)
+        counts = [
+            tf.cast(tf.convert_to_tensor(count) / tf.constant(examples, tf.float64), floatx) for count in found.counts
+        ]
+        changes = [tf.convert_to_tensor(total) / tf.constant(examples, total.dtype) for total in found.changes]
+        state = [tf.convert_to_tensor(variable) for variable in self._state]
+        reduced = self._reducer.reduce([*changes, *counts], state, self.sent, name="round")
+        totals, of_all = reduced.totals[: len(changes)], Counts(*reduced.totals[len(changes) :])
+        change = [tf.math.divide_no_nan(total, tf.cast(of_all.examples, total.dtype)) for total in totals]
+        sums = [tf.convert_to_tensor(total) / tf.constant(examples, total.dtype) for total in found.statistics_sums]
+        if sums:
+            sums = Bucketed(Sum()).reduce(sums, [], self.sent, name="round/statistics").totals
+        statistics = [total / tf.cast(of_all.examples, total.dtype) for total in sums]
+        checked = [tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, *change, of_all.loss)]
+        finite = tf.reduce_all(tf.stack([*checked, tf.equal(of_all.not_finite, 0)]))
+        loss = tf.where(finite, tf.math.divide_no_nan(of_all.loss, of_all.rows), float("nan"))
+        return Round(change, statistics, reduced.state, loss, finite, tf.cast(global_norm(change), floatx))
+
+    def apply(self, result: Round, number: tf.Tensor) -> None:
+        """Updates the global weights and all state. A replica function; `number` of the round."""
+        weights = self._round.whole.update(result.change)
+        self._round.end_round(weights, result.statistics, number + 1)
+        for variable, value in zip(self._state, result.state, strict=True):
+            variable.assign(value)
+
+    def undo(self, number: tf.Tensor) -> None:
+        """Restores everything from before the round. A replica function; `number` of the round."""
+        self._round.undo_round(number)

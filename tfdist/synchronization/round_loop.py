@@ -1,0 +1,160 @@
+"""The compiled loop of rounds: clients train on the replicas without communication, then the replicas exchange."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives.trace_check import agree_on_plan
+from tfdist.data.client_examples import ReplicaTurn
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.step.compiled_loop import Loop, LoopResult, taken_apart
+from tfdist.synchronization.client_step import ClientStep
+from tfdist.synchronization.round_exchange import RoundExchange
+from tfdist.synchronization.round_state import RoundState
+
+
+class _Spent(NamedTuple):
+    """What local steps have spent and used so far.
+
+    Attributes:
+      count: number of local steps.
+      waited: see `LoopResult`.
+      busy: see `LoopResult`.
+      numbers: array of the indices of the examples.
+      rows: their number in this round.
+    """
+
+    count: tf.Tensor
+    waited: tf.Tensor
+    busy: tf.Tensor
+    numbers: tf.TensorArray
+    rows: tf.Tensor
+
+
+def compile_round_loop(
+    step: ClientStep, state: RoundState, exchange: RoundExchange, strategy: HasCollectives, batch_size: int
+) -> Loop:
+    """Returns a function as `compile_loop` does, whose steps are rounds.
+
+    Args:
+      step: step of a client.
+      state: variables of the rounds.
+      exchange: exchange at the end of a round.
+      strategy: strategy of the replicas.
+      batch_size: expected examples of a round.
+    """
+    share, optimizer = batch_size / strategy.replicas, step.optimizer
+    compared: list[bool] = []
+
+    def local_steps(iterator: Iterator[Any], number: tf.Tensor, spent: _Spent) -> _Spent:
+        """Trains all clients of a round; every process makes as many steps as its iterator says."""
+
+        def body(going: tf.Tensor, spent: _Spent) -> tuple[tf.Tensor, _Spent]:
+            started = tf.timestamp()
+            with tf.control_dependencies([started]):
+                turn, numbers = taken_apart(next(iterator), strategy)
+            assert isinstance(turn, ReplicaTurn)
+            with _at_update(optimizer, number):
+                times = strategy.run(step.train, turn, number)
+            return tf.logical_not(strategy.local(turn.is_last)[0]), _Spent(
+                spent.count + 1,
+                spent.waited + strategy.local(times.arrived)[0] - started,
+                spent.busy + tf.stack(strategy.local(times.busy)),
+                spent.numbers.write(spent.count, numbers),
+                spent.rows + tf.size(numbers),
+            )
+
+        _, found = tf.while_loop(lambda going, _: going, body, (tf.constant(True), spent), parallel_iterations=1)
+        return found
+
+    def one_round(iterator: Iterator[Any], number: tf.Tensor, spent: _Spent) -> tuple[_Spent, list[tf.Tensor]]:
+        """Returns what was spent; loss, finite and norm."""
+        strategy.run(state.begin_round)
+        spent = local_steps(iterator, number, spent._replace(rows=tf.constant(0)))
+        result = strategy.run(exchange.reduce, share)
+        if not compared:  # processes make their first trace together
+            assert exchange.sent is not None
+            agree_on_plan(strategy.peers, exchange.sent.calls)
+            compared.append(True)
+        loss, finite, norm = (strategy.local(value)[0] for value in (result.loss, result.finite, result.norm))
+
+        def applied() -> tf.Tensor:
+            strategy.run(exchange.apply, result, number)
+            return tf.constant(True)
+
+        def undone() -> tf.Tensor:
+            strategy.run(exchange.undo, number)
+            return tf.constant(False)
+
+        tf.cond(finite, applied, undone)
+        return spent, [loss, finite, norm]
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+        def body(done: tf.Tensor, spent: _Spent, result: LoopResult) -> tuple[tf.Tensor, _Spent, LoopResult]:
+            spent, [loss, finite, norm] = one_round(iterator, first_step + tf.cast(done, tf.int64), spent)
+            losses, counted = result.losses.write(done, loss), result.counted.write(done, finite)
+            found = result._replace(
+                losses=losses,
+                counted=counted,
+                norm=norm,
+                may_continue=finite,
+                sizes=result.sizes.write(done, spent.rows),
+            )
+            return done + 1, spent, found
+
+        start = (tf.constant(0), _nothing_spent(len(strategy.local_replicas)), _no_result(len(step.variables)))
+        going = lambda done, _, result: tf.logical_and(done < steps, result.may_continue)  # noqa: E731
+        _, spent, end = tf.while_loop(going, body, start, parallel_iterations=1)
+        return end._replace(
+            losses=end.losses.stack(),
+            counted=end.counted.stack(),
+            waited=spent.waited,
+            busy=spent.busy,
+            numbers=spent.numbers.concat(),
+            sizes=end.sizes.stack(),
+        )
+
+    return loop
+
+
+@contextlib.contextmanager
+def _at_update(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[None]:
+    """Context in which updates are traced with the schedule's learning rate and momentum at this number of updates.
+
+    The optimizer's own count is that of the client's steps, which Adam's correction of bias needs.
+    """
+    schedule = keras_internals.scheduled_learning_rate(optimizer)
+    rate = keras_internals.replaced_learning_rate(optimizer, lambda _: schedule(number)) if schedule else None
+    with rate or contextlib.nullcontext(), keras_internals.scheduled_momentum(optimizer, number):
+        yield
+
+
+def _nothing_spent(local_replicas: int) -> _Spent:
+    return _Spent(
+        tf.constant(0),
+        tf.zeros([], tf.float64),
+        tf.zeros([local_replicas], tf.float64),
+        tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
+        tf.constant(0),
+    )
+
+
+def _no_result(variables: int) -> LoopResult:
+    floatx = keras.config.floatx()
+    return LoopResult(
+        losses=tf.TensorArray(floatx, size=0, dynamic_size=True, element_shape=[]),
+        counted=tf.TensorArray(tf.bool, size=0, dynamic_size=True, element_shape=[]),
+        norm=tf.zeros([], floatx),
+        may_continue=tf.constant(True),
+        gradient_finite=tf.ones([variables], tf.bool),
+        waited=tf.zeros([], tf.float64),
+        busy=tf.zeros([0], tf.float64),
+        numbers=tf.zeros([0], tf.int64),
+        skipped=tf.zeros([0], tf.int32),
+        sizes=tf.TensorArray(tf.int32, size=0, dynamic_size=True, element_shape=[]),
+    )
