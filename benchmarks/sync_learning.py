@@ -30,10 +30,11 @@ from typing import Any
 import keras
 import machine
 import starting
-from sync_tasks import CLIENTS, TASKS, Method, Task, pathological
+from sync_tasks import TASKS, Method, Task
 
 import tfdist
 from tfdist.errors import InputError, NotFiniteError
+from tfdist.grammar.sync import parse_sync
 
 EVALUATIONS = 12
 STEP = "step"
@@ -60,13 +61,17 @@ def trainer(task: Task, whole: Any, strategy: Any, method: Method, seed: int, st
 def learn(task: Task, strategy: Any, method: Method, seed: int, steps: int) -> dict[str, Any]:
     """Trains once; returns evaluations and the payload per step, both by step."""
     name, whole = task.load()
-    source = pathological(whole.train, CLIENTS, seed) if method.pathological else whole.train
+    sync = parse_sync(method.sync)
+    batch_size = task.batch_size // strategy.replicas if sync.trains_clients else task.batch_size  # of a client
+    steps = max(
+        1, steps * task.batch_size // sync.examples_per_step(whole.train.size, task.batch_size)
+    )  # equal examples
     made = trainer(task, whole, strategy, method, seed, steps)
     every = max(steps // EVALUATIONS, 1)
     try:
         history = made.fit(
-            source,
-            batch_size=task.batch_size,
+            whole.train,
+            batch_size=batch_size,
             steps=steps,
             validation_data=whole.test,
             validation_batch_size=4 * task.batch_size,

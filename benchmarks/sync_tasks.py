@@ -3,11 +3,8 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 from learning import data
 
 import tfdist
@@ -16,7 +13,6 @@ from tfdist.optimizers import make_learning_rate
 OUTER = 'outer="sgd(momentum=0.9, nesterov=True, learning_rate=0.7)"'
 PERIODS = (1, 4, 16, 50, 100)
 CLIENTS = 100
-SHARDS = 2  # of one class each, per client, on the pathological split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,18 +22,16 @@ class Method:
     Attributes:
       sync: as in `--sync`.
       compression: as in `--compression`.
-      pathological: whether consecutive examples, of which clients are made, have the same label.
     """
 
     sync: str
     compression: str = "none"
-    pathological: bool = False
 
     def __str__(self) -> str:
         """The flags."""
         shown = f"--sync={self.sync.replace(f', {OUTER}', '')}"
         shown += f" --compression={self.compression}" if self.compression != "none" else ""
-        return shown + (" (pathological)" if self.pathological else "")
+        return shown
 
     @property
     def overlaps(self) -> bool:
@@ -79,32 +73,6 @@ class Task:
     metric: str
     margin: float
     methods: tuple[Method, ...]
-
-
-class Reordered(tfdist.data.Source):
-    """The examples of a source in another order."""
-
-    def __init__(self, source: Any, order: np.ndarray):
-        """Keeps the order, which has the number of each example in `source`."""
-        self.size = len(order)
-        self._source, self._order = source, tf.constant(order, tf.int64)
-
-    def fetch(self, indices: tf.Tensor) -> Any:
-        """See base class."""
-        return self._source.fetch(tf.gather(self._order, indices))
-
-
-def pathological(source: Any, clients: int, seed: int) -> Reordered:
-    """Orders examples so that each of `clients` equal consecutive parts has `SHARDS` shards of examples sorted by label.
-
-    With two shards, most clients have two classes (McMahan et al., arXiv:1602.05629, section 3). Examples that are left are
-    not used.
-    """
-    _, labels = source.fetch(tf.range(source.size, dtype=tf.int64))
-    by_label = np.argsort(np.asarray(labels), kind="stable")
-    size = len(by_label) // (clients * SHARDS)
-    shards = by_label[: size * clients * SHARDS].reshape(clients * SHARDS, size)
-    return Reordered(source, np.random.default_rng(seed).permutation(shards).reshape(-1))
 
 
 def text() -> tuple[str, tfdist.data.DataSet]:
@@ -179,7 +147,7 @@ TASKS = {
         (
             EVERY_STEP,
             Method(f"fedavg(clients={CLIENTS}, fraction=0.1, local_epochs=1)"),
-            Method(f"fedavg(clients={CLIENTS}, fraction=0.1, local_epochs=1)", pathological=True),
+            Method(f"fedavg(clients={CLIENTS}, fraction=0.1, local_epochs=1, shards_per_client=2)"),
         ),
     ),
 }

@@ -109,6 +109,7 @@ def test_a_flag_that_is_not_given_leaves_a_strategy_of_the_user_s_own_its_defaul
     module.Own = Own
     monkeypatch.setitem(sys.modules, "mine", module)
     config = TrainConfig(strategy="mine:Own")
-    assert open_strategy._options(config, "mine:Own") == {"communication": "auto"}
+    detection = open_strategy.choose(config)
+    assert open_strategy._options(config, detection) == {"communication": "auto"}
     given = dataclasses.replace(config, devices=3)
-    assert open_strategy._options(given, "mine:Own") == {"communication": "auto", "devices": 3}
+    assert open_strategy._options(given, detection) == {"communication": "auto", "devices": 3}

@@ -26,6 +26,7 @@ ROWS = [
     ({"compression_min_bytes": 0}, TWO, {"compression": "fp16"}, TWO),
     ({"compression_check_every": 5}, TWO, {"compression": "fp16"}, TWO),
     ({"measure_every": 50}, ONE, {}, TWO),
+    ({"measure_every": 50, "sync": "local_sgd"}, TWO, {"sync": "every_step"}, TWO),
     ({"check_sync_every": 5}, ONE, {}, TWO),
     ({"check_sync_every": 5}, ONE, {"check_sync": "gradients"}, ONE),
     ({"keep": 1}, ONE, {"checkpoint_every": "5"}, ONE),

@@ -22,7 +22,10 @@ from tfdist.grammar.sync import EASGD, Adaptive, DiLoCo, EveryStep, FedAvg, Loca
         ("adaptive(rule=qsr, alpha=0.2)", Adaptive(rule="qsr", alpha=0.2, period=8)),
         ("adaptive(rule=adacomm, interval=50, period=20)", Adaptive(rule="adacomm", interval=50, period=20)),
         ("fedavg", FedAvg(clients=100, fraction=0.1, local_epochs=1, outer="sgd(learning_rate=1.0)")),
-        ("fedavg(clients=8, classes=2, sizes=power_law)", FedAvg(clients=8, classes=2, sizes="power_law")),
+        (
+            "fedavg(clients=8, shards_per_client=2, client_sizes=power_law)",
+            FedAvg(clients=8, shards_per_client=2, client_sizes="power_law"),
+        ),
         ("fedavg(proximal=0.01)", FedAvg(proximal=0.01)),
     ],
 )
@@ -56,8 +59,8 @@ def test_texts(text, wanted):
         ("fedavg(fraction=1.5)", "fraction must be a number in (0, 1], not 1.5"),
         ("fedavg(fraction=True)", "fraction must be a number in (0, 1]"),
         ("fedavg(local_epochs=0)", "local_epochs must be a number of epochs of at least 1, not 0"),
-        ("fedavg(classes=-1)", "classes must be a number of classes of at least 0, not -1"),
-        ("fedavg(sizes=random)", "sizes must be one of equal, power_law"),
+        ("fedavg(shards_per_client=-1)", "shards_per_client must be a number of shards of at least 0, not -1"),
+        ("fedavg(client_sizes=random)", "client_sizes must be one of equal, power_law"),
         ("fedavg(proximal=-1)", "proximal must be a number of at least 0, not -1"),
         ("fedavg(outer='adam')", "the outer optimizer needs its learning rate"),
         ("fedavg(period=8)", "period"),

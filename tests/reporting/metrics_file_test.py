@@ -30,6 +30,8 @@ def training_record() -> dict:
         "skipped_steps": 1,
         "payload_bytes": 400,
         "compression_ratio": 2.0,
+        "sync_period": 8,
+        "replica_divergence": 0.5,
         "exposed_communication_seconds": 0.5,
         "codec_seconds": 0.25,
         "compression_error": 0.5,

@@ -13,7 +13,7 @@ from tfdist.grammar.sync import parse_sync
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(60, 5)), RANDOM.normal(size=(60, 2))
 RATE, BATCH = 0.1, 4
-UNEQUAL = "fedavg(clients=7, fraction=0.5, local_epochs=2, sizes=power_law{})"
+UNEQUAL = "fedavg(clients=7, fraction=0.5, local_epochs=2, client_sizes=power_law{})"
 MOMENTUM = float(np.float32(0.9))  # Keras rounds it, also in float64
 
 
@@ -208,8 +208,13 @@ def test_options_that_clients_do_not_have(options, message, mirrored3):
     ("sync", "data", "arguments", "message"),
     [
         ("fedavg(clients=61)", (X, Y), {}, "Every client needs an example. "),
-        ("fedavg(clients=31, classes=2)", (X, Y), {}, "Every client needs an example in each of its 2 shards"),
-        ("fedavg(clients=5, classes=2)", (X, Y.reshape(60, 2, 1)), {}, "a class for each example"),
+        (
+            "fedavg(clients=31, shards_per_client=2)",
+            (X, Y),
+            {},
+            "Every client needs an example in each of its 2 shards",
+        ),
+        ("fedavg(clients=5, shards_per_client=2)", (X, Y.reshape(60, 2, 1)), {}, "a class for each example"),
         ("fedavg(clients=5)", (X, Y), {"steps_per_epoch": 30}, "steps_per_epoch"),
         ("fedavg(clients=5)", (X, Y), {"schedule": tfdist.Schedule(elastic_batch="replica")}, "elastic_batch"),
         ("fedavg(clients=60, fraction=0.01)", (X, Y), {}, "an example for each replica"),

@@ -1,15 +1,17 @@
 """Hierarchical local SGD against NumPy, in float64, with groups of two levels and uneven rows."""
 
+import keras
 import numpy as np
 import pytest
 
 import tfdist
 from tests.synchronization.local_sgd_test import RATE, X, Y, assert_close, global_weights, of_replicas, trainer_of
+from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.grammar.sync import parse_sync
 
 BATCH, ROWS = 11, (3, 3, 3, 2)
-SYNC = "hierarchical_local_sgd(periods=(2, 4), sizes=(2,))"
+SYNC = "hierarchical_local_sgd(periods=(2, 4), group_sizes=(2,))"
 
 
 @pytest.fixture
@@ -72,8 +74,23 @@ def test_an_evaluation_uses_the_mean_of_all(mirrored4):
     assert_close(global_weights(trainer)[:1], [np.mean(copies, axis=0)])
 
 
+def test_the_state_of_the_optimizer_is_averaged_within_groups(mirrored4):
+    def velocities(state):
+        with mirrored4.scope():
+            sgd = keras.optimizers.SGD(RATE, 0.9)
+        sync = f"hierarchical_local_sgd(periods=(2, 4), group_sizes=(2,), state={state})"
+        trainer = trainer_of(mirrored4, sync, optimizer=sgd)
+        trainer.fit(X, Y, batch_size=12, steps=2, verbose=0)
+        return [of_replicas(mirrored4, v) for v in keras_internals.slots(sgd)]
+
+    for own, averaged in zip(velocities("local"), velocities("averaged"), strict=True):
+        for pair in ((0, 1), (2, 3)):
+            mean = np.mean([own[r] for r in pair], axis=0)
+            assert_close([averaged[r] for r in pair], [mean, mean])
+
+
 def test_three_levels_and_compression(mirrored4):
-    sync = "hierarchical_local_sgd(periods=(1, 2, 6), sizes=(1, 2))"
+    sync = "hierarchical_local_sgd(periods=(1, 2, 6), group_sizes=(1, 2))"
     trainer = trainer_of(mirrored4, sync, compression="topk(ratio=0.2)", compression_min_bytes=0)
     trainer.fit(X, Y, batch_size=12, steps=6, verbose=0)
     kernel, _ = trainer.model.trainable_variables
@@ -83,11 +100,11 @@ def test_three_levels_and_compression(mirrored4):
 
 def test_groups():
     assert parse_sync(SYNC).groups(4) == [(0, 1), (2, 3)]
-    assert parse_sync("hierarchical_local_sgd(periods=(1, 2, 4), sizes=(2, 4))").groups(8) == [
+    assert parse_sync("hierarchical_local_sgd(periods=(1, 2, 4), group_sizes=(2, 4))").groups(8) == [
         (0, 1), (2, 3), (4, 5), (6, 7), (0, 1, 2, 3), (4, 5, 6, 7)
     ]  # fmt: skip
     for replicas in (2, 3):
-        with pytest.raises(InputError, match="sizes must divide the number of replicas"):
+        with pytest.raises(InputError, match="group_sizes must divide the number of replicas"):
             parse_sync(SYNC).groups(replicas)
 
 
@@ -95,10 +112,10 @@ def test_groups():
     ("arguments", "message"),
     [
         ("periods=(4, 6)", "each a multiple of the one before"),
-        ("periods=(4,)", "one number more than sizes"),
+        ("periods=(4,)", "one number more than group_sizes"),
         ("periods=4", "must be numbers of at least 1"),
-        ("sizes=()", "one number more than sizes"),
-        ("periods=(1, 2, 4), sizes=(2, 3)", "each a multiple of the one before"),
+        ("group_sizes=()", "one number more than group_sizes"),
+        ("periods=(1, 2, 4), group_sizes=(2, 3)", "each a multiple of the one before"),
         ("period=4", "period"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 import tfdist
 
-SYNC = "fedavg(clients=7, fraction=0.6, local_epochs=2, classes=2, sizes=power_law, proximal=0.1)"
+SYNC = "fedavg(clients=7, fraction=0.6, local_epochs=2, shards_per_client=2, client_sizes=power_law, proximal=0.1)"
 
 
 def work(strategy: tfdist.Strategy, directory: pathlib.Path, sync: str = SYNC) -> tuple[list[Any], list[Any]]:

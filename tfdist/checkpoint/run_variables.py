@@ -7,14 +7,13 @@ The prefix of a name determines what happens to a value if the number of replica
     state/             replicated: the loss scale, numbers that compression keeps
     local_model/, local_optimizer/
                        [replicas, ...]: weights and optimizer state of replicas that train alone; if the number changes,
-                       or the run goes on with weights that are equal, all get their mean; of a run that evaluates a
+                       or the run continues with weights that are equal, all get their mean; of a run that evaluates a
                        center, weights get the center
     exchanges/         replicated: global weights, and the state of their optimizer
     local_exchanges/   [replicas, ...]: weights of each replica that were sent and are not used yet, as local_model/
     statistics/        [replicas, ...]: moving statistics of each replica's rows; new replicas get their mean
     replica_state/     [replicas, ...]: what error feedback has not sent yet; the sum over replicas is preserved:
-      replica r
-                       of M gets those of r, r + M, r + 2 M ...
+                       replica r of M gets those of r, r + M, r + 2 M ...
     callbacks/         arrays of rank 0's callbacks, restored on all processes
 
 With an unchanged number of replicas, each gets its own values back, bit for bit.

@@ -107,19 +107,18 @@ def _ending_together(group: Group, seconds: float) -> Iterator[None]:
 
 def _options(config: Any, detection: Detection) -> dict[str, Any]:
     """Returns the options that the constructor of a strategy takes; flags that are not given leave it its own defaults."""
-    strategy = detection.strategy
-    taken = inspect.signature(strategy_class(strategy)).parameters
+    taken = inspect.signature(strategy_class(detection.strategy)).parameters
     options = {name: getattr(config, name) for name in names(config, "is_option") if name in taken}
+    if ":" in detection.strategy:
+        not_given = {field.name: field.default for field in dataclasses.fields(config)}
+        options = {
+            name: value
+            for name, value in options.items()
+            if value != not_given[name] or taken[name].default is inspect.Parameter.empty
+        }
     if "groups" in taken and hasattr(config, "sync"):
         options["groups"] = parse_sync(config.sync).groups(detection.cluster.size)
-    if ":" not in strategy:
-        return options
-    not_given = {field.name: field.default for field in dataclasses.fields(config)}
-    return {
-        name: value
-        for name, value in options.items()
-        if value != not_given[name] or taken[name].default is inspect.Parameter.empty
-    }
+    return options
 
 
 def hosts(strategy: Strategy) -> list[str]:

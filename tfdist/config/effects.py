@@ -120,6 +120,11 @@ EFFECTS = (
     ),
     Effect("compression_min_bytes", _compresses, _NO_COMPRESSION),
     Effect("compression_check_every", _compresses, _NO_COMPRESSION),
+    Effect(
+        "measure_every",
+        lambda c, job: _sums_gradients(c, job) or not c.measure_every,
+        "no step sums gradients with this --sync. Leave it out",
+    ),
     Effect("measure_every", lambda c, job: _sends(c, job) or not c.measure_every, _NOTHING_SENT),
     Effect(
         "check_sync_every",

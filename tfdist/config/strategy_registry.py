@@ -79,7 +79,7 @@ DECLARATIONS = (
             Refusal(
                 "sync",
                 "every_step",
-                "A TPU's programs cannot give replicas weights of their own: use --sync=every_step.",
+                "On a TPU, all replicas run one program and cannot have weights of their own: use --sync=every_step.",
             ),
             _EQUAL_ROWS,
             Refusal(

@@ -166,8 +166,8 @@ class TrainConfig(TrainerOptions, JobConfig):
     sync: str = flag_field(
         "every_step",
         GRADIENTS,
-        "How often replicas exchange weights: every_step (gradients are summed in every step), local_sgd(period=8), "
-        "post_local_sgd, hierarchical_local_sgd, diloco, slowmo, easgd, adaptive or fedavg: docs/guides/local_sgd.md.",
+        "How replicas are synchronized: every_step (gradients are summed in every step), or exchanges of weights by local_sgd, "
+        "post_local_sgd, hierarchical_local_sgd, diloco, slowmo, easgd, adaptive or fedavg (docs/guides/local_sgd.md).",
         check=sync_text,
         fixed=True,
         known=tuple(SYNCS),
@@ -301,7 +301,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     check_sync_every: int = flag_field(
         0,
         CHECKS,
-        "Number of steps between checks that all replicas are identical. 0 disables them.",
+        "Number of steps between checks that replicas are identical, except for what --sync makes local. 0 disables them.",
         in_trials=0,
     )
     check_sync: str = flag_field(

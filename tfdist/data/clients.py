@@ -47,12 +47,12 @@ class Clients:
           size: number of examples.
           seed: seed of the run.
           shuffle: whether a client's examples are shuffled in each of its epochs.
-          labels: [size], class of each example; needed for `sync.classes`.
+          labels: [size], class of each example; needed for `sync.shards_per_client`.
 
         Raises:
           InputError: there are too few examples.
         """
-        shards = max(1, sync.classes)
+        shards = max(1, sync.shards_per_client)
         if sync.clients * shards > size:
             each = f" in each of its {shards} shards" if shards > 1 else ""
             raise InputError(
@@ -106,7 +106,7 @@ class Clients:
 
 def _sizes(sync: FedAvg, size: int, least: int) -> list[int]:
     """Returns the number of examples of each client, at least `least`."""
-    if sync.sizes == "equal":
+    if sync.client_sizes == "equal":
         return _split(size, sync.clients)
     weights = np.cumsum(1 / np.arange(1, sync.clients + 1))
     spare = size - least * sync.clients

@@ -85,29 +85,31 @@ class PostLocalSGD(LocalSGD):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HierarchicalLocalSGD(Averaging):
-    """Local SGD at several levels: frequent means among a few replicas, rarer ones among more (arXiv:2007.13819).
+    """Local SGD at several levels: frequent means among a few replicas, rarer ones among more.
 
     As PyTorch's `HierarchicalModelAverager`: of several levels that are due at a step, only the largest is exchanged.
+    References: Lin et al., arXiv:1808.07217; Castiglia et al., arXiv:2007.13819.
 
     Attributes:
       periods: number of steps between the exchanges of each level, from the smallest groups to all replicas; each is a
         multiple of the one before.
-      sizes: number of consecutive replicas in a group of each level but the last, which has all; each divides the next,
+      group_sizes: number of consecutive replicas in a group of each level but the last, which has all; each divides the next,
         and all replicas.
     """
 
     name: ClassVar[str] = "hierarchical_local_sgd"
     period: int = dataclasses.field(default=0, init=False)
     periods: tuple[int, ...] = (4, 16)
-    sizes: tuple[int, ...] = (2,)
+    group_sizes: tuple[int, ...] = (2,)
 
     def __post_init__(self) -> None:
         """Validates the parameters."""
-        for name in ("periods", "sizes"):
+        for name in ("periods", "group_sizes"):
             check_multiples(self, name)
-        if len(self.periods) != len(self.sizes) + 1 or not self.sizes:
+        if len(self.periods) != len(self.group_sizes) + 1 or not self.group_sizes:
             raise wrong(
-                self, f"periods must have one number more than sizes, not {self.periods!r} with sizes={self.sizes!r}"
+                self,
+                f"periods must have one number more than group_sizes, not {self.periods!r} and {self.group_sizes!r}",
             )
         object.__setattr__(self, "period", self.periods[-1])
         super().__post_init__()
@@ -120,11 +122,12 @@ class HierarchicalLocalSGD(Averaging):
         """
         if replicas == 1:
             return []
-        if replicas % self.sizes[-1] or self.sizes[-1] == replicas:
+        if replicas % self.group_sizes[-1] or self.group_sizes[-1] == replicas:
             raise wrong(
-                self, f"sizes must divide the number of replicas, {replicas}, and be smaller, not sizes={self.sizes!r}"
+                self,
+                f"group_sizes must divide the number of replicas, {replicas}, and be smaller, not {self.group_sizes!r}",
             )
-        return [tuple(range(first, first + size)) for size in self.sizes for first in range(0, replicas, size)]
+        return [tuple(range(first, first + size)) for size in self.group_sizes for first in range(0, replicas, size)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -35,8 +35,8 @@ __all__ = [
     "Sync",
     "parse_sync",
 ]
-SIZES = ("equal", "power_law")
-_WORDS = ("state", "rule", "sizes")  # may be without quotes
+CLIENT_SIZES = ("equal", "power_law")
+_WORDS = ("state", "rule", "client_sizes")  # may be without quotes
 DEFAULT = "every_step"
 
 
@@ -157,9 +157,9 @@ class FedAvg(Sync):
       clients: number of clients, at least 1.
       fraction: part of the clients that is drawn in each round, in (0, 1].
       local_epochs: passes of a drawn client over its data, at least 1.
-      classes: 0 divides the examples at random; otherwise they are sorted by class and cut into shards, of which each
+      shards_per_client: 0 divides the examples at random; otherwise they are sorted by class and cut into shards, of which each
         client gets this number, so that most clients know no more classes than that.
-      sizes: "equal", or "power_law": client i has a number of examples proportional to 1 / i.
+      client_sizes: "equal", or "power_law": client i has a number of examples proportional to 1 / i.
       proximal: factor mu of FedProx's term mu / 2 |w - x|^2 in a client's loss (Li et al., arXiv:1812.06127).
       outer: the optimizer of the global weights, as in `--optimizer`, with its learning rate (Reddi et al.,
         arXiv:2003.00295). The default is FedAvg: the weighted mean of the clients' weights.
@@ -172,8 +172,8 @@ class FedAvg(Sync):
     clients: int = 100
     fraction: float = 0.1
     local_epochs: int = 1
-    classes: int = 0
-    sizes: str = "equal"
+    shards_per_client: int = 0
+    client_sizes: str = "equal"
     proximal: float = 0.0
     outer: str = "sgd(learning_rate=1.0)"
 
@@ -181,8 +181,8 @@ class FedAvg(Sync):
         """Validates the parameters."""
         check_integer(self, "clients", 1, "clients")
         check_integer(self, "local_epochs", 1, "epochs")
-        check_integer(self, "classes", 0, "classes")
-        check_choice(self, "sizes", SIZES)
+        check_integer(self, "shards_per_client", 0, "shards")
+        check_choice(self, "client_sizes", CLIENT_SIZES)
         if not is_number(self.fraction) or not 0 < self.fraction <= 1:
             raise wrong(self, f"fraction must be a number in (0, 1], not {self.fraction!r}")
         if not is_number(self.proximal) or not 0 <= self.proximal < float("inf"):
@@ -223,6 +223,6 @@ def parse_sync(text: str) -> Sync:
     """
     spec = parse(text, _WORDS)
     if spec.name not in SYNCS:
-        raise InputError(f"--sync={spec.name} is not known.{nearest(spec.name, SYNCS)}")
+        raise InputError(f"{spec.name} is not a known synchronization method.{nearest(spec.name, SYNCS)}")
     found: Sync = call(SYNCS[spec.name], spec)
     return found

@@ -15,7 +15,7 @@ STATES = ("local", "averaged", "reset")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sync:
-    """How replicas are kept in agreement; the fields of subclasses are the parameters in the flag.
+    """How replicas are synchronized; the fields of subclasses are the parameters in the flag.
 
     Attributes:
       name: name of the method in the flag.
@@ -77,7 +77,7 @@ class Periodic(Sync):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Averaging(Periodic):
-    """In an exchange, replicas go on with global weights, which are made of the mean of their own.
+    """After an exchange, replicas continue from global weights, which are computed from the mean of their own.
 
     Attributes:
       state: what happens to the optimizer's state in an exchange: "local" leaves each replica its own, "averaged"
@@ -130,7 +130,7 @@ def check_outer(sync: Sync, outer: str) -> None:
 
 def wrong(sync: Sync, problem: str) -> InputError:
     """Returns the error for a parameter."""
-    return InputError(f"--sync={sync.name}: {problem}. {sync.guide} explains the parameters.")
+    return InputError(f"{sync.name}: {problem}. {sync.guide} explains the parameters.")
 
 
 def check_multiples(sync: Sync, parameter: str) -> None:

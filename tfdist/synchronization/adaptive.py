@@ -12,7 +12,6 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import Adaptive
 from tfdist.step.state_store import StateStore
-from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.period_rules import RULES, AtExchange
 from tfdist.synchronization.periodic import PeriodicExchanges
 
@@ -26,7 +25,6 @@ class AdaptiveExchanges(PeriodicExchanges):
         """See base class."""
         super().__init__(sync, model, strategy, reducer, kept)
         self._adaptive = sync
-        self._optimizer = inner_optimizer(model.optimizer)
         self._rule = RULES[sync.rule](sync)
 
     def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:

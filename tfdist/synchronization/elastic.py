@@ -60,11 +60,7 @@ class ElasticExchange(Exchange):
         *totals, all_rows, all_squares = reduced.totals
         moved = [w + self._alpha * change for w, change in zip(own, changes, strict=True)]
         self._whole.assign([x - self._alpha * total for x, total in zip(center, totals, strict=True)])
-        with self._strategy.own_copies(self._weights):
-            for variable, value in zip(self._weights, moved, strict=True):
-                variable.assign(value)
-        for held, value in zip(self.state, reduced.state, strict=True):
-            held.assign(value)
+        self.assign(moved, reduced.state, [])
         self._rows.assign(tf.zeros([], self._rows.dtype))
         change = [total / replicas for total in totals]
         mean = [x - difference for x, difference in zip(center, change, strict=True)]

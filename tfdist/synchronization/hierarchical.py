@@ -19,8 +19,9 @@ from tfdist.synchronization.periodic import PeriodicExchanges
 class HierarchicalExchanges(PeriodicExchanges):
     """Exchanges of several levels: of those that are due at a step, only the one of the largest groups.
 
-    An exchange of a group replaces its replicas' weights by their mean, weighted by the rows of each since the last exchange
-    of that level; the global weights change with the last level only. What a replica did not send in one exchange (error
+    In an exchange of a group G, w_r' = sum over s in G of n_s w_s / sum over s in G of n_s, with n_s the rows of replica s
+    since the last exchange of that level; the global weights change with the last level only. Cost: an all-reduce of P + 2
+    numbers inside each group. What a replica did not send in one exchange (error
     feedback) is sent in the next, of whatever level.
     """
 
@@ -46,8 +47,8 @@ class HierarchicalExchanges(PeriodicExchanges):
         """
         sync.groups(strategy.replicas)
         super().__init__(sync, model, strategy, reducer, kept)
-        self._levels = list(zip(sync.periods, sync.sizes, strict=False))
-        states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.sizes]
+        self._levels = list(zip(sync.periods, sync.group_sizes, strict=False))
+        states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.group_sizes]
         [self._rows], self._before = kept.variables([ROWS]), kept.variables(states)
         self._of_level: dict[int | None, Any] = {}
 

@@ -67,7 +67,7 @@ class RoundExchange:
             size, which lossy dtypes may need.
         """
         found, floatx = self._round, keras.config.floatx()
-        self.sent = Recording(self._strategy.collectives)
+        self.sent = Recording(self._strategy.step_collectives)
         counts = [
             tf.cast(tf.convert_to_tensor(count) / tf.constant(examples, tf.float64), floatx) for count in found.counts
         ]
