@@ -52,12 +52,20 @@ def in_numpy(whole, steps, seen):
     return local
 
 
-@pytest.mark.parametrize("steps", [6, 8, 9])
-def test_numpy(steps, mirrored4):
+@pytest.mark.parametrize(("steps", "log_every"), [(6, 10), (8, 10), (9, 1)])  # records are borders of calls
+def test_numpy(steps, log_every, mirrored4):
     trainer, seen = trainer_of(mirrored4, SYNC), Seen()
     trainer.build((X, Y))
     whole = np.vstack([np.asarray(w) for w in trainer.model.get_weights()])
-    trainer.fit(X, Y, batch_size=BATCH, steps=steps, verbose=0, reporting=tfdist.Reporting(ledger=seen))
+    trainer.fit(
+        X,
+        Y,
+        batch_size=BATCH,
+        steps=steps,
+        verbose=0,
+        reporting=tfdist.Reporting(ledger=seen),
+        schedule=tfdist.Schedule(log_every=log_every),
+    )
     kernel, bias = (of_replicas(mirrored4, v) for v in trainer.model.trainable_variables)
     found = [np.vstack(both) for both in zip(kernel, bias, strict=True)]
     assert_close(found, in_numpy(whole, steps, seen.steps))
@@ -96,6 +104,18 @@ def test_three_levels_and_compression(mirrored4):
     kernel, _ = trainer.model.trainable_variables
     first, *others = of_replicas(mirrored4, kernel)
     assert all((first == other).all() for other in others)
+
+
+def test_one_replica_has_no_groups(float64):
+    trainer = trainer_of(tfdist.load_strategy("single"), SYNC)
+    trainer.fit(X, Y, batch_size=12, steps=4, verbose=0)
+    assert trainer.step == 4
+
+
+def test_a_compression_with_equal_factors_is_refused(mirrored4):
+    trainer = trainer_of(mirrored4, SYNC, compression="powersgd(rank=1)", compression_min_bytes=0)
+    with pytest.raises(InputError, match="powersgd needs equal factors on all"):
+        trainer.build((X, Y))
 
 
 def test_groups():

@@ -190,6 +190,37 @@ def test_a_replica_that_overflows_skips_alone_and_enters_the_exchange(mirrored3,
     assert trainer.loss_scale == 64.0
 
 
+def test_another_number_of_replicas_takes_over_loss_scales(mirrored3, mirrored2, float64, tmp_path):
+    def resumed(strategy, path):
+        trainer = trainer_of(strategy, "local_sgd(period=4)", loss_scale=LossScale(initial=2.0**10))
+        trainer.build((X, Y))
+        trainer.resume(path)
+        return trainer.state["loss_scale/scale"].values.tolist()
+
+    for strategy, name in ((mirrored3, "three"), (mirrored2, "two")):
+        trainer = trainer_of(strategy, "local_sgd(period=4)", loss_scale=LossScale(initial=2.0**10))
+        checkpoints = tfdist.Checkpoints(directory=str(tmp_path / name), every=2)
+        trainer.fit(X, Y, batch_size=BATCH, steps=2, verbose=0, checkpoints=checkpoints)
+    assert resumed(mirrored2, tmp_path / "three") == [1024.0] * 2
+    assert resumed(mirrored3, tmp_path / "two") == [1024.0] * 3
+
+
+def test_a_checkpoint_of_another_way_of_exchanging_is_refused(mirrored3, tmp_path):
+    trainer = trainer_of(mirrored3, "local_sgd(period=4)")
+    trainer.fit(
+        X,
+        Y,
+        batch_size=BATCH,
+        steps=2,
+        verbose=0,
+        checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every=2),
+    )
+    other = trainer_of(mirrored3, f"diloco(period=4, outer='{NESTEROV}')")
+    other.build((X, Y))
+    with pytest.raises(InputError, match="its own way of exchanging weights"):
+        other.resume(tmp_path)
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(mirrored3):
     data = X.copy()
     trainer = trainer_of(mirrored3, "local_sgd(period=5)")

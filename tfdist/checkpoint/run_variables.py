@@ -48,6 +48,7 @@ _MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE, _EXCHANGES = (
 _LOCAL = "local_"  # before the prefix of variables of which each replica has its own value
 _PER_REPLICA = (_STATISTICS, _REPLICA_STATE, _LOCAL)
 _AVERAGED = (_STATISTICS, _LOCAL)  # where a value is needed that no replica has, it is the mean
+_TAKEN_OVER = f"{_REPLICA_STATE}loss_scale/"  # a new replica gets the value of another one
 _NAMED_AT_MOST = 10  # maximum number of reported differences between two models
 
 
@@ -196,6 +197,11 @@ class RunVariables:
         """Same as `_names_in` for the exchanges; empty if the run in the checkpoint had none, or others."""
         saved = [name for name in checkpoint.values["order"] if name.removeprefix(_LOCAL).startswith(_EXCHANGES)]
         if [_form(held) for held in self._exchanged.values()] != [_form_in(checkpoint, name) for name in saved]:
+            if saved and self._exchanged:
+                raise InputError(
+                    "A run is resumed with its own way of exchanging weights. Received: the checkpoint "
+                    f"{checkpoint.path}, with other global weights or another outer optimizer. Use the `sync` of its run."
+                )
             return {}
         return dict(zip(self._exchanged, saved, strict=True))
 
@@ -299,6 +305,8 @@ def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int)
         return merged_rows(offset, block)
 
     def merged_rows(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
+        if name.startswith(_TAKEN_OVER):
+            return checkpoint.read_block(name, (offset[0] % shape[0], *offset[1:]), block)
         is_mean = name.startswith(_AVERAGED)
         rows = range(0 if is_mean else offset[0], shape[0], 1 if is_mean else replicas)
         found = [checkpoint.read_block(name, (row, *offset[1:]), block) for row in rows]

@@ -143,13 +143,18 @@ class ProcessGroup(Collectives):
     def _gather_rows(self, tensor: tf.Tensor, rows: tf.Tensor, name: str) -> tf.Tensor:
         longest = tf.maximum(tf.reduce_max(rows), 1)  # TensorFlow crashes on empty tensors
         missing = longest - tf.shape(tensor)[0]
-        whole = self._gather(tf.pad(tensor, [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)]), name)
+        padded = tf.pad(tensor, [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)])
+        whole = self._gather(padded, name, longest)
         parts = [whole[rank * longest :][: rows[rank]] for rank in range(self.size)]
         return tf.ensure_shape(tf.concat(parts, 0), tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
-    def _gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Gathers a tensor of the same shape from every rank."""
-        whole = tf.raw_ops.CollectiveGatherV2(input=tensor, **self._unordered(f"all_gather {name}", tensor))
+    def _gather(self, tensor: tf.Tensor, name: str, rows: tf.Tensor | int = 0) -> tf.Tensor:
+        """Gathers a tensor of the same shape from every rank; `rows`: its first dim, if that may change between calls."""
+        call = self._unordered(f"all_gather {name}", tensor)
+        if tensor.shape[0] is None:  # TensorFlow rejects another shape with the same key
+            mixed = tf.cast(call["instance_key"] - FIRST_KEY, tf.int64) + tf.cast(rows, tf.int64) * 2654435761
+            call["instance_key"] = FIRST_KEY + tf.cast(mixed % FIRST_KEY, tf.int32)
+        whole = tf.raw_ops.CollectiveGatherV2(input=tensor, **call)
         return tf.ensure_shape(whole, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:

@@ -48,7 +48,7 @@ class ClientExamples(Examples):
     """
 
     def __init__(self, source: Examples, sync: FedAvg, batch_size: int, seed: int):
-        """Divides the examples; for `sync.classes`, reads all labels.
+        """Divides the examples; for `sync.shards_per_client`, reads all labels.
 
         Args:
           source: examples with random access.
@@ -62,7 +62,7 @@ class ClientExamples(Examples):
         self._source = _with_random_access(source, sync)
         self._count_like(source, source.size)
         self._batch_size = batch_size
-        labels = _labels(self._source, sync) if sync.classes else None
+        labels = _labels(self._source, sync) if sync.shards_per_client else None
         self._clients = Clients(sync, source.size, seed, not isinstance(source, InOrder), labels)
         self.batch_text = (
             f"{sync.drawn} of {sync.clients} clients per step, about {sync.examples_per_step(source.size, batch_size):,} "

@@ -58,7 +58,7 @@ def plan_routes(all_reduce: str, topology: str, group: Group | None, cluster: Cl
     elif choice.name == ENGINE:  # hosts do not matter, and nothing is exchanged
         found = Topology((0,) * replicas)
     else:
-        found = _of_processes(group, cluster, replicas)
+        found = _of_processes(choice.name, group, cluster, replicas)
     table = None
     if choice.table:
         table = read_table(choice.table)
@@ -69,20 +69,19 @@ def plan_routes(all_reduce: str, topology: str, group: Group | None, cluster: Cl
     return RoutePlan(choice, found, table)
 
 
-def _of_processes(group: Group | None, cluster: Cluster, replicas: int) -> Topology:
+def _of_processes(route: str, group: Group | None, cluster: Cluster, replicas: int) -> Topology:
     """Returns the topology of the replicas of processes: a host has a name and a process with local rank 0.
 
     Raises:
-      InputError: the processes cannot communicate yet, and this one's variables do not give the numbers on other hosts.
+      InputError: the processes cannot communicate yet, and the route depends on the hosts.
     """
     if group is None:
-        count, rest = divmod(replicas, cluster.local_size)
-        if rest:
+        if route in ("auto", "hierarchical"):
             raise InputError(
-                "Before Horovod has started, the hosts are known if all have the same number of processes. Received: "
-                f"{cluster.local_size} of {cluster.size} on this one. Give --topology, such as 2,1."
+                f"--all_reduce={route} needs the hosts of all processes, which are not known before Horovod has started. "
+                f"Received: {cluster.size} processes, {cluster.local_size} of them on this host. Give --topology, such as 2,1."
             )
-        return Topology.parse(",".join([str(cluster.local_size)] * count), replicas)
+        return Topology((0,) * replicas)  # the other routes do not depend on it
     hosts = group.gather("all_reduce/hosts", [socket.gethostname(), cluster.rank - cluster.local_rank])
     each = replicas // cluster.size
     return Topology.of_names([str(host) for host in hosts for _ in range(each)])

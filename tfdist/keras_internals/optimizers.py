@@ -225,4 +225,8 @@ def slots(optimizer: keras.Optimizer) -> list[keras.Variable]:
 def initial_slot_values(optimizer: keras.Optimizer) -> list[float]:
     """Returns the number with which each of `slots` begins."""
     initial = float(getattr(optimizer, "initial_accumulator_value", 0.0))  # of Adagrad and Ftrl
-    return [initial if "accumulator" in variable.path else 0.0 for variable in slots(optimizer)]
+    product = getattr(optimizer, "_u_product", None)  # of Nadam
+    return [
+        initial if "accumulator" in variable.path else 1.0 if variable is product else 0.0
+        for variable in slots(optimizer)
+    ]

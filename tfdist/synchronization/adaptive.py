@@ -69,8 +69,10 @@ class AdaptiveExchanges(PeriodicExchanges):
         self._rule.restore(saved.get("rule", {}))
 
     def _decide(self, step: int, divergence: float | None) -> None:
-        rate, after = self._strategy.group.broadcast("sync/learning_rates", self._rates(), LONG_SECONDS)
-        self._rule.decide(AtExchange(step, rate, after > rate, divergence))
+        # Ranks of different hardware may compute another divergence, in its last bits.
+        mine = [*self._rates(), None if divergence is None else repr(divergence)]
+        rate, after, agreed = self._strategy.group.broadcast("sync/period", mine, LONG_SECONDS)
+        self._rule.decide(AtExchange(step, rate, after > rate, None if agreed is None else float(agreed)))
 
     def _rates(self) -> list[float]:
         """Returns the learning rates of the next step and the one after it, as far as known."""

@@ -41,9 +41,12 @@ class Call(Generic[_T]):
         concurrent.futures.wait([self._future], seconds)
 
     def _run(self) -> None:
+        # `begun` is set before the future: whoever waits for the result may then start the next call, which shares it.
         try:
-            self._future.set_result(self._function())
+            result = self._function()
         except BaseException as error:
-            self._future.set_exception(error)
-        finally:
             self._begun.set()
+            self._future.set_exception(error)
+        else:
+            self._begun.set()
+            self._future.set_result(result)

@@ -150,7 +150,10 @@ def weighted_mean(
     mine = [tf.convert_to_tensor(variable.value) for variable in variables]
     weighted = [value * tf.cast(rows, value.dtype) for value in mine]
     totals = Bucketed(Sum()).reduce(weighted, [], collectives, name="exchange/state").totals
-    return [tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)) for total in totals]
+    return [
+        tf.where(all_rows > 0, tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)), value)
+        for total, value in zip(totals, mine, strict=True)
+    ]
 
 
 def states_of(reducer: Reducer, specs: Sequence[tf.TensorSpec], prefix: str = "exchange") -> list[State]:

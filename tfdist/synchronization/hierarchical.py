@@ -8,11 +8,12 @@ import keras
 import tensorflow as tf
 
 from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import HierarchicalLocalSGD
 from tfdist.step.local_step import ROWS
 from tfdist.step.state_store import StateStore
-from tfdist.synchronization.exchange import message_of
+from tfdist.synchronization.exchange import message_of, specs_of, states_of
 from tfdist.synchronization.periodic import PeriodicExchanges
 
 
@@ -43,9 +44,16 @@ class HierarchicalExchanges(PeriodicExchanges):
           kept: store of the state.
 
         Raises:
-          InputError: the replicas cannot be divided into groups of these sizes.
+          InputError: the replicas cannot be divided into groups of these sizes, or the reducer has a state that must be equal
+            on all replicas, which groups would make different.
         """
         sync.groups(strategy.replicas)
+        states = states_of(reducer, specs_of(model.trainable_variables))
+        if any(state.dtype.is_floating and not state.per_replica for state in states):
+            raise InputError(
+                f"Groups of replicas compress alone, but powersgd needs equal factors on all. Received: sync={sync}. Choose "
+                "another compression, or local_sgd."
+            )
         super().__init__(sync, model, strategy, reducer, kept)
         self._levels = list(zip(sync.periods, sync.group_sizes, strict=False))
         states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.group_sizes]
@@ -59,14 +67,16 @@ class HierarchicalExchanges(PeriodicExchanges):
 
     def at(self, step: int) -> Mapping[str, float]:
         """See base class."""
-        due = [level for level, (period, _) in enumerate(self._levels) if step % period == 0]
+        several = self._strategy.replicas > 1
+        due = [level for level, (period, _) in enumerate(self._levels) if several and step % period == 0]
         if step % self._sync.period and due and self._last is not None:
             period, _ = self._levels[due[-1]]
             share = self._batch_size * period / self._strategy.replicas
             self._at_level(due[-1])(tf.constant(share, keras.config.floatx()))
             return {}
         found = super().at(step)
-        self._at_level(None)(tf.constant(0, keras.config.floatx()))
+        if self._last == step:
+            self._at_level(None)(tf.constant(0, keras.config.floatx()))
         return found
 
     def cost(self, whole_bytes: int) -> dict[str, float]:
@@ -101,12 +111,15 @@ class HierarchicalExchanges(PeriodicExchanges):
         first = collectives.static_rank // size * size
         group = collectives.group(range(first, first + size))
         rows = tf.cast(tf.convert_to_tensor(self._rows) - self._before[level], share.dtype) / share
-        whole = self._whole.values()
-        message = message_of(whole, [tf.convert_to_tensor(v.value) for v in self._weights], rows)
+        whole, own = self._whole.values(), [tf.convert_to_tensor(v.value) for v in self._weights]
+        message = message_of(whole, own, rows)
         state = [tf.convert_to_tensor(variable) for variable in self._exchange.state]
         reduced = self._exchange.reducer.reduce(message, state, group, name=f"exchange/level{level}")
         *changes, all_rows, _ = reduced.totals
-        means = [x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)) for x, d in zip(whole, changes, strict=True)]
+        means = [
+            tf.where(all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w)  # all may have skipped
+            for x, d, w in zip(whole, changes, own, strict=True)
+        ]
         self._exchange.assign(means, reduced.state, self._exchange.new_slots(rows, all_rows, group))
         for before in self._before[: level + 1]:
             before.assign(self._rows)
