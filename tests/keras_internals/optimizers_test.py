@@ -111,3 +111,35 @@ def test_the_schedule_of_a_learning_rate():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     assert keras_internals.scheduled_learning_rate(keras.optimizers.SGD(schedule)) is schedule
     assert keras_internals.scheduled_learning_rate(keras.optimizers.SGD(0.1)) is None
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "ftrl", "nadam", "rmsprop", "adadelta", "lion", "adamax"])
+def test_slots_begin_with_their_initial_values(name):
+    variable = keras.Variable([1.0, -2.0])
+    optimizer = keras.optimizers.get(name)
+    optimizer.use_ema = True
+    optimizer.build([variable])
+    slots = keras_internals.slots(optimizer)
+    assert not {id(optimizer.iterations), id(optimizer._learning_rate)} & {id(slot) for slot in slots}
+    assert not {id(average) for _, average in keras_internals.weight_averages(optimizer)} & {id(slot) for slot in slots}
+    for slot, initial in zip(slots, keras_internals.initial_slot_values(optimizer), strict=True):
+        np.testing.assert_allclose(slot, np.full(slot.shape, initial), rtol=1e-6)
+
+
+def test_an_update_of_own_copies_changes_no_other_replica(mirrored2):
+    with mirrored2.scope():
+        variable = keras.Variable([1.0, 1.0])
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+        optimizer.build([variable])
+
+    def update():
+        rank = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+        with keras_internals.own_copies([variable, *optimizer.variables]), keras_internals.updating_own_copies():
+            optimizer.apply([tf.fill([2], rank)], [variable])
+
+    before = variable.value
+    tf.function(lambda: mirrored2.run(update), autograph=False)()
+    assert variable.value is before
+    assert [value.numpy().tolist() for value in mirrored2.local(variable.value)] == [[1.0, 1.0], [0.5, 0.5]]
+    [_, momentum] = [v for v in optimizer.variables if v.path.endswith(("iteration", "momentum"))]
+    assert [value.numpy().tolist() for value in mirrored2.local(momentum.value)] == [[0.0, 0.0], [-0.5, -0.5]]
