@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 BENCHMARKS = ("collectives",)
 _EXAMPLES = (
     "python -m tfdist.bench collectives --strategy=mirrored --devices=2 --sizes=64KB,1MB",
-    "python -m tfdist.launch --processes=4 -- python -m tfdist.bench collectives --all_reduce=all --topology=2,2",
     "python -m tfdist.launch --processes=2 -- python -m tfdist.bench collectives --operations=all_reduce --sizes=4B:1MB",
 )
 
