@@ -38,7 +38,7 @@ class LocalSGD(Averaging):
 
     @property
     def kept_share(self) -> float | None:
-        """Share of a replica's own weights in those with which it goes on; None: it keeps its progress since sending."""
+        """Fraction of its own weights that a replica keeps; None: it adds its progress since sending to the global ones."""
         return None
 
     @property
@@ -141,8 +141,8 @@ class DiLoCo(LocalSGD):
       outer: the outer optimizer, as in `--optimizer`, with its learning rate.
       fragments: number of parts of the weights, of about equal size. Part p is exchanged every `period` steps, `period *
         p // fragments` steps after the first (Streaming DiLoCo, Douillard et al., arXiv:2501.18512).
-      mixing: share of a replica's own weights in those with which it goes on when it receives the global ones, from 0 to
-        1. None: 0.5 with a delay, as in that paper, else 0.
+      mixing: fraction of its own weights that a replica keeps when it receives the global ones, from 0 to 1. None: 0.5
+        with a delay, as in that paper, else 0.
     """
 
     name: ClassVar[str] = "diloco"

@@ -17,7 +17,7 @@ from tfdist.synchronization.periodic import PeriodicExchanges
 
 
 class AdaptiveExchanges(PeriodicExchanges):
-    """Exchanges the mean of the weights, at the end of periods that a rule decides alike on every process."""
+    """Exchanges the mean of the weights, at the end of periods that a rule sets, the same on every process."""
 
     def __init__(
         self, sync: Adaptive, model: keras.Model, strategy: HasCollectives, reducer: Reducer, kept: StateStore

@@ -47,17 +47,21 @@ class AveragedCopy:
         return not self._variables or self._strategy.replicas == 1
 
     def _taken(self) -> list[tf.Tensor]:
-        """Assigns the means; returns this replica's own values. A replica function."""
+        """Assigns the values to evaluate; returns this replica's own ones. A replica function."""
+        own = [tf.identity(variable.value) for variable in self._variables]
+        values = self._values(own)
+        with tf.control_dependencies(own), self._strategy.own_copies(self._variables):
+            for variable, value in zip(self._variables, values, strict=True):
+                variable.assign(value)
+        return own
+
+    def _values(self, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the means. A replica function."""
         collectives = self._strategy.collectives
         mine = tf.cast(self._rows(), keras.config.floatx())
         [total] = collectives.all_reduce([mine], name="averaged_copy/rows")
         rows = tf.where(total > 0, mine / tf.maximum(total, 1), 1 / self._strategy.replicas)
-        own = [tf.identity(variable.value) for variable in self._variables]
-        means = weighted_mean(self._variables, rows, tf.ones_like(rows), collectives)
-        with tf.control_dependencies(own), self._strategy.own_copies(self._variables):
-            for variable, value in zip(self._variables, means, strict=True):
-                variable.assign(value)
-        return own
+        return weighted_mean(self._variables, rows, tf.ones_like(rows), collectives)
 
     def _restored(self, own: Any) -> None:
         """Assigns this replica's own values. A replica function."""

@@ -130,24 +130,15 @@ class _Center(AveragedCopy):
     def _changes_nothing(self) -> bool:
         return not self._variables
 
-    def _taken(self) -> list[tf.Tensor]:
-        """See base class."""
-        own = [tf.identity(variable.value) for variable in self._variables]
-        values = self._center(own)
-        with tf.control_dependencies(own), self._strategy.own_copies(self._variables):
-            for variable, value in zip(self._variables, values, strict=True):
-                variable.assign(value)
-        return own
-
     def _taken_over(self) -> tf.Tensor:
         """Assigns the weights to the center if all replicas have equal ones. A replica function."""
-        values = self._center([tf.convert_to_tensor(variable.value) for variable in self._variables])
+        values = self._values([tf.convert_to_tensor(variable.value) for variable in self._variables])
         for copy, value in zip(self._copies, values, strict=True):
             copy.assign(value)
         return tf.constant(True)
 
-    def _center(self, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the center: the replicas' weights if they are equal."""
+    def _values(self, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """See base class; the center: the replicas' weights if they are equal."""
         agree = in_agreement(own, self._strategy.collectives)
         return [tf.where(agree, w, copy.value) for w, copy in zip(own, self._copies, strict=True)]
 

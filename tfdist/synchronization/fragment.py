@@ -80,8 +80,7 @@ class Fragment:
 
     def take_over(self) -> None:
         """Assigns the weights, which are equal on all replicas, to the global ones."""
-        with self._strategy.own_copies(self.weights):
-            self.whole.assign(self._own())
+        self.whole.take_over(self.weights)
         self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
 
     def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
@@ -110,7 +109,7 @@ class Fragment:
         return exchanged
 
     def use(self) -> None:
-        """Replaces the replica's weights by what it goes on with."""
+        """Replaces the replica's weights by those with which it continues."""
         whole = self.whole.values()
         own = self._own()
         if self._kept_share is None:

@@ -50,6 +50,10 @@ class GlobalWeights:
         for copy, value in zip(self.copies, values, strict=True):
             copy.assign(value)
 
+    def take_over(self, weights: Sequence[keras.Variable]) -> None:
+        """Assigns the replicas' weights, which are equal on all of them. In a replica function."""
+        self.assign([tf.convert_to_tensor(variable.value) for variable in weights])
+
     def update(self, changes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Updates the global weights and returns them. In a replica function.
 

@@ -76,7 +76,8 @@ class PeriodicExchanges(Exchanges):
         self._batch_size, self._rate = batch_size, rate
         if self.trains_alone(step) and self._last in (None, step):
             self._last = step
-            tf.function(lambda: self._strategy.run(self._take_over), autograph=False).get_concrete_function()()
+            take_over = lambda: self._strategy.run(lambda: self._whole.take_over(self._weights))  # noqa: E731
+            tf.function(take_over, autograph=False).get_concrete_function()()
 
     def at(self, step: int) -> Mapping[str, float]:
         """See base class; returns `replica_divergence`."""
@@ -128,8 +129,3 @@ class PeriodicExchanges(Exchanges):
             agree_on_plan(self._strategy.peers, self._exchange.sent.calls)
         found = self._compiled(share)
         return Exchanged(*(self._strategy.local(value)[0] for value in found))
-
-    def _take_over(self) -> None:
-        """Assigns the weights, which are equal on all replicas, to the global ones. A replica function."""
-        with self._strategy.own_copies(self._weights):
-            self._whole.assign([tf.convert_to_tensor(variable.value) for variable in self._weights])

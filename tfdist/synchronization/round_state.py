@@ -104,8 +104,7 @@ class RoundState:
 
     def take_over(self) -> None:
         """Assigns the model's weights, which are equal on all replicas, to the global ones."""
-        with self._strategy.own_copies(self.weights):
-            self.whole.assign([tf.convert_to_tensor(variable.value) for variable in self.weights])
+        self.whole.take_over(self.weights)
 
     def _assign_weights(self, values: Sequence[tf.Tensor], updates: tf.Tensor | int) -> None:
         """Assigns weights and a number of updates, and resets the optimizer's state."""

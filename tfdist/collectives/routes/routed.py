@@ -16,7 +16,7 @@ class Routed(Collectives):
 
     The tensors of a call that have the same dtype are sent as one message. Everything else is the engine's: other
     operations and dtypes, sizes that may change from step to step, and eager calls, in which a message that waits for
-    another one would wait forever. All replicas choose alike, because shapes and dtypes are equal.
+    another one would wait forever. All replicas choose the same route, because shapes and dtypes are equal.
 
     Attributes:
       topology: the hosts of the replicas.
