@@ -16,7 +16,9 @@ def clients(size=1000, seed=0, labels=None, **parameters):
 @pytest.mark.parametrize("sizes", ["equal", "power_law"])
 @pytest.mark.parametrize("classes", [0, 2])
 def test_every_example_has_one_client(sizes, classes):
-    found = clients(clients=30, classes=classes, sizes=sizes, labels=LABELS if classes else None).examples
+    found = clients(
+        clients=30, shards_per_client=classes, client_sizes=sizes, labels=LABELS if classes else None
+    ).examples
     assert len(found) == 30 and min(map(len, found)) >= max(1, classes)
     np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.arange(1000))
 
@@ -26,12 +28,12 @@ def test_equal_sizes_differ_by_at_most_one():
 
 
 def test_sizes_of_a_power_law():
-    sizes = [len(own) for own in clients(size=60000, clients=100, sizes="power_law").examples]
+    sizes = [len(own) for own in clients(size=60000, clients=100, client_sizes="power_law").examples]
     assert sizes[0] == pytest.approx(10 * sizes[9], rel=0.02)
 
 
 def test_two_shards_of_sorted_classes():
-    found = [set(LABELS[own]) for own in clients(clients=10, classes=2, labels=LABELS).examples]
+    found = [set(LABELS[own]) for own in clients(clients=10, shards_per_client=2, labels=LABELS).examples]
     assert all(len(classes) <= 2 for classes in found)  # 20 shards of 50, none across two classes of 100
     assert len({tuple(sorted(classes)) for classes in found}) > 5
     assert {len(set(LABELS[own])) for own in clients(clients=10).examples} == {10}
@@ -65,7 +67,7 @@ def test_batches_are_passes_over_the_data_of_a_client():
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 20])
 def test_clients_are_dealt_by_examples(replicas):
-    of = clients(clients=40, fraction=0.3, sizes="power_law")
+    of = clients(clients=40, fraction=0.3, client_sizes="power_law")
     dealt = of.dealt(7, replicas)
     assert sorted(sum(dealt, [])) == sorted(of.drawn(7))
     loads = [sum(len(of.examples[client]) for client in lane) for lane in dealt]
