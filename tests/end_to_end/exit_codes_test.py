@@ -75,6 +75,15 @@ def test_a_loss_that_is_not_finite(size: int, tmp_path: pathlib.Path) -> None:
     assert line_with(ended[0], "run ended: ") == "run ended: loss not finite"
 
 
+def test_a_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
+    """Calls of the compiled loop end with the profiled steps, on all ranks, although only the chief takes the profile."""
+    flags = ("--dataset=digits", "--model=mlp", "--steps=6", "--log_every=6", "--profile_steps=2:4", "--output_dir=run")
+    with processes.job(train(*flags), 2) as job:
+        ended = job.wait(START_SECONDS)
+    assert [end.code for end in ended] == [0, 0], "\n".join(end.output for end in ended)
+    assert list((tmp_path / "run").rglob("*.xplane.pb"))
+
+
 @pytest.mark.parametrize(
     ("strategy", "size", "dies"),
     [

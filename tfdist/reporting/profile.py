@@ -12,10 +12,17 @@ class NullProfile:
     """Profiles nothing; used without `--profile_steps`, and on ranks other than the chief.
 
     Attributes:
-      boundaries: steps at which a compiled call must end, so that `at` is called there.
+      boundaries: steps at which a compiled call must end, the same on all ranks.
     """
 
     boundaries: tuple[int, ...] = ()
+
+    @classmethod
+    def beside(cls, steps: str) -> "NullProfile":
+        """Returns the profile of a rank whose chief profiles these steps: its calls end at the same steps."""
+        profile = cls()
+        profile.boundaries = parse_steps(steps)
+        return profile
 
     def at(self, step: int) -> None:
         """Called with the number of updates done, before the first compiled call and after each."""
