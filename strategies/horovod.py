@@ -22,8 +22,8 @@ except ImportError as missing:
 
 from tfdist.collectives.declared_groups import distinct_groups
 from tfdist.collectives.horovod import HorovodCollectives
+from tfdist.distribution.all_reduce_plan import AllReducePlan, plan_all_reduce
 from tfdist.distribution.horovod_rendezvous import describe_communication, start_horovod
-from tfdist.distribution.route_plan import RoutePlan, plan_routes
 
 
 class Horovod(HasCollectives):
@@ -52,7 +52,7 @@ class Horovod(HasCollectives):
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
           groups: sets of ranks whose collectives will be used, including each pair that exchanges messages: Horovod's
             process sets, which cannot be added later. The same on every process.
-          all_reduce: route of sums over replicas in training steps, as in `--all_reduce`; its groups are added.
+          all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
           topology: numbers of replicas by host, as in `--topology`.
         """
         share_cores(cluster, intra_op_threads)
@@ -61,10 +61,10 @@ class Horovod(HasCollectives):
         # meant for calls that are not watched: an hour, unless the environment sets
         # HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         sets: dict[tuple[int, ...], hvd.ProcessSet] = {}
-        plans: list[RoutePlan] = []
+        plans: list[AllReducePlan] = []
 
         def process_sets(group: Group | None) -> list[hvd.ProcessSet]:
-            plans.append(plan_routes(all_reduce, topology, group, cluster))
+            plans.append(plan_all_reduce(all_reduce, topology, group, cluster))
             used = distinct_groups([*groups, *plans[0].groups], cluster.size)
             sets.update({ranks: hvd.ProcessSet(ranks) for ranks in used})
             return list(sets.values())
@@ -77,7 +77,7 @@ class Horovod(HasCollectives):
         self.replicas = hvd.size()
         self.local_replicas = range(hvd.rank(), hvd.rank() + 1)
         self.collectives = HorovodCollectives(declared=sets)
-        self.routes = plans[0].routes(self.collectives)
+        self.tuned = plans[0].tuned(self.collectives)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """See base class."""

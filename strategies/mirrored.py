@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist.cluster.devices import local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
-from tfdist.distribution.route_plan import plan_routes
+from tfdist.distribution.all_reduce_plan import plan_all_reduce
 from tfdist.distribution.tf_distribute import TensorFlowStrategy
 
 
@@ -29,8 +29,8 @@ class Mirrored(TensorFlowStrategy):
           cluster: this process in the job.
           join: joins the job's group.
           devices: number of devices; 0 for all GPUs, or one CPU device.
-          all_reduce: route of sums over replicas in training steps, as in `--all_reduce`.
-          topology: numbers of replicas by host, as in `--topology`; all are on one, so that this is for tests of routes.
+          all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`.
+          topology: numbers of replicas by host, as in `--topology`; all are on one, so that this is for tests of algorithms.
         """
         names = local_device_names(devices)
         # On logical CPUs, the engine's default uses group keys that are global to the process: a second strategy of
@@ -38,8 +38,8 @@ class Mirrored(TensorFlowStrategy):
         reduction = tf.distribute.ReductionToOneDevice() if names[0].startswith("CPU") else None
         engine = tf.distribute.MirroredStrategy(names, cross_device_ops=reduction)
         super().__init__("mirrored", engine, cluster=cluster, group=join(cluster))
-        plan = plan_routes(all_reduce, topology, self.group, cluster, self.replicas)
-        self.routes = plan.routes(self.collectives)
+        plan = plan_all_reduce(all_reduce, topology, self.group, cluster, self.replicas)
+        self.tuned = plan.tuned(self.collectives)
 
 
 STRATEGY = Mirrored

@@ -10,7 +10,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.collectives.declared_groups import distinct_groups
 from tfdist.collectives.process_groups import ProcessGroups
 from tfdist.coordination import Group
-from tfdist.distribution.route_plan import plan_routes
+from tfdist.distribution.all_reduce_plan import plan_all_reduce
 from tfdist.distribution.tf_distribute import TensorFlowStrategy
 from tfdist.distribution.tf_server import starting, with_addresses
 from tfdist.distribution.variable_creation import VariableCreation
@@ -41,12 +41,12 @@ class MultiWorker(TensorFlowStrategy):
           start_timeout_seconds: how long to wait for the servers of the other processes, once all have joined.
           groups: sets of ranks whose collectives will be used, including each pair that exchanges messages. The same on
             every process, each with one replica.
-          all_reduce: route of sums over replicas in training steps, as in `--all_reduce`; its groups are added.
+          all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
           topology: numbers of replicas by host, as in `--topology`.
         """
         share_cores(cluster, intra_op_threads)
         group = join(cluster)
-        plan = plan_routes(all_reduce, topology, group, cluster)
+        plan = plan_all_reduce(all_reduce, topology, group, cluster)
         sets = distinct_groups([*groups, *plan.groups], cluster.size)
         cluster = with_addresses(cluster, group)
         options = tf.distribute.experimental.CommunicationOptions(
@@ -63,7 +63,7 @@ class MultiWorker(TensorFlowStrategy):
         local = engine.num_replicas_in_sync // cluster.size
         some = ProcessGroups(sets, cluster.size, local, options).collectives if cluster.size > 1 else None
         super().__init__("multiworker", engine, cluster=cluster, group=group, options=options, make_group=some)
-        self.routes = plan.routes(self.collectives)
+        self.tuned = plan.tuned(self.collectives)
         self._variable_creation = VariableCreation(group)
 
     @contextlib.contextmanager

@@ -74,7 +74,7 @@ def test_logical_devices_of_one_process(tmp_path, capsys):
     assert {"collectives.jsonl", "collectives.png", "environment.json", "flags.txt"} <= {p.name for p in path.iterdir()}
 
 
-def test_routes_are_compared_by_size(tmp_path, capsys):
+def test_algorithms_are_compared_by_size(tmp_path, capsys):
     flags = (
         "--strategy=mirrored",
         "--devices=4",
@@ -87,10 +87,10 @@ def test_routes_are_compared_by_size(tmp_path, capsys):
     assert bench.start(["bench", "collectives", *flags, "--all_reduce=all", f"--output_dir={path}"]) == 0
     _, header, *rows, _ = capsys.readouterr().out.splitlines()
     assert header.split()[0] == "all_reduce"
-    routes = ["engine", "ring", "tree", "halving_doubling", "hierarchical"]
-    assert [row.split()[0] for row in rows] == 2 * routes
+    algorithms = ["engine", "ring", "tree", "halving_doubling", "hierarchical"]
+    assert [row.split()[0] for row in rows] == 2 * algorithms
     records = [json.loads(line) for line in (path / "collectives.jsonl").read_text().splitlines()]
-    assert [record["algorithm"] for record in records] == 2 * routes
+    assert [record["algorithm"] for record in records] == 2 * algorithms
     assert {record["operation"] for record in records} == {"all_reduce"}
     assert (path / "collectives.png").exists()
 

@@ -15,7 +15,7 @@ from tfdist.cli import command, flags, tensorflow_import
 from tfdist.cli.cluster_check import check_cluster
 from tfdist.cli.output import TEXT, Output
 from tfdist.errors import InputError
-from tfdist.grammar.routes import AUTO
+from tfdist.grammar.all_reduce import AUTO
 from tfdist.grammar.spec import nearest
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
     from tfdist.reporting.file_errors import GrowingFile
     from tfdist.storage import storage_of
 
-    # "auto" has all routes.
+    # "auto" has all algorithms.
     options = {"all_reduce": AUTO} if config.all_reduce else {}
     with open_strategy.opened_strategy(config, more_options=options) as (config, detection, strategy):
         measurements = _measurements(config, _measurable(strategy, config))
@@ -101,16 +101,16 @@ def _measurements(config: BenchConfig, strategy: "HasCollectives") -> "Iterator[
     import tensorflow as tf
 
     from tfdist.benchmark.timing import measure
-    from tfdist.collectives.routes import check_route, possible_routes
+    from tfdist.collectives.algorithms import check_algorithm, possible_algorithms
 
     how: dict[str, Any] = {"repeats": config.repeats, "repeat_seconds": config.repeat_seconds}
     dtype = tf.as_dtype(config.dtype)
-    if config.all_reduce and strategy.routes:
-        topology, algorithms = strategy.routes.topology, parse_algorithms(config.all_reduce)
+    if config.all_reduce and strategy.tuned:
+        topology, algorithms = strategy.tuned.topology, parse_algorithms(config.all_reduce)
         for algorithm in algorithms:
-            check_route(algorithm, topology)
+            check_algorithm(algorithm, topology)
         for size in parse_sizes(config.sizes):
-            for algorithm in possible_routes(topology) if algorithms == (ALL,) else algorithms:
+            for algorithm in possible_algorithms(topology) if algorithms == (ALL,) else algorithms:
                 yield measure(strategy, "all_reduce", size, dtype, algorithm=algorithm, **how)
         return
     for name in parse_operations(config.operations):

@@ -26,7 +26,7 @@ def test_each_operation_is_a_line_in_both_panels():
     assert [text.get_text() for text in left.get_xticklabels()] == ["4", "64", "1K", "16K", "256K"]
 
 
-def test_each_route_is_a_line():
+def test_each_algorithm_is_a_line():
     figure = draw(
         [
             dataclasses.replace(measured("all_reduce", size, 1e-3), algorithm=name)

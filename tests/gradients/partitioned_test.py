@@ -24,12 +24,12 @@ class Scaling(Reducer):
 
 
 TENSORS = [tf.fill([size], float(size)) for size in range(1, 6)]
-ROUTED = PartitionedReducer([([3, 0], Scaling(10.0)), ([2], Sum()), ([], Scaling(99.0)), ([1, 4], Scaling(100.0))])
+PARTITIONED = PartitionedReducer([([3, 0], Scaling(10.0)), ([2], Sum()), ([], Scaling(99.0)), ([1, 4], Scaling(100.0))])
 
 
 def test_each_tensor_comes_back_to_its_place():
     state = [tf.constant(float(i)) for i in range(4)]
-    reduced = ROUTED.reduce(TENSORS, state, OneReplica(), name="g")
+    reduced = PARTITIONED.reduce(TENSORS, state, OneReplica(), name="g")
     factors = [10, 100, 1, 10, 100]
     for tensor, factor, total, sent in zip(TENSORS, factors, reduced.totals, reduced.sent, strict=True):
         np.testing.assert_array_equal(total, factor * tensor)
@@ -38,13 +38,13 @@ def test_each_tensor_comes_back_to_its_place():
     assert [float(tf.reduce_max(witness)) for witness in reduced.witnesses] == [10, 3, 100]
 
 
-def test_states_are_those_of_the_routes_in_their_order():
+def test_states_are_those_of_the_partitions_in_their_order():
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype, f"v{i}") for i, tensor in enumerate(TENSORS)]
-    assert [state.name for state in ROUTED.state(specs)] == ["v3/factor", "v0/factor", "v1/factor", "v4/factor"]
+    assert [state.name for state in PARTITIONED.state(specs)] == ["v3/factor", "v0/factor", "v1/factor", "v4/factor"]
 
 
-def test_a_route_without_tensors_sends_nothing_and_names_are_unique():
+def test_a_partition_without_tensors_sends_nothing_and_names_are_unique():
     recording = Recording(OneReplica())
-    ROUTED.reduce(TENSORS, [tf.constant(0.0)] * 4, recording, name="g")
-    assert [call.name for call in recording.calls] == ["g/route0", "g/route1", "g/route2"]
+    PARTITIONED.reduce(TENSORS, [tf.constant(0.0)] * 4, recording, name="g")
+    assert [call.name for call in recording.calls] == ["g/partition0", "g/partition1", "g/partition2"]
     assert [len(call.shapes) for call in recording.calls] == [2, 1, 2]

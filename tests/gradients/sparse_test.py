@@ -149,7 +149,7 @@ def test_state_belongs_to_a_tensor_and_waits_while_that_goes_as_rows():
         np.testing.assert_allclose(whole + kept, 3 * dense, rtol=1e-6)
 
 
-def test_an_embedding_of_keras_in_a_route_of_its_own(mirrored2):
+def test_an_embedding_of_keras_in_a_partition_of_its_own(mirrored2):
     """A tape's gradient of an embedding has static shapes, so it is sent as rows; other gradients are packed as usual."""
     with mirrored2.scope():
         embedding = keras.layers.Embedding(1000, 8)

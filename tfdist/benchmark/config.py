@@ -9,8 +9,8 @@ from tfdist.config.fields import check_fields, flag_field
 from tfdist.config.topics import OUTPUT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
+from tfdist.grammar.all_reduce import ALGORITHMS
 from tfdist.grammar.byte_sizes import UNITS_HELP, parse_byte_size
-from tfdist.grammar.routes import ALGORITHMS
 from tfdist.grammar.spec import nearest
 
 MEASURED = "What is measured"
@@ -70,7 +70,7 @@ def parse_operations(text: str) -> tuple[str, ...]:
 
 
 def parse_algorithms(text: str) -> tuple[str, ...]:
-    """Parses comma-separated routes of an all-reduce; an empty text means none. `all` stands alone.
+    """Parses comma-separated all-reduce algorithms; an empty text means none. `all` stands alone.
 
     Raises:
       InputError: a name is unknown.
@@ -78,7 +78,7 @@ def parse_algorithms(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in (*ALGORITHMS, ALL):
-            raise InputError(f"{name} is not a route.{nearest(name, (*ALGORITHMS, ALL))}")
+            raise InputError(f"{name} is not an all-reduce algorithm.{nearest(name, (*ALGORITHMS, ALL))}")
     return (ALL,) if ALL in names else tuple(dict.fromkeys(names))
 
 
@@ -119,7 +119,7 @@ class BenchConfig:
     all_reduce: str = flag_field(
         "",
         MEASURED,
-        f"Comma-separated routes of an all-reduce to compare, instead of operations: {', '.join(ALGORITHMS)}; all means those "
+        f"Comma-separated all-reduce algorithms to compare, instead of operations: {', '.join(ALGORITHMS)}; all means those "
         "that exist on the job's hosts.",
         check=_checked_algorithms,
         structure=list,
@@ -153,7 +153,7 @@ class BenchConfig:
         check_fields(self)
         if self.all_reduce and self.operations not in ("", "all_reduce"):
             raise InputError(
-                "Routes are those of all_reduce: leave out --operations or --all_reduce. Received: "
+                "Only all_reduce has algorithms: leave out --operations or --all_reduce. Received: "
                 f"{flag_text('operations', self.operations)} {flag_text('all_reduce', self.all_reduce)}."
             )
         TrainConfig(**{name: getattr(self, name) for name in _WHERE})

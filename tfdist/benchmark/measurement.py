@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdist.grammar.routes import ENGINE
+from tfdist.grammar.all_reduce import ENGINE
 
 SCHEMA = 2
 
@@ -34,7 +34,7 @@ class Measured:
       replicas: number of replicas.
       calls: number of consecutive calls per repeat.
       seconds: seconds per call, by repeat: the mean over its calls, on the slowest process.
-      algorithm: route of an all-reduce, if several are compared; empty for the engine's operation.
+      algorithm: all-reduce algorithm, if several are compared; empty for the engine's operation.
     """
 
     operation: str

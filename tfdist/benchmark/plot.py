@@ -1,16 +1,16 @@
-"""Plots collectives.png: time and bus bandwidth by size, one line per operation or route."""
+"""Plots collectives.png: time and bus bandwidth by size, one line per operation or algorithm."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfdist.benchmark.measurement import TRAFFIC, Measured
-from tfdist.grammar.routes import ALGORITHMS
+from tfdist.grammar.all_reduce import ALGORITHMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# One color per operation or route (ColorBrewer's "Dark2"), the same in every plot.
+# One color per operation or algorithm (ColorBrewer's "Dark2"), the same in every plot.
 _PALETTE = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666")
 _TICKS = {
     4**i: text for i, text in zip(range(1, 16, 2), ("4", "64", "1K", "16K", "256K", "4M", "64M", "1G"), strict=True)

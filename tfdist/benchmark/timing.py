@@ -9,7 +9,7 @@ from tfdist.benchmark.measurement import Measured
 from tfdist.benchmark.operations import OPERATIONS
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.grammar.routes import RouteTable
+from tfdist.grammar.all_reduce import AlgorithmTable
 
 MOST_CALLS = 1000  # per repeat
 DEADLINE = 600.0  # seconds that a process may be behind the others
@@ -34,7 +34,7 @@ def measure(
       dtype: dtype of the elements.
       repeats: number of measurements.
       repeat_seconds: approximate seconds per measurement, which has at least one call.
-      algorithm: route of an all-reduce, for a strategy with routes; empty for the engine's operation.
+      algorithm: all-reduce algorithm, for a strategy with `tuned` collectives; empty for the engine's operation.
     """
     elements, true_bytes = OPERATIONS[name].elements(size, dtype.size, strategy.replicas)
     true_bytes = 0 if name == "barrier" else true_bytes
@@ -55,8 +55,8 @@ def compiled_loop(
     is not counted, makes all processes start together.
     """
     operation, collectives = OPERATIONS[name], strategy.collectives
-    if algorithm and strategy.routes:
-        collectives = strategy.routes.with_table(RouteTable.of(algorithm))
+    if algorithm and strategy.tuned:
+        collectives = strategy.tuned.with_table(AlgorithmTable.of(algorithm))
 
     def once(tensor: tf.Tensor, before: tf.Tensor, number: str) -> tf.Tensor:
         # Applies to the call itself too: an engine's operation without inputs from this iteration would be hoisted out

@@ -101,7 +101,7 @@ def opened_run(session: Session, target: Target, trainer: Trainer, *, loading_se
         reporting = dataclasses.replace(
             _reporting(config, directory, begun.ledger, strategy.is_chief),
             strategy_reason=session.detection.why,
-            record_routes=directory.write_routes,
+            record_all_reduce_table=directory.write_all_reduce_table,
             description={
                 "output": str(directory.path),
                 "resuming": f"from {path}" if (path := trainer.train_state.resumed_from) else "",

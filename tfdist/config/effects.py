@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from tfdist.config.conflicts import flag_text
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import taking
+from tfdist.grammar.all_reduce import AUTO, parse_all_reduce
 from tfdist.grammar.interval import parse_period
-from tfdist.grammar.routes import AUTO, parse_all_reduce
 from tfdist.grammar.spec import parse
 from tfdist.grammar.sync import parse_sync
 
@@ -105,7 +105,7 @@ EFFECTS = (
     Effect(
         "topology",
         _uses_hosts,
-        "sums take a route on which hosts do not matter. Add --all_reduce=hierarchical, or leave it out",
+        "hosts do not matter to the algorithm of sums. Add --all_reduce=hierarchical, or leave it out",
     ),
     Effect(
         "sync",

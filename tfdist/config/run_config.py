@@ -10,7 +10,7 @@ from tfdist.config.job_config import JobConfig
 from tfdist.config.strategy_registry import AUTO, RUN_KERAS_FIT, declared, strategy_help, taking
 from tfdist.config.topics import CHECKS, DEVICES
 from tfdist.errors import InputError
-from tfdist.grammar.routes import parse_all_reduce
+from tfdist.grammar.all_reduce import parse_all_reduce
 
 _ENGINES = f"{', '.join(RUN_KERAS_FIT[:-1])} and {RUN_KERAS_FIT[-1]}"
 _WITH_DEVICES = tuple(name for name in taking("devices") if name in RUN_KERAS_FIT)
@@ -52,6 +52,6 @@ class RunConfig(JobConfig):
         if parse_all_reduce(self.all_reduce).is_measured:
             raise InputError(
                 "--all_reduce=auto is measured by tfdist's own trainer only. Received: "
-                f"{flag_text('all_reduce', self.all_reduce)}. Name a route, give the table of another run as "
+                f"{flag_text('all_reduce', self.all_reduce)}. Name an algorithm, give the table of another run as "
                 "auto(table=FILE), or use `python -m tfdist.train`."
             )

@@ -9,17 +9,17 @@ from typing import Any
 
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.config import fields
+from tfdist.config.all_reduce_options import all_reduce_text, topology_text
 from tfdist.config.fields import flag_field, layout_text, mesh_text
-from tfdist.config.route_options import all_reduce_text, topology_text
 from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, Trial
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
-from tfdist.grammar.routes import ALGORITHMS, ENGINE, ROUTES
+from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS
 from tfdist.grammar.spec import nearest
 from tfdist.sharding.layouts import STAGES, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of
 
-_OF_ROUTES = ("all_reduce", "topology")
+_OF_ALL_REDUCE = ("all_reduce", "topology")
 
 
 def _is_one_process(cluster: Cluster) -> bool:
@@ -51,7 +51,7 @@ DECLARATIONS = (
         name="mirrored",
         help="the devices of one process",
         processes=Processes.ONE,
-        options=("devices", *_OF_ROUTES),
+        options=("devices", *_OF_ALL_REDUCE),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
         with_one_device="Give --devices=N for N of them, or use --strategy=single.",
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
@@ -61,7 +61,7 @@ DECLARATIONS = (
         name="multiworker",
         help="several processes, by TensorFlow",
         processes=Processes.SEVERAL,
-        options=("communication", "intra_op_threads", *_OF_ROUTES),
+        options=("communication", "intra_op_threads", *_OF_ALL_REDUCE),
         accepts={"communication": ("auto", "ring", "nccl")},
         auto=lambda cluster, devices: cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS,
         adopts=("MultiWorkerMirroredStrategy",),
@@ -93,7 +93,7 @@ DECLARATIONS = (
     Declaration(
         name="horovod",
         help="several processes, by Horovod",
-        options=("communication", "intra_op_threads", *_OF_ROUTES),
+        options=("communication", "intra_op_threads", *_OF_ALL_REDUCE),
         accepts={"communication": ("auto", "gloo", "mpi")},
         auto=lambda cluster, devices: cluster.source in HOROVOD_LAUNCHERS,
         trials=(
@@ -244,8 +244,8 @@ class JobOptions:
     all_reduce: str = flag_field(
         ENGINE,
         DEVICES,
-        f"Route of sums over replicas: engine (its own all-reduce), {', '.join(ROUTES)}, auto (measures which is fastest, by "
-        "size) or auto(table=FILE) (as measured before). docs/guides/routes.md explains them.",
+        f"Algorithm for sums over replicas: engine (its own all-reduce), {', '.join(OWN_ALGORITHMS)}, auto (measures which is "
+        "fastest, by size) or auto(table=FILE) (as measured before). docs/guides/all_reduce.md explains them.",
         check=all_reduce_text,
         known=(*ALGORITHMS, "auto"),
         is_option=True,

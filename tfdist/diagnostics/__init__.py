@@ -3,8 +3,8 @@
 They run as inspections in `tfdist.trainer`; none of them changes a weight.
 """
 
+from tfdist.diagnostics.auto_all_reduce import AutoAllReduce
 from tfdist.diagnostics.auto_compression import Auto
-from tfdist.diagnostics.auto_routes import AutoRoutes
 from tfdist.diagnostics.compression_error import CompressionErrorMonitor
 from tfdist.diagnostics.exposure import Exposure, advice
 from tfdist.diagnostics.interface import Inspection, RunView
@@ -12,7 +12,7 @@ from tfdist.diagnostics.replica_divergence import GradientNorms, ReplicaDivergen
 
 __all__ = [
     "Auto",
-    "AutoRoutes",
+    "AutoAllReduce",
     "Exposure",
     "GradientNorms",
     "CompressionErrorMonitor",

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, using
-from tfdist.collectives.routes import Routed
+from tfdist.collectives.algorithms import TunedCollectives
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.coordination import Group
 from tfdist.distribution.tensor_layouts import TensorLayouts
@@ -216,19 +216,19 @@ class HasCollectives(Strategy):
 
     Attributes:
       collectives: collectives of the replicas.
-      routes: collectives of training steps, if their sums do not all take the engine's all-reduce; else None.
+      tuned: collectives of training steps, if their sums do not all use the engine's all-reduce; else None.
       sums_gradients: whether the engine sums the gradients of the global batch by itself, so that `gradients` returns
         the sums: there is nothing left to reduce, to compress or to count, and the engine compiles the whole program.
     """
 
     collectives: Collectives
-    routes: Routed | None = None
+    tuned: TunedCollectives | None = None
     sums_gradients: bool = False
 
     @property
     def step_collectives(self) -> Collectives:
-        """Collectives of training steps: those of the replicas, with routes if there are any."""
-        return self.routes or self.collectives
+        """Collectives of training steps: those of the replicas, with the algorithms of `--all_reduce`."""
+        return self.tuned or self.collectives
 
     def in_replica(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a replica function so that layers inside it find the strategy and its collectives."""

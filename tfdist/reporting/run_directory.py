@@ -138,16 +138,16 @@ class RunDirectory:
             return {}
         return found if isinstance(found, dict) and _is_count(found.get("step")) else {}
 
-    def write_routes(self, table: str) -> None:
-        """Writes the table of routes, as CSV.
+    def write_all_reduce_table(self, table: str) -> None:
+        """Writes the table of all-reduce algorithms, as CSV.
 
         Raises:
           InputError: it cannot be written.
         """
         try:
-            self._storage.replace(self.routes, table.encode())
+            self._storage.replace(self.all_reduce_table, table.encode())
         except OSError as error:
-            raise _unwritable(self.routes, error.strerror or str(error)) from error
+            raise _unwritable(self.all_reduce_table, error.strerror or str(error)) from error
 
     def clear(self) -> None:
         """Deletes the files of the run, for one that begins again; other files, and logs, stay.
@@ -159,7 +159,7 @@ class RunDirectory:
         """
         storage = self._storage
         try:
-            records = (self.metrics, self.dropped, self.curves, self.outcome, self.loggers, self.routes)
+            records = (self.metrics, self.dropped, self.curves, self.outcome, self.loggers, self.all_reduce_table)
             for path in (self.end, self.model, self.flags, self.environment, *records):
                 if storage.exists(path):
                     storage.remove(path)
@@ -336,8 +336,8 @@ class RunDirectory:
         return self.path / "curves.png"
 
     @property
-    def routes(self) -> StoragePath:
-        """The table of routes that `--all_reduce=auto` has measured."""
+    def all_reduce_table(self) -> StoragePath:
+        """The table of algorithms that `--all_reduce=auto` has measured."""
         return self.path / "all_reduce.csv"
 
     @property

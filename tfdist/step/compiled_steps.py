@@ -17,7 +17,7 @@ from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
-from tfdist.grammar.routes import Band, RouteTable
+from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.grammar.rules import own_code
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.local_loop import compile_local_loop
@@ -236,28 +236,28 @@ class Steps:
             self._chosen()
 
     @property
-    def routes(self) -> list[list[Any]]:
-        """The table of routes that was measured, as JSON; empty if there is none. Part of the state of a run."""
-        routes = self.strategy.routes
-        return [list(band) for band in routes.table.bands] if routes and routes.is_measured else []
+    def all_reduce_table(self) -> list[list[Any]]:
+        """The table of algorithms that was measured, as JSON; empty if there is none. Part of the state of a run."""
+        tuned = self.strategy.tuned
+        return [list(band) for band in tuned.table.bands] if tuned and tuned.is_measured else []
 
     @property
-    def needs_routes(self) -> bool:
-        """Whether a table of routes is to be measured before the next step."""
-        routes = self.strategy.routes
-        return bool(routes and routes.is_measured and not routes.table.bands)
+    def needs_all_reduce_table(self) -> bool:
+        """Whether a table of algorithms is to be measured before the next step."""
+        tuned = self.strategy.tuned
+        return bool(tuned and tuned.is_measured and not tuned.table.bands)
 
-    def take_routes(self, table: RouteTable) -> None:
-        """Switches to a measured table of routes; every process must do the same at the same step."""
-        assert self.strategy.routes
-        self.strategy.routes = self.strategy.routes.with_table(table)
-        self._loops.clear()  # compiled with other routes
+    def use_all_reduce_table(self, table: AlgorithmTable) -> None:
+        """Switches to a measured table of algorithms; every process must do the same at the same step."""
+        assert self.strategy.tuned
+        self.strategy.tuned = self.strategy.tuned.with_table(table)
+        self._loops.clear()  # compiled with other algorithms
 
-    def resume_routes(self, routes: Sequence[Sequence[Any]], replicas: int) -> None:
+    def resume_all_reduce_table(self, bands: Sequence[Sequence[Any]], replicas: int) -> None:
         """Restores the table of a resumed run, unless it was measured between another number of replicas."""
-        current = self.strategy.routes
-        if routes and replicas == self.strategy.replicas and current and current.is_measured:
-            self.take_routes(RouteTable(tuple(Band(*band) for band in routes)))
+        tuned = self.strategy.tuned
+        if bands and replicas == self.strategy.replicas and tuned and tuned.is_measured:
+            self.use_all_reduce_table(AlgorithmTable(tuple(Band(*band) for band in bands)))
 
     def _chosen(self) -> tf.Variable:
         [variable] = self._kept.variables(

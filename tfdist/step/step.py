@@ -80,7 +80,7 @@ class Step:
           store: store of the state.
           settings: options of the step.
           metrics: metrics of the model.
-          collectives: collectives of the replicas; by default the strategy's, with its routes.
+          collectives: collectives of the replicas; by default the strategy's, with its algorithms.
         """
         self._model = model
         self._strategy = strategy

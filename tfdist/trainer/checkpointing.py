@@ -26,7 +26,7 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule) -> Saved:
     values = {
         **state.values(batches),
         "compression": dict(program.steps.overrides),
-        "routes": program.steps.routes,
+        "routes": program.steps.all_reduce_table,
         "replicas": program.strategy.replicas,
         "strategy": program.strategy.name,
         "order": variables.order,

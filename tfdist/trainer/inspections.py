@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist.diagnostics import (
     Auto,
-    AutoRoutes,
+    AutoAllReduce,
     CompressionErrorMonitor,
     Exposure,
     GradientNorms,
@@ -21,7 +21,7 @@ def inspections(
     checks: Checks,
     run_view: RunView,
     replicated: Callable[[], Mapping[str, tf.Variable]],
-    record_routes: Callable[[str], None],
+    record_all_reduce_table: Callable[[str], None],
 ) -> list[Inspection]:
     """Returns the inspections of a run, the same on every process.
 
@@ -29,12 +29,12 @@ def inspections(
       checks: what to inspect.
       run_view: the run.
       replicated: returns the variables that are equal on all replicas, by name.
-      record_routes: gets the table of routes that was measured, as CSV, on the chief.
+      record_all_reduce_table: gets the table of algorithms that was measured, as CSV, on the chief.
     """
     choice, summed = run_view.steps.compression.choice, run_view.steps.sums_gradients
     found: list[Inspection] = []
-    if run_view.steps.needs_routes:
-        found.append(AutoRoutes(run_view, record_routes))
+    if run_view.steps.needs_all_reduce_table:
+        found.append(AutoAllReduce(run_view, record_all_reduce_table))
     if choice and summed:
         found.append(Auto(run_view, choice))
     if checks.compression_check_every and summed:

@@ -127,7 +127,7 @@ class Reporting:
       reporter: reports progress and metrics on the chief.
       profile: when to profile.
       ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
-      record_routes: called on the chief with the table of routes that `all_reduce="auto"` has measured, as CSV.
+      record_all_reduce_table: called on the chief with the table of algorithms that `all_reduce="auto"` has measured, as CSV.
       strategy_reason: why the strategy was chosen, for the description that is shown at the start; "" for none.
       description: further rows of that description, as texts by name.
     """
@@ -136,5 +136,5 @@ class Reporting:
     profile: NullProfile = dataclasses.field(default_factory=NullProfile)
     ledger: NullLedger = dataclasses.field(default_factory=NullLedger)
     strategy_reason: str = ""
-    record_routes: Callable[[str], None] = lambda table: None
+    record_all_reduce_table: Callable[[str], None] = lambda table: None
     description: Mapping[str, str] = dataclasses.field(default_factory=dict)

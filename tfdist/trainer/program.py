@@ -60,7 +60,7 @@ class Program(NamedTuple):
     def resume(self, saved: Mapping[str, Any], step: int) -> None:
         """Takes over the values of a checkpoint at a step, whose variables have been restored."""
         self.steps.go_on(saved["compression"])
-        self.steps.resume_routes(saved.get("routes", []), saved["replicas"])
+        self.steps.resume_all_reduce_table(saved.get("routes", []), saved["replicas"])
         self.exchanges.restore(saved.get("exchanges", {}), step)
 
     def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:

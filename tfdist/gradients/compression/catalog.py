@@ -152,11 +152,11 @@ def compressed(
       bucket_bytes: see `tfdist.gradients.plan`.
       bucket_order: see `Bucketed`.
     """
-    routes: dict[tuple[str, bool], list[int]] = {}
+    partitions: dict[tuple[str, bool], list[int]] = {}
     for i, methods in enumerate(chosen(specs, text, overrides, min_bytes)):
-        routes.setdefault((methods, specs[i].name in sparse), []).append(i)
+        partitions.setdefault((methods, specs[i].name in sparse), []).append(i)
     reducers = []
-    for (methods, in_rows), places in routes.items():
+    for (methods, in_rows), places in partitions.items():
         reducer = _bucketed(create(parse_rules(methods)[0].methods), small_bytes, bucket_bytes, bucket_order)
         names = [specs[i].name for i in places]
         reducers.append((places, SparseRows(reducer, names) if in_rows else reducer))

@@ -1,4 +1,4 @@
-"""Collectives with routes: what takes one, and what stays the engine's."""
+"""Collectives with algorithms: what takes one, and what stays the engine's."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,9 @@ import tensorflow as tf
 import tfdist
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import OneReplica, Recording
-from tfdist.collectives.routes import Routed, routed
+from tfdist.collectives.algorithms import TunedCollectives, tuned_collectives
 from tfdist.errors import InputError
-from tfdist.grammar.routes import LARGEST, ROUTES, AllReduce, Band, RouteTable
+from tfdist.grammar.all_reduce import LARGEST, OWN_ALGORITHMS, AlgorithmTable, AllReduce, Band
 
 TOPOLOGIES = {2: "2", 3: "2,1", 4: "2,2"}
 VALUES = np.random.default_rng(0).standard_normal((4, 5, 3))
@@ -21,8 +21,8 @@ def strategy(request):
     return tfdist.load_strategy("mirrored", devices=request.param, environment={})
 
 
-def routes_on(strategy, table, engine=None):
-    return Routed(
+def tuned_on(strategy, table, engine=None):
+    return TunedCollectives(
         engine or strategy.collectives, Topology.parse(TOPOLOGIES[strategy.replicas], strategy.replicas), table
     )
 
@@ -33,11 +33,11 @@ def compiled(strategy, function):
     return [[value.numpy() for value in strategy.local(result)] for result in results]
 
 
-@pytest.mark.parametrize("name", ROUTES)
+@pytest.mark.parametrize("name", OWN_ALGORITHMS)
 def test_sums_and_means_equal_the_engine_s(strategy, name):
     if name == "hierarchical" and strategy.replicas == 2:
         pytest.skip("one host")
-    collectives, n = routes_on(strategy, RouteTable.of(name)), strategy.replicas
+    collectives, n = tuned_on(strategy, AlgorithmTable.of(name)), strategy.replicas
 
     def sums():
         x = tf.gather(tf.constant(VALUES), collectives.rank)
@@ -63,21 +63,21 @@ def calls_of(strategy, function, table):
 
     def replica():
         recordings.append(Recording(strategy.collectives))
-        function(routes_on(strategy, table, recordings[-1]))
+        function(tuned_on(strategy, table, recordings[-1]))
         return tf.zeros([])
 
     tf.function(lambda: strategy.run(replica), autograph=False).get_concrete_function()
     return [(call.operation, call.name) for call in recordings[0].calls]
 
 
-def test_what_takes_no_route_is_one_call_of_the_engine(strategy):
+def test_what_takes_no_algorithm_is_one_call_of_the_engine(strategy):
     def mixed(c):
         x = tf.gather(tf.constant(VALUES), c.rank)
         unknown = tf.boolean_mask(x, x[:, 0] == x[:, 0])
         c.all_reduce([tf.cast(x, tf.int32), tf.ensure_shape(unknown, [None, 3])], name="other")
         c.all_reduce([x], "max", name="max")
 
-    found = calls_of(strategy, mixed, RouteTable.of("ring"))
+    found = calls_of(strategy, mixed, AlgorithmTable.of("ring"))
     assert found == [("all_reduce", "other"), ("all_reduce", "max")]
 
 
@@ -86,7 +86,7 @@ def test_one_message_for_each_dtype(strategy):
         x = tf.gather(tf.constant(VALUES), c.rank)
         c.all_reduce([x, tf.cast(x, tf.float32), x[0], tf.cast(x, tf.int64)], name="s")
 
-    found = calls_of(strategy, two, RouteTable.of("ring"))
+    found = calls_of(strategy, two, AlgorithmTable.of("ring"))
     assert {name.split("/")[2].partition("_")[0] for operation, name in found if operation == "send"} == {
         "float64",
         "float32",
@@ -95,7 +95,7 @@ def test_one_message_for_each_dtype(strategy):
 
 
 def test_the_size_decides(strategy):
-    table = RouteTable((Band(0, 100, "ring"), Band(101, LARGEST, "engine")))
+    table = AlgorithmTable((Band(0, 100, "ring"), Band(101, LARGEST, "engine")))
 
     def sizes(c):
         x = tf.gather(tf.constant(VALUES), c.rank)
@@ -108,7 +108,7 @@ def test_the_size_decides(strategy):
 
 
 def test_eagerly_it_is_the_engine_s(strategy):
-    collectives = routes_on(strategy, RouteTable.of("ring"))
+    collectives = tuned_on(strategy, AlgorithmTable.of("ring"))
     results = strategy.run(lambda: collectives.all_reduce([tf.ones([3])], name="eager")[0])
     assert [value.numpy().tolist() for value in strategy.local(results)] == [
         [strategy.replicas] * 3
@@ -116,14 +116,14 @@ def test_eagerly_it_is_the_engine_s(strategy):
 
 
 @pytest.mark.parametrize("text", ["engine", "ring", "auto", "hierarchical"])
-def test_one_replica_has_no_routes(text):
-    assert routed(OneReplica(), AllReduce(text), Topology((0,))) is None
+def test_one_replica_has_no_algorithms(text):
+    assert tuned_collectives(OneReplica(), AllReduce(text), Topology((0,))) is None
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"all_reduce": "rign"}, 'rign is not a route. Did you mean "ring"?'),
+        ({"all_reduce": "rign"}, 'rign is not an all-reduce algorithm. Did you mean "ring"?'),
         ({"all_reduce": "hierarchical"}, "needs several hosts, .* Received: one host with 2 replicas."),
         ({"all_reduce": "auto(table='missing.csv')"}, "table must be a file .* Received: missing.csv: No such file"),
         ({"all_reduce": "ring", "topology": "2,1"}, "topology must be .* with a sum of 2"),

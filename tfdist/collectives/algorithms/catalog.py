@@ -1,4 +1,4 @@
-"""The routes by name."""
+"""The algorithms by name."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -6,11 +6,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist.cluster.topology import Topology
+from tfdist.collectives.algorithms import halving_doubling, hierarchical, ring, tree
 from tfdist.collectives.interface import Collectives
-from tfdist.collectives.routes import halving_doubling, hierarchical, ring, tree
 
 
-class Route(NamedTuple):
+class Algorithm(NamedTuple):
     """A way to sum a vector over all replicas.
 
     Attributes:
@@ -23,15 +23,15 @@ class Route(NamedTuple):
     groups: Callable[[Topology], list[tuple[int, ...]]]
 
 
-CATALOG: Mapping[str, Route] = {
-    "ring": Route(ring.ring, ring.groups),
-    "tree": Route(tree.tree, tree.groups),
-    "halving_doubling": Route(halving_doubling.halving_doubling, halving_doubling.groups),
-    "hierarchical": Route(hierarchical.hierarchical, hierarchical.groups),
+CATALOG: Mapping[str, Algorithm] = {
+    "ring": Algorithm(ring.ring, ring.groups),
+    "tree": Algorithm(tree.tree, tree.groups),
+    "halving_doubling": Algorithm(halving_doubling.halving_doubling, halving_doubling.groups),
+    "hierarchical": Algorithm(hierarchical.hierarchical, hierarchical.groups),
 }
 
 
 def groups_of(names: Iterable[str], topology: Topology) -> list[tuple[int, ...]]:
-    """Returns the groups of ranks that some routes need, in the same order on every process; names may be other words."""
+    """Returns the groups of ranks that some algorithms need, in the same order on every process; names may be other words."""
     wanted = {group for name in names if name in CATALOG for group in CATALOG[name].groups(topology)}
     return sorted(group for group in wanted if len(group) > 1)

@@ -3,9 +3,10 @@
 import tensorflow as tf
 
 from tfdist.cluster.topology import Topology
+from tfdist.collectives.algorithms import tree
+from tfdist.collectives.algorithms.folding import Folding
+from tfdist.collectives.algorithms.messages import exchange, padded
 from tfdist.collectives.interface import Collectives
-from tfdist.collectives.routes import tree
-from tfdist.collectives.routes.parts import Folding, exchange, padded
 
 
 def halving_doubling(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:

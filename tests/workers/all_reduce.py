@@ -1,6 +1,6 @@
-"""Sums by every route, repeatedly, and trains a few steps with each; the strategy must have been started with all routes.
+"""Sums by every algorithm, repeatedly, and trains a few steps with each; the strategy must have been started with `auto`.
 
-Returns by route: the bytes of the sums of each repeat, in float32 and float64, with the engine's beside them, and the weights.
+Returns by algorithm: the bytes of the sums of each repeat, in float32 and float64, with the engine's, and the weights.
 """
 
 import pathlib
@@ -12,18 +12,18 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import models
-from tfdist.collectives.routes import possible_routes
-from tfdist.grammar.routes import RouteTable
+from tfdist.collectives.algorithms import possible_algorithms
+from tfdist.grammar.all_reduce import AlgorithmTable
 
 SIZES = (1, 7, 3000)
 REPEATS = 3
 
 
 def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> dict[str, Any]:
-    planned = strategy.routes
+    planned = strategy.tuned
     found = {}
-    for name in possible_routes(planned.topology):
-        strategy.routes = planned.with_table(RouteTable.of(name))
+    for name in possible_algorithms(planned.topology):
+        strategy.tuned = planned.with_table(AlgorithmTable.of(name))
         found[name] = {"sums": _sums(strategy), "weights": _weights(strategy)}
     return found
 
@@ -35,9 +35,9 @@ def _sums(strategy: tfdist.Strategy) -> list[list[np.ndarray]]:
     def replica(one: tf.Tensor) -> list[tf.Tensor]:
         own = [tf.constant(values) * one for values in data]
         single = [tf.cast(values, tf.float32) for values in own]
-        route = strategy.step_collectives.all_reduce([*own, single[2]], name="sums")
+        sums = strategy.step_collectives.all_reduce([*own, single[2]], name="sums")
         [alone] = strategy.step_collectives.all_reduce([single[1]], "mean", name="mean")
-        return [*route, alone, *strategy.collectives.all_reduce(own, name="engine")]
+        return [*sums, alone, *strategy.collectives.all_reduce(own, name="engine")]
 
     step = tf.function(lambda one: strategy.run(replica, one), autograph=False)
     return [[strategy.local(x)[0].numpy() for x in step(tf.constant(1.0, tf.float64))] for _ in range(REPEATS)]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Routes of an all-reduce on four hosts in two racks, with a slow link between the racks: bytes over that link, and times.
+"""All-reduce algorithms on four hosts in two racks, with a slow link between the racks: bytes over that link, and times.
 
-    python benchmarks/routes.py --rate=100mbit --strategy=horovod
+    python benchmarks/all_reduce.py --rate=100mbit --strategy=horovod
 
 Needs root and iproute2. The hosts are network namespaces, joined by a bridge in each rack; the bridges are joined by a pair of
 interfaces whose rate is limited, and whose counters say how many bytes cross the link. Two jobs are run: with the ranks of a
@@ -100,11 +100,11 @@ def job(prefix: str, order: str, strategy: str, sizes: int, seconds: float) -> d
 def work(strategy_name: str, order: str, switch: str, result: str, sizes: int) -> None:
     """Measures on one rank."""
     import tfdist
-    from tfdist.collectives.routes import possible_routes
-    from tfdist.diagnostics import auto_routes
+    from tfdist.collectives.algorithms import possible_algorithms
+    from tfdist.diagnostics import auto_all_reduce
 
     strategy = tfdist.load_strategy(strategy_name, all_reduce="auto", topology=TOPOLOGIES[order])
-    routes = strategy.routes
+    tuned = strategy.tuned
 
     def crossed() -> int:
         strategy.group.barrier(f"count/{next(numbers)}")
@@ -114,16 +114,16 @@ def work(strategy_name: str, order: str, switch: str, result: str, sizes: int) -
 
     numbers = iter(range(10**6))
     counted = {}
-    for name in possible_routes(routes.topology):
-        call = auto_routes.compiled_call(strategy, routes, name, COUNTED_BYTES)
+    for name in possible_algorithms(tuned.topology):
+        call = auto_all_reduce.compiled_call(strategy, tuned, name, COUNTED_BYTES)
         call()
         before = crossed()
         for _ in range(COUNTED_CALLS):
             call()
         counted[name] = (crossed() - before) / COUNTED_CALLS / COUNTED_BYTES
-    times = [auto_routes.measure(strategy, SIZES[:sizes]) for _ in range(2)]
+    times = [auto_all_reduce.measure(strategy, SIZES[:sizes]) for _ in range(2)]
     if strategy.is_chief:
-        bands = [list(band) for band in auto_routes.fastest(times[0]).bands]
+        bands = [list(band) for band in auto_all_reduce.fastest(times[0]).bands]
         pathlib.Path(result).write_text(json.dumps({"counted": counted, "times": times, "table": bands}))
     strategy.group.barrier("end")
     strategy.group.leave()
@@ -132,16 +132,16 @@ def work(strategy_name: str, order: str, switch: str, result: str, sizes: int) -
 
 def show(order: str, found: dict) -> None:
     from tfdist.errors.byte_sizes import byte_size
-    from tfdist.grammar.routes import Band, RouteTable
+    from tfdist.grammar.all_reduce import AlgorithmTable, Band
 
     names = list(found["counted"])
     print(f"\n{order}\n\n| | {' | '.join(names)} | auto |")
     print("| --- " * (len(names) + 2) + "|")
     counts = " | ".join(f"{found['counted'][name]:.2f}" for name in names)
     print(f"| bytes over the link, as a multiple of n | {counts} | |")
-    table = RouteTable(tuple(Band(*band) for band in found["table"]))
+    table = AlgorithmTable(tuple(Band(*band) for band in found["table"]))
     for size, times in found["times"][1].items():
-        chosen = table.route(int(size))
+        chosen = table.algorithm_for(int(size))
         ratio = times[chosen] / min(times.values())
         cells = " | ".join(f"{1e3 * times[name]:.3g}" for name in names)
         print(f"| {byte_size(int(size))}, ms | {cells} | {chosen}: {ratio:.2f} of the best |")

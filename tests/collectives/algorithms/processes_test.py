@@ -1,10 +1,10 @@
-"""Routes between real processes: sums equal the engine's, with the same bits on every rank and in every repeat."""
+"""Algorithms between real processes: sums equal the engine's, with the same bits on every rank and in every repeat."""
 
 import numpy as np
 import pytest
 
 from tests.workers import running
-from tests.workers.routes import SIZES
+from tests.workers.all_reduce import SIZES
 
 pytestmark = pytest.mark.processes
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.processes
         pytest.param("horovod", 3, "2,1", marks=pytest.mark.full),
     ],
 )
-def test_every_route_sums_and_trains_like_the_engine(strategy, size, topology, tmp_path):
-    ranks = running.outcomes("routes", f"{strategy}(all_reduce='auto', {topology=})", size, tmp_path, seconds=300)
+def test_every_algorithm_sums_and_trains_like_the_engine(strategy, size, topology, tmp_path):
+    ranks = running.outcomes("all_reduce", f"{strategy}(all_reduce='auto', {topology=})", size, tmp_path, seconds=300)
     assert set(ranks[0]) == {"engine", "ring", "tree", "halving_doubling", *["hierarchical"] * (size > 2)}
     everyones = [[np.random.default_rng([rank, n]).standard_normal(n) for n in SIZES] for rank in range(size)]
     for name, found in ranks[0].items():

@@ -1,41 +1,11 @@
-"""What routes share: equal parts of a vector, messages, and a number of replicas that is a power of two."""
+"""A number of replicas that is a power of two, for algorithms that need one."""
 
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdist.collectives.algorithms.messages import receive
 from tfdist.collectives.interface import Collectives
-
-
-def padded(vector: tf.Tensor, parts: int) -> tf.Tensor:
-    """Returns a vector with zeros at its end, so that it can be divided into equal parts."""
-    return tf.pad(vector, [[0, -vector.shape[0] % parts]])
-
-
-def power_of_two(replicas: int) -> int:
-    """Returns the largest power of two of at most this many replicas."""
-    return 1 << (replicas.bit_length() - 1)
-
-
-def receive(collectives: Collectives, like: tf.Tensor, source: int, tag: str) -> tf.Tensor:
-    """Receives a vector of the shape and dtype of another one."""
-    [arrived] = collectives.receive([tf.TensorSpec(like.shape, like.dtype)], source, tag=tag)
-    return arrived
-
-
-def exchange(collectives: Collectives, tensor: tf.Tensor, partner: int, name: str) -> tf.Tensor:
-    """Sends a vector to a partner, which does the same, and returns the partner's; n sent.
-
-    An engine with a native all-to-all also gathers in one message, in both directions at the same time, while two messages
-    between two ranks would follow each other. On others, a gather is preceded by a message with the numbers of rows.
-    """
-    if not collectives.wire.exchanges:
-        collectives.send([tensor], partner, tag=name)
-        return receive(collectives, tensor, partner, name)
-    pair = collectives.group(sorted((collectives.static_rank, partner)))
-    [both] = pair.all_gather([tensor], name=name)
-    size = tensor.shape[0]
-    return tf.ensure_shape(both[:size] if pair.static_rank else both[size:], tensor.shape)
 
 
 class Folding:
@@ -51,7 +21,7 @@ class Folding:
         Args:
           replicas: number of replicas, at least 1.
         """
-        self.members = power_of_two(replicas)
+        self.members = 1 << (replicas.bit_length() - 1)  # the largest power of two
         self._extra = replicas - self.members
 
     def rank_of(self, member: int) -> int:

@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from tfdist.cluster.topology import Topology
+from tfdist.collectives.algorithms.messages import padded, receive
 from tfdist.collectives.interface import Collectives
-from tfdist.collectives.routes.parts import padded, receive
 
 
 def ring(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:

@@ -1,9 +1,9 @@
-"""Validation of the flags about routes of sums: `--all_reduce` and `--topology`. Reads the file of a table of routes."""
+"""Validation of `--all_reduce` and `--topology`. Reads the file of a table of algorithms."""
 
 import re
 
 from tfdist.errors import InputError
-from tfdist.grammar.routes import RouteTable, parse_all_reduce, parse_table
+from tfdist.grammar.all_reduce import AlgorithmTable, parse_all_reduce, parse_table
 from tfdist.storage import path_of, storage_of
 
 
@@ -23,8 +23,8 @@ def topology_text(text: str) -> str:
     return ",".join(counts)
 
 
-def read_table(file: str) -> RouteTable:
-    """Reads a table of routes.
+def read_table(file: str) -> AlgorithmTable:
+    """Reads a table of algorithms.
 
     Raises:
       InputError: there is no such file, or it contains something else.
@@ -35,6 +35,7 @@ def read_table(file: str) -> RouteTable:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise InputError(
-            f"table must be a file with a table of routes, such as all_reduce.csv of another run. Received: {file}: {reason}"
+            f"table must be a file with a table of algorithms, such as all_reduce.csv of another run. Received: {file}: "
+            f"{reason}"
         ) from error
     return parse_table(text, file)

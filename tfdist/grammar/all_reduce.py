@@ -1,4 +1,4 @@
-"""Parses how sums over replicas are computed, `--all_reduce`, and the table of routes by size, a CSV file."""
+"""Parses how sums over replicas are computed, `--all_reduce`, and the table of algorithms by size, a CSV file."""
 
 import dataclasses
 import re
@@ -10,8 +10,8 @@ from tfdist.grammar.spec import nearest, parse
 
 ENGINE = "engine"
 AUTO = "auto"
-ROUTES = ("ring", "tree", "halving_doubling", "hierarchical")
-ALGORITHMS = (ENGINE, *ROUTES)
+OWN_ALGORITHMS = ("ring", "tree", "halving_doubling", "hierarchical")
+ALGORITHMS = (ENGINE, *OWN_ALGORITHMS)
 LARGEST = 2**63 - 1
 _PARAMETERS = ("table",)
 _BARE_TABLE = re.compile(rf"\s*{AUTO}\s*\(\s*table\s*=\s*([^'\",()]*?)\s*\)\s*")
@@ -20,7 +20,7 @@ _COLUMNS = "collective,min_bytes,max_bytes,algorithm"
 
 
 class Band(NamedTuple):
-    """The route of messages whose size is in a range.
+    """The algorithm for messages whose size is in a range.
 
     Attributes:
       min_bytes: size of the smallest message.
@@ -34,8 +34,8 @@ class Band(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class RouteTable:
-    """The routes of all-reduces by size in bytes; sizes in no band take the engine.
+class AlgorithmTable:
+    """The algorithms of all-reduces by size in bytes; sizes in no band are the engine's.
 
     Attributes:
       bands: ranges of sizes that do not overlap, in ascending order.
@@ -51,7 +51,9 @@ class RouteTable:
         end = -1
         for band in self.bands:
             if band.algorithm not in ALGORITHMS:
-                raise InputError(f"{band.algorithm} is not a route.{nearest(band.algorithm, ALGORITHMS)}")
+                raise InputError(
+                    f"{band.algorithm} is not an all-reduce algorithm.{nearest(band.algorithm, ALGORITHMS)}"
+                )
             if not end < band.min_bytes <= band.max_bytes:
                 raise InputError(
                     "Ranges of sizes must ascend and must not overlap. Received: "
@@ -61,10 +63,10 @@ class RouteTable:
 
     @classmethod
     def of(cls, algorithm: str) -> Self:
-        """Returns the table in which messages of all sizes take one route."""
+        """Returns the table in which messages of all sizes have one algorithm."""
         return cls((Band(0, LARGEST, algorithm),))
 
-    def route(self, size: int) -> str:
+    def algorithm_for(self, size: int) -> str:
         """Returns the algorithm for a message of `size` bytes."""
         return next((band.algorithm for band in self.bands if band.min_bytes <= size <= band.max_bytes), ENGINE)
 
@@ -80,8 +82,8 @@ class RouteTable:
         return "\n".join([*(f"# {note}" for note in notes), _COLUMNS, *rows, ""])
 
 
-def parse_table(text: str, source: str) -> RouteTable:
-    """Parses a table of routes.
+def parse_table(text: str, source: str) -> AlgorithmTable:
+    """Parses a table of algorithms.
 
     The first columns are those of the files of NCCL's tuner plugins: collective, min_bytes, max_bytes, algorithm. Further
     columns, lines that begin with #, and collectives other than allreduce are skipped.
@@ -105,12 +107,12 @@ def parse_table(text: str, source: str) -> RouteTable:
             )
         if collective == _COLLECTIVE:
             try:
-                bands = [*RouteTable((*bands, Band(int(values[0]), int(values[1]), values[2]))).bands]
+                bands = [*AlgorithmTable((*bands, Band(int(values[0]), int(values[1]), values[2]))).bands]
             except InputError as error:
                 raise InputError(f"{source}, line {number}: {error}") from error
     if not bands:
         raise InputError(f"{source} must have at least one line {_COLLECTIVE},MIN,MAX,ALGORITHM. Received: none.")
-    return RouteTable(tuple(bands))
+    return AlgorithmTable(tuple(bands))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +121,7 @@ class AllReduce:
 
     Attributes:
       name: one of `ALGORITHMS`, or `AUTO`.
-      table: file with a table of routes, for `AUTO`; empty to measure one.
+      table: file with a table of algorithms, for `AUTO`; empty to measure one.
     """
 
     name: str = ENGINE
@@ -127,26 +129,28 @@ class AllReduce:
 
     @property
     def is_measured(self) -> bool:
-        """Whether routes are chosen by measurements on the job's own links."""
+        """Whether algorithms are chosen by measurements on the job's own links."""
         return self.name == AUTO and not self.table
 
 
 def parse_all_reduce(text: str) -> AllReduce:
-    """Parses `engine`, the name of a route, `auto` or `auto(table=FILE)`.
+    """Parses `engine`, the name of an algorithm, `auto` or `auto(table=FILE)`.
 
     Raises:
       InputError: `text` is none of these.
     """
     spec = parse(_with_quoted_table(text))
     if spec.name not in (*ALGORITHMS, AUTO):
-        raise InputError(f"{spec.name} is not a route.{nearest(spec.name, (*ALGORITHMS, AUTO))}")
+        raise InputError(f"{spec.name} is not an all-reduce algorithm.{nearest(spec.name, (*ALGORITHMS, AUTO))}")
     known: tuple[str, ...] = _PARAMETERS if spec.name == AUTO else ()
     for name, value in spec.args.items():
         if name not in known:
             hint = nearest(name, known) if known else " It has none."
             raise InputError(f'{spec.name} has no parameter "{name}".{hint}')
         if not isinstance(value, str) or not value:
-            raise InputError(f"table must be the name of a file. Received: {value!r}. Write auto(table='routes.csv').")
+            raise InputError(
+                f"table must be the name of a file. Received: {value!r}. Write auto(table='all_reduce.csv')."
+            )
     return AllReduce(spec.name, _table(spec.args))
 
 

@@ -3,8 +3,9 @@
 import tensorflow as tf
 
 from tfdist.cluster.topology import Topology
+from tfdist.collectives.algorithms.folding import Folding
+from tfdist.collectives.algorithms.messages import exchange
 from tfdist.collectives.interface import Collectives
-from tfdist.collectives.routes.parts import Folding, exchange
 
 
 def tree(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What `--all_reduce` and `--topology` mean for a job: routes, groups of ranks, and the hosts of the replicas."""
+"""What `--all_reduce` and `--topology` mean for a job: algorithms, groups of ranks, and the hosts of the replicas."""
 
 import socket
 from typing import NamedTuple
@@ -6,15 +6,21 @@ from typing import NamedTuple
 from tfdist.cluster.environment import Cluster
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import Collectives
-from tfdist.collectives.routes import Routed, check_route, groups_of, possible_routes, routed
-from tfdist.config.route_options import read_table
+from tfdist.collectives.algorithms import (
+    TunedCollectives,
+    check_algorithm,
+    groups_of,
+    possible_algorithms,
+    tuned_collectives,
+)
+from tfdist.config.all_reduce_options import read_table
 from tfdist.coordination import Group
 from tfdist.errors import InputError
-from tfdist.grammar.routes import ENGINE, AllReduce, RouteTable, parse_all_reduce
+from tfdist.grammar.all_reduce import ENGINE, AlgorithmTable, AllReduce, parse_all_reduce
 
 
-class RoutePlan(NamedTuple):
-    """The routes of a job's sums, the same on every process.
+class AllReducePlan(NamedTuple):
+    """The algorithms of a job's all-reduces, the same on every process.
 
     Attributes:
       choice: as in `--all_reduce`.
@@ -24,22 +30,24 @@ class RoutePlan(NamedTuple):
 
     choice: AllReduce
     topology: Topology
-    table: RouteTable | None
+    table: AlgorithmTable | None
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
         """The groups of ranks that communicate, which engines of several processes must know when they start."""
         if self.choice.is_measured:
-            return groups_of(possible_routes(self.topology), self.topology)
+            return groups_of(possible_algorithms(self.topology), self.topology)
         return groups_of(self.table.algorithms if self.table else (self.choice.name,), self.topology)
 
-    def routes(self, collectives: Collectives) -> Routed | None:
+    def tuned(self, collectives: Collectives) -> TunedCollectives | None:
         """Returns the collectives of training steps on those of all replicas; None for the engine's own."""
-        return routed(collectives, self.choice, self.topology, self.table)
+        return tuned_collectives(collectives, self.choice, self.topology, self.table)
 
 
-def plan_routes(all_reduce: str, topology: str, group: Group | None, cluster: Cluster, replicas: int = 0) -> RoutePlan:
-    """Plans the routes of a job; every process must call it, with the same flags.
+def plan_all_reduce(
+    all_reduce: str, topology: str, group: Group | None, cluster: Cluster, replicas: int = 0
+) -> AllReducePlan:
+    """Plans the all-reduces of a job; every process must call it, with the same flags.
 
     Args:
       all_reduce: as in `--all_reduce`.
@@ -49,7 +57,7 @@ def plan_routes(all_reduce: str, topology: str, group: Group | None, cluster: Cl
       replicas: number of replicas; 0 for one in each process.
 
     Raises:
-      InputError: the topology does not match the number of replicas, the route does not exist on these hosts, or the file
+      InputError: the topology does not match the number of replicas, the algorithm does not exist on these hosts, or the file
         of a table cannot be read or differs between processes.
     """
     choice, replicas = parse_all_reduce(all_reduce), replicas or cluster.size
@@ -65,23 +73,23 @@ def plan_routes(all_reduce: str, topology: str, group: Group | None, cluster: Cl
         if group:
             group.agree("all_reduce/table", {"all_reduce": [list(band) for band in table.bands]}, "table of --")
     for name in table.algorithms if table else (choice.name,):
-        check_route(name, found)
-    return RoutePlan(choice, found, table)
+        check_algorithm(name, found)
+    return AllReducePlan(choice, found, table)
 
 
-def _of_processes(route: str, group: Group | None, cluster: Cluster, replicas: int) -> Topology:
+def _of_processes(algorithm: str, group: Group | None, cluster: Cluster, replicas: int) -> Topology:
     """Returns the topology of the replicas of processes: a host has a name and a process with local rank 0.
 
     Raises:
-      InputError: the processes cannot communicate yet, and the route depends on the hosts.
+      InputError: the processes cannot communicate yet, and the algorithm depends on the hosts.
     """
     if group is None:
-        if route in ("auto", "hierarchical"):
+        if algorithm in ("auto", "hierarchical"):
             raise InputError(
-                f"--all_reduce={route} needs the hosts of all processes, which are not known before Horovod has started. "
+                f"--all_reduce={algorithm} needs the hosts of all processes, which are not known before Horovod has started. "
                 f"Received: {cluster.size} processes, {cluster.local_size} of them on this host. Give --topology, such as 2,1."
             )
-        return Topology((0,) * replicas)  # the other routes do not depend on it
+        return Topology((0,) * replicas)  # the other algorithms do not depend on it
     hosts = group.gather("all_reduce/hosts", [socket.gethostname(), cluster.rank - cluster.local_rank])
     each = replicas // cluster.size
     return Topology.of_names([str(host) for host in hosts for _ in range(each)])

@@ -1,6 +1,6 @@
-"""`--all_reduce=auto`: chooses the route of each size of message that takes the least time on the job's own links.
+"""`--all_reduce=auto`: chooses, for each size of message, the algorithm that takes the least time on the job's own links.
 
-Before the first step, the engine's all-reduce and every route are timed at several sizes, in turns, so that a change of the
+Before the first step, the engine's all-reduce and every algorithm are timed at several sizes, in turns, so that a change of the
 links' load affects all of them. Rank 0 decides for all processes. The table is part of the state of the run.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.routes import Routed, possible_routes
+from tfdist.collectives.algorithms import TunedCollectives, possible_algorithms
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.diagnostics.interface import Inspection, RunView
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors.byte_sizes import byte_size
-from tfdist.grammar.routes import ALGORITHMS, ENGINE, LARGEST, Band, RouteTable
+from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, LARGEST, AlgorithmTable, Band
 
 CLEARLY = 0.9  # relative to the engine's time
 SMALLEST, GROWTH = 1024, 4
@@ -28,8 +28,8 @@ Times = Mapping[int, Mapping[str, float]]  # seconds, by size and algorithm
 _log = logging.getLogger(__name__)
 
 
-class AutoRoutes(Inspection):
-    """Measures once, before the first step that has no table of routes, and chooses."""
+class AutoAllReduce(Inspection):
+    """Measures once, before the first step that has no table of algorithms, and chooses."""
 
     def __init__(self, run_view: RunView, record: Callable[[str], None]):
         """Initializes the inspection.
@@ -43,7 +43,7 @@ class AutoRoutes(Inspection):
 
     def next(self, step: int) -> int | None:
         """See base class."""
-        return step if self._steps.needs_routes else None
+        return step if self._steps.needs_all_reduce_table else None
 
     def look(self, step: int) -> dict[str, float]:
         """See base class."""
@@ -52,8 +52,8 @@ class AutoRoutes(Inspection):
         of_a_bucket = min(self._steps.compression.bucket_bytes, sum(sizes))
         times = measure(strategy, sizes_up_to(max(of_a_bucket, *sizes)))
         rows = strategy.peers.broadcast("all_reduce", [list(band) for band in fastest(times).bands], LONG_SECONDS)
-        table = RouteTable(tuple(Band(*row) for row in rows))
-        self._steps.take_routes(table)
+        table = AlgorithmTable(tuple(Band(*row) for row in rows))
+        self._steps.use_all_reduce_table(table)
         if strategy.is_chief:
             for line in explain(table, times):
                 _log.info("auto: %s", line)
@@ -70,21 +70,21 @@ def sizes_up_to(largest: int) -> list[int]:
 
 
 def measure(strategy: HasCollectives, sizes: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Times the engine and all routes; every process must call it, and all get the same times.
+    """Times the engine and all algorithms; every process must call it, and all get the same times.
 
     Args:
-      strategy: strategy with routes.
+      strategy: strategy whose `tuned` is not None.
       sizes: sizes in bytes.
 
     Returns:
       By size and algorithm, the median seconds on the process where they were longest.
     """
-    collectives = strategy.routes
+    collectives = strategy.tuned
     assert collectives
     times: dict[int, dict[str, float]] = {}
     for size in sizes:
         calls = {
-            name: compiled_call(strategy, collectives, name, size) for name in possible_routes(collectives.topology)
+            name: compiled_call(strategy, collectives, name, size) for name in possible_algorithms(collectives.topology)
         }
         for call in calls.values():
             call()  # compiles
@@ -96,9 +96,11 @@ def measure(strategy: HasCollectives, sizes: Sequence[int]) -> dict[int, dict[st
     return times
 
 
-def compiled_call(strategy: HasCollectives, collectives: Routed, name: str, size: int) -> Callable[[], object]:
+def compiled_call(
+    strategy: HasCollectives, collectives: TunedCollectives, name: str, size: int
+) -> Callable[[], object]:
     """Returns a compiled call of one all-reduce of `size` bytes."""
-    taken = collectives.with_table(RouteTable.of(name))
+    taken = collectives.with_table(AlgorithmTable.of(name))
 
     def replica_function(value: tf.Tensor) -> tf.Tensor:
         [total] = taken.all_reduce([tf.fill([size // 4], value)], name=f"all_reduce/{name}/{size}")
@@ -118,7 +120,7 @@ def _seconds(strategy: HasCollectives, call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def fastest(times: Times) -> RouteTable:
+def fastest(times: Times) -> AlgorithmTable:
     """Returns the table of the fastest algorithms; the engine unless another one is faster by more than noise.
 
     Between two sizes that were measured, the border is their geometric mean.
@@ -134,7 +136,7 @@ def fastest(times: Times) -> RouteTable:
             bands[-1] = bands[-1]._replace(max_bytes=end)
         else:
             bands.append(Band(bands[-1].max_bytes + 1 if bands else 0, end, algorithm))
-    return RouteTable(tuple(bands))
+    return AlgorithmTable(tuple(bands))
 
 
 def notes(times: Times) -> list[str]:
@@ -145,13 +147,13 @@ def notes(times: Times) -> list[str]:
     ]
 
 
-def explain(table: RouteTable, times: Times) -> list[str]:
-    """Returns a line for each band of a table: which route it takes, and the measurements that decided it."""
+def explain(table: AlgorithmTable, times: Times) -> list[str]:
+    """Returns a line for each band of a table: its algorithm, and the measurements that decided it."""
     lines = []
     for band in table.bands:
         measured = [size for size in times if band.min_bytes <= size <= band.max_bytes]
         which = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < LARGEST else "larger sums"
         which = "all sums" if len(table.bands) == 1 else which
         shown = dict.fromkeys((measured[0], measured[-1]))
-        lines.append(f"{which} take {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in shown}))}.")
+        lines.append(f"{which} use {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in shown}))}.")
     return lines

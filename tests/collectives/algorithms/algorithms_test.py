@@ -1,14 +1,14 @@
-"""Every route has the sum of all replicas, with the same bits on each, and sends the bytes of its docstring."""
+"""Every algorithm has the sum of all replicas, with the same bits on each, and sends the bytes of its docstring."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.collectives.routes import threads
+from tests.collectives.algorithms import threads
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import Recording
-from tfdist.collectives.routes import CATALOG, check_route, groups_of, possible_routes
-from tfdist.collectives.routes.parts import Folding
+from tfdist.collectives.algorithms import CATALOG, check_algorithm, groups_of, possible_algorithms
+from tfdist.collectives.algorithms.folding import Folding
 from tfdist.errors import InputError
 
 TOPOLOGIES = ("2", "1,1", "3", "2,1", "4", "2,2", "3,1", "5", "2,3", "1,1,1,2", "6", "2,2,2", "3,3", "7", "8", "4,4")
@@ -19,11 +19,11 @@ def topology_of(text):
     return Topology.parse(text, sum(map(int, text.split(","))))
 
 
-CASES = [(text, name) for text in TOPOLOGIES for name in possible_routes(topology_of(text))[1:]]
+CASES = [(text, name) for text in TOPOLOGIES for name in possible_algorithms(topology_of(text))[1:]]
 
 
 def summed(text, name, size, **how):
-    """Returns each replica's vector, its sum by a route, and its recording."""
+    """Returns each replica's vector, its sum by an algorithm, and its recording."""
     topology = topology_of(text)
     data = np.random.default_rng(size).standard_normal((topology.size, size))
 
@@ -103,6 +103,6 @@ def test_half_of_the_messages_are_between_neighbors():
     ("text", "received"), [("4", "one host with 4 replicas"), ("1,1", "2 hosts with one replica each")]
 )
 def test_hierarchical_needs_hosts_with_replicas(text, received):
-    assert "hierarchical" not in possible_routes(topology_of(text))
+    assert "hierarchical" not in possible_algorithms(topology_of(text))
     with pytest.raises(InputError, match=f"needs several hosts.* Received: {received}. Give --topology"):
-        check_route("hierarchical", topology_of(text))
+        check_algorithm("hierarchical", topology_of(text))

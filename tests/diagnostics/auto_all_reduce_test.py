@@ -6,9 +6,9 @@ import pytest
 
 import tfdist
 from tfdist.checkpoint.format import Checkpoint
-from tfdist.diagnostics import auto_routes
-from tfdist.diagnostics.auto_routes import explain, fastest, measure, notes, sizes_up_to
-from tfdist.grammar.routes import LARGEST, Band, RouteTable, parse_table
+from tfdist.diagnostics import auto_all_reduce
+from tfdist.diagnostics.auto_all_reduce import explain, fastest, measure, notes, sizes_up_to
+from tfdist.grammar.all_reduce import LARGEST, AlgorithmTable, Band, parse_table
 
 DATA = (
     np.random.default_rng(0).standard_normal((64, 20)).astype("float32"),
@@ -20,23 +20,23 @@ TIMES = {
     16384: {"engine": 2e-3, "ring": 1.9e-3, "tree": 3e-3},
     65536: {"engine": 8e-3, "ring": 4e-3, "tree": 9e-3},
 }
-TABLE = RouteTable((Band(0, 8192, "tree"), Band(8193, 32768, "engine"), Band(32769, LARGEST, "ring")))
+TABLE = AlgorithmTable((Band(0, 8192, "tree"), Band(8193, 32768, "engine"), Band(32769, LARGEST, "ring")))
 
 
 def test_the_fastest_by_more_than_noise_is_taken():
     assert fastest(TIMES) == TABLE
-    assert fastest({1024: {"engine": 1.0, "ring": 0.95}}) == RouteTable.of("engine")
+    assert fastest({1024: {"engine": 1.0, "ring": 0.95}}) == AlgorithmTable.of("engine")
 
 
 def test_it_says_what_it_chose_and_why():
     assert explain(TABLE, TIMES) == [
-        "sums up to 8.0 KiB take tree. Measured: 1.0 KiB: engine 2 ms, ring 4 ms, tree 1 ms; 4.0 KiB: engine 2 ms, ring "
+        "sums up to 8.0 KiB use tree. Measured: 1.0 KiB: engine 2 ms, ring 4 ms, tree 1 ms; 4.0 KiB: engine 2 ms, ring "
         "4 ms, tree 1 ms.",
-        "sums up to 32.0 KiB take engine. Measured: 16.0 KiB: engine 2 ms, ring 1.9 ms, tree 3 ms.",
-        "larger sums take ring. Measured: 64.0 KiB: engine 8 ms, ring 4 ms, tree 9 ms.",
+        "sums up to 32.0 KiB use engine. Measured: 16.0 KiB: engine 2 ms, ring 1.9 ms, tree 3 ms.",
+        "larger sums use ring. Measured: 64.0 KiB: engine 8 ms, ring 4 ms, tree 9 ms.",
     ]
-    assert explain(RouteTable.of("engine"), {1024: {"engine": 1.0}}) == [
-        "all sums take engine. Measured: 1.0 KiB: engine 1e+03 ms."
+    assert explain(AlgorithmTable.of("engine"), {1024: {"engine": 1.0}}) == [
+        "all sums use engine. Measured: 1.0 KiB: engine 1e+03 ms."
     ]
     assert notes(TIMES)[0] == "1.0 KiB: engine 2 ms, ring 4 ms, tree 1 ms"
 
@@ -79,7 +79,7 @@ def weights(trainer):
     return [np.array(v).tobytes() for v in [*trainer.model.variables, *trainer.model.optimizer.variables]]
 
 
-def test_routes_are_measured():
+def test_algorithms_are_measured():
     strategy = strategy_with("auto")
     times = measure(strategy, [1024, 4096])
     assert {tuple(found) for found in times.values()} == {
@@ -91,15 +91,15 @@ def test_routes_are_measured():
 def test_the_table_is_state_and_a_file_repeats_it(monkeypatch, tmp_path, caplog):
     """Chosen before the first step; kept by a resumed run, which measures nothing; the same bits from the file."""
     measured = []
-    monkeypatch.setattr(auto_routes, "measure", lambda strategy, sizes: measured.append(sizes) or TIMES)
+    monkeypatch.setattr(auto_all_reduce, "measure", lambda strategy, sizes: measured.append(sizes) or TIMES)
     tables = []
     whole = trainer_on(strategy_with("auto"))
     with caplog.at_level("INFO"):
-        fit(whole, 9, tmp_path / "whole", record_routes=tables.append)
+        fit(whole, 9, tmp_path / "whole", record_all_reduce_table=tables.append)
     assert measured == [[1024, 4096]], "up to the bytes of all gradients"
     [text] = tables
-    assert parse_table(text, "x") == TABLE == whole.strategy.routes.table
-    assert "auto: sums up to 8.0 KiB take tree." in caplog.text
+    assert parse_table(text, "x") == TABLE == whole.strategy.tuned.table
+    assert "auto: sums up to 8.0 KiB use tree." in caplog.text
     assert Checkpoint.open(tmp_path / "whole/step-000000003").values["routes"] == [list(band) for band in TABLE.bands]
 
     resumed = trainer_on(strategy_with("auto"))
@@ -114,25 +114,25 @@ def test_the_table_is_state_and_a_file_repeats_it(monkeypatch, tmp_path, caplog)
     again = trainer_on(strategy_with(f"auto(table={file})"))
     fit(again, 9)
     assert weights(again) == weights(whole)
-    assert len(measured) == 1 and again.program.steps.routes == []
+    assert len(measured) == 1 and again.program.steps.all_reduce_table == []
 
 
 def test_another_number_of_replicas_measures_again(monkeypatch):
-    monkeypatch.setattr(auto_routes, "measure", lambda strategy, sizes: TIMES)
+    monkeypatch.setattr(auto_all_reduce, "measure", lambda strategy, sizes: TIMES)
     trainer = trainer_on(strategy_with("auto"))
     trainer.build(DATA)
-    trainer.program.steps.resume_routes([list(band) for band in TABLE.bands], 3)
-    assert trainer.program.steps.needs_routes
-    trainer.program.steps.resume_routes([list(band) for band in TABLE.bands], 4)
-    assert not trainer.program.steps.needs_routes
+    trainer.program.steps.resume_all_reduce_table([list(band) for band in TABLE.bands], 3)
+    assert trainer.program.steps.needs_all_reduce_table
+    trainer.program.steps.resume_all_reduce_table([list(band) for band in TABLE.bands], 4)
+    assert not trainer.program.steps.needs_all_reduce_table
 
 
 @pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "hierarchical"])
-def test_each_route_trains_like_the_engine(name):
+def test_each_algorithm_trains_like_the_engine(name):
     plain, other = trainer_on(strategy_with("engine")), trainer_on(strategy_with(name))
     for trainer in (plain, other):
         fit(trainer, 5)
-    assert plain.strategy.routes is None
+    assert plain.strategy.tuned is None
     for a, b in zip(plain.model.weights, other.model.weights, strict=True):
         np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-5, atol=1e-6)
     again = trainer_on(strategy_with(name))

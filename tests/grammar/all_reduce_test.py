@@ -1,11 +1,19 @@
-"""Routes of sums: the flag's grammar, and tables by size."""
+"""Algorithms of sums: the flag's grammar, and tables by size."""
 
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.grammar.routes import ALGORITHMS, LARGEST, AllReduce, Band, RouteTable, parse_all_reduce, parse_table
+from tfdist.grammar.all_reduce import (
+    ALGORITHMS,
+    LARGEST,
+    AlgorithmTable,
+    AllReduce,
+    Band,
+    parse_all_reduce,
+    parse_table,
+)
 
-TABLE = RouteTable((Band(0, 65536, "tree"), Band(65537, 2**20, "engine"), Band(2**20 + 1, LARGEST, "hierarchical")))
+TABLE = AlgorithmTable((Band(0, 65536, "tree"), Band(65537, 2**20, "engine"), Band(2**20 + 1, LARGEST, "hierarchical")))
 
 
 @pytest.mark.parametrize(
@@ -26,7 +34,7 @@ def test_what_can_be_chosen(text, choice):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rign", 'rign is not a route. Did you mean "ring"?'),
+        ("rign", 'rign is not an all-reduce algorithm. Did you mean "ring"?'),
         ("ring(x=1)", 'ring has no parameter "x". It has none.'),
         ("auto(tabel='x')", 'auto has no parameter "tabel". Did you mean "table"?'),
         ("auto(table=)", "table must be the name of a file. Received: ''."),
@@ -59,10 +67,10 @@ def test_files_of_nccl_s_tuner_have_more_columns_and_collectives():
 
 
 @pytest.mark.parametrize("size", [0, 1, 65536, 65537, 2**20, 2**20 + 1, LARGEST])
-def test_the_route_of_a_size(size):
-    assert TABLE.route(size) == ("tree" if size <= 65536 else "engine" if size <= 2**20 else "hierarchical")
-    assert RouteTable((Band(8, 16, "ring"),)).route(size) == "engine", "sizes in no band"
-    assert RouteTable.of("ring").route(size) == "ring"
+def test_the_algorithm_of_a_size(size):
+    assert TABLE.algorithm_for(size) == ("tree" if size <= 65536 else "engine" if size <= 2**20 else "hierarchical")
+    assert AlgorithmTable((Band(8, 16, "ring"),)).algorithm_for(size) == "engine", "sizes in no band"
+    assert AlgorithmTable.of("ring").algorithm_for(size) == "ring"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +79,7 @@ def test_the_route_of_a_size(size):
         ("", "x.csv must have at least one line allreduce,MIN,MAX,ALGORITHM. Received: none."),
         ("allreduce,0,x,ring", "x.csv, line 1: must be collective,min_bytes,max_bytes,algorithm, with sizes in bytes."),
         ("allreduce,0", "x.csv, line 1: must be collective,"),
-        ("# a\nallreduce,0,9,rign", 'x.csv, line 2: rign is not a route. Did you mean "ring"?'),
+        ("# a\nallreduce,0,9,rign", 'x.csv, line 2: rign is not an all-reduce algorithm. Did you mean "ring"?'),
         ("allreduce,0,9,ring\nallreduce,9,20,tree", "x.csv, line 2: Ranges of sizes must ascend and must not overlap."),
         ("allreduce,9,0,ring", "x.csv, line 1: Ranges of sizes must ascend"),
     ],
