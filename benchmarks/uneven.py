@@ -1,11 +1,11 @@
-"""Uneven ranks: step times with rows dealt evenly and by measured speed, where one of two ranks has half of a core.
+"""Uneven ranks: step times with rows allocated evenly and by measured speed, where one of two ranks has half of a core.
 
     python benchmarks/uneven.py                  # needs root, and a host whose cpu cgroup is writable
     python benchmarks/uneven.py --rows=64 --strategy=horovod --share=0.33
 
-Rank 1 is slowed down by a CPU quota with a period of 10 ms, far shorter than a step. Fixed deals give each rank's line,
+Rank 1 is slowed down by a CPU quota with a period of 10 ms, far shorter than a step. Fixed allocations give each rank's line,
 seconds = fixed + per_row * rows, by least squares. The ideal is the least time of the slower rank on these lines. "Beside" is
-what the sum of the gradients and the update take, whatever the deal.
+what the sum of the gradients and the update take, whatever the allocation.
 """
 
 import argparse
@@ -122,7 +122,7 @@ def ideal(runs: dict[int, Run], batch_size: int) -> tuple[list[tuple[float, floa
     """Returns the line of each rank, and the least time of the slower one, with the rows of rank 0.
 
     Args:
-      runs: runs with fixed deals, by the rows of rank 0.
+      runs: runs with fixed allocations, by the rows of rank 0.
       batch_size: rows of both ranks.
     """
     lines = []
@@ -138,7 +138,7 @@ def ideal(runs: dict[int, Run], batch_size: int) -> tuple[list[tuple[float, floa
 
 def table(sides: Sequence[tuple[str, Run]], least: float, beside: float) -> str:
     """Returns the sides as a Markdown table, compared with the ideal alone and with what is beside it."""
-    head = ["dealt", "rows", "rank 0 alone", "rank 1 alone", "step", "/ ideal", "/ (ideal + beside)"]
+    head = ["`--balance`", "rows", "rank 0 alone", "rank 1 alone", "step", "/ ideal", "/ (ideal + beside)"]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for name, found in sides:
         counts = " + ".join(map(str, found.counts))
@@ -148,10 +148,10 @@ def table(sides: Sequence[tuple[str, Run]], least: float, beside: float) -> str:
 
 
 def main() -> None:
-    """Runs the fixed deals, then both sides; prints the lines and a table."""
+    """Runs the fixed allocations, then both sides; prints the lines and a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategy", choices=sorted(LAUNCHERS), default="multiworker")
-    parser.add_argument("--rows", type=int, default=96, help="rows of one rank in an even deal")
+    parser.add_argument("--rows", type=int, default=96, help="rows of one rank in an even allocation")
     parser.add_argument("--share", type=float, default=0.5, help="share of a core that rank 1 has")
     parser.add_argument("--balance", default="", help=argparse.SUPPRESS)  # of a rank
     parser.add_argument("--group", default="", help=argparse.SUPPRESS)

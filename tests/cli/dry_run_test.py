@@ -37,7 +37,7 @@ def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]):
     assert said["parameters"] == f"{record['parameters']:,}"
 
 
-def test_the_rows_of_an_uneven_deal():
+def test_the_rows_of_an_uneven_allocation():
     config = TrainConfig(
         **{**GIVEN, "strategy": "mirrored"}, devices=2, balance="weights(4,1)", accumulate_steps=2, dry_run=True
     )

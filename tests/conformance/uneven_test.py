@@ -1,4 +1,4 @@
-"""Uneven deals of rows give the result of one device, also if they change during the run."""
+"""Uneven allocations of rows give the result of one device, also if they change during the run."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ CASES = (
     parity.Case(model="cnn_frozen", optimizer="sgd", weighted=True, balance="weights(100,1)"),
 )
 JOBS = {("multiworker", 2): CASES[::2], ("horovod", 2): CASES[1::2]}
-DEALS = ([1, 12], [9, 4], [12, 1], [5, 8])
+ALLOCATIONS = ([1, 12], [9, 4], [12, 1], [5, 8])
 
 
 @functools.cache
@@ -53,9 +53,9 @@ def test_processes(job, float64):
 
 
 def forced(monkeypatch) -> list[list[int]]:
-    """Makes each decision another deal; returns those that have begun."""
-    begun, deals = [], itertools.cycle(DEALS)
-    monkeypatch.setattr(ReplicaSpeeds, "propose", lambda speeds: list(next(deals)))
+    """Makes each decision another allocation; returns those that have begun."""
+    begun, allocations = [], itertools.cycle(ALLOCATIONS)
+    monkeypatch.setattr(ReplicaSpeeds, "propose", lambda speeds: list(next(allocations)))
     change = ReplicaSpeeds.change
 
     def noted(speeds, step, counts):
@@ -106,7 +106,7 @@ def trained(strategy, source, balance="equal"):
 
 
 @pytest.mark.parametrize("name", quick(SOURCES, "augmented", "generator"))
-def test_a_deal_that_changes_gives_one_devices_result(name, single, mirrored2, float64, monkeypatch):
+def test_an_allocation_that_changes_gives_one_devices_result(name, single, mirrored2, float64, monkeypatch):
     begun = forced(monkeypatch)
     found = trained(mirrored2, SOURCES[name], balance="measured")
     assert len(begun) >= 2
@@ -115,7 +115,7 @@ def test_a_deal_that_changes_gives_one_devices_result(name, single, mirrored2, f
 
 
 def test_exchanges_of_weights_count_rows(mirrored2, float64):
-    """With SGD and a constant deal, exchanging weights after every step is summing gradients."""
+    """With SGD and a constant allocation, exchanging weights after every step is summing gradients."""
     case = dataclasses.replace(CASES[0], optimizer="sgd", steps=8)
     found, wanted = parity.run_case(mirrored2, case, sync="local_sgd(period=1)"), reference(case)
     # An exchange ends a call, of which there are more.

@@ -59,7 +59,7 @@ def module(tmp_path, monkeypatch):
         ("synthetic(shape=(5, 5), size=30)", 30, (5, 5), 10),
     ],
 )
-def test_each_name_loads_and_deals_batches(name, size, input_shape, classes):
+def test_each_name_loads_and_has_batches(name, size, input_shape, classes):
     found = load(name)
     assert isinstance(found, DataSet)
     assert (found.train.size, found.input_shape, found.classes) == (size, input_shape, classes)

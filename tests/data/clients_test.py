@@ -66,9 +66,9 @@ def test_batches_are_passes_over_the_data_of_a_client():
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 20])
-def test_clients_are_dealt_by_examples(replicas):
+def test_clients_are_allocated_by_examples(replicas):
     of = clients(clients=40, fraction=0.3, client_sizes="power_law")
-    dealt = of.dealt(7, replicas)
-    assert sorted(sum(dealt, [])) == sorted(of.drawn(7))
-    loads = [sum(len(of.examples[client]) for client in lane) for lane in dealt]
+    allocated = of.allocated(7, replicas)
+    assert sorted(sum(allocated, [])) == sorted(of.drawn(7))
+    loads = [sum(len(of.examples[client]) for client in lane) for lane in allocated]
     assert max(loads) - min(loads) <= max(len(of.examples[client]) for client in of.drawn(7))

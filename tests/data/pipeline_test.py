@@ -28,7 +28,7 @@ def shares(dataset, locals_, steps):
     return dict(zip(itertools.product(range(steps), locals_), [x.tolist() for x, *_ in elements], strict=True))
 
 
-def dealt(pipeline, steps, processes):
+def allocated(pipeline, steps, processes):
     """Returns the shares of all replicas, which are divided among processes."""
     size = sum(map(len, processes))
     return {
@@ -38,7 +38,7 @@ def dealt(pipeline, steps, processes):
 
 def global_batches(pipeline, steps, processes=((0,),)):
     """Returns the rows of all replicas in order, for each step."""
-    found = dealt(pipeline, steps, processes)
+    found = allocated(pipeline, steps, processes)
     replicas = sum(map(len, processes))
     return [[row for replica in range(replicas) for row in found[step, replica]] for step in range(steps)]
 
@@ -63,7 +63,7 @@ def cases(draw):
 def test_every_row_goes_to_one_replica_and_batches_do_not_depend_on_their_number(kind, case):
     size, batch_size, processes, first = case
     pipeline = Pipeline(numbers(kind, size), batch_size, seed=3, first=first)
-    found = dealt(pipeline, 2, processes)
+    found = allocated(pipeline, 2, processes)
     replicas = sum(map(len, processes))
     for (_, replica), share in found.items():
         assert len(share) == rows(batch_size, replica, replicas)[1]
@@ -158,7 +158,7 @@ def test_evaluation_is_one_pass_in_order_for_any_number_of_replicas(kind, case):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_replica_may_get_no_row_of_the_last_batch(kind):
     pipeline = EvaluationPipeline(numbers(kind, 5), 4)
-    found = dealt(pipeline, 2, [(0, 1), (2,)])
+    found = allocated(pipeline, 2, [(0, 1), (2,)])
     assert found == {(0, 0): [0, 1], (0, 1): [2], (0, 2): [3], (1, 0): [4], (1, 1): [], (1, 2): []}
 
 

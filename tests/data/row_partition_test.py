@@ -3,26 +3,26 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tfdist.data.row_deal import EVEN, ChangingDeal, FixedDeal, apportion
+from tfdist.data.row_allocation import EVEN, ChangingAllocation, FixedAllocation, apportion
 from tfdist.data.row_partition import RowPartition, check_equal_shares
 from tfdist.errors import InputError
 
 
 @st.composite
-def deals(draw, endless):
+def allocations(draw, endless):
     """Draws the partition of each process; the replicas are divided among the processes."""
     batch_size, steps = draw(st.integers(1, 40)), draw(st.integers(1, 4))
     local = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     size = sum(local)
     processes = [tuple(range(sum(local[:i]), sum(local[: i + 1]))) for i in range(len(local))]
     first = draw(st.integers(0, 10**13))
-    deal = EVEN
+    allocation = EVEN
     if endless and batch_size >= size:
         drawn = [apportion(batch_size, draw(st.lists(st.integers(1, 9), min_size=size, max_size=size))) for _ in "ab"]
-        changing = ChangingDeal(3, [(0, drawn[0]), (4, drawn[1])])
-        deal = draw(st.sampled_from([EVEN, FixedDeal(drawn[0]), changing]))
+        changing = ChangingAllocation(3, [(0, drawn[0]), (4, drawn[1])])
+        allocation = draw(st.sampled_from([EVEN, FixedAllocation(drawn[0]), changing]))
     total = None if endless else first + draw(st.integers((steps - 1) * batch_size + 1, steps * batch_size))
-    return [RowPartition(batch_size, replicas, size, first, total, deal) for replicas in processes], steps
+    return [RowPartition(batch_size, replicas, size, first, total, allocation) for replicas in processes], steps
 
 
 def covered(partition, steps):
@@ -35,7 +35,7 @@ def covered(partition, steps):
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=60)
 def test_the_elements_of_all_processes_cover_each_position_once(endless, data):
-    of_processes, steps = data.draw(deals(endless))
+    of_processes, steps = data.draw(allocations(endless))
     found = [(partition, covered(partition, steps)) for partition in of_processes]
     batch_size, start, total = of_processes[0].batch_size, of_processes[0].first, of_processes[0].total
     end = total or start + steps * batch_size
@@ -59,9 +59,9 @@ def test_counts_are_static_where_they_can_be():
     assert RowPartition(7, (1, 2), 3).static_count == 2
     assert RowPartition(8, (0, 1), 2, total=16).static_count == 4
     assert RowPartition(8, (0, 1), 2, total=15).static_count is None
-    assert RowPartition(8, (1, 2), 3, deal=FixedDeal((4, 2, 2))).static_count == 2
-    assert RowPartition(8, (0, 1), 3, deal=FixedDeal((4, 2, 2))).static_count is None
-    assert RowPartition(8, (0,), 2, deal=ChangingDeal(0, [(0, (4, 4))])).static_count is None
+    assert RowPartition(8, (1, 2), 3, allocation=FixedAllocation((4, 2, 2))).static_count == 2
+    assert RowPartition(8, (0, 1), 3, allocation=FixedAllocation((4, 2, 2))).static_count is None
+    assert RowPartition(8, (0,), 2, allocation=ChangingAllocation(0, [(0, (4, 4))])).static_count is None
 
 
 def test_equal_shares_pass():

@@ -1,4 +1,4 @@
-"""On real processes, a slow rank is dealt fewer rows, and the result is that of one device."""
+"""On real processes, a slow rank is allocated fewer rows, and the result is that of one device."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "multiworker"))
-def test_a_slow_rank_is_dealt_fewer_rows(strategy, single, float64, tmp_path):
+def test_a_slow_rank_is_allocated_fewer_rows(strategy, single, float64, tmp_path):
     first, second = running.outcomes("uneven", strategy, 2, tmp_path, seconds=120)
     assert first.counts == second.counts
     assert sum(first.counts) == uneven.BATCH_SIZE

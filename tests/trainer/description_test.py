@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist.data import ArraySource, DataSet
-from tfdist.data.row_deal import FixedDeal
+from tfdist.data.row_allocation import FixedAllocation
 from tfdist.reporting import RunPlan
 from tfdist.trainer import description
 
@@ -56,10 +56,10 @@ def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
         ((4,) * 15 + (1,), 1, "61 examples = 1 to 4 for each replica"),
     ],
 )
-def test_the_division_of_a_batch_that_is_dealt_unevenly(counts, micro_steps, text):
+def test_the_division_of_a_batch_that_is_allocated_unevenly(counts, micro_steps, text):
     strategy = types.SimpleNamespace(batch_parts=len(counts), replicas=len(counts))
     settings = types.SimpleNamespace(micro_steps=micro_steps)
-    found = description._batch(strategy, settings, sum(counts), "float32", FixedDeal(counts))
+    found = description._batch(strategy, settings, sum(counts), "float32", FixedAllocation(counts))
     assert found == f"{text}, computed in float32"
 
 

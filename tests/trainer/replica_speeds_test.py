@@ -3,11 +3,11 @@ import random
 
 import pytest
 
-from tfdist.trainer.replica_speeds import Line, ReplicaSpeeds, fastest_deal
+from tfdist.trainer.replica_speeds import Line, ReplicaSpeeds, fastest_allocation
 
 
 def run(speeds, lines, decisions, noise=0.0, seed=3):
-    """Returns the deals of a run whose replicas have these true lines."""
+    """Returns the allocations of a run whose replicas have these true lines."""
     drawn = random.Random(seed)
     for number in range(decisions):
         times = [line(n) * drawn.uniform(1, 1 + noise) for line, n in zip(lines, speeds.counts, strict=True)]
@@ -35,14 +35,14 @@ def slowest(lines, counts):
     ],
 )
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_the_slowest_replica_is_within_a_tenth_of_the_best_deal(lines, noise):
+def test_the_slowest_replica_is_within_a_tenth_of_the_best_allocation(lines, noise):
     speeds = run(ReplicaSpeeds.begun(0, 64, len(lines)), lines, 60, noise, 7)
     assert sum(speeds.counts) == 64
     assert min(speeds.counts) >= 1
-    assert slowest(lines, speeds.counts) <= 1.1 * slowest(lines, fastest_deal(64, lines))
+    assert slowest(lines, speeds.counts) <= 1.1 * slowest(lines, fastest_allocation(64, lines))
 
 
-def test_equal_replicas_keep_the_even_deal_despite_noise():
+def test_equal_replicas_keep_the_even_allocation_despite_noise():
     lines = [Line(2.0, 1.0)] * 3
     for seed in range(20):
         speeds = run(ReplicaSpeeds.begun(0, 63, 3), lines, 100, 0.15, seed)
@@ -66,12 +66,12 @@ def test_a_replica_that_becomes_slow_or_fast_is_followed():
     speeds = run(ReplicaSpeeds.begun(0, 64, 2), fast, 20)
     assert speeds.counts == [32, 32]
     run(speeds, slow, 20)
-    assert slowest(slow, speeds.counts) <= 1.1 * slowest(slow, fastest_deal(64, slow))
+    assert slowest(slow, speeds.counts) <= 1.1 * slowest(slow, fastest_allocation(64, slow))
     run(speeds, fast, 30)
     assert slowest(fast, speeds.counts) <= 1.1 * 35.0
 
 
-def test_a_deal_that_is_kept_is_observed_less_often():
+def test_an_allocation_that_is_kept_is_observed_less_often():
     speeds = run(ReplicaSpeeds.begun(0, 64, 2), [Line(0.0, 1.0)] * 2, 30)
     assert speeds.steps == 40
     speeds.change(500, [40, 24])
@@ -92,10 +92,10 @@ def test_other_replicas_begin_evenly_and_another_batch_in_proportion():
     speeds.change(10, [48, 16])
     assert speeds.on(20, 64, 3).counts == [22, 21, 21]
     assert speeds.on(20, 32, 2).counts == [24, 8]
-    assert speeds.on(20, 32, 2).deals[0].step == 20
+    assert speeds.on(20, 32, 2).allocations[0].step == 20
 
 
-def test_the_fastest_deal_is_the_best_of_all():
+def test_the_fastest_allocation_is_the_best_of_all():
     lines = [Line(3.0, 1.0), Line(0.5, 2.5), Line(4.0, 0.7)]
     best = min(slowest(lines, (a, b, 17 - a - b)) for a in range(1, 16) for b in range(1, 17 - a))
-    assert slowest(lines, fastest_deal(17, lines)) == pytest.approx(best)
+    assert slowest(lines, fastest_allocation(17, lines)) == pytest.approx(best)

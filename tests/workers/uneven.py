@@ -1,4 +1,4 @@
-"""Trains a model in which one rank is twice as slow for each row, with rows that are dealt by speed."""
+"""Trains a model in which one rank is twice as slow for each row, with rows that are allocated by speed."""
 
 import contextlib
 import pathlib

@@ -94,7 +94,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("sync", "balance"),
         lambda c: parse_sync(c.sync).trains_clients and c.balance != "equal",
-        "Whole clients are dealt to replicas, by their examples: leave out --balance.",
+        "Whole clients are allocated to replicas, by their examples: leave out --balance.",
     ),
     (
         ("sync", "augment"),

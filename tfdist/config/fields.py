@@ -163,7 +163,7 @@ def period_text(text: str) -> str:
 
 
 def balance_text(text: str) -> str:
-    """Normalizes how rows are dealt to replicas."""
+    """Normalizes how rows are allocated to replicas."""
     return str(parse_balance(text))
 
 

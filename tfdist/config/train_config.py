@@ -110,7 +110,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     balance: str = flag_field(
         "equal",
         TRAINING,
-        "How rows are dealt to replicas: equal, measured (by speed) or weights(2,1,1). Affects time, not the result.",
+        "How rows are allocated to replicas: equal, measured (by speed) or weights(2,1,1). Affects time, not the result.",
         check=balance_text,
         training_only=True,
     )

@@ -11,7 +11,7 @@ from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element, Examples, Transform
 from tfdist.data.pipeline import EvaluationPipeline, Pipeline, check_batch_size
 from tfdist.data.reading_errors import explained_reading
-from tfdist.data.row_deal import rows
+from tfdist.data.row_allocation import rows
 from tfdist.data.row_partition import check_equal_shares
 from tfdist.data.shuffle import steps_in_epochs
 from tfdist.data.source import ArraySource, Source

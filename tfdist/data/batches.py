@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives.rows import any_rows
 from tfdist.data.pipeline import prepared
-from tfdist.data.row_deal import rows, share
+from tfdist.data.row_allocation import rows, share
 from tfdist.errors import InputError
 
 

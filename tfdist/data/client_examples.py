@@ -128,8 +128,8 @@ class ClientExamples(Examples):
         """
         clients = self._clients
         lanes = [
-            [batch for client in dealt for batch in clients.batches(number, client, self._batch_size)]
-            for dealt in clients.dealt(number, partition.size)
+            [batch for client in allocated for batch in clients.batches(number, client, self._batch_size)]
+            for allocated in clients.allocated(number, partition.size)
         ]
         local_steps = max(len(lane) for lane in lanes)
         table, examples, at = [], [np.zeros([0], np.int64)], 0

@@ -66,7 +66,7 @@ class Clients:
         order = _permutation(self._sync.clients, self._seed, _CLIENTS, number)
         return [int(client) for client in order[: self._sync.drawn]]
 
-    def dealt(self, number: int, replicas: int) -> list[list[int]]:
+    def allocated(self, number: int, replicas: int) -> list[list[int]]:
         """Returns the clients that each replica trains in a round, such that replicas have about as many examples.
 
         The largest client goes first, each to the replica with the fewest examples so far.

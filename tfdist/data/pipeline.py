@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.data.examples import Element, Examples
 from tfdist.data.indexed_batch import IndexedBatch
-from tfdist.data.row_deal import EVEN, RowDeal
+from tfdist.data.row_allocation import EVEN, RowAllocation
 from tfdist.data.row_partition import RowPartition, check_equal_shares, describe_replicas, what_shares
 from tfdist.errors import InputError
 
@@ -25,14 +25,14 @@ class Pipeline:
       batch_size: global batch size, over all replicas, at least 1; may exceed the size of the source.
       seed: seed of the order of examples.
       first: position of the first example in the stream; batches are the same as if those before it were skipped.
-      deal: how many rows of a batch each replica gets.
+      allocation: how many rows of a batch each replica gets.
     """
 
     source: Examples
     batch_size: int
     seed: int
     first: int = 0
-    deal: RowDeal = EVEN
+    allocation: RowAllocation = EVEN
 
     def __post_init__(self) -> None:
         """Validates the values."""
@@ -42,7 +42,7 @@ class Pipeline:
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's replicas, in turn: the `batch` of each element of `numbered`."""
-        return self._dealt(replicas, size, numbered=False)
+        return self._dataset(replicas, size, numbered=False)
 
     def numbered(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's replicas, in turn, with the indices of the examples.
@@ -58,11 +58,11 @@ class Pipeline:
         Raises:
           InputError: there are more replicas than rows.
         """
-        return self._dealt(replicas, size, numbered=True)
+        return self._dataset(replicas, size, numbered=True)
 
-    def _dealt(self, replicas: Sequence[int], size: int, numbered: bool) -> tf.data.Dataset:
+    def _dataset(self, replicas: Sequence[int], size: int, numbered: bool) -> tf.data.Dataset:
         check_batch_size(self.batch_size, size)
-        partition = RowPartition(self.batch_size, tuple(replicas), size, self.first, deal=self.deal)
+        partition = RowPartition(self.batch_size, tuple(replicas), size, self.first, allocation=self.allocation)
         batches = self.source.indexed_batches(partition, self.seed)
         return prepared(batches if numbered else batches.map(_batch), len(partition.replicas))
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.data.row_deal import EVEN, RowDeal
+from tfdist.data.row_allocation import EVEN, RowAllocation
 from tfdist.errors import InputError
 
 
@@ -54,7 +54,7 @@ class RowPartition:
       size: number of all replicas.
       first: position at which the first batch begins.
       total: end of the stream (exclusive), so that the last batch may be short; None for an endless stream.
-      deal: how many rows of a batch each replica gets; only an even one may be of a stream with an end.
+      allocation: how many rows of a batch each replica gets; only an even one may be of a stream with an end.
     """
 
     batch_size: int
@@ -62,7 +62,7 @@ class RowPartition:
     size: int
     first: int = 0
     total: int | None = None
-    deal: RowDeal = EVEN
+    allocation: RowAllocation = EVEN
 
     @property
     def elements(self) -> int:
@@ -74,8 +74,8 @@ class RowPartition:
     @property
     def static_count(self) -> int | None:
         """Number of rows of every element, or None if it varies."""
-        dealt = self.deal.counts(self.batch_size, self.size)
-        counts = {dealt[replica] for replica in self.replicas} if dealt else set()
+        allocated = self.allocation.counts(self.batch_size, self.size)
+        counts = {allocated[replica] for replica in self.replicas} if allocated else set()
         short = self.total is not None and (self.total - self.first) % self.batch_size
         return None if short or len(counts) != 1 else counts.pop()
 
@@ -84,7 +84,7 @@ class RowPartition:
         present = tf.constant(self.batch_size, tf.int64)
         if self.total is not None:
             present = tf.minimum(present, self.total - self._start(batch))
-        return self.deal.share(batch, present, tf.constant(self.replicas, tf.int64)[local], self.size)
+        return self.allocation.share(batch, present, tf.constant(self.replicas, tf.int64)[local], self.size)
 
     def positions(self, element: tf.Tensor) -> tf.Tensor:
         """Returns the positions that an element covers, int64 [rows]."""

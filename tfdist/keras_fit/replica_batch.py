@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.gathering import gathered
 from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
-from tfdist.data.row_deal import share
+from tfdist.data.row_allocation import share
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.one_device import Apply, Replica
 from tfdist.keras_fit.step_outputs import ReduceOp

@@ -118,15 +118,15 @@ class Step:
         no_time = tf.zeros([], tf.float64)
         arrived = clock.time_after(batch) if has_clock else no_time
         batch = clock.available_after(arrived, batch) if has_clock else batch
-        is_dealt = isinstance(batch, ReplicaRows)
-        batch, batch_size = with_any_rows(batch) if is_dealt else (batch, self.settings.batch_size)
+        has_batch_size = isinstance(batch, ReplicaRows)
+        batch, batch_size = with_any_rows(batch) if has_batch_size else (batch, self.settings.batch_size)
         before = [tf.identity(variable) for variable in self._restored]
         step, replica, replicas = self._drawn_from(step)
         randomness.reseed(self._seeds, self.settings.seed, step, replica)
         with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
             gradients, value = self._local_gradients(batch, self._divisor(batch, batch_size))
         self.sends_rows = self._recorded.has_unknown_shapes
-        if is_dealt:
+        if has_batch_size:
             gradients = self._of_rows(count_rows(batch), gradients, before)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
         state = [tf.convert_to_tensor(variable) for variable in self._state]

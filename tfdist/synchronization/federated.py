@@ -103,7 +103,7 @@ def owned_by_clients(
       batch_size: rows of a client's batch.
       seed: seed of the run.
       elastic_batch: see `Schedule`.
-      balance: how rows are dealt to replicas.
+      balance: how rows are allocated to replicas.
 
     Raises:
       InputError: the examples cannot be divided among clients.
@@ -117,7 +117,7 @@ def owned_by_clients(
         )
     if balance != "equal":
         raise InputError(
-            f"Whole clients are dealt to replicas, by their examples. Received: sync={sync} and balance={balance}. Use "
+            f"Whole clients are allocated to replicas, by their examples. Received: sync={sync} and balance={balance}. Use "
             "balance=equal."
         )
     return ClientExamples(examples, sync, batch_size, seed)

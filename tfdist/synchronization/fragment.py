@@ -130,7 +130,7 @@ def fragments_of(weights: Sequence[keras.Variable], count: int) -> list[list[ker
     """Splits variables into fragments of about equal size.
 
     The largest variable comes first, and each goes to the smallest fragment so far. Layers of equal size are therefore
-    dealt to the fragments in turn, which trains better than fragments of consecutive layers (arXiv:2501.18512).
+    allocated to the fragments in turn, which trains better than fragments of consecutive layers (arXiv:2501.18512).
 
     Args:
       weights: at least `count` variables.

@@ -37,7 +37,7 @@ class Case:
       batch_size: global batch size; 13 is not divisible by any number of replicas.
       weighted: whether examples have weights, some of which are 0.
       steps: number of updates.
-      balance: how rows are dealt to several replicas; see `Trainer`.
+      balance: how rows are allocated to several replicas; see `Trainer`.
     """
 
     model: str

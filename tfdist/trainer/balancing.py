@@ -1,4 +1,4 @@
-"""How the rows of a run's batches are dealt to replicas: evenly, by given weights, or by measured speeds."""
+"""How the rows of a run's batches are allocated to replicas: evenly, by given weights, or by measured speeds."""
 
 import logging
 from statistics import median
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.data.row_deal import EVEN, ChangingDeal, FixedDeal, RowDeal, apportion
+from tfdist.data.row_allocation import EVEN, ChangingAllocation, FixedAllocation, RowAllocation, apportion
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.balance import MEASURED, WEIGHTS, Balance, parse_balance
@@ -18,26 +18,26 @@ _log = logging.getLogger(__name__)
 
 
 class Balancing:
-    """A deal that does not change during a run.
+    """An allocation that does not change during a run.
 
     Attributes:
-      deal: the deal of training batches.
+      allocation: the allocation of training batches.
     """
 
-    def __init__(self, deal: RowDeal):
-        """Initializes with a deal."""
-        self.deal = deal
+    def __init__(self, allocation: RowAllocation):
+        """Initializes with an allocation."""
+        self.allocation = allocation
 
-    def deal_at(self, step: int) -> RowDeal:
-        """Returns the deal of one step."""
-        return self.deal
+    def allocation_at(self, step: int) -> RowAllocation:
+        """Returns the allocation of one step."""
+        return self.allocation
 
     def next(self, step: int) -> int | None:
-        """Returns the next step, after `step`, at which the deal changes and a call has to end; None if not known."""
+        """Returns the next step, after `step`, at which the allocation changes and a call has to end; None if not known."""
         return None
 
     def after_call(self, step: int, steps: int, busy: np.ndarray) -> None:
-        """Observes a call of the compiled loop, and may change the deal; every process must call it.
+        """Observes a call of the compiled loop, and may change the allocation; every process must call it.
 
         Args:
           step: updates done so far.
@@ -47,7 +47,7 @@ class Balancing:
 
 
 class MeasuredBalancing(Balancing):
-    """A deal by measured speeds, which rank 0 decides for all ranks.
+    """An allocation by measured speeds, which rank 0 decides for all ranks.
 
     The speeds are part of the `TrainState`. Times without collectives are compared, because replicas wait for each other
     there; an observation is the median over the calls of some steps.
@@ -64,25 +64,27 @@ class MeasuredBalancing(Balancing):
         self._strategy = strategy
         known = state.speeds or ReplicaSpeeds.begun(state.step, batch_size, strategy.replicas)
         self._speeds = state.speeds = known.on(state.step, batch_size, strategy.replicas)
-        self._deal = ChangingDeal(state.step, [(deal.step, deal.counts) for deal in self._speeds.deals])
+        self._allocation = ChangingAllocation(
+            state.step, [(each.step, each.counts) for each in self._speeds.allocations]
+        )
         self._seen: list[np.ndarray] = []  # seconds per step of each local replica, by call
         self._steps = 0
         self._is_first = True  # which has costs of its own, such as memory that is allocated
-        super().__init__(self._deal)
+        super().__init__(self._allocation)
 
-    def deal_at(self, step: int) -> RowDeal:
+    def allocation_at(self, step: int) -> RowAllocation:
         """See base class."""
-        return FixedDeal(next(deal.counts for deal in reversed(self._speeds.deals) if deal.step <= step))
+        return FixedAllocation(next(each.counts for each in reversed(self._speeds.allocations) if each.step <= step))
 
     def next(self, step: int) -> int | None:
         """See base class."""
-        begins = self._speeds.deals[-1].step
+        begins = self._speeds.allocations[-1].step
         return begins if begins > step else None
 
     def after_call(self, step: int, steps: int, busy: np.ndarray) -> None:
         """See base class."""
-        if self._is_first or step <= self._speeds.deals[-1].step:
-            self._is_first = step <= self._speeds.deals[-1].step  # then so is the next call, with other rows
+        if self._is_first or step <= self._speeds.allocations[-1].step:
+            self._is_first = step <= self._speeds.allocations[-1].step  # then so is the next call, with other rows
             return
         self._seen.append(busy / steps)
         self._steps += steps
@@ -93,37 +95,37 @@ class MeasuredBalancing(Balancing):
     def _decide(self) -> None:
         own = [median(times) for times in np.stack(self._seen).T.tolist()]
         group, speeds = self._strategy.group, self._speeds
-        with self._deal.held() as free:
+        with self._allocation.held() as free:
             everyone: Any = group.gather("balance/times", [free, own], LONG_SECONDS)
             times = [seconds for _, of_rank in everyone for seconds in of_rank]
             if not all(times):
                 return  # a device without a clock
             speeds.observe(times)
             proposed = speeds.propose() if group.rank == 0 else None
-            found: Any = group.broadcast("balance/deal", proposed, LONG_SECONDS)
+            found: Any = group.broadcast("balance/allocation", proposed, LONG_SECONDS)
             if found is None:
                 speeds.keep()
                 return
             begins = max(first for first, _ in everyone)
             if self._strategy.is_chief:
                 _log.info("%s", _changed(speeds, found, begins))
-            self._deal.change(begins, found)
+            self._allocation.change(begins, found)
         speeds.change(begins, found)
         self._is_first = True
 
 
 def _changed(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str:
-    before, medians = speeds.counts, speeds.deals[-1].medians()
+    before, medians = speeds.counts, speeds.allocations[-1].medians()
     shown = range(len(counts)) if len(counts) <= 8 else (medians.index(max(medians)), medians.index(min(medians)))
     changes = [f"{before[i]} to {counts[i]} for replica {i} ({1e3 * medians[i]:.3g} ms)" for i in shown]
     return (
-        f"Rows are dealt by speed from step {step} on: {', '.join(changes)}. The slowest replica is expected to take "
+        f"Rows are allocated by speed from step {step} on: {', '.join(changes)}. The slowest replica is expected to take "
         f"{1e3 * speeds.expected(counts):.3g} instead of {1e3 * max(medians):.3g} ms per step."
     )
 
 
 def balancing(balance: Balance, strategy: HasCollectives, state: TrainState, batch_size: int) -> Balancing:
-    """Returns how rows are dealt in a run.
+    """Returns how rows are allocated in a run.
 
     Args:
       balance: value of the flag.
@@ -134,7 +136,7 @@ def balancing(balance: Balance, strategy: HasCollectives, state: TrainState, bat
     if balance.kind == MEASURED and strategy.replicas > 1:
         return MeasuredBalancing(strategy, state, batch_size)
     state.speeds = None
-    return Balancing(FixedDeal(apportion(batch_size, balance.weights)) if balance.kind == WEIGHTS else EVEN)
+    return Balancing(FixedAllocation(apportion(batch_size, balance.weights)) if balance.kind == WEIGHTS else EVEN)
 
 
 def balance_on(text: str, strategy: Strategy) -> Balance:

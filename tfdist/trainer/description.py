@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data import DataSet, Examples
-from tfdist.data.row_deal import EVEN, RowDeal
+from tfdist.data.row_allocation import EVEN, RowAllocation
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.reporting import RunPlan
@@ -18,7 +18,7 @@ _SHOWN = 8  # replicas whose rows are listed
 
 
 def describe(
-    program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "", deal: RowDeal = EVEN
+    program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "", allocation: RowAllocation = EVEN
 ) -> dict[str, str]:
     """Returns texts by name: model, data, strategy, batch and length of a run.
 
@@ -27,7 +27,7 @@ def describe(
       data: examples for training and, optionally, for evaluation.
       plan: plan of the run.
       strategy_reason: why the strategy was chosen; empty for none.
-      deal: how the rows of a batch are dealt at its beginning.
+      allocation: how the rows of a batch are allocated at its beginning.
     """
     return {
         "model": describe_model(program.model),
@@ -35,7 +35,7 @@ def describe(
         "strategy": describe_strategy(program.strategy),
         "chosen": strategy_reason,
         "batch": data.train.batch_text
-        or _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, deal),
+        or _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, allocation),
         "sync": str(program.settings.sync) if program.settings.sync.is_local else "",
         "length": _length(plan),
     }
@@ -66,10 +66,12 @@ def describe_strategy(strategy: HasCollectives) -> str:
     return f"{strategy.name}, {replicas} on {devices}{processes}"
 
 
-def _batch(strategy: HasCollectives, settings: Settings, batch_size: int, precision: str, deal: RowDeal = EVEN) -> str:
+def _batch(
+    strategy: HasCollectives, settings: Settings, batch_size: int, precision: str, allocation: RowAllocation = EVEN
+) -> str:
     """Returns for example `64 examples = 2 replicas x 2 micro-steps x 16, computed in float32`."""
     parts, micro_steps = strategy.batch_parts, settings.micro_steps
-    counts = None if deal is EVEN else deal.counts(batch_size, strategy.replicas)
+    counts = None if allocation is EVEN else allocation.counts(batch_size, strategy.replicas)
     if counts and min(counts) < max(counts):
         summands = " + ".join(map(str, counts))
         rows = summands if len(counts) <= _SHOWN else f"{min(counts)} to {max(counts)} for each replica"

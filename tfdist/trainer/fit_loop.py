@@ -76,7 +76,7 @@ class FitLoop:
           reporting: where the run is recorded.
           saving: saves the run.
           checkpoints: how it does so; None if it does not.
-          balancing: deals the rows of batches to replicas.
+          balancing: allocates the rows of batches to replicas.
           watchdog: watches the calls of the compiled loop.
           replicated: returns the variables that are equal on all replicas, by name.
         """
@@ -115,7 +115,9 @@ class FitLoop:
         warn_of_run(self._strategy, self._facts, of_data)
         first = self._position.before(state.step)
         to_skip = first if self._source.can_be_read_again else first - state.read_before
-        pipeline = Pipeline(self._source, self._batch_size, self._program.settings.seed, to_skip, self._balancing.deal)
+        pipeline = Pipeline(
+            self._source, self._batch_size, self._program.settings.seed, to_skip, self._balancing.allocation
+        )
         iterator = self._strategy.distribute(pipeline.numbered)
         self._iterator = iterator
         self._reporting.reporter.start(self._plan(first))
@@ -158,8 +160,8 @@ class FitLoop:
         )
         # A program that calls `fit` repeatedly describes what it trains once.
         is_known, reporting = self._program.steps.has_loop, self._reporting
-        deal = self._balancing.deal_at(self._state.step)
-        rows = {} if is_known else describe(self._program, self._data, plan, reporting.strategy_reason, deal)
+        allocation = self._balancing.allocation_at(self._state.step)
+        rows = {} if is_known else describe(self._program, self._data, plan, reporting.strategy_reason, allocation)
         return dataclasses.replace(plan, description={**rows, **reporting.description})
 
     def _was_stopped(self) -> bool:
@@ -224,7 +226,7 @@ class FitLoop:
         if log:
             self._recorder.train(float(result.norm), self._inspected)
         self._balancing.after_call(state.step, count, result.busy.numpy())
-        # Not earlier: to write a record or to deal rows, the ranks wait for each other.
+        # Not earlier: to write a record or to allocate rows, the ranks wait for each other.
         self._watchdog.reached(state.step)
         self._callbacks.on_train_batch_end(state.step - 1, logs)
         # Before the evaluation, in which the watchdog would not notice a missing rank.
@@ -316,8 +318,8 @@ class FitLoop:
         """
         number = step % steps_in_epochs(1, self._source.size, self._batch_size)
         seed = self._program.settings.seed
-        deal = self._balancing.deal_at(step)
-        pipeline = Pipeline(self._source.sample, self._batch_size, seed, number * self._batch_size, deal)
+        allocation = self._balancing.allocation_at(step)
+        pipeline = Pipeline(self._source.sample, self._batch_size, seed, number * self._batch_size, allocation)
         return next(self._strategy.distribute(pipeline.dataset))
 
     def _evaluate(self) -> dict[str, float]:

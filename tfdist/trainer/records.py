@@ -84,7 +84,7 @@ class Recorder:
         self._state.progress.window = RunningMetrics()
         self._write(record)
         self._advise(record)
-        if self._state.speeds is None:  # otherwise, rows are dealt by speed
+        if self._state.speeds is None:  # otherwise, rows are allocated by speed
             self._name_slow_rank(everyone, timings.get("step_seconds", 0.0))
 
     def _name_slow_rank(self, own_seconds: Sequence[Any], step_seconds: float) -> None:

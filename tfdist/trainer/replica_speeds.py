@@ -1,4 +1,4 @@
-"""The speeds of replicas: their times for different numbers of rows, and the deal of rows that follows from them."""
+"""The speeds of replicas: their times for different numbers of rows, and the allocation of rows that follows from them."""
 
 import dataclasses
 import heapq
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple, Self
 
-from tfdist.data.row_deal import apportion, rows
+from tfdist.data.row_allocation import apportion, rows
 
-LEAST_GAIN = 0.05  # of the slowest replica's time, for a change of the deal
-_OBSERVATIONS = 3  # of a deal before it may change
-_KEPT = 9  # the latest observations of a deal
-_DEALS = 4  # of which observations are kept
-_NEW_SPEED = 1.3  # ratio of medians of the first and the last observations of a deal
+LEAST_GAIN = 0.05  # of the slowest replica's time, for a change of the allocation
+_OBSERVATIONS = 3  # of an allocation before it may change
+_KEPT = 9  # the latest observations of an allocation
+_ALLOCATIONS = 4  # of which observations are kept
+_NEW_SPEED = 1.3  # ratio of medians of the first and the last observations of an allocation
 _STEPS, _MOST_STEPS = 10, 40  # of an observation
 _UNCHANGED = 5  # decisions in a row, after which observations are made less often
 
@@ -34,11 +34,11 @@ class Line(NamedTuple):
 
 
 @dataclasses.dataclass
-class Deal:
-    """A deal and the times that were observed with it.
+class ObservedAllocation:
+    """An allocation and the times that were observed with it.
 
     Attributes:
-      step: first step of the deal.
+      step: first step of the allocation.
       counts: rows of each replica.
       seconds: observations, each with the seconds per step of each replica.
     """
@@ -53,47 +53,50 @@ class Deal:
 
 
 class ReplicaSpeeds:
-    """Observes the times of replicas and proposes how to deal the rows; part of the state of a run.
+    """Observes the times of replicas and proposes how to allocate the rows; part of the state of a run.
 
-    A replica's line is fitted through the medians of the current deal and of the earlier deal that differs most in this
+    A replica's line is fitted through the medians of the current allocation and of the earlier one that differs most in this
     replica's rows. With one number of rows, its time is taken to be proportional to its rows. All methods are
     deterministic, so that equal observations give equal proposals.
 
     Attributes:
-      deals: the deals so far that still count, in order; the last one is current, or begins soon.
-      steps: number of steps of an observation; more when the deal has not changed for long.
+      allocations: the allocations so far that still count, in order; the last one is current, or begins soon.
+      steps: number of steps of an observation; more when the allocation has not changed for long.
     """
 
-    def __init__(self, deals: list[Deal], unchanged: int = 0):
+    def __init__(self, allocations: list[ObservedAllocation], unchanged: int = 0):
         """Initializes the speeds; `unchanged`: decisions since the last change."""
-        self.deals = deals
+        self.allocations = allocations
         self._unchanged = unchanged
 
     @classmethod
     def begun(cls, step: int, batch_size: int, replicas: int) -> Self:
-        """Returns the speeds of replicas of which nothing is known: rows are dealt evenly from a step on."""
-        return cls([Deal(step, [rows(batch_size, replica, replicas)[1] for replica in range(replicas)])])
+        """Returns the speeds of replicas of which nothing is known: rows are allocated evenly from a step on."""
+        return cls([ObservedAllocation(step, [rows(batch_size, replica, replicas)[1] for replica in range(replicas)])])
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Self:
         """Returns the speeds that `to_json` has saved."""
-        return cls([Deal(**deal) for deal in saved["deals"]], saved["unchanged"])
+        return cls([ObservedAllocation(**each) for each in saved["deals"]], saved["unchanged"])
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as JSON, for a checkpoint."""
-        return {"deals": [dataclasses.asdict(deal) for deal in self.deals], "unchanged": self._unchanged}
+        return {
+            "deals": [dataclasses.asdict(each) for each in self.allocations],
+            "unchanged": self._unchanged,
+        }
 
     def on(self, step: int, batch_size: int, replicas: int) -> Self:
         """Returns the speeds with which a run continues at a step.
 
-        Of other replicas nothing is known, so that they begin evenly. Another batch size is dealt in the proportions of
+        Of other replicas nothing is known, so that they begin evenly. Another batch size is allocated in the proportions of
         the last one.
         """
-        counts = self.deals[-1].counts
+        counts = self.allocations[-1].counts
         if len(counts) != replicas:
             return self.begun(step, batch_size, replicas)
         if sum(counts) != batch_size:
-            return type(self)([Deal(step, list(apportion(batch_size, counts)))])
+            return type(self)([ObservedAllocation(step, list(apportion(batch_size, counts)))])
         return self
 
     @property
@@ -103,48 +106,51 @@ class ReplicaSpeeds:
 
     @property
     def counts(self) -> list[int]:
-        """Rows of each replica in the last deal."""
-        return self.deals[-1].counts
+        """Rows of each replica in the last allocation."""
+        return self.allocations[-1].counts
 
     def observe(self, seconds: Sequence[float]) -> None:
-        """Adds the seconds per step of each replica with the last deal."""
-        current = self.deals[-1]
+        """Adds the seconds per step of each replica with the last allocation."""
+        current = self.allocations[-1]
         current.seconds = [*current.seconds[-_KEPT + 1 :], list(seconds)]
         if len(current.seconds) >= 2 * _OBSERVATIONS and self._has_new_speed(current.seconds):
             current.seconds = current.seconds[-_OBSERVATIONS:]
-            self.deals = [current]
+            self.allocations = [current]
 
     def propose(self) -> list[int] | None:
-        """Returns the rows of each replica with which the slowest takes least time; None to keep the deal.
+        """Returns the rows of each replica with which the slowest takes least time; None to keep the allocation.
 
-        A deal is kept unless another one is expected to save `LEAST_GAIN` of the time, so that noise does not change it.
+        An allocation is kept unless another one is expected to save `LEAST_GAIN` of the time, so that noise does not change it.
         """
-        current = self.deals[-1]
+        current = self.allocations[-1]
         if len(current.seconds) < _OBSERVATIONS:
             return None
         lines = self.lines()
-        found = fastest_deal(sum(current.counts), lines)
+        found = fastest_allocation(sum(current.counts), lines)
         if self.expected(found) > (1 - LEAST_GAIN) * max(current.medians()):
             return None
         return found
 
     def keep(self) -> None:
-        """Notes the decision to keep the deal, after which it is observed less often."""
-        self._unchanged += len(self.deals[-1].seconds) >= _OBSERVATIONS
+        """Notes the decision to keep the allocation, after which it is observed less often."""
+        self._unchanged += len(self.allocations[-1].seconds) >= _OBSERVATIONS
 
     def change(self, step: int, counts: Sequence[int]) -> None:
-        """Begins another deal at a step."""
-        self.deals = [*(deal for deal in self.deals if deal.seconds), Deal(step, list(counts))][-_DEALS:]
+        """Begins another allocation at a step."""
+        self.allocations = [
+            *(each for each in self.allocations if each.seconds),
+            ObservedAllocation(step, list(counts)),
+        ][-_ALLOCATIONS:]
         self._unchanged = 0
 
     def expected(self, counts: Sequence[int]) -> float:
-        """Returns the expected seconds of the slowest replica with a deal."""
+        """Returns the expected seconds of the slowest replica with an allocation."""
         return max(line(count) for line, count in zip(self.lines(), counts, strict=True))
 
     def lines(self) -> list[Line]:
-        """Returns the line of each replica; there must be an observation of the last deal."""
-        *earlier, current = self.deals
-        known = [(deal.counts, deal.medians()) for deal in earlier if len(deal.seconds) >= _OBSERVATIONS]
+        """Returns the line of each replica; there must be an observation of the last allocation."""
+        *earlier, current = self.allocations
+        known = [(each.counts, each.medians()) for each in earlier if len(each.seconds) >= _OBSERVATIONS]
         return [
             _line((count, seconds), [(counts[i], medians[i]) for counts, medians in known])
             for i, (count, seconds) in enumerate(zip(current.counts, current.medians(), strict=True))
@@ -172,7 +178,7 @@ def _line(current: tuple[int, float], others: Sequence[tuple[int, float]]) -> Li
     return Line(fixed, slope) if fixed > 0 else proportional
 
 
-def fastest_deal(batch_size: int, lines: Sequence[Line]) -> list[int]:
+def fastest_allocation(batch_size: int, lines: Sequence[Line]) -> list[int]:
     """Returns the rows of each replica, at least 1, that minimize the time of the slowest.
 
     Each row goes to the replica that would have it done first, which is optimal as times only grow with rows.

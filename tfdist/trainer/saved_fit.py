@@ -59,7 +59,7 @@ def fit(
       checks: what is measured and checked.
       reporting: where the run is recorded.
       checkpoints: where and how often to save it; None for never.
-      balance: how rows are dealt to replicas.
+      balance: how rows are allocated to replicas.
     """
     given = _with_clients(given, program.settings, schedule, balance)
     strategy, data = program.strategy, given.data

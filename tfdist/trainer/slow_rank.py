@@ -46,7 +46,7 @@ class SlowRank:
         ratio, cost = median(one.ratio for one in self._found), median(one.cost for one in self._found)
         return (
             f"Rank {found.rank} takes {ratio:.1f} times as long as the others for its input and gradients, and they wait for "
-            f"it during {100 * cost:.0f}% of each step. --balance=measured deals it fewer rows."
+            f"it during {100 * cost:.0f}% of each step. --balance=measured allocates it fewer rows."
         )
 
 

@@ -21,7 +21,7 @@ class TrainState:
       callbacks: state of the Keras callbacks.
       best: follows the metric whose best value is kept; None if the last run had none.
       best_before: the best value before the next run.
-      speeds: measured speeds of the replicas, and how rows are dealt by them; None unless they are measured.
+      speeds: measured speeds of the replicas, and how rows are allocated by them; None unless they are measured.
       resumed_from: path of the checkpoint from which it was restored; "" for none.
       read_before: number of examples that earlier runs of this process used, since a resume if there was one.
     """

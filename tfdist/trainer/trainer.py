@@ -95,7 +95,7 @@ class Trainer(CanPredict):
           bucket_order: order in which gradients are sent: "backward", as the backward pass computes them; or "smallest".
           sync: how often replicas exchange weights, as in `--sync`, such as "local_sgd(period=8)"; what each has changed
             since the last exchange is summed by `compression`. "every_step" sums gradients in every step.
-          balance: how rows are dealt to replicas: "equal", "measured" (by their speeds) or "weights(2,1,1)"; affects time.
+          balance: how rows are allocated to replicas: "equal", "measured" (by their speeds) or "weights(2,1,1)"; affects time.
         """
         numbers = {"seed": seed, "accumulate_steps": accumulate_steps, "max_skipped_steps": max_skipped_steps}
         others: dict[str, Any] = {"ema": ema, "clip": clip, "loss_scale": loss_scale, "compression": compression}

@@ -1,4 +1,4 @@
-"""A run whose rows are dealt by speed resumes with its deal, also with one that has yet to begin."""
+"""A run whose rows are allocated by speed resumes with its allocation, also with one that has yet to begin."""
 
 import shutil
 
@@ -22,10 +22,10 @@ def fit(trainer, directory):
 
 @pytest.fixture
 def once(monkeypatch):
-    """Makes the first decision another deal, and all others the same one."""
+    """Makes the first decision another allocation, and all others the same one."""
 
     def propose(speeds):
-        return None if len(speeds.deals) > 1 else [6, 2]
+        return None if len(speeds.allocations) > 1 else [6, 2]
 
     monkeypatch.setattr(ReplicaSpeeds, "propose", propose)
 
@@ -38,7 +38,7 @@ def steps_saved(directory):
 def test_every_bit_also_before_a_change(when, once, mirrored2, tmp_path):
     fit(make_trainer(mirrored2, balance="measured"), tmp_path / "whole")
     whole = steps_saved(tmp_path / "whole")
-    [begins] = {deal["step"] for deal in Checkpoint.open(whole[STEPS]).values["speeds"]["deals"]} - {0}
+    [begins] = {allocation["step"] for allocation in Checkpoint.open(whole[STEPS]).values["speeds"]["deals"]} - {0}
     decided = min(step for step, path in whole.items() if len(Checkpoint.open(path).values["speeds"]["deals"]) > 1)
     assert decided < begins < STEPS
     for step in {"decided": [decided], "begun": [begins, begins + 1]}[when]:

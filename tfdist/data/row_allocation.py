@@ -1,6 +1,6 @@
-"""Deals: how many rows of a global batch each replica computes; the rows of a replica are consecutive.
+"""Allocations: how many rows of a global batch each replica computes; the rows of a replica are consecutive.
 
-The loss divides by the rows of the whole batch, so that the deal affects results by rounding only.
+The loss divides by the rows of the whole batch, so that the allocation affects results by rounding only.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
-    """Returns one replica's consecutive rows of a batch that is dealt as evenly as possible.
+    """Returns one replica's consecutive rows of a batch that is allocated as evenly as possible.
 
     Args:
       batch_size: rows of the batch, at least 0.
@@ -50,8 +50,8 @@ def apportion(batch_size: int, weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-class RowDeal:
-    """The deal of every batch, as evenly as possible; also of a batch that is not full."""
+class RowAllocation:
+    """The allocation of every batch, as evenly as possible; also of a batch that is not full."""
 
     def counts(self, batch_size: int, size: int) -> tuple[int, ...] | None:
         """Returns the rows of each replica of a full batch; None if it may change.
@@ -74,11 +74,11 @@ class RowDeal:
         return share(present, replica, size)
 
 
-class FixedDeal(RowDeal):
-    """A deal of full batches that never changes."""
+class FixedAllocation(RowAllocation):
+    """An allocation of full batches that never changes."""
 
     def __init__(self, counts: Sequence[int]):
-        """Initializes the deal with the rows of each replica, at least 1."""
+        """Initializes the allocation with the rows of each replica, at least 1."""
         self._counts = tuple(counts)
 
     def counts(self, batch_size: int, size: int) -> tuple[int, ...]:
@@ -90,15 +90,15 @@ class FixedDeal(RowDeal):
         return _share_of(tf.constant(self._counts, tf.int64), replica)
 
 
-class ChangingDeal(RowDeal):
-    """A deal of full batches that may change from any step on that no pipeline has dealt yet.
+class ChangingAllocation(RowAllocation):
+    """An allocation of full batches that may change from any step on that no pipeline has allocated yet.
 
     Pipelines read ahead, each process as far as it happens to be. A change therefore takes effect from the first step
-    that none of them has dealt, which `held` returns, so that every batch is dealt once, in the same way everywhere.
+    that none of them has allocated, which `held` returns, so that every batch is allocated once, in the same way everywhere.
     """
 
     def __init__(self, first_step: int, changes: Sequence[tuple[int, Sequence[int]]]):
-        """Initializes the deal.
+        """Initializes the allocation.
 
         Args:
           first_step: step of the pipeline's first batch.
@@ -119,12 +119,12 @@ class ChangingDeal(RowDeal):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
-        """Context in which pipelines wait instead of dealing further batches; yields the first step not dealt."""
+        """Context in which pipelines wait instead of allocating further batches; yields the first step not allocated."""
         with self._lock:
             yield self._next
 
     def change(self, step: int, counts: Sequence[int]) -> None:
-        """Changes the deal from a step on; to be called within `held`, for a step that no process has dealt."""
+        """Changes the allocation from a step on; to be called within `held`, for a step that no process has allocated."""
         assert step >= self._next
         self._changes.append((step, np.asarray(counts, np.int64)))
 
@@ -135,7 +135,7 @@ class ChangingDeal(RowDeal):
             return next(counts for since, counts in reversed(self._changes) if since <= step)
 
 
-EVEN = RowDeal()
+EVEN = RowAllocation()
 
 
 def _share_of(counts: tf.Tensor, replica: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

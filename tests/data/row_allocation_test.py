@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tfdist.data.row_deal import ChangingDeal, apportion, rows
+from tfdist.data.row_allocation import ChangingAllocation, apportion, rows
 
 
 @hypothesis.given(batch_size=st.integers(0, 200), replicas=st.integers(1, 30))
@@ -28,41 +28,41 @@ def test_rows_are_in_proportion_to_weights_and_every_replica_has_one(weights, mo
         assert all(abs(n - batch_size * w / sum(weights)) <= 1 for n, w in zip(counts, weights, strict=True))
 
 
-def test_equal_weights_are_the_even_deal():
+def test_equal_weights_are_the_even_allocation():
     assert apportion(13, (2.0, 2.0, 2.0)) == (5, 4, 4)
     assert apportion(64, (1e6, 1.0)) == (63, 1)
 
 
-def dealt(deal, batch):
+def allocated(allocation, batch):
     tensors = [tf.constant(number, tf.int64) for number in (batch, 12, 1)]
-    first, count = deal.share(*tensors, 2)
+    first, count = allocation.share(*tensors, 2)
     return int(first), int(count)
 
 
 def test_a_change_takes_effect_at_its_step():
-    deal = ChangingDeal(5, [(0, (6, 6)), (7, (8, 4))])
-    assert [dealt(deal, batch) for batch in range(3)] == [(6, 6), (6, 6), (8, 4)]
-    with deal.held() as free:
+    allocation = ChangingAllocation(5, [(0, (6, 6)), (7, (8, 4))])
+    assert [allocated(allocation, batch) for batch in range(3)] == [(6, 6), (6, 6), (8, 4)]
+    with allocation.held() as free:
         assert free == 8
-        deal.change(9, (10, 2))
-    assert [dealt(deal, batch) for batch in (3, 4)] == [(8, 4), (10, 2)]
+        allocation.change(9, (10, 2))
+    assert [allocated(allocation, batch) for batch in (3, 4)] == [(8, 4), (10, 2)]
 
 
-def test_what_was_dealt_is_not_changed():
-    deal = ChangingDeal(5, [(0, (6, 6))])
-    assert dealt(deal, 2) == (6, 6)
-    with deal.held() as free, pytest.raises(AssertionError):
-        deal.change(free - 1, (8, 4))
+def test_what_was_allocated_is_not_changed():
+    allocation = ChangingAllocation(5, [(0, (6, 6))])
+    assert allocated(allocation, 2) == (6, 6)
+    with allocation.held() as free, pytest.raises(AssertionError):
+        allocation.change(free - 1, (8, 4))
 
 
-def test_while_a_change_is_decided_nothing_is_dealt():
-    deal = ChangingDeal(0, [(0, (6, 6))])
+def test_while_a_change_is_decided_nothing_is_allocated():
+    allocation = ChangingAllocation(0, [(0, (6, 6))])
     found = []
-    thread = threading.Thread(target=lambda: found.append(dealt(deal, 3)))
-    with deal.held() as free:
+    thread = threading.Thread(target=lambda: found.append(allocated(allocation, 3)))
+    with allocation.held() as free:
         thread.start()
         thread.join(0.2)
         assert not found
-        deal.change(free, (8, 4))
+        allocation.change(free, (8, 4))
     thread.join(10)
     assert found == [(8, 4)]
