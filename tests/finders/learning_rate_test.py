@@ -17,7 +17,7 @@ def state(trainer):
     program = trainer.program
     variables = [*trainer.model.variables, *trainer.model.optimizer.variables]
     held = [keras_internals.value_of(variable) for variable in variables]
-    held += [variable for _, variable in program.kept.items()]
+    held += [variable for _, variable in program.store.items()]
     return [[np.asarray(v).tobytes() for *_, v in trainer.strategy.blocks.copies(variable)] for variable in held]
 
 

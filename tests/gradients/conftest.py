@@ -80,8 +80,8 @@ class _Thread(Collectives):
         return [tf.concat(each, axis=0) for each in zip(*everyone, strict=True)]
 
 
-def wire(packed: tf.DType = tf.uint8, exchanges: bool = False) -> Wire:
-    return Wire(OneReplica.wire.reduces, OneReplica.wire.gathers, packed, exchanges)
+def wire(packed: tf.DType = tf.uint8, native_all_to_all: bool = False) -> Wire:
+    return Wire(OneReplica.wire.reduces, OneReplica.wire.gathers, packed, native_all_to_all)
 
 
 @pytest.fixture
@@ -89,13 +89,16 @@ def together() -> Together:
     """Calls a function of the collectives concurrently on each rank; returns the results."""
 
     def call(
-        replicas: int, function: Callable[[Collectives], Any], packed: tf.DType = tf.uint8, exchanges: bool = False
+        replicas: int,
+        function: Callable[[Collectives], Any],
+        packed: tf.DType = tf.uint8,
+        native_all_to_all: bool = False,
     ) -> list[Any]:
         meeting = _Meeting(replicas)
 
         def one(rank: int) -> Any:
             try:
-                return function(_Thread(meeting, rank, replicas, wire(packed, exchanges)))
+                return function(_Thread(meeting, rank, replicas, wire(packed, native_all_to_all)))
             except BaseException:
                 meeting.abort()
                 raise

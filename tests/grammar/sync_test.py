@@ -101,7 +101,7 @@ def test_wrong_texts(text, message):
     ],
 )
 def test_when_what_was_sent_is_used(text, delay, kept):
-    assert (parse_sync(text).used_after, parse_sync(text).kept_share) == (delay, kept)
+    assert (parse_sync(text).effective_delay, parse_sync(text).effective_mixing) == (delay, kept)
 
 
 def test_the_examples_of_a_round():

@@ -243,5 +243,5 @@ def test_data_that_clients_cannot_own(sync, data, arguments, message, mirrored3)
 
 
 def test_a_mesh_is_refused(request):
-    with pytest.raises(InputError, match="cannot train alone"):
+    with pytest.raises(InputError, match="cannot train locally"):
         trainer_of(request.getfixturevalue("mesh2x2"), "fedavg")

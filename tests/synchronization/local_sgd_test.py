@@ -285,5 +285,5 @@ def test_what_communicates_in_every_step_is_refused(mirrored3):
 
 
 def test_a_mesh_is_refused(request):
-    with pytest.raises(InputError, match="cannot train alone"):
+    with pytest.raises(InputError, match="cannot train locally"):
         trainer_of(request.getfixturevalue("mesh2x2"), "local_sgd")

@@ -6,7 +6,7 @@ The prefix of a name determines what happens to a value if the number of replica
     optimizer/         replicated: the optimizer's state, the step, the learning rate
     state/             replicated: the loss scale, numbers that compression keeps
     local_model/, local_optimizer/
-                       [replicas, ...]: weights and optimizer state of replicas that train alone; if the number changes,
+                       [replicas, ...]: weights and optimizer state of replicas that train locally; if the number changes,
                        or the run continues with weights that are equal, all get their mean; of a run that evaluates a
                        center, weights get the center
     exchanges/         replicated: global weights, and the state of their optimizer
@@ -85,11 +85,11 @@ class RunVariables:
         moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
         own = [variable for variable in model.variables if id(variable) in moving]
         replicated = [variable for variable in model.variables if id(variable) not in moving]
-        alone = {id(v) for v in (*model.trainable_variables, *model.optimizer.variables) if exchanges.is_local}
+        local = {id(v) for v in (*model.trainable_variables, *model.optimizer.variables) if exchanges.has_local_weights}
         self._variables = {
-            **_named(_MODEL, replicated, alone),
+            **_named(_MODEL, replicated, local),
             **_named(_STATISTICS, own, moving),
-            **_named(_OPTIMIZER, model.optimizer.variables, alone),
+            **_named(_OPTIMIZER, model.optimizer.variables, local),
         }
         differing = {id(variable) for variable in exchanges.own_variables}
         self._exchanged = _named(_EXCHANGES, [*exchanges.variables, *exchanges.own_variables], differing)

@@ -31,7 +31,7 @@ class HorovodCollectives(Collectives):
         reduces=_floats | {tf.int32, tf.int64},
         gathers=_floats | _integers | {tf.bool},
         packed=tf.uint8,
-        exchanges=True,
+        native_all_to_all=True,
     )
 
     def __init__(

@@ -23,14 +23,14 @@ class Wire:
       reduces: dtypes that can be summed.
       gathers: dtypes that can be gathered, exchanged and broadcast; int32 is one of them on every engine.
       packed: dtype to which packed bytes are bitcast before they are gathered.
-      exchanges: whether the engine has a native all-to-all, which costs less than the all-gather that replaces it
+      native_all_to_all: whether the engine has a native all-to-all, which costs less than the all-gather that replaces it
         otherwise.
     """
 
     reduces: frozenset[tf.DType]
     gathers: frozenset[tf.DType]
     packed: tf.DType
-    exchanges: bool = False
+    native_all_to_all: bool = False
 
 
 class Collectives(abc.ABC):

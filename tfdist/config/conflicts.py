@@ -58,18 +58,20 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("sync", "batch_norm"),
-        lambda c: parse_sync(c.sync).is_local and c.batch_norm == "synchronized",
-        "Replicas that train alone cannot normalize over all replicas: leave out --batch_norm or use --sync=every_step.",
+        lambda c: parse_sync(c.sync).exchanges_weights and c.batch_norm == "synchronized",
+        "Replicas that train locally cannot normalize over all replicas: leave out --batch_norm or use --sync=every_step.",
     ),
     (
         ("sync", "compression"),
-        lambda c: parse_sync(c.sync).is_local and parse(c.compression.partition(";")[0].strip()).name == "auto",
+        lambda c: (
+            parse_sync(c.sync).exchanges_weights and parse(c.compression.partition(";")[0].strip()).name == "auto"
+        ),
         "Compression is chosen by measuring steps, which send nothing with this --sync: name a method.",
     ),
     (
         ("sync", "check_sync"),
-        lambda c: parse_sync(c.sync).is_local and c.check_sync == "gradients",
-        "Replicas that train alone do not sum gradients: use --check_sync=variables or --sync=every_step.",
+        lambda c: parse_sync(c.sync).exchanges_weights and c.check_sync == "gradients",
+        "Replicas that train locally do not sum gradients: use --check_sync=variables or --sync=every_step.",
     ),
     (
         ("sync", "accumulate_steps"),
@@ -103,7 +105,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("sync", "find"),
-        lambda c: parse_sync(c.sync).is_local and c.find,
+        lambda c: parse_sync(c.sync).exchanges_weights and c.find,
         "A search measures steps in which gradients are summed: leave out --sync while searching.",
     ),
     (

@@ -67,7 +67,7 @@ def _compresses(config: Any, job: Job) -> bool:
 
 
 def _sums_gradients(config: Any, job: Job) -> bool:
-    return not parse_sync(config.sync).is_local
+    return not parse_sync(config.sync).exchanges_weights
 
 
 def _saves(config: Any, job: Job) -> bool:

@@ -388,9 +388,9 @@ class VerifyConfig(TrainConfig):
                 f"--tolerance, or leave them out. Received: {flag_text('precision', self.precision)} "
                 f"{flag_text('compression', self.compression)}."
             )
-        if parse_sync(self.sync).is_local:
+        if parse_sync(self.sync).exchanges_weights:
             raise InputError(
-                "Replicas that train alone take other steps than one device, and match it at no tolerance: leave out --sync. "
+                "Replicas that train locally take other steps than one device, and match it at no tolerance: leave out --sync. "
                 f"Received: {flag_text('sync', self.sync)}."
             )
         if parse(self.decay).name == "plateau":

@@ -190,7 +190,7 @@ class Strategy(abc.ABC):
         """
         return contextlib.nullcontext()
 
-    def apply_alone(
+    def apply_locally(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
         """Same as `apply`, but only for this replica: variables and the optimizer's state may then differ.

@@ -110,12 +110,12 @@ class TensorFlowStrategy(HasCollectives):
         """See base class."""
         return keras_internals.own_copies(variables)
 
-    def apply_alone(
+    def apply_locally(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
         """See base class."""
         with self.own_copies([*variables, *optimizer.variables]), keras_internals.updating_own_copies():
-            super().apply_alone(optimizer, gradients, variables)
+            super().apply_locally(optimizer, gradients, variables)
 
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class."""

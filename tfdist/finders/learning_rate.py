@@ -146,7 +146,7 @@ class _Sweep:
         self._loop = program.steps.loop_at_rate(batch_size, _ExponentialRate(search, before))
         variables = [*model.variables, *model.optimizer.variables, *program.metrics.variables]
         own = [keras_internals.value_of(variable) for variable in variables]
-        self._variables = [*own, *(variable for _, variable in program.kept.items())]
+        self._variables = [*own, *(variable for _, variable in program.store.items())]
 
     def __enter__(self) -> "_Sweep":
         program = self._program

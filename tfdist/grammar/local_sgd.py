@@ -27,35 +27,35 @@ class LocalSGD(Averaging):
         self._check_delay()
 
     @property
-    def parts(self) -> int:
+    def fragment_count(self) -> int:
         """Number of fragments of the weights, which are exchanged one after the other."""
         return 1
 
     @property
-    def used_after(self) -> int:
+    def effective_delay(self) -> int:
         """Number of steps after which what was sent is used."""
-        return self.delay or (max(1, self.period // self.parts - 1) if self.overlap else 0)
+        return self.delay or (max(1, self.period // self.fragment_count - 1) if self.overlap else 0)
 
     @property
-    def kept_share(self) -> float | None:
+    def effective_mixing(self) -> float | None:
         """Fraction of its own weights that a replica keeps; None: it adds its progress since sending to the global ones."""
         return None
 
     @property
     def is_blocking(self) -> bool:
         """Whether all weights are exchanged at the same step, and replaced at once."""
-        return self.parts == 1 and not self.used_after and not self.kept_share
+        return self.fragment_count == 1 and not self.effective_delay and not self.effective_mixing
 
     def _check_delay(self) -> None:
         """Validates the parameters of exchanges that take time."""
         check_integer(self, "delay", 0, "steps")
         if not isinstance(self.overlap, bool):
             raise wrong(self, f"overlap must be True or False, not {self.overlap!r}")
-        if self.parts > self.period:
-            raise wrong(self, f"fragments must be at most the period of {self.period} steps, not {self.parts}")
-        longest = self.period // self.parts
+        if self.fragment_count > self.period:
+            raise wrong(self, f"fragments must be at most the period of {self.period} steps, not {self.fragment_count}")
+        longest = self.period // self.fragment_count
         if self.delay > longest:
-            each = "period / fragments" if self.parts > 1 else "the period"
+            each = "period / fragments" if self.fragment_count > 1 else "the period"
             raise wrong(self, f"delay must be at most {each}, {longest} steps, not {self.delay!r}")
         if self.state != "local" and not self.is_blocking:
             raise wrong(self, f"state={self.state} needs exchanges of all weights at once: leave it out")
@@ -78,7 +78,7 @@ class PostLocalSGD(LocalSGD):
         check_integer(self, "warmup_steps", 0, "steps")
 
     @property
-    def local_from(self) -> int:
+    def first_local_step(self) -> int:
         """See base class."""
         return self.warmup_steps
 
@@ -160,11 +160,11 @@ class DiLoCo(LocalSGD):
         check_outer(self, self.outer)
 
     @property
-    def parts(self) -> int:
+    def fragment_count(self) -> int:
         """See base class."""
         return self.fragments
 
     @property
-    def kept_share(self) -> float:
+    def effective_mixing(self) -> float:
         """See base class."""
-        return self.mixing if self.mixing is not None else 0.5 if self.used_after else 0.0
+        return self.mixing if self.mixing is not None else 0.5 if self.effective_delay else 0.0

@@ -19,14 +19,14 @@ class Sync:
 
     Attributes:
       name: name of the method in the flag.
-      is_local: whether each replica updates weights of its own between exchanges.
+      exchanges_weights: whether each replica updates weights of its own between exchanges.
       has_center: whether replicas keep weights of their own also in an exchange, so that a center is evaluated.
       trains_clients: whether a step is a round, in which clients train one after the other on the replicas.
       guide: the page that explains the parameters.
     """
 
     name: ClassVar[str]
-    is_local: ClassVar[bool] = True
+    exchanges_weights: ClassVar[bool] = True
     has_center: ClassVar[bool] = False
     trains_clients: ClassVar[bool] = False
     guide: ClassVar[str] = "docs/guides/local_sgd.md"
@@ -52,12 +52,12 @@ class EveryStep(Sync):
     """Gradients are summed over replicas in every step."""
 
     name: ClassVar[str] = "every_step"
-    is_local: ClassVar[bool] = False
+    exchanges_weights: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Periodic(Sync):
-    """Replicas train alone, and exchange weights every `period` steps.
+    """Replicas train locally, and exchange weights every `period` steps.
 
     Attributes:
       period: number of steps between exchanges, at least 1.
@@ -70,8 +70,8 @@ class Periodic(Sync):
         check_integer(self, "period", 1, "steps")
 
     @property
-    def local_from(self) -> int:
-        """The step from which on replicas train alone."""
+    def first_local_step(self) -> int:
+        """The step from which on replicas train locally."""
         return 0
 
 

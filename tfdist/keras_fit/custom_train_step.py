@@ -69,7 +69,7 @@ class CustomTrainStep:
         strategy: HasCollectives,
         settings: Settings,
         compression: Compression,
-        kept: StateStore,
+        store: StateStore,
         spec: Any,
         place: Place,
     ):
@@ -80,7 +80,7 @@ class CustomTrainStep:
           strategy: strategy on which it is trained.
           settings: options of the step; micro-steps and loss scaling are not supported.
           compression: how gradients are summed over replicas.
-          kept: store of the state.
+          store: store of the state.
           spec: structure of `tf.TensorSpec` of a batch.
           place: places the variables that the code creates or updates.
         """
@@ -113,9 +113,9 @@ class CustomTrainStep:
         whole = statistics_of_all_replicas(model)
         own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
         self._restored = [*own, *metrics]
-        self.returned, self._kept = returned, kept
+        self.returned, self._store = returned, store
         self._reduce_ops = ReduceOps()
-        self._reductions = [_reduction(each, compression, kept) for each in applications]
+        self._reductions = [_reduction(each, compression, store) for each in applications]
 
     @property
     def sends_rows(self) -> bool:
@@ -125,7 +125,7 @@ class CustomTrainStep:
     def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
         """Sets how the replicas' values are combined; called once, before `run`."""
         self._reduce_ops = reduce_ops
-        self.logs = Logs(self.returned, self._strategy, self._kept, "train_step", reduce_ops.logs)
+        self.logs = Logs(self.returned, self._strategy, self._store, "train_step", reduce_ops.logs)
 
     def run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
         """Runs a step. A replica function.
@@ -175,8 +175,8 @@ class CustomTrainStep:
         return apply
 
 
-def _reduction(application: _Application, compression: Compression, kept: StateStore) -> _Reduction:
+def _reduction(application: _Application, compression: Compression, store: StateStore) -> _Reduction:
     with_gradient = itertools.compress(application.variables, application.has_gradient)
     specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in with_gradient]
     reducer = compression.reducer(specs, {}, frozenset())
-    return _Reduction(reducer, kept.variables(reducer.state(specs)))
+    return _Reduction(reducer, store.variables(reducer.state(specs)))

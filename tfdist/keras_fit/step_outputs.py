@@ -45,7 +45,7 @@ class Logs:
         self,
         returned: Returned,
         strategy: HasCollectives,
-        kept: StateStore,
+        store: StateStore,
         name: str,
         reduce_ops: Mapping[str, ReduceOp] | None = None,
     ):
@@ -54,29 +54,29 @@ class Logs:
         Args:
           returned: description of what the step returns.
           strategy: strategy on which it runs.
-          kept: store of the values.
+          store: store of the values.
           name: name of the step.
           reduce_ops: how values are combined, by name; by default means.
         """
         self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, returned.sources, reduce_ops or {}
         states = [State(f"{name}/{key}", shape, _floatx(), True) for key, shape in returned.shapes.items()]
-        self._kept = dict(zip(returned.shapes, kept.variables(states), strict=True))
+        self._variables = dict(zip(returned.shapes, store.variables(states), strict=True))
 
     def keep(self, found: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
         """Stores what a replica's step returned, weighted by how each value is combined; inside a replica function."""
         returned = flat(found)
         values = [
             tf.math.multiply_no_nan(floating(returned[key]), weights[self._reduce_ops.get(key, "mean")])
-            for key in self._kept
+            for key in self._variables
         ]
         if values:
             totals = self._strategy.collectives.all_reduce(values, name=self._name)
-            for variable, total in zip(self._kept.values(), totals, strict=True):
+            for variable, total in zip(self._variables.values(), totals, strict=True):
                 variable.assign(total)
 
     def read(self) -> dict[str, np.ndarray]:
         """Returns the values, on the host."""
-        return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._kept.items()}
+        return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._variables.items()}
 
 
 def inspect_step(

@@ -53,12 +53,12 @@ class TrainerSteps:
     def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics):
         settings = _settings(model, strategy, options)
         check_means(model, strategy.replicas, settings.micro_steps)
-        self._kept = StateStore(strategy)
+        self._store = StateStore(strategy)
         if settings.loss_scale:
-            self._kept.variables(settings.loss_scale.state())
+            self._store.variables(settings.loss_scale.state())
         self._scaled = settings.loss_scale is not None
         self._model = model
-        self._steps = Steps(model, strategy, settings, _compression(options), self._kept, metrics)
+        self._steps = Steps(model, strategy, settings, _compression(options), self._store, metrics)
 
     def go(self, batches: Any, most: int, number: int) -> StepsResult:
         """Runs up to `most` steps of a `BatchReader`, or one of a `ReplicaRows`; `number` is the number of the first step."""
@@ -88,7 +88,7 @@ class TrainerSteps:
     @property
     def loss_scale(self) -> float | None:
         """The current loss scale; None without loss scaling."""
-        return float(self._kept.array("loss_scale/scale").values) if self._scaled else None
+        return float(self._store.array("loss_scale/scale").values) if self._scaled else None
 
 
 class CustomSteps:

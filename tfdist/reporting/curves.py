@@ -34,7 +34,7 @@ _COLOURS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f
 class CurvesReporter(Reporter):
     """Plots panels for the loss and the first four metrics, each with training and evaluation, and for the learning rate.
 
-    A run whose replicas train alone, as with local SGD, has a panel for their divergence, too.
+    A run whose replicas train locally, as with local SGD, has a panel for their divergence, too.
 
     The best evaluation of each is marked.
 

@@ -21,7 +21,7 @@ from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.grammar.rules import own_code
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.local_loop import compile_local_loop
-from tfdist.step.local_step import LocalStep
+from tfdist.step.local_step import LocalSGDStep
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
@@ -112,7 +112,7 @@ class Steps:
         strategy: HasCollectives,
         settings: Settings,
         compression: Compression,
-        kept: StateStore,
+        store: StateStore,
         metrics: ModelMetrics,
     ):
         """Initializes the steps.
@@ -122,7 +122,7 @@ class Steps:
           strategy: strategy on which it is trained.
           settings: options of the step.
           compression: how gradients are summed over replicas.
-          kept: store of the state.
+          store: store of the state.
           metrics: metrics of the model.
         """
         self.model = model
@@ -133,7 +133,7 @@ class Steps:
         large = [spec.name for spec in self.specs if spec.shape.num_elements() * spec.dtype.size >= SPARSE_MIN_BYTES]
         rows = {variable.path for variable in keras_internals.embeddings(model)} & set(large)
         self._settings = replace(settings, sparse=frozenset(rows) if self.compression.takes_rows else frozenset())
-        self._kept = kept
+        self._store = store
         self._metrics = metrics
         self._loops: dict[Any, tuple[Step, Loop]] = {}
         self._current: Step | None = None
@@ -143,7 +143,7 @@ class Steps:
         batch_size: int | None,
         make: Callable[[Step, HasCollectives], Loop] = compile_loop,
         rate: float = 1.0,
-        alone: bool = False,
+        local: bool = False,
     ) -> Loop:
         """Returns the loop for a batch size and the current compression methods.
 
@@ -151,11 +151,11 @@ class Steps:
           batch_size: see `Settings`.
           make: `compile_loop`, or `loop_on_the_host` for batches that are already in memory.
           rate: factor of the optimizer's learning rate.
-          alone: whether each replica trains alone; then `make` is not used.
+          local: whether each replica updates weights of its own; then `make` is not used.
         """
-        key = (batch_size, make, rate, alone, tuple(sorted(self.overrides.items())))
+        key = (batch_size, make, rate, local, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
-            step, loop = self._alone(batch_size) if alone else self._together(batch_size, make)
+            step, loop = self._local(batch_size) if local else self._together(batch_size, make)
             optimizer = inner_optimizer(self.model.optimizer)
             context = functools.partial(_scheduled, optimizer, rate)
             self._loops[key] = (step, _traced_in(context, loop))
@@ -165,7 +165,7 @@ class Steps:
     def other_loop(self, key: Any, create: Callable[[Settings, StateStore, ModelMetrics], tuple[Step, Loop]]) -> Loop:
         """Returns a loop of other steps, which is created once for each key."""
         if key not in self._loops:
-            self._loops[key] = create(replace(self._settings, sparse=frozenset()), self._kept, self._metrics)
+            self._loops[key] = create(replace(self._settings, sparse=frozenset()), self._store, self._metrics)
         self._current, loop = self._loops[key]
         return loop
 
@@ -185,19 +185,19 @@ class Steps:
         step = self._step(batch_size)
         return step, make(step, self.strategy)
 
-    def _alone(self, batch_size: int | None) -> tuple[Step, Loop]:
+    def _local(self, batch_size: int | None) -> tuple[Step, Loop]:
         settings = replace(self._settings, batch_size=batch_size, sparse=frozenset())
-        step = LocalStep(self.model, self.strategy, self._kept, settings, self._metrics)
+        step = LocalSGDStep(self.model, self.strategy, self._store, settings, self._metrics)
         return step, compile_local_loop(step, self.strategy)
 
     def _step(self, batch_size: int | None) -> Step:
         settings = replace(self._settings, batch_size=batch_size)
-        return Step(self.model, self.strategy, self.reducer(), self._kept, settings, self._metrics)
+        return Step(self.model, self.strategy, self.reducer(), self._store, settings, self._metrics)
 
     @property
     def sums_gradients(self) -> bool:
         """Whether every step sums gradients over several replicas."""
-        return self.strategy.replicas > 1 and not self._settings.sync.is_local
+        return self.strategy.replicas > 1 and not self._settings.sync.exchanges_weights
 
     @property
     def has_loop(self) -> bool:
@@ -260,7 +260,7 @@ class Steps:
             self.use_all_reduce_table(AlgorithmTable(tuple(Band(*band) for band in bands)))
 
     def _chosen(self) -> tf.Variable:
-        [variable] = self._kept.variables(
+        [variable] = self._store.variables(
             [State("compression/choice", (len(self.specs),), tf.int32, False, initial=-1)]
         )
         return variable
@@ -317,7 +317,7 @@ class Steps:
         spoken = collectives or self.strategy.step_collectives
         sparse = self._settings.sparse if reducer is None else frozenset()  # only the default reducer supports rows
         settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
-        step = Step(self.model, self.strategy, reducer or self.reducer(), self._kept, settings, self._metrics, spoken)
+        step = Step(self.model, self.strategy, reducer or self.reducer(), self._store, settings, self._metrics, spoken)
 
         def replica_function(batch: Any, number: tf.Tensor) -> Any:
             with using(spoken):

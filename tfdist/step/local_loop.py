@@ -1,4 +1,4 @@
-"""The compiled loop around steps of replicas that train alone; what they report is merged once per call."""
+"""The compiled loop around steps of replicas that train locally; what they report is merged once per call."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.step.compiled_loop import Loop, LoopResult, taken_apart
-from tfdist.step.local_step import LocalStep
+from tfdist.step.local_step import LocalSGDStep
 
 
 class _Progress(NamedTuple):
@@ -29,7 +29,7 @@ class _Progress(NamedTuple):
     numbers: tf.TensorArray
 
 
-def compile_local_loop(step: LocalStep, strategy: HasCollectives) -> Loop:
+def compile_local_loop(step: LocalSGDStep, strategy: HasCollectives) -> Loop:
     """Returns a function as `compile_loop` does; each replica makes its steps on its own rows, without communication."""
     local = len(strategy.local_replicas)
 
@@ -67,7 +67,7 @@ def compile_local_loop(step: LocalStep, strategy: HasCollectives) -> Loop:
     return loop
 
 
-def _merged(end: _Progress, step: LocalStep, strategy: HasCollectives) -> LoopResult:
+def _merged(end: _Progress, step: LocalSGDStep, strategy: HasCollectives) -> LoopResult:
     """Merges the reports of all replicas, in one message."""
     losses, rows, finite, may_continue = tf.unstack(end.steps.stack(), axis=-1)  # each [steps, local replicas]
     counted = rows * finite

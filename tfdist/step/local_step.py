@@ -1,4 +1,4 @@
-"""One training step of a replica that trains alone: its loss is the mean over its own rows, and nothing is sent."""
+"""One training step of a replica that trains locally: its loss is the mean over its own rows, and nothing is sent."""
 
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ class LocalResult(NamedTuple):
     busy: tf.Tensor
 
 
-class StepAlone(Step):
+class LocalStep(Step):
     """A step on a replica's own rows and weights: its loss is their mean, and updates change no other replica."""
 
     @property
@@ -52,7 +52,7 @@ class StepAlone(Step):
 
     def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
         """See base class."""
-        self._strategy.apply_alone(self.optimizer, gradients, variables)
+        self._strategy.apply_locally(self.optimizer, gradients, variables)
 
     def _divisor(self, batch: Any, batch_size: int | tf.Tensor) -> tf.Tensor:
         """See base class."""
@@ -65,7 +65,7 @@ class StepAlone(Step):
         return LossShare(share.value * tf.cast(weight, share.value.dtype), terms, share.rows, self.settings.batch_size)
 
 
-class LocalStep(StepAlone):
+class LocalSGDStep(LocalStep):
     """A step of one model on each replica's own rows and weights."""
 
     def __init__(

@@ -37,4 +37,4 @@ class Settings:
     def scale_state(self) -> list[State]:
         """Returns the state of the loss scale; empty without loss scaling."""
         found = self.loss_scale.state() if self.loss_scale else []
-        return [dataclasses.replace(state, per_replica=self.sync.is_local) for state in found]
+        return [dataclasses.replace(state, per_replica=self.sync.exchanges_weights) for state in found]

@@ -20,10 +20,10 @@ class AdaptiveExchanges(PeriodicExchanges):
     """Exchanges the mean of the weights, at the end of periods that a rule sets, the same on every process."""
 
     def __init__(
-        self, sync: Adaptive, model: keras.Model, strategy: HasCollectives, reducer: Reducer, kept: StateStore
+        self, sync: Adaptive, model: keras.Model, strategy: HasCollectives, reducer: Reducer, store: StateStore
     ):
         """See base class."""
-        super().__init__(sync, model, strategy, reducer, kept)
+        super().__init__(sync, model, strategy, reducer, store)
         self._adaptive = sync
         self._rule = RULES[sync.rule](sync)
 
@@ -54,9 +54,9 @@ class AdaptiveExchanges(PeriodicExchanges):
         """See base class."""
         return self._rule.period
 
-    def cost(self, whole_bytes: int) -> dict[str, float]:
+    def cost(self, exact_bytes: int) -> dict[str, float]:
         """See base class; with `sync_period`, the period in force."""
-        return {**super().cost(whole_bytes), "sync_period": self._period}
+        return {**super().cost(exact_bytes), "sync_period": self._period}
 
     def to_json(self) -> dict[str, Any]:
         """See base class."""

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Call(Generic[_T]):
+class BackgroundCall(Generic[_T]):
     """A call of a function; its result, or its error, is taken by another thread.
 
     The thread is a daemon, unlike those of `concurrent.futures`: a call that waits for a lost process must not keep this

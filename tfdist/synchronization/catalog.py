@@ -44,7 +44,7 @@ _KINDS: Mapping[type[Sync], Callable[..., Exchanges]] = {
 
 
 def make_exchanges(
-    sync: Sync, model: keras.Model, strategy: HasCollectives, compression: Compression, kept: StateStore
+    sync: Sync, model: keras.Model, strategy: HasCollectives, compression: Compression, store: StateStore
 ) -> Exchanges:
     """Creates the exchanges of a compiled and built model; every process must call it.
 
@@ -53,40 +53,42 @@ def make_exchanges(
       model: the model.
       strategy: its strategy.
       compression: how what travels is summed over replicas.
-      kept: store of the state.
+      store: store of the state.
 
     Raises:
       InputError: the model communicates in every step, or cannot be split into this many fragments.
     """
-    if not sync.is_local:
+    if not sync.exchanges_weights:
         return Exchanges()
     synchronized = synchronized_layers(model)
     if synchronized:
         raise InputError(
-            "Replicas that train alone cannot normalize over all replicas. Received: "
+            "Replicas that train locally cannot normalize over all replicas. Received: "
             f"sync={sync} and {synchronized[0].path}. Use --batch_norm=local, or --sync=every_step."
         )
     weights = list(model.trainable_variables)
     if isinstance(sync, FedAvg):
         specs = round_specs(weights)
         reducer = compression.reducer(specs, {}, ())
-        return FederatedRounds(sync, model, strategy, reducer, kept.variables(states_of(reducer, specs)))
+        return FederatedRounds(sync, model, strategy, reducer, store.variables(states_of(reducer, specs)))
     if isinstance(sync, LocalSGD) and not sync.is_blocking:
-        return StreamingExchanges(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), kept)
+        return StreamingExchanges(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), store)
     reducer = compression.reducer(specs_of(weights), {}, ())
-    return _KINDS[type(sync)](sync, model, strategy, reducer, kept)
+    return _KINDS[type(sync)](sync, model, strategy, reducer, store)
 
 
 def checked_sync(given: str | Sync, strategy: HasCollectives) -> Sync:
     """Returns how replicas of a strategy are kept in agreement, parsed.
 
     Raises:
-      InputError: the text is invalid, or the strategy's replicas cannot train alone between exchanges.
+      InputError: the text is invalid, or the strategy's replicas cannot train locally between exchanges.
     """
     sync = parse_sync(given) if isinstance(given, str) else given
-    if sync.is_local and (strategy.sums_gradients or strategy.compiles_replicas or not strategy.compiles_loops):
+    if sync.exchanges_weights and (
+        strategy.sums_gradients or strategy.compiles_replicas or not strategy.compiles_loops
+    ):
         raise InputError(
-            f"Replicas of strategy {strategy.name} cannot train alone, as its engine compiles whole steps. Received: "
+            f"Replicas of strategy {strategy.name} cannot train locally, as its engine compiles whole steps. Received: "
             f"sync={sync}. Use sync=every_step, or mirrored, multiworker or horovod."
         )
     return sync

@@ -11,7 +11,7 @@ from tfdist.data.client_examples import ReplicaTurn
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.gradients import Sum
 from tfdist.grammar.sync import FedAvg
-from tfdist.step.local_step import StepAlone
+from tfdist.step.local_step import LocalStep
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
@@ -26,7 +26,7 @@ class Times(NamedTuple):
     busy: tf.Tensor
 
 
-class ClientStep(StepAlone):
+class ClientStep(LocalStep):
     """A step of a client: its optimizer and its weights are its own, and nothing is sent.
 
     With the proximal term, the loss is that of FedProx, F_k(w) + mu / 2 |w - x|^2, whose gradient has mu (w - x); losses
@@ -43,7 +43,7 @@ class ClientStep(StepAlone):
         sync: FedAvg,
         state: RoundState,
     ):
-        """Initializes the step; for the other arguments see `LocalStep`.
+        """Initializes the step; for the other arguments see `LocalSGDStep`.
 
         Args:
           model: the model.
@@ -95,7 +95,7 @@ class ClientStep(StepAlone):
             return gradients, value
         of_term = [
             tf.constant(self._sync.proximal, x.dtype) * (tf.convert_to_tensor(w.value) - x)
-            for w, x in zip(self.variables, self._of_round.whole.values(), strict=True)
+            for w, x in zip(self.variables, self._of_round.global_weights.values(), strict=True)
         ]
         return [tf.convert_to_tensor(g) + term for g, term in zip(gradients, of_term, strict=True)], value
 

@@ -33,7 +33,7 @@ from tfdist.grammar.sync import EASGD
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.averaged_copy import AveragedCopy
-from tfdist.synchronization.exchange import Exchange, Exchanged, square_norm
+from tfdist.synchronization.exchange import Exchange, ExchangeResult, square_norm
 from tfdist.synchronization.periodic import PeriodicExchanges
 
 _INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes of a floating-point number
@@ -44,28 +44,28 @@ class ElasticExchange(Exchange):
 
     def __init__(self, *parts: Any, alpha: float):
         """Args: parts: as of `Exchange`; alpha: see `EASGD`."""
-        super().__init__(*parts, kept="local")
+        super().__init__(*parts, optimizer_state="local")
         self._alpha = alpha
 
-    def exchange(self, expected_rows: tf.Tensor) -> Exchanged:
+    def exchange(self, expected_rows: tf.Tensor) -> ExchangeResult:
         """See base class. `divergence` does not weight replicas by their rows either."""
-        self.sent = Recording(self._strategy.step_collectives)
+        self.recording = Recording(self._strategy.step_collectives)
         floatx, replicas = keras.config.floatx(), self._strategy.replicas
         rows = tf.cast(tf.convert_to_tensor(self._rows), floatx) / expected_rows
-        center = self._whole.values()
+        center = self._global_weights.values()
         own = [tf.convert_to_tensor(variable.value) for variable in self._weights]
         changes = [x - w for x, w in zip(center, own, strict=True)]
-        state = [tf.convert_to_tensor(variable) for variable in self.state]
-        reduced = self.reducer.reduce([*changes, rows, square_norm(changes)], state, self.sent, name="exchange")
+        state = [tf.convert_to_tensor(variable) for variable in self.reducer_state]
+        reduced = self.reducer.reduce([*changes, rows, square_norm(changes)], state, self.recording, name="exchange")
         *totals, all_rows, all_squares = reduced.totals
         moved = [w + self._alpha * change for w, change in zip(own, changes, strict=True)]
-        self._whole.assign([x - self._alpha * total for x, total in zip(center, totals, strict=True)])
+        self._global_weights.assign([x - self._alpha * total for x, total in zip(center, totals, strict=True)])
         self.assign(moved, reduced.state, [])
         self._rows.assign(tf.zeros([], self._rows.dtype))
         change = [total / replicas for total in totals]
         mean = [x - difference for x, difference in zip(center, change, strict=True)]
         spread = tf.maximum(all_squares / replicas - square_norm(change), 0)
-        return Exchanged(tf.sqrt(spread) / tf.sqrt(square_norm(mean)), all_rows)
+        return ExchangeResult(tf.sqrt(spread) / tf.sqrt(square_norm(mean)), all_rows)
 
 
 class ElasticExchanges(PeriodicExchanges):
@@ -76,20 +76,20 @@ class ElasticExchanges(PeriodicExchanges):
     with it, weights become the center only before the first step.
     """
 
-    def __init__(self, sync: EASGD, model: keras.Model, strategy: HasCollectives, reducer: Reducer, kept: StateStore):
+    def __init__(self, sync: EASGD, model: keras.Model, strategy: HasCollectives, reducer: Reducer, store: StateStore):
         """See base class.
 
         Raises:
           InputError: the optimizer averages the weights.
         """
         self._elastic = sync
-        super().__init__(sync, model, strategy, reducer, kept)
+        super().__init__(sync, model, strategy, reducer, store)
         if inner_optimizer(model.optimizer).use_ema:
             raise InputError(
                 "With easgd, the center is evaluated, which is an average over steps already. Received: "
                 f"sync={sync} and an average of the weights. Leave out `ema`, or use local_sgd."
             )
-        self._center = _Center(self._weights, strategy, self._whole.copies)
+        self._center = _Center(self._weights, strategy, self._global_weights.copies)
 
     def _make_exchange(self, *parts: Any) -> Exchange:
         """See base class."""

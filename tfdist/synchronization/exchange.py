@@ -26,7 +26,7 @@ from tfdist.gradients import Bucketed, Reducer, Sum
 from tfdist.synchronization.global_weights import GlobalWeights
 
 
-class Exchanged(NamedTuple):
+class ExchangeResult(NamedTuple):
     """The result of an exchange, on each replica.
 
     Attributes:
@@ -50,8 +50,8 @@ class Exchange:
 
     Attributes:
       reducer: sums changes over replicas.
-      state: variables of its state.
-      sent: the calls of the latest trace.
+      reducer_state: variables of its state.
+      recording: the calls of the latest trace.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Exchange:
         optimizer: keras.Optimizer,
         strategy: HasCollectives,
         reducer: Reducer,
-        whole: GlobalWeights,
-        state: Sequence[tf.Variable],
+        global_weights: GlobalWeights,
+        reducer_state: Sequence[tf.Variable],
         rows: tf.Variable,
         *,
-        kept: str,
+        optimizer_state: str,
     ):
         """Initializes the exchange.
 
@@ -73,45 +73,45 @@ class Exchange:
           optimizer: its optimizer.
           strategy: their strategy.
           reducer: sums the changes over replicas.
-          whole: the global weights.
-          state: variables of the reducer's state.
+          global_weights: the global weights.
+          reducer_state: variables of the reducer's state.
           rows: scalar per replica; rows on which it has trained since the last exchange.
-          kept: what happens to the optimizer's state: "local", "averaged" or "reset".
+          optimizer_state: what happens to the optimizer's state: "local", "averaged" or "reset".
         """
         self._strategy = strategy
         self.reducer = reducer
-        self._whole = whole
+        self._global_weights = global_weights
         self._weights = list(weights)
-        self._slots = [] if kept == "local" else keras_internals.slots(optimizer)
-        self._initial = keras_internals.initial_slot_values(optimizer) if kept == "reset" else None
-        self.state, self._rows = list(state), rows
-        self.sent: Recording | None = None
+        self._slots = [] if optimizer_state == "local" else keras_internals.slots(optimizer)
+        self._initial = keras_internals.initial_slot_values(optimizer) if optimizer_state == "reset" else None
+        self.reducer_state, self._rows = list(reducer_state), rows
+        self.recording: Recording | None = None
 
-    def exchange(self, expected_rows: tf.Tensor) -> Exchanged:
+    def exchange(self, expected_rows: tf.Tensor) -> ExchangeResult:
         """Exchanges the weights. A replica function.
 
         Args:
           expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
         """
-        self.sent = Recording(self._strategy.step_collectives)
+        self.recording = Recording(self._strategy.step_collectives)
         floatx = keras.config.floatx()
         # Relative to an equal share, so that changes keep their size, which lossy dtypes may need.
         rows = tf.cast(tf.convert_to_tensor(self._rows), floatx) / expected_rows
         own = [tf.convert_to_tensor(variable.value) for variable in self._weights]
-        message = message_of(self._whole.values(), own, rows)
-        state = [tf.convert_to_tensor(variable) for variable in self.state]
-        reduced = self.reducer.reduce(message, state, self.sent, name="exchange")
-        found, exchanged = updated(self._whole, reduced.totals)
-        self.assign(found, reduced.state, self.new_slots(rows, exchanged.rows, self._strategy.step_collectives))
+        message = message_of(self._global_weights.values(), own, rows)
+        state = [tf.convert_to_tensor(variable) for variable in self.reducer_state]
+        reduced = self.reducer.reduce(message, state, self.recording, name="exchange")
+        found, result = updated(self._global_weights, reduced.totals)
+        self.assign(found, reduced.state, self.new_slots(rows, result.rows, self._strategy.step_collectives))
         self._rows.assign(tf.zeros([], self._rows.dtype))
-        return exchanged
+        return result
 
     def assign(self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], slots: Sequence[tf.Tensor]) -> None:
         """Assigns this replica's weights, the reducer's new state and `new_slots`. In a replica function."""
         with self._strategy.own_copies([*self._weights, *self._slots]):
             for variable, value in zip([*self._weights, *self._slots], [*weights, *slots], strict=True):
                 variable.assign(value)
-        for held, value in zip(self.state, state, strict=True):
+        for held, value in zip(self.reducer_state, state, strict=True):
             held.assign(value)
 
     def new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
@@ -122,25 +122,25 @@ class Exchange:
         return [tf.fill(slot.shape, tf.cast(initial, slot.dtype)) for slot, initial in pairs]
 
 
-def message_of(whole: Sequence[tf.Tensor], own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
+def message_of(global_weights: Sequence[tf.Tensor], own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
     """Returns what a replica sends: its changes, weighted by its rows, and two scalars; see `specs_of`.
 
     Args:
-      whole: global weights.
+      global_weights: global weights.
       own: the replica's weights.
       rows: scalar of dtype floatx; rows on which the replica has trained, as a multiple of an equal share.
     """
-    changes = [x - w for x, w in zip(whole, own, strict=True)]
+    changes = [x - w for x, w in zip(global_weights, own, strict=True)]
     return [*(change * tf.cast(rows, change.dtype) for change in changes), rows, rows * square_norm(changes)]
 
 
-def updated(whole: GlobalWeights, totals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Exchanged]:
+def updated(global_weights: GlobalWeights, totals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], ExchangeResult]:
     """Updates the global weights by the sum of all replicas' messages; returns them, and what is known of the exchange."""
     *changes, rows, squares = totals
     mean = [tf.math.divide_no_nan(change, tf.cast(rows, change.dtype)) for change in changes]
-    found = whole.update(mean)
+    found = global_weights.update(mean)
     spread = tf.math.divide_no_nan(squares, rows) - square_norm(mean)
-    return found, Exchanged(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(square_norm(found)), rows)
+    return found, ExchangeResult(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(square_norm(found)), rows)
 
 
 def weighted_mean(

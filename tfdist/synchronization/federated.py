@@ -47,7 +47,7 @@ class FederatedRounds(Exchanges):
         """
         self._sync, self._model, self._strategy = sync, model, strategy
         self._state = RoundState(model, strategy, sync.outer)
-        self.variables = self._state.whole.optimizer_variables
+        self.variables = self._state.global_weights.optimizer_variables
         self._exchange = RoundExchange(strategy, reducer, self._state, reducer_state)
 
     def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
@@ -57,18 +57,18 @@ class FederatedRounds(Exchanges):
     def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
         """See base class."""
 
-        def create(settings: Settings, kept: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
+        def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             settings = dataclasses.replace(settings, batch_size=batch_size)
-            of_client = ClientStep(self._model, self._strategy, kept, settings, metrics, self._sync, self._state)
+            of_client = ClientStep(self._model, self._strategy, store, settings, metrics, self._sync, self._state)
             loop = compile_round_loop(of_client, self._state, self._exchange, self._strategy, batch_size)
             return of_client, loop
 
         return steps.other_loop(("rounds", batch_size), create)
 
-    def cost(self, whole_bytes: int) -> dict[str, float]:
+    def cost(self, exact_bytes: int) -> dict[str, float]:
         """See base class; what is sent in a round."""
-        payload = self._exchange.sent.payload_bytes if self._exchange.sent else 0
-        return {"payload_bytes": payload, "compression_ratio": whole_bytes / payload} if payload else {}
+        payload = self._exchange.recording.payload_bytes if self._exchange.recording else 0
+        return {"payload_bytes": payload, "compression_ratio": exact_bytes / payload} if payload else {}
 
 
 def check_options(settings: Settings, optimizer: keras.Optimizer) -> None:

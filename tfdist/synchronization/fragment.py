@@ -19,7 +19,7 @@ from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Reducer
 from tfdist.step.local_step import ROWS
 from tfdist.step.state_store import StateStore
-from tfdist.synchronization.exchange import Exchanged, message_of, specs_of, states_of, updated
+from tfdist.synchronization.exchange import ExchangeResult, message_of, specs_of, states_of, updated
 from tfdist.synchronization.global_weights import GlobalWeights
 
 
@@ -28,7 +28,7 @@ class Fragment:
 
     Attributes:
       weights: trainable variables of the model.
-      whole: the global weights.
+      global_weights: the global weights.
       own_variables: the weights as each replica has sent them, if it keeps its progress.
       recording: the calls of the exchange's latest trace.
     """
@@ -41,7 +41,7 @@ class Fragment:
         make_reducer: Callable[[Sequence[tf.TensorSpec]], Reducer],
         store: StateStore,
         outer: str,
-        kept_share: float | None,
+        mixing: float | None,
     ):
         """Creates the variables.
 
@@ -52,20 +52,20 @@ class Fragment:
           make_reducer: returns a reducer for these tensors.
           store: store of the state.
           outer: the optimizer of the global weights; "" for none.
-          kept_share: see `LocalSGD`.
+          mixing: `effective_mixing` of `LocalSGD`.
         """
         self.weights = list(weights)
-        self.whole = GlobalWeights(weights, strategy, outer)
+        self.global_weights = GlobalWeights(weights, strategy, outer)
         self.recording: Recording | None = None
-        self._strategy, self._kept_share = strategy, kept_share
+        self._strategy, self._mixing = strategy, mixing
         self._name = f"exchange/{number}"
         self._reducer = make_reducer(specs_of(weights))
-        self._state = store.variables(states_of(self._reducer, specs_of(weights), self._name))
+        self._reducer_state = store.variables(states_of(self._reducer, specs_of(weights), self._name))
         # Steps count all rows; the fragments are sent at different steps.
         counted = State(f"{self._name}/rows_sent", (), tf.float64, per_replica=True)
         self._all_rows, self._rows_sent = store.variables([ROWS, counted])
         self.own_variables: list[keras.Variable] = []
-        if kept_share is None:
+        if mixing is None:
             with strategy.scope():
                 self.own_variables = [
                     keras.Variable(
@@ -80,7 +80,7 @@ class Fragment:
 
     def take_over(self) -> None:
         """Assigns the weights, which are equal on all replicas, to the global ones."""
-        self.whole.take_over(self.weights)
+        self.global_weights.take_over(self.weights)
         self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
 
     def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
@@ -91,33 +91,34 @@ class Fragment:
         """
         rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows
         own = self._own()
-        message = message_of(self.whole.values(), own, rows)
+        message = message_of(self.global_weights.values(), own, rows)
         with self._strategy.own_copies(self.own_variables):
             for variable, value in zip(self.own_variables, own, strict=False):  # none, or all
                 variable.assign(value)
         self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
         return message
 
-    def exchange(self, message: Sequence[tf.Tensor]) -> Exchanged:
+    def exchange(self, message: Sequence[tf.Tensor]) -> ExchangeResult:
         """Sums the messages of all replicas and updates the global weights."""
         self.recording = Recording(self._strategy.step_collectives)
-        state = [tf.convert_to_tensor(variable) for variable in self._state]
+        state = [tf.convert_to_tensor(variable) for variable in self._reducer_state]
         reduced = self._reducer.reduce(message, state, self.recording, name=self._name)
-        _, exchanged = updated(self.whole, reduced.totals)
-        for held, value in zip(self._state, reduced.state, strict=True):
+        _, result = updated(self.global_weights, reduced.totals)
+        for held, value in zip(self._reducer_state, reduced.state, strict=True):
             held.assign(value)
-        return exchanged
+        return result
 
     def use(self) -> None:
         """Replaces the replica's weights by those with which it continues."""
-        whole = self.whole.values()
+        global_weights = self.global_weights.values()
         own = self._own()
-        if self._kept_share is None:
+        if self._mixing is None:
             sent = [tf.convert_to_tensor(variable.value) for variable in self.own_variables]
-            found = [x + (w - s) for x, w, s in zip(whole, own, sent, strict=True)]
+            found = [x + (w - s) for x, w, s in zip(global_weights, own, sent, strict=True)]
+        elif self._mixing:
+            found = [self._mixing * w + (1 - self._mixing) * x for x, w in zip(global_weights, own, strict=True)]
         else:
-            share = self._kept_share
-            found = [share * w + (1 - share) * x for x, w in zip(whole, own, strict=True)] if share else whole
+            found = global_weights
         with self._strategy.own_copies(self.weights):
             for variable, value in zip(self.weights, found, strict=True):
                 variable.assign(value)

@@ -32,7 +32,7 @@ class HierarchicalExchanges(PeriodicExchanges):
         model: keras.Model,
         strategy: HasCollectives,
         reducer: Reducer,
-        kept: StateStore,
+        store: StateStore,
     ):
         """Creates the global weights.
 
@@ -41,7 +41,7 @@ class HierarchicalExchanges(PeriodicExchanges):
           model: compiled and built model.
           strategy: its strategy, created with the groups of `sync`.
           reducer: sums changes of weights over replicas.
-          kept: store of the state.
+          store: store of the state.
 
         Raises:
           InputError: the replicas cannot be divided into groups of these sizes, or the reducer has a state that must be equal
@@ -54,10 +54,10 @@ class HierarchicalExchanges(PeriodicExchanges):
                 f"Groups of replicas compress alone, but powersgd needs equal factors on all. Received: sync={sync}. Choose "
                 "another compression, or local_sgd."
             )
-        super().__init__(sync, model, strategy, reducer, kept)
+        super().__init__(sync, model, strategy, reducer, store)
         self._levels = list(zip(sync.periods, sync.group_sizes, strict=False))
         states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.group_sizes]
-        [self._rows], self._before = kept.variables([ROWS]), kept.variables(states)
+        [self._rows], self._before = store.variables([ROWS]), store.variables(states)
         self._of_level: dict[int | None, Any] = {}
 
     def next(self, step: int) -> int | None:
@@ -79,11 +79,11 @@ class HierarchicalExchanges(PeriodicExchanges):
             self._at_level(None)(tf.constant(0, keras.config.floatx()))
         return found
 
-    def cost(self, whole_bytes: int) -> dict[str, float]:
+    def cost(self, exact_bytes: int) -> dict[str, float]:
         """See base class; the payload of an exchange of any level, divided by the shortest period."""
         [(period, _), *_] = self._levels
-        payload = super().cost(whole_bytes).get("payload_bytes", 0) * self._sync.period / period
-        return {"payload_bytes": payload, "compression_ratio": whole_bytes / payload} if payload else {}
+        payload = super().cost(exact_bytes).get("payload_bytes", 0) * self._sync.period / period
+        return {"payload_bytes": payload, "compression_ratio": exact_bytes / payload} if payload else {}
 
     def _at_level(self, level: int | None) -> Any:
         """Returns what is compiled for the exchange of a level; None for what is left after an exchange of all."""
@@ -111,14 +111,14 @@ class HierarchicalExchanges(PeriodicExchanges):
         first = collectives.static_rank // size * size
         group = collectives.group(range(first, first + size))
         rows = tf.cast(tf.convert_to_tensor(self._rows) - self._before[level], share.dtype) / share
-        whole, own = self._whole.values(), [tf.convert_to_tensor(v.value) for v in self._weights]
-        message = message_of(whole, own, rows)
-        state = [tf.convert_to_tensor(variable) for variable in self._exchange.state]
+        global_weights, own = self._global_weights.values(), [tf.convert_to_tensor(v.value) for v in self._weights]
+        message = message_of(global_weights, own, rows)
+        state = [tf.convert_to_tensor(variable) for variable in self._exchange.reducer_state]
         reduced = self._exchange.reducer.reduce(message, state, group, name=f"exchange/level{level}")
         *changes, all_rows, _ = reduced.totals
         means = [
             tf.where(all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w)  # all may have skipped
-            for x, d, w in zip(whole, changes, own, strict=True)
+            for x, d, w in zip(global_weights, changes, own, strict=True)
         ]
         self._exchange.assign(means, reduced.state, self._exchange.new_slots(rows, all_rows, group))
         for before in self._before[: level + 1]:

@@ -18,14 +18,14 @@ class Exchanges:
     Attributes:
       variables: variables of the exchanges that are equal on all replicas, to be saved with the run.
       own_variables: variables of which each replica has its own value, to be saved, too.
-      is_local: whether replicas have weights of their own at some steps.
+      has_local_weights: whether replicas have weights of their own at some steps.
     """
 
     variables: Sequence[keras.Variable] = ()
     own_variables: Sequence[keras.Variable] = ()
-    is_local: bool = False
+    has_local_weights: bool = False
 
-    def trains_alone(self, step: int) -> bool:
+    def is_local_step(self, step: int) -> bool:
         """Returns whether, in this step, each replica updates weights of its own."""
         return False
 
@@ -38,7 +38,7 @@ class Exchanges:
           rate: factor of the learning rate.
           step: the next step.
         """
-        return steps.loop(batch_size, rate=rate, alone=self.trains_alone(step))
+        return steps.loop(batch_size, rate=rate, local=self.is_local_step(step))
 
     def next(self, step: int) -> int | None:
         """Returns the next step after `step` at which `at` must be called; None if there is none."""
@@ -71,7 +71,7 @@ class Exchanges:
         """Context in which all replicas have the global weights, for evaluation; their own are restored on exit."""
         return contextlib.nullcontext()
 
-    def cost(self, whole_bytes: int) -> dict[str, float]:
+    def cost(self, exact_bytes: int) -> dict[str, float]:
         """Returns what a step sends on average; see `Steps.cost`. Empty if steps count it themselves."""
         return {}
 

@@ -16,7 +16,7 @@ from tfdist.step.local_step import ROWS
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.averaged_copy import AveragedCopy
-from tfdist.synchronization.exchange import Exchange, Exchanged, specs_of, states_of
+from tfdist.synchronization.exchange import Exchange, ExchangeResult, specs_of, states_of
 from tfdist.synchronization.global_weights import GlobalWeights
 from tfdist.synchronization.interface import Exchanges
 
@@ -24,10 +24,10 @@ from tfdist.synchronization.interface import Exchanges
 class PeriodicExchanges(Exchanges):
     """Exchanges the weights every `period` steps; see `Exchange`."""
 
-    is_local = True
+    has_local_weights = True
 
     def __init__(
-        self, sync: Periodic, model: keras.Model, strategy: HasCollectives, reducer: Reducer, kept: StateStore
+        self, sync: Periodic, model: keras.Model, strategy: HasCollectives, reducer: Reducer, store: StateStore
     ):
         """Creates the global weights.
 
@@ -36,15 +36,15 @@ class PeriodicExchanges(Exchanges):
           model: compiled and built model.
           strategy: its strategy.
           reducer: sums changes of weights over replicas.
-          kept: store of the state.
+          store: store of the state.
         """
         self._sync, self._strategy = sync, strategy
         weights, optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
-        self._whole = self._make_global_weights(weights)
-        self.variables = self._whole.variables
-        [rows] = kept.variables([ROWS])
-        state = kept.variables(states_of(reducer, specs_of(weights)))
-        self._exchange = self._make_exchange(weights, optimizer, strategy, reducer, self._whole, state, rows)
+        self._global_weights = self._make_global_weights(weights)
+        self.variables = self._global_weights.variables
+        [rows] = store.variables([ROWS])
+        state = store.variables(states_of(reducer, specs_of(weights)))
+        self._exchange = self._make_exchange(weights, optimizer, strategy, reducer, self._global_weights, state, rows)
         averages = [average for _, average in keras_internals.weight_averages(optimizer)]
         self._averaged = AveragedCopy([*weights, *averages], strategy, lambda: tf.convert_to_tensor(rows))
         self._averaged_in_agreement = AveragedCopy(averages, strategy, lambda: tf.convert_to_tensor(rows))
@@ -60,31 +60,31 @@ class PeriodicExchanges(Exchanges):
 
     def _make_exchange(self, *parts: Any) -> Exchange:
         """Creates what happens in an exchange; the parts are the first arguments of `Exchange`."""
-        return Exchange(*parts, kept=self._sync.state if isinstance(self._sync, Averaging) else "local")
+        return Exchange(*parts, optimizer_state=self._sync.state if isinstance(self._sync, Averaging) else "local")
 
-    def trains_alone(self, step: int) -> bool:
+    def is_local_step(self, step: int) -> bool:
         """See base class."""
-        return step >= self._sync.local_from
+        return step >= self._sync.first_local_step
 
     def next(self, step: int) -> int | None:
         """See base class."""
-        first, period = self._sync.local_from, self._sync.period
+        first, period = self._sync.first_local_step, self._sync.period
         return first if step < first else first + ((step - first) // period + 1) * period
 
     def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
         """See base class; in agreement, replicas' weights are the global ones, also if the program has changed them."""
         self._batch_size, self._rate = batch_size, rate
-        if self.trains_alone(step) and self._last in (None, step):
+        if self.is_local_step(step) and self._last in (None, step):
             self._last = step
-            take_over = lambda: self._strategy.run(lambda: self._whole.take_over(self._weights))  # noqa: E731
+            take_over = lambda: self._strategy.run(lambda: self._global_weights.take_over(self._weights))  # noqa: E731
             tf.function(take_over, autograph=False).get_concrete_function()()
 
     def at(self, step: int) -> Mapping[str, float]:
         """See base class; returns `replica_divergence`."""
-        if self.trains_alone(step) and self._last is None:
+        if self.is_local_step(step) and self._last is None:
             self.begin(step, self._batch_size, self._rate)
             return {}
-        if not self.trains_alone(step) or self.next(step - 1) != step or self._last == step:
+        if not self.is_local_step(step) or self.next(step - 1) != step or self._last == step:
             return {}
         assert self._last is not None
         share = self._batch_size * (step - self._last) / self._strategy.replicas
@@ -102,13 +102,13 @@ class PeriodicExchanges(Exchanges):
         """The number of steps until the next exchange, after the last one."""
         return self._sync.period
 
-    def cost(self, whole_bytes: int) -> dict[str, float]:
+    def cost(self, exact_bytes: int) -> dict[str, float]:
         """See base class; an exchange's payload divided by the period."""
-        payload = self._exchange.sent.payload_bytes if self._exchange.sent else 0
+        payload = self._exchange.recording.payload_bytes if self._exchange.recording else 0
         if not payload:
             return {}
         per_step = payload / self._period
-        return {"payload_bytes": per_step, "compression_ratio": whole_bytes / per_step}
+        return {"payload_bytes": per_step, "compression_ratio": exact_bytes / per_step}
 
     def to_json(self) -> dict[str, Any]:
         """See base class."""
@@ -118,14 +118,14 @@ class PeriodicExchanges(Exchanges):
         """See base class."""
         self._last = saved.get("last_exchange")
 
-    def _exchanged(self, share: tf.Tensor) -> Exchanged:
+    def _exchanged(self, share: tf.Tensor) -> ExchangeResult:
         """Exchanges the weights; the first time, processes compare the calls that they will make."""
         if self._compiled is None:
             exchange = lambda rows: self._strategy.run(self._exchange.exchange, rows)  # noqa: E731
             self._compiled = tf.function(exchange, autograph=False).get_concrete_function(
                 tf.TensorSpec([], share.dtype)
             )
-            assert self._exchange.sent is not None
-            agree_on_plan(self._strategy.peers, self._exchange.sent.calls)
+            assert self._exchange.recording is not None
+            agree_on_plan(self._strategy.peers, self._exchange.recording.calls)
         found = self._compiled(share)
-        return Exchanged(*(self._strategy.local(value)[0] for value in found))
+        return ExchangeResult(*(self._strategy.local(value)[0] for value in found))

@@ -14,12 +14,12 @@ from tfdist.synchronization.round_state import Counts, RoundState
 
 
 class Round(NamedTuple):
-    """The reduced results of a round, equal on all replicas, except `state`.
+    """The reduced results of a round, equal on all replicas, except `reducer_state`.
 
     Attributes:
       change: for each weight, the mean over clients of x - w_k.
       statistics: for each moving statistic, its mean over clients.
-      state: the reducer's new state.
+      reducer_state: the reducer's new state.
       loss: scalar of dtype floatx; mean over all rows; NaN if a client's was not finite.
       finite: scalar bool; whether everything was finite.
       norm: scalar of dtype floatx; norm of `change`.
@@ -27,7 +27,7 @@ class Round(NamedTuple):
 
     change: list[tf.Tensor]
     statistics: list[tf.Tensor]
-    state: list[tf.Tensor]
+    reducer_state: list[tf.Tensor]
     loss: tf.Tensor
     finite: tf.Tensor
     norm: tf.Tensor
@@ -43,21 +43,23 @@ class RoundExchange:
     """Reduces and applies the results of rounds.
 
     Attributes:
-      sent: the calls of the latest trace that send changes.
+      recording: the calls of the latest trace that send changes.
     """
 
-    def __init__(self, strategy: HasCollectives, reducer: Reducer, state: RoundState, variables: Sequence[tf.Variable]):
+    def __init__(
+        self, strategy: HasCollectives, reducer: Reducer, state: RoundState, reducer_state: Sequence[tf.Variable]
+    ):
         """Initializes the exchange.
 
         Args:
           strategy: strategy of the replicas.
           reducer: sums changes over replicas.
           state: variables of the rounds.
-          variables: variables of the reducer's state.
+          reducer_state: variables of the reducer's state.
         """
         self._strategy, self._reducer = strategy, reducer
-        self._round, self._state = state, list(variables)
-        self.sent: Recording | None = None
+        self._round, self._reducer_state = state, list(reducer_state)
+        self.recording: Recording | None = None
 
     def reduce(self, examples: float) -> Round:
         """Reduces the sums of all replicas. A replica function.
@@ -67,18 +69,18 @@ class RoundExchange:
             size, which lossy dtypes may need.
         """
         found, floatx = self._round, keras.config.floatx()
-        self.sent = Recording(self._strategy.step_collectives)
+        self.recording = Recording(self._strategy.step_collectives)
         counts = [
             tf.cast(tf.convert_to_tensor(count) / tf.constant(examples, tf.float64), floatx) for count in found.counts
         ]
         changes = [tf.convert_to_tensor(total) / tf.constant(examples, total.dtype) for total in found.changes]
-        state = [tf.convert_to_tensor(variable) for variable in self._state]
-        reduced = self._reducer.reduce([*changes, *counts], state, self.sent, name="round")
+        state = [tf.convert_to_tensor(variable) for variable in self._reducer_state]
+        reduced = self._reducer.reduce([*changes, *counts], state, self.recording, name="round")
         totals, of_all = reduced.totals[: len(changes)], Counts(*reduced.totals[len(changes) :])
         change = [tf.math.divide_no_nan(total, tf.cast(of_all.examples, total.dtype)) for total in totals]
         sums = [tf.convert_to_tensor(total) / tf.constant(examples, total.dtype) for total in found.statistics_sums]
         if sums:
-            sums = Bucketed(Sum()).reduce(sums, [], self.sent, name="round/statistics").totals
+            sums = Bucketed(Sum()).reduce(sums, [], self.recording, name="round/statistics").totals
         statistics = [total / tf.cast(of_all.examples, total.dtype) for total in sums]
         checked = [tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, *change, of_all.loss)]
         finite = tf.reduce_all(tf.stack([*checked, tf.equal(of_all.not_finite, 0)]))
@@ -87,9 +89,9 @@ class RoundExchange:
 
     def apply(self, result: Round, number: tf.Tensor) -> None:
         """Updates the global weights and all state. A replica function; `number` of the round."""
-        weights = self._round.whole.update(result.change)
+        weights = self._round.global_weights.update(result.change)
         self._round.end_round(weights, result.statistics, number + 1)
-        for variable, value in zip(self._state, result.state, strict=True):
+        for variable, value in zip(self._reducer_state, result.reducer_state, strict=True):
             variable.assign(value)
 
     def undo(self, number: tf.Tensor) -> None:

@@ -77,8 +77,8 @@ def compile_round_loop(
         spent = local_steps(iterator, number, spent._replace(rows=tf.constant(0)))
         result = strategy.run(exchange.reduce, share)
         if not compared:  # processes make their first trace together
-            assert exchange.sent is not None
-            agree_on_plan(strategy.peers, exchange.sent.calls)
+            assert exchange.recording is not None
+            agree_on_plan(strategy.peers, exchange.recording.calls)
             compared.append(True)
         loss, finite, norm = (strategy.local(value)[0] for value in (result.loss, result.finite, result.norm))
 

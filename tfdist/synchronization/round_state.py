@@ -37,7 +37,7 @@ class RoundState:
 
     Attributes:
       weights: trainable variables of the model.
-      whole: the global weights.
+      global_weights: the global weights.
       changes: for each weight, the sum over a replica's clients of n_k (x - w_k).
       statistics: moving statistics of the model, such as those of BatchNormalization.
       statistics_sums: for each of them, the sum over a replica's clients of n_k times its value.
@@ -58,10 +58,10 @@ class RoundState:
         self._initial = keras_internals.initial_slot_values(self._optimizer)
         self.weights = list(model.trainable_variables)
         self.statistics = keras_internals.moving_statistics(model)
-        self.whole = GlobalWeights(model.trainable_variables, strategy, outer)
+        self.global_weights = GlobalWeights(model.trainable_variables, strategy, outer)
         self.changes = strategy.allocate(_states("change", self.weights))
         self.statistics_sums = strategy.allocate(_states("sum", self.statistics))
-        self._statistics = strategy.allocate(_states("start", self.statistics))
+        self._initial_statistics = strategy.allocate(_states("start", self.statistics))
         counts = [State(f"round/{name}", (), tf.float64, per_replica=True) for name in Counts._fields]
         self.counts = Counts(*strategy.allocate(counts))
 
@@ -69,18 +69,18 @@ class RoundState:
         """Resets the sums; all replicas have the global weights and statistics."""
         for total in (*self.changes, *self.statistics_sums, *self.counts):
             total.assign(tf.zeros(total.shape, total.dtype))
-        for kept, statistic in zip(self._statistics, self.statistics, strict=True):
-            kept.assign(statistic.value)
+        for initial, statistic in zip(self._initial_statistics, self.statistics, strict=True):
+            initial.assign(statistic.value)
 
     def begin_client(self) -> None:
         """Assigns the global weights and statistics, and resets the optimizer."""
-        self._assign_weights(self.whole.values(), 0)
-        for statistic, kept in zip(self.statistics, self._statistics, strict=True):
-            statistic.assign(tf.convert_to_tensor(kept))
+        self._assign_weights(self.global_weights.values(), 0)
+        for statistic, initial in zip(self.statistics, self._initial_statistics, strict=True):
+            statistic.assign(tf.convert_to_tensor(initial))
 
     def end_client(self, examples: tf.Tensor) -> None:
         """Adds what a client with this number of examples has learned."""
-        for total, x, w in zip(self.changes, self.whole.values(), self.weights, strict=True):
+        for total, x, w in zip(self.changes, self.global_weights.values(), self.weights, strict=True):
             total.assign_add(tf.cast(examples, total.dtype) * (x - tf.convert_to_tensor(w.value)))
         for total, statistic in zip(self.statistics_sums, self.statistics, strict=True):
             total.assign_add(tf.cast(examples, total.dtype) * tf.convert_to_tensor(statistic.value))
@@ -100,11 +100,13 @@ class RoundState:
 
     def undo_round(self, rounds: tf.Tensor) -> None:
         """Assigns the global weights and statistics before the round; `rounds`: number of rounds done."""
-        self.end_round(self.whole.values(), [tf.convert_to_tensor(kept) for kept in self._statistics], rounds)
+        self.end_round(
+            self.global_weights.values(), [tf.convert_to_tensor(value) for value in self._initial_statistics], rounds
+        )
 
     def take_over(self) -> None:
         """Assigns the model's weights, which are equal on all replicas, to the global ones."""
-        self.whole.take_over(self.weights)
+        self.global_weights.take_over(self.weights)
 
     def _assign_weights(self, values: Sequence[tf.Tensor], updates: tf.Tensor | int) -> None:
         """Assigns weights and a number of updates, and resets the optimizer's state."""

@@ -22,7 +22,7 @@ from tfdist import keras_internals
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.grammar.sync import SlowMo
-from tfdist.synchronization.exchange import Exchanged
+from tfdist.synchronization.exchange import ExchangeResult
 from tfdist.synchronization.global_weights import GlobalWeights
 from tfdist.synchronization.periodic import PeriodicExchanges
 
@@ -50,9 +50,9 @@ class SlowMomentum(GlobalWeights):
         """See base class."""
         for copy, momentum, change in zip(self.copies, self._momenta, changes, strict=True):
             gamma = tf.cast(self.gamma, change.dtype)
-            kept = self._sync.momentum * tf.convert_to_tensor(momentum.value)
-            copy.assign(tf.convert_to_tensor(copy.value) - self._sync.learning_rate * (gamma * kept + change))
-            momentum.assign(kept + tf.math.divide_no_nan(change, gamma))
+            decayed = self._sync.momentum * tf.convert_to_tensor(momentum.value)
+            copy.assign(tf.convert_to_tensor(copy.value) - self._sync.learning_rate * (gamma * decayed + change))
+            momentum.assign(decayed + tf.math.divide_no_nan(change, gamma))
         return self.values()
 
 
@@ -60,15 +60,15 @@ class SlowMomentumExchanges(PeriodicExchanges):
     """Exchanges that update the global weights with slow momentum."""
 
     _sync: SlowMo
-    _whole: SlowMomentum
+    _global_weights: SlowMomentum
 
     def _make_global_weights(self, weights: Sequence[keras.Variable]) -> GlobalWeights:
         """See base class."""
         return SlowMomentum(weights, self._strategy, self._sync)
 
-    def _exchanged(self, share: tf.Tensor) -> Exchanged:
+    def _exchanged(self, share: tf.Tensor) -> ExchangeResult:
         """See base class."""
-        self._whole.gamma.assign(self._rate * agreed_learning_rate(self._optimizer, self._strategy))
+        self._global_weights.gamma.assign(self._rate * agreed_learning_rate(self._optimizer, self._strategy))
         return super()._exchanged(share)
 
 

@@ -19,8 +19,8 @@ from tfdist.grammar.sync import LocalSGD
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.averaged_copy import AveragedCopy
-from tfdist.synchronization.background import Call
-from tfdist.synchronization.exchange import Exchanged
+from tfdist.synchronization.background import BackgroundCall
+from tfdist.synchronization.exchange import ExchangeResult
 from tfdist.synchronization.fragment import Fragment, fragments_of
 from tfdist.synchronization.interface import Exchanges
 
@@ -35,22 +35,22 @@ class _Sent:
       fragment: its number.
       step: when it was sent.
       call: the exchange; None once the global weights have its result.
-      divergence: see `Exchanged`, once the call has ended.
+      divergence: see `ExchangeResult`, once the call has ended.
     """
 
     fragment: int
     step: int
-    call: Call[Exchanged] | None = None
+    call: BackgroundCall[ExchangeResult] | None = None
     divergence: float = 0.0
 
 
 class StreamingExchanges(Exchanges):
     """Exchanges fragment p of P at the steps k period + period p // P, k = 0, 1, ..., counted from the first local one.
 
-    What is sent at one step is used `used_after` steps later, before another fragment is sent: at most one is on its way.
+    What is sent at one step is used `effective_delay` steps later, before another fragment is sent: at most one is on its way.
     """
 
-    is_local = True
+    has_local_weights = True
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class StreamingExchanges(Exchanges):
         model: keras.Model,
         strategy: HasCollectives,
         make_reducer: Callable[[Sequence[tf.TensorSpec]], Reducer],
-        kept: StateStore,
+        store: StateStore,
     ):
         """Creates the global weights.
 
@@ -67,23 +67,23 @@ class StreamingExchanges(Exchanges):
           model: compiled and built model.
           strategy: its strategy.
           make_reducer: returns a reducer for these tensors, which sums changes of weights over replicas.
-          kept: store of the state.
+          store: store of the state.
 
         Raises:
           InputError: there are more fragments than variables.
         """
         self._sync, self._strategy = sync, strategy
         weights = list(model.trainable_variables)
-        if sync.parts > len(weights):
+        if sync.fragment_count > len(weights):
             raise InputError(
-                f"Each fragment must have a variable of the model. Received: {sync.parts} fragments of "
+                f"Each fragment must have a variable of the model. Received: {sync.fragment_count} fragments of "
                 f"{len(weights)} variables. Use at most {len(weights)}."
             )
         self._fragments = [
-            Fragment(p, own, strategy, make_reducer, kept, sync.outer, sync.kept_share)
-            for p, own in enumerate(fragments_of(weights, sync.parts))
+            Fragment(p, own, strategy, make_reducer, store, sync.outer, sync.effective_mixing)
+            for p, own in enumerate(fragments_of(weights, sync.fragment_count))
         ]
-        self.variables = [v for fragment in self._fragments for v in fragment.whole.variables]
+        self.variables = [v for fragment in self._fragments for v in fragment.global_weights.variables]
         self.own_variables = [v for fragment in self._fragments for v in fragment.own_variables]
         averages = {id(v): a for v, a in keras_internals.weight_averages(inner_optimizer(model.optimizer))}
         self._averaged = [
@@ -96,47 +96,47 @@ class StreamingExchanges(Exchanges):
         self._since: list[int] = []  # of each fragment, the step when it was sent; empty before local training begins
         self._sent: _Sent | None = None
 
-    def trains_alone(self, step: int) -> bool:
+    def is_local_step(self, step: int) -> bool:
         """See base class."""
-        return step >= self._sync.local_from
+        return step >= self._sync.first_local_step
 
     def next(self, step: int) -> int | None:
         """See base class."""
-        if step < self._sync.local_from:
-            return self._sync.local_from
-        delay = self._sync.used_after
+        if step < self._sync.first_local_step:
+            return self._sync.first_local_step
+        delay = self._sync.effective_delay
         return min(min(self._next_sent(p, step), self._next_sent(p, step - delay) + delay) for p in self._numbers)
 
     @property
     def _numbers(self) -> range:
-        return range(self._sync.parts)
+        return range(self._sync.fragment_count)
 
     def _next_sent(self, fragment: int, step: int) -> int:
         """Returns the next step after `step` at which a fragment is sent."""
-        period, offset = self._sync.period, self._sync.period * fragment // self._sync.parts
-        first = self._sync.local_from + (offset or period)
+        period, offset = self._sync.period, self._sync.period * fragment // self._sync.fragment_count
+        first = self._sync.first_local_step + (offset or period)
         return first if step < first else first + ((step - first) // period + 1) * period
 
     def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
         """See base class."""
         self._batch_size = batch_size
-        if self.trains_alone(step) and not self._since:
-            self._since = [step] * self._sync.parts
+        if self.is_local_step(step) and not self._since:
+            self._since = [step] * self._sync.fragment_count
             for fragment in self._fragments:
                 self._on_replicas(fragment.take_over)
 
     def at(self, step: int) -> Mapping[str, float]:
         """See base class; returns `replica_divergence` of a fragment, when it is used."""
-        if not self.trains_alone(step) or not self._since:
+        if not self.is_local_step(step) or not self._since:
             self.begin(step, self._batch_size)
             return {}
         found: dict[str, float] = {}
-        if self._sent and step >= self._sent.step + self._sync.used_after:
+        if self._sent and step >= self._sent.step + self._sync.effective_delay:
             found |= self._used()
         for number in self._numbers:
             if self._next_sent(number, step - 1) == step:
                 self._send(number, step)
-        if self._sent and not self._sync.used_after:
+        if self._sent and not self._sync.effective_delay:
             found |= self._used()
         return found
 
@@ -167,14 +167,14 @@ class StreamingExchanges(Exchanges):
                 stack.enter_context(averaged())
             yield
 
-    def cost(self, whole_bytes: int) -> dict[str, float]:
+    def cost(self, exact_bytes: int) -> dict[str, float]:
         """See base class; the payload of one exchange of each fragment divided by the period."""
         recordings = [fragment.recording for fragment in self._fragments]
         payload = sum(recording.payload_bytes for recording in recordings if recording)
         if not all(recordings) or not payload:
             return {}
         per_step = payload / self._sync.period
-        return {"payload_bytes": per_step, "compression_ratio": whole_bytes / per_step}
+        return {"payload_bytes": per_step, "compression_ratio": exact_bytes / per_step}
 
     def to_json(self) -> dict[str, Any]:
         """See base class."""
@@ -190,7 +190,7 @@ class StreamingExchanges(Exchanges):
           InputError: the run was exchanging in another way.
         """
         since = list(saved.get("since", []))
-        if len(since) not in (0, self._sync.parts) or saved.get("last_exchange") is not None:
+        if len(since) not in (0, self._sync.fragment_count) or saved.get("last_exchange") is not None:
             raise InputError(
                 f"A run that exchanges fragments must be resumed with the same ones. Received: sync={self._sync} for a "
                 "run that exchanged others. Use the sync of the run."
@@ -211,7 +211,7 @@ class StreamingExchanges(Exchanges):
         if is_first:
             assert fragment.recording is not None
             agree_on_plan(self._strategy.peers, fragment.recording.calls)
-        call = Call(lambda: exchange(message), self._begun, in_background=self._sync.overlap)
+        call = BackgroundCall(lambda: exchange(message), self._begun, in_background=self._sync.overlap)
         self._sent = _Sent(number, step, call)
         self._since[number] = step
 

@@ -10,7 +10,7 @@ from tfdist.trainer.train_state import TrainState
 def run_variables(program: Program, state: TrainState) -> RunVariables:
     """Returns all variables of a run, once no exchange changes them."""
     program.exchanges.settle()
-    return RunVariables(program.model, program.strategy, program.kept, state.callbacks, program.exchanges)
+    return RunVariables(program.model, program.strategy, program.store, state.callbacks, program.exchanges)
 
 
 def saved(program: Program, state: TrainState, batches: BatchSchedule) -> Saved:

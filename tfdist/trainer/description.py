@@ -36,7 +36,7 @@ def describe(
         "chosen": strategy_reason,
         "batch": data.train.batch_text
         or _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, allocation),
-        "sync": str(program.settings.sync) if program.settings.sync.is_local else "",
+        "sync": str(program.settings.sync) if program.settings.sync.exchanges_weights else "",
         "length": _length(plan),
     }
 

@@ -281,7 +281,7 @@ class FitLoop:
         warn_once(
             f"Because of overflow, {named} of the {count} steps from step {self._state.step} on, and others did not. Each "
             "replica lowers a loss scale of its own.",
-            "replicas skip alone",
+            "replicas skip by themselves",
         )
 
     def _end_not_finite(self, result: LoopResult, losses: np.ndarray, counted: np.ndarray) -> NoReturn:

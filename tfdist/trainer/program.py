@@ -33,7 +33,7 @@ class Program(NamedTuple):
       model: the model.
       strategy: strategy on which it is trained.
       settings: options of the step.
-      kept: state of the steps besides weights and optimizer state.
+      store: state of the steps besides weights and optimizer state.
       steps: compiled training loops and trial steps.
       metrics: metrics of the model that are recorded.
       drain: see `tfdist.step.metrics.make_drain`.
@@ -47,7 +47,7 @@ class Program(NamedTuple):
     model: keras.Model
     strategy: HasCollectives
     settings: Settings
-    kept: StateStore
+    store: StateStore
     steps: Steps
     metrics: metrics.ModelMetrics
     drain: Callable[[], list[np.ndarray]]
@@ -86,14 +86,14 @@ class Program(NamedTuple):
     @property
     def loss_scale(self) -> float | None:
         """The current factor of the loss; None without loss scaling."""
-        return loss_scale(self.settings, self.kept)
+        return loss_scale(self.settings, self.store)
 
 
-def loss_scale(settings: Settings, kept: StateStore) -> float | None:
+def loss_scale(settings: Settings, store: StateStore) -> float | None:
     """Returns the current factor of the loss; None without loss scaling."""
     if settings.loss_scale is None:
         return None
-    return float(np.min(kept.array("loss_scale/scale").values))  # each replica may have its own
+    return float(np.min(store.array("loss_scale/scale").values))  # each replica may have its own
 
 
 def build(
@@ -101,7 +101,7 @@ def build(
     strategy: HasCollectives,
     settings: Settings,
     compression: Compression,
-    kept: StateStore,
+    store: StateStore,
     element_spec: Any,
 ) -> Program:
     """Creates all variables of a compiled model, and makes them equal on all replicas; every process must call it.
@@ -111,7 +111,7 @@ def build(
       strategy: strategy in whose scope it was created.
       settings: options of the step.
       compression: how gradients are summed over replicas.
-      kept: store of the steps' state.
+      store: store of the steps' state.
       element_spec: of the training data; see `Examples`.
 
     Raises:
@@ -134,15 +134,15 @@ def build(
     average_statistics = metrics.make_average_statistics(model, strategy)
     evaluator = Evaluator(model, strategy, settings.seed, recorded, drain)
     check_micro_steps(model, settings.micro_steps)
-    steps = Steps(model, strategy, settings, compression, kept, recorded)
+    steps = Steps(model, strategy, settings, compression, store, recorded)
     trained = [id(variable) for variable in model.trainable_variables]
     averaged = AveragedWeights(model, strategy)
-    exchanges = make_exchanges(settings.sync, model, strategy, compression, kept)
+    exchanges = make_exchanges(settings.sync, model, strategy, compression, store)
     return Program(
         model,
         strategy,
         settings,
-        kept,
+        store,
         steps,
         recorded,
         drain,

@@ -131,8 +131,8 @@ class Trainer(CanPredict):
             loss_weights=loss_weights,
         )
         self._optimizer = model.optimizer
-        self._kept = StateStore(self.strategy)
-        self._kept.variables(self._settings.scale_state())
+        self._store = StateStore(self.strategy)
+        self._store.variables(self._settings.scale_state())
         self._program: Program | None = None
 
     def __repr__(self) -> str:
@@ -330,7 +330,7 @@ class Trainer(CanPredict):
         """
         if self._program is None:
             spec = (data.train if isinstance(data, DataSet) else as_examples(data)).element_spec
-            self._program = build(self.model, self.strategy, self._settings, self._compression, self._kept, spec)
+            self._program = build(self.model, self.strategy, self._settings, self._compression, self._store, spec)
         return self._program
 
     @property
@@ -355,12 +355,12 @@ class Trainer(CanPredict):
     @property
     def loss_scale(self) -> float | None:
         """The current factor of the loss; None without loss scaling."""
-        return loss_scale(self._settings, self._kept)
+        return loss_scale(self._settings, self._store)
 
     @property
     def state(self) -> dict[str, StateArray]:
         """State of the step besides weights and optimizer state, by name: error feedback, loss scale and so on."""
-        return self._kept.arrays()
+        return self._store.arrays()
 
     @property
     def best(self) -> Best | None:

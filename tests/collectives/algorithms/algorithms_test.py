@@ -42,14 +42,14 @@ def test_the_sum_is_the_same_on_every_replica_and_in_every_run(text, name):
         np.testing.assert_allclose(totals[0], data.sum(0), rtol=1e-12, atol=1e-13)
         assert len({total.tobytes() for total in totals}) == 1
         assert summed(text, name, size)[1][0].tobytes() == totals[0].tobytes()
-        assert summed(text, name, size, exchanges=True)[1][0].tobytes() == totals[0].tobytes()
+        assert summed(text, name, size, native_all_to_all=True)[1][0].tobytes() == totals[0].tobytes()
 
 
-@pytest.mark.parametrize("exchanges", [False, True])
+@pytest.mark.parametrize("native_all_to_all", [False, True])
 @pytest.mark.parametrize(("text", "name"), CASES)
-def test_only_the_declared_groups_communicate(text, name, exchanges):
+def test_only_the_declared_groups_communicate(text, name, native_all_to_all):
     topology, everyone = topology_of(text), tuple(range(sum(map(int, text.split(",")))))
-    recordings = summed(text, name, 8, exchanges=exchanges)[2]
+    recordings = summed(text, name, 8, native_all_to_all=native_all_to_all)[2]
     used = {tuple(sorted(call.ranks or everyone)) for recording in recordings for call in recording.calls}
     assert {group for group in used if len(group) > 1} == set(groups_of([name], topology))
 

@@ -17,9 +17,9 @@ Queues = defaultdict[tuple[int, int, str], queue.Queue]
 class Thread(Collectives):
     """One replica of a group."""
 
-    def __init__(self, ranks: Sequence[int], rank: int, queues: Queues, exchanges: bool):
+    def __init__(self, ranks: Sequence[int], rank: int, queues: Queues, native_all_to_all: bool):
         self.size, self._ranks, self._rank, self._queues = len(ranks), tuple(ranks), rank, queues
-        self.wire = Wire(reduces=ANYTHING, gathers=ANYTHING, packed=tf.uint8, exchanges=exchanges)
+        self.wire = Wire(reduces=ANYTHING, gathers=ANYTHING, packed=tf.uint8, native_all_to_all=native_all_to_all)
 
     @property
     def rank(self) -> int:
@@ -33,8 +33,8 @@ class Thread(Collectives):
 
     def group(self, ranks: Sequence[int]) -> "Thread":
         chosen = self.checked(ranks)
-        exchanges = self.wire.exchanges
-        return Thread([self._ranks[rank] for rank in chosen], chosen.index(self._rank), self._queues, exchanges)
+        native_all_to_all = self.wire.native_all_to_all
+        return Thread([self._ranks[rank] for rank in chosen], chosen.index(self._rank), self._queues, native_all_to_all)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         self._queues[self._ranks[self._rank], self._ranks[to], tag].put(list(tensors))
@@ -52,15 +52,15 @@ class Thread(Collectives):
         return [parts.get(rank, tensor) for rank in range(self.size)]
 
 
-def run(replicas: int, function: Callable[[Collectives], Any], *, exchanges: bool = False) -> list[Any]:
+def run(replicas: int, function: Callable[[Collectives], Any], *, native_all_to_all: bool = False) -> list[Any]:
     """Returns the results of a function of each replica's collectives.
 
     Args:
       replicas: number of replicas.
       function: called in a thread of each.
-      exchanges: see `Wire`.
+      native_all_to_all: see `Wire`.
     """
     queues: Queues = defaultdict(queue.Queue)
-    everyone = [Thread(range(replicas), rank, queues, exchanges) for rank in range(replicas)]
+    everyone = [Thread(range(replicas), rank, queues, native_all_to_all) for rank in range(replicas)]
     with concurrent.futures.ThreadPoolExecutor(replicas) as pool:
         return list(pool.map(function, everyone))

@@ -26,7 +26,7 @@ def vectors(replicas, steps):
     return np.random.default_rng(0).standard_normal((steps, replicas, SIZE)).astype("float32")
 
 
-def run(together, reducer, values, exchanges=True):
+def run(together, reducer, values, native_all_to_all=True):
     """Returns for each rank the results of `reduce` for all steps, and its collective calls."""
     steps, replicas, size = values.shape
 
@@ -39,7 +39,7 @@ def run(together, reducer, values, exchanges=True):
             state = made[-1].state
         return made, recording.calls
 
-    return together(replicas, rank, exchanges=exchanges)
+    return together(replicas, rank, native_all_to_all=native_all_to_all)
 
 
 @pytest.mark.parametrize("replicas", [3, 4])
@@ -79,9 +79,9 @@ def test_with_three_it_sends_less_than_to_all(together):
     assert [call.operation for call in calls] == ["all_to_all", "all_gather"]
 
 
-@pytest.mark.parametrize(("replicas", "exchanges"), [(2, True), (4, False)])
-def test_else_each_code_goes_to_all(together, replicas, exchanges):
-    [calls, *_] = [calls for _, calls in run(together, named("bf16"), vectors(replicas, 1), exchanges)]
+@pytest.mark.parametrize(("replicas", "native_all_to_all"), [(2, True), (4, False)])
+def test_else_each_code_goes_to_all(together, replicas, native_all_to_all):
+    [calls, *_] = [calls for _, calls in run(together, named("bf16"), vectors(replicas, 1), native_all_to_all)]
     assert [(call.operation, call.name) for call in calls] == [("all_gather", "step0/0")]
 
 
@@ -121,7 +121,7 @@ def test_vectors_shorter_than_the_shares(together):
 
 
 def test_in_a_compiled_step_of_four_replicas(mirrored4, runner):
-    wire = dataclasses.replace(mirrored4.collectives.wire, exchanges=True)
+    wire = dataclasses.replace(mirrored4.collectives.wire, native_all_to_all=True)
     values = vectors(4, 2)
 
     class Exchanging:

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfdist.cluster.topology import Topology
 from tfdist.collectives.algorithms import tree
 from tfdist.collectives.algorithms.folding import Folding
-from tfdist.collectives.algorithms.messages import exchange, padded
+from tfdist.collectives.algorithms.messages import padded, send_receive
 from tfdist.collectives.interface import Collectives
 
 
@@ -28,9 +28,9 @@ def halving_doubling(collectives: Collectives, vector: tf.Tensor, topology: Topo
         for bit in folding.bits():
             lower, upper = tf.split(part, 2)
             kept, given = (upper, lower) if member & bit else (lower, upper)
-            part = kept + exchange(collectives, given, folding.rank_of(member ^ bit), f"{name}/halving{bit}")
+            part = kept + send_receive(collectives, given, folding.rank_of(member ^ bit), f"{name}/halving{bit}")
         for bit in reversed(folding.bits()):
-            other = exchange(collectives, part, folding.rank_of(member ^ bit), f"{name}/doubling{bit}")
+            other = send_receive(collectives, part, folding.rank_of(member ^ bit), f"{name}/doubling{bit}")
             part = tf.concat([other, part] if member & bit else [part, other], 0)
         return part[: vector.shape[0]]
 

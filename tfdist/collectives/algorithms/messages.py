@@ -16,13 +16,13 @@ def receive(collectives: Collectives, like: tf.Tensor, source: int, tag: str) ->
     return arrived
 
 
-def exchange(collectives: Collectives, tensor: tf.Tensor, partner: int, name: str) -> tf.Tensor:
+def send_receive(collectives: Collectives, tensor: tf.Tensor, partner: int, name: str) -> tf.Tensor:
     """Sends a vector to a partner, which does the same, and returns the partner's; n sent.
 
     An engine with a native all-to-all also gathers in one message, in both directions at the same time, while two messages
     between two ranks would follow each other. On others, a gather is preceded by a message with the numbers of rows.
     """
-    if not collectives.wire.exchanges:
+    if not collectives.wire.native_all_to_all:
         collectives.send([tensor], partner, tag=name)
         return receive(collectives, tensor, partner, name)
     pair = collectives.group(sorted((collectives.static_rank, partner)))

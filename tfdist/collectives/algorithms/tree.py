@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdist.cluster.topology import Topology
 from tfdist.collectives.algorithms.folding import Folding
-from tfdist.collectives.algorithms.messages import exchange
+from tfdist.collectives.algorithms.messages import send_receive
 from tfdist.collectives.interface import Collectives
 
 
@@ -24,7 +24,7 @@ def tree(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: 
     def doubled(total: tf.Tensor, member: int) -> tf.Tensor:
         for bit in folding.bits():
             partner = folding.rank_of(member ^ bit)
-            total += exchange(collectives, total, partner, f"{name}/distance{bit}")
+            total += send_receive(collectives, total, partner, f"{name}/distance{bit}")
         return total
 
     return folding.summed(collectives, vector, doubled, name)

@@ -22,7 +22,7 @@ class ReduceScatterReducer(AllGatherReducer):
         self, tensor: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         replicas, wire, coder = collectives.size, collectives.wire, self._coder
-        if replicas <= 2 or not wire.exchanges:
+        if replicas <= 2 or not wire.native_all_to_all:
             return super()._sum(tensor, seed, collectives, name)
         size = tensor.shape.num_elements()
         share = -(-size // (replicas * _GRAIN)) * _GRAIN
