@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.cluster.topology import Topology
-from tfdist.collectives.interface import Collectives, Op
+from tfdist.collectives.forwarding import ForwardingCollectives
+from tfdist.collectives.interface import Collectives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +38,8 @@ class RecordedCall:
         return sum(size * dtype.size for size, dtype in zip(sizes, self.dtypes, strict=True))
 
 
-class Recording(Collectives):
-    """Collectives that record the calls made through them and through their groups.
+class Recording(ForwardingCollectives):
+    """Collectives that record the calls made through them and through their groups; splits do not count as payload.
 
     Attributes:
       calls: the calls so far.
@@ -54,16 +55,9 @@ class Recording(Collectives):
           calls: list to which calls are added; by default a new one.
           ranks: ranks of these collectives, if they are those of a group, in the outermost recording.
         """
-        self._inner = inner
-        self.size = inner.size
-        self.wire = inner.wire
+        super().__init__(inner)
         self.calls: list[RecordedCall] = [] if calls is None else calls
         self._ranks = ranks
-
-    @property
-    def rank(self) -> tf.Tensor | int:
-        """See base class."""
-        return self._inner.rank
 
     @property
     def payload_bytes(self) -> int:
@@ -88,38 +82,6 @@ class Recording(Collectives):
         """Whether a shape was unknown when a call was traced, so that it may change from step to step."""
         return any(None in shape for call in self.calls for shape in call.shapes)
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-        self._record("all_reduce", tensors, name)
-        return self._inner.all_reduce(tensors, op, name=name)
-
-    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-        self._record("all_gather", tensors, name)
-        return self._inner.all_gather(tensors, name=name)
-
-    def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-        self._record("reduce_scatter", tensors, name)
-        return self._inner.reduce_scatter(tensors, op, name=name)
-
-    def all_to_all(
-        self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
-    ) -> list[tf.Tensor]:
-        """See base class; splits do not count as payload."""
-        self._record("all_to_all", tensors, name)
-        return self._inner.all_to_all(tensors, name=name, splits=splits)
-
-    def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-        self._record("broadcast", tensors, name)
-        return self._inner.broadcast(tensors, root, name=name)
-
-    def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
-        """See base class."""
-        self._record("barrier", [], name)
-        return self._inner.barrier(name=name)
-
     def group(self, ranks: Sequence[int]) -> "Recording":
         """See base class; the group's calls are added to `calls`."""
         outer = self._outer(self.checked(ranks))
@@ -129,13 +91,13 @@ class Recording(Collectives):
         """See base class."""
         self.check_message(tensors, to, tag)
         self._add("send", [tf.TensorSpec(x.shape, x.dtype) for x in tensors], tag, self._outer([self.static_rank, to]))
-        return self._inner.send(tensors, to, tag=tag)
+        return super().send(tensors, to, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         """See base class."""
         self.check_message(specs, source, tag)
         self._add("receive", specs, tag, self._outer([source, self.static_rank]))
-        return self._inner.receive(specs, source, tag=tag)
+        return super().receive(specs, source, tag=tag)
 
     def _outer(self, ranks: Sequence[int]) -> tuple[int, ...]:
         return tuple(rank if self._ranks is None else self._ranks[rank] for rank in ranks)
@@ -143,7 +105,8 @@ class Recording(Collectives):
     def _is_everyone(self, outer: tuple[int, ...]) -> bool:
         return self._ranks is None and outer == tuple(range(self.size))
 
-    def _record(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+        """See base class."""
         given = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self._add(operation, [tf.TensorSpec(x.shape, x.dtype) for x in given], name, self._ranks)
 

@@ -344,7 +344,8 @@ def specs(model: keras.Model) -> list[tf.TensorSpec]:
 class _InMicroSteps(Recording):
     """Rejects communication between micro-steps, whose number may differ between replicas."""
 
-    def _record(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+        """See base class."""
         raise InputError(
             "A layer or loss that communicates takes the whole batch at once. Received: accumulate_steps > 1 and a "
             f"call of {operation} ({name}). Leave out accumulate_steps."

@@ -6,12 +6,13 @@ import tensorflow as tf
 
 from tfdist.cluster.topology import Topology
 from tfdist.collectives.algorithms.catalog import CATALOG
+from tfdist.collectives.forwarding import ForwardingCollectives
 from tfdist.collectives.interface import Collectives, Op
 from tfdist.errors import InputError
 from tfdist.grammar.all_reduce import ALGORITHMS, AUTO, ENGINE, AlgorithmTable, AllReduce
 
 
-class TunedCollectives(Collectives):
+class TunedCollectives(ForwardingCollectives):
     """Collectives with algorithms for sums and means, inside `tf.function`, of floating-point tensors with static shapes.
 
     The tensors of a call that have the same dtype are sent as one message. Everything else is the engine's: other
@@ -33,21 +34,14 @@ class TunedCollectives(Collectives):
           table: see class attributes.
           is_measured: see class attributes.
         """
-        self.engine = engine
-        self.size = engine.size
-        self.wire = engine.wire
+        super().__init__(engine)
         self.topology = topology
         self.table = table
         self.is_measured = is_measured
 
     def with_table(self, table: AlgorithmTable) -> "TunedCollectives":
         """Returns the same collectives with other algorithms."""
-        return TunedCollectives(self.engine, self.topology, table, is_measured=self.is_measured)
-
-    @property
-    def rank(self) -> tf.Tensor | int:
-        """See base class."""
-        return self.engine.rank
+        return TunedCollectives(self._inner, self.topology, table, is_measured=self.is_measured)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class; the cost is that of the algorithm."""
@@ -64,7 +58,7 @@ class TunedCollectives(Collectives):
                 results |= zip(members, totals, strict=True)
         rest = [i for i in range(len(tensors)) if i not in results]
         if rest:
-            results |= zip(rest, self.engine.all_reduce([tensors[i] for i in rest], op, name=name), strict=True)
+            results |= zip(rest, self._inner.all_reduce([tensors[i] for i in rest], op, name=name), strict=True)
         return [results[i] for i in range(len(tensors))]
 
     def _takes(self, tensor: tf.Tensor, op: Op) -> bool:
@@ -78,45 +72,11 @@ class TunedCollectives(Collectives):
         with tf.name_scope(algorithm):  # in profiles
             flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
             vector = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
-            total = CATALOG[algorithm].sum(self.engine, vector, self.topology, name)
+            total = CATALOG[algorithm].sum(self._inner, vector, self.topology, name)
             if op == "mean":
                 total /= tf.cast(self.size, total.dtype)
             parts = tf.split(total, [tensor.shape.num_elements() for tensor in tensors])
             return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
-    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-        return self.engine.all_gather(tensors, name=name)
-
-    def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-        return self.engine.reduce_scatter(tensors, op, name=name)
-
-    def all_to_all(
-        self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
-    ) -> list[tf.Tensor]:
-        """See base class."""
-        return self.engine.all_to_all(tensors, name=name, splits=splits)
-
-    def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-        return self.engine.broadcast(tensors, root, name=name)
-
-    def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
-        """See base class."""
-        return self.engine.barrier(name=name)
-
-    def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class; sums inside a group are the engine's."""
-        return self.engine.group(ranks)
-
-    def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class."""
-        return self.engine.send(tensors, to, tag=tag)
-
-    def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class."""
-        return self.engine.receive(specs, source, tag=tag)
 
 
 def tuned_collectives(
