@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 from tfdist.errors import InputError
+from tfdist.grammar.topology import parse_topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Topology:
         Raises:
           InputError: these are not positive numbers, or their sum is not the number of replicas.
         """
-        counts = [int(part) if part.strip().isdecimal() and part.isascii() else 0 for part in text.split(",")]
-        if 0 in counts or sum(counts) != replicas:
+        counts = parse_topology(text)
+        if counts is None or sum(counts) != replicas:
             raise InputError(
                 f"--topology must be the number of ranks on each host, with a sum of {replicas}, the number of replicas. "
                 f"Received: {text}. Write for example --topology={_example(replicas)}."

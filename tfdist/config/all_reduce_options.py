@@ -1,9 +1,8 @@
 """Validation of `--all_reduce` and `--topology`. Reads the file of a table of algorithms."""
 
-import re
-
 from tfdist.errors import InputError
 from tfdist.grammar.all_reduce import AlgorithmTable, parse_all_reduce, parse_table
+from tfdist.grammar.topology import parse_topology
 from tfdist.storage import path_of, storage_of
 
 
@@ -17,10 +16,10 @@ def all_reduce_text(text: str) -> str:
 
 def topology_text(text: str) -> str:
     """Normalizes comma-separated numbers of replicas by host; may be empty."""
-    counts = [count.strip() for count in text.split(",")] if text else []
-    if not all(re.fullmatch(r"[1-9]\d{0,8}", count) for count in counts):
+    counts = parse_topology(text) if text else ()
+    if counts is None:
         raise InputError(f"{text} must be numbers of replicas above 0, one for each host. Write 2,2")
-    return ",".join(counts)
+    return ",".join(map(str, counts))
 
 
 def read_table(file: str) -> AlgorithmTable:
