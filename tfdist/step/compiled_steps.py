@@ -340,10 +340,20 @@ class Steps:
         """
         sent = self._current.sent if self._current else None
         payload = self.compression.payload_bytes(sent) if sent else 0
-        if not payload:
-            return {}
-        whole = sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs)
-        return {"payload_bytes": payload, "compression_ratio": whole / payload}
+        exact_bytes = sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs)
+        return cost_of(payload, exact_bytes)
+
+
+def cost_of(payload_bytes: float, exact_bytes: int) -> dict[str, float]:
+    """Returns what a step sends, as fields of a record; empty if that is nothing, or not known.
+
+    Args:
+      payload_bytes: bytes that a replica sends per step.
+      exact_bytes: size of all gradients without compression.
+    """
+    if not payload_bytes:
+        return {}
+    return {"payload_bytes": payload_bytes, "compression_ratio": exact_bytes / payload_bytes}
 
 
 @contextlib.contextmanager

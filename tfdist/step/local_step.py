@@ -1,5 +1,6 @@
 """One training step of a replica that trains locally: its loss is the mean over its own rows, and nothing is sent."""
 
+import abc
 from typing import Any, NamedTuple
 
 import keras
@@ -42,13 +43,32 @@ class LocalResult(NamedTuple):
     busy: tf.Tensor
 
 
-class LocalStep(Step):
+class LocalStep(Step, abc.ABC):
     """A step on a replica's own rows and weights: its loss is their mean, and updates change no other replica."""
 
     @property
     def optimizer(self) -> keras.Optimizer:
         """The optimizer that updates the weights."""
         return inner_optimizer(self._model.optimizer)
+
+    @abc.abstractmethod
+    def _count(self, computed: Computed, rows: tf.Tensor) -> None:
+        """Counts a step that was applied, with this number of rows. A replica function."""
+
+    def _apply_if(self, condition: tf.Tensor, computed: Computed, rows: tf.Tensor) -> None:
+        """Applies and counts a step, or skips it. A replica function, without communication."""
+        unused = self.unused()
+
+        def applied() -> tf.Tensor:
+            self.apply(computed, unused)
+            self._count(computed, rows)
+            return tf.constant(True)
+
+        def skipped() -> tf.Tensor:
+            self.skip(computed)
+            return tf.constant(False)
+
+        tf.cond(condition, applied, skipped)
 
     def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
         """See base class."""
@@ -105,8 +125,8 @@ class LocalSGDStep(LocalStep):
         stopped = tf.convert_to_tensor(self._stopped)
         computed = self.compute(batch, step, with_norm)
         computed = self.held(computed, tf.logical_not(stopped))
-        rows, unused = count_rows(batch), self.unused()
-        tf.cond(computed.finite, lambda: self._update(computed, unused, rows), lambda: self._skip(computed))
+        rows = count_rows(batch)
+        self._apply_if(computed.finite, computed, rows)
         may_continue = computed.finite
         if self._scale:
             may_continue = tf.logical_or(may_continue, computed.scale[-1] < self.settings.max_skipped_steps)
@@ -122,11 +142,6 @@ class LocalSGDStep(LocalStep):
             computed.busy,
         )
 
-    def _update(self, computed: Computed, unused: frozenset[int], rows: tf.Tensor) -> tf.Tensor:
-        self.apply(computed, unused)
+    def _count(self, computed: Computed, rows: tf.Tensor) -> None:
+        """See base class."""
         self._rows.assign_add(tf.cast(rows, self._rows.dtype))
-        return tf.constant(True)
-
-    def _skip(self, computed: Computed) -> tf.Tensor:
-        self.skip(computed)
-        return tf.constant(False)

@@ -19,12 +19,13 @@ from tfdist.synchronization.periodic import PeriodicExchanges
 class AdaptiveExchanges(PeriodicExchanges):
     """Exchanges the mean of the weights, at the end of periods that a rule sets, the same on every process."""
 
+    _sync: Adaptive
+
     def __init__(
         self, sync: Adaptive, model: keras.Model, strategy: HasCollectives, reducer: Reducer, store: StateStore
     ):
         """See base class."""
         super().__init__(sync, model, strategy, reducer, store)
-        self._adaptive = sync
         self._rule = RULES[sync.rule](sync)
 
     def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
@@ -65,7 +66,7 @@ class AdaptiveExchanges(PeriodicExchanges):
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
         """See base class."""
         super().restore(saved, step)
-        self._rule = RULES[self._adaptive.rule](self._adaptive)
+        self._rule = RULES[self._sync.rule](self._sync)
         self._rule.restore(saved.get("rule", {}))
 
     def _decide(self, step: int, divergence: float | None) -> None:

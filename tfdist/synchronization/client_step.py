@@ -67,26 +67,20 @@ class ClientStep(LocalStep):
         state, counts = self._of_round, self._of_round.counts
         _when(turn.begins, state.begin_client)
         draw = tf.stack([number, turn.client + self._sync.clients * turn.number])
-        computed, unused = self.compute(turn.batch, draw, tf.constant(False)), self.unused()
+        computed = self.compute(turn.batch, draw, tf.constant(False))
         rows = count_rows(turn.batch)
         active = tf.logical_and(rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
-        applied = tf.logical_and(active, computed.finite)
-        tf.cond(applied, lambda: self._update(computed, unused, rows), lambda: self._skip(computed))
+        self._apply_if(tf.logical_and(active, computed.finite), computed, rows)
         failed = tf.logical_and(active, tf.logical_not(computed.finite))
         counts.not_finite.assign_add(tf.cast(failed, tf.float64))
         _when(turn.ends, lambda: state.end_client(turn.client_examples))
         return Times(computed.arrived, computed.busy)
 
-    def _update(self, computed: Computed, unused: frozenset[int], rows: tf.Tensor) -> tf.Tensor:
-        self.apply(computed, unused)
+    def _count(self, computed: Computed, rows: tf.Tensor) -> None:
+        """See base class."""
         counts, rows = self._of_round.counts, tf.cast(rows, tf.float64)
         counts.rows.assign_add(rows)
         counts.loss.assign_add(tf.cast(computed.loss, tf.float64) * rows)
-        return tf.constant(True)
-
-    def _skip(self, computed: Computed) -> tf.Tensor:
-        self.undo(computed)
-        return tf.constant(False)
 
     def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """See base class; adds the gradient of the proximal term."""

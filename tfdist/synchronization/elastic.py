@@ -25,14 +25,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.collectives import Collectives, Recording
+from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import EASGD
 from tfdist.step.state_store import StateStore
+from tfdist.step.temporary_values import TemporaryLocalValues
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.averaged_copy import AveragedCopy
 from tfdist.synchronization.exchange import Exchange, ExchangeResult, square_norm
 from tfdist.synchronization.periodic import PeriodicExchanges
 
@@ -40,32 +40,33 @@ _INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes of a floating-po
 
 
 class ElasticExchange(Exchange):
-    """Moves center and replicas towards each other."""
+    """Moves center and replicas towards each other. `divergence` does not weight replicas by their rows either."""
 
-    def __init__(self, *parts: Any, alpha: float):
-        """Args: parts: as of `Exchange`; alpha: see `EASGD`."""
-        super().__init__(*parts, optimizer_state="local")
+    def __init__(self, *args: Any, alpha: float):
+        """Initializes the exchange.
+
+        Args:
+          *args: see `Exchange`.
+          alpha: see `EASGD`.
+        """
+        super().__init__(*args)
         self._alpha = alpha
 
-    def exchange(self, expected_rows: tf.Tensor) -> ExchangeResult:
-        """See base class. `divergence` does not weight replicas by their rows either."""
-        self.recording = Recording(self._strategy.step_collectives)
-        floatx, replicas = keras.config.floatx(), self._strategy.replicas
-        rows = tf.cast(tf.convert_to_tensor(self._rows), floatx) / expected_rows
-        center = self._global_weights.values()
-        own = [tf.convert_to_tensor(variable.value) for variable in self._weights]
-        changes = [x - w for x, w in zip(center, own, strict=True)]
-        state = [tf.convert_to_tensor(variable) for variable in self.reducer_state]
-        reduced = self.reducer.reduce([*changes, rows, square_norm(changes)], state, self.recording, name="exchange")
-        *totals, all_rows, all_squares = reduced.totals
-        moved = [w + self._alpha * change for w, change in zip(own, changes, strict=True)]
+    def _message(self, own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
+        """See base class; differences have equal weights."""
+        changes = [x - w for x, w in zip(self._global_weights.values(), own, strict=True)]
+        return [*changes, rows, square_norm(changes)]
+
+    def _updated(self, own: Sequence[tf.Tensor], totals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], ExchangeResult]:
+        """See base class."""
+        *totals, rows, squares = totals
+        replicas, center = self._strategy.replicas, self._global_weights.values()
+        moved = [w + self._alpha * (x - w) for x, w in zip(center, own, strict=True)]
         self._global_weights.assign([x - self._alpha * total for x, total in zip(center, totals, strict=True)])
-        self.assign(moved, reduced.state, [])
-        self._rows.assign(tf.zeros([], self._rows.dtype))
         change = [total / replicas for total in totals]
         mean = [x - difference for x, difference in zip(center, change, strict=True)]
-        spread = tf.maximum(all_squares / replicas - square_norm(change), 0)
-        return ExchangeResult(tf.sqrt(spread) / tf.sqrt(square_norm(mean)), all_rows)
+        spread = tf.maximum(squares / replicas - square_norm(change), 0)
+        return moved, ExchangeResult(tf.sqrt(spread) / tf.sqrt(square_norm(mean)), rows)
 
 
 class ElasticExchanges(PeriodicExchanges):
@@ -76,13 +77,14 @@ class ElasticExchanges(PeriodicExchanges):
     with it, weights become the center only before the first step.
     """
 
+    _sync: EASGD
+
     def __init__(self, sync: EASGD, model: keras.Model, strategy: HasCollectives, reducer: Reducer, store: StateStore):
         """See base class.
 
         Raises:
           InputError: the optimizer averages the weights.
         """
-        self._elastic = sync
         super().__init__(sync, model, strategy, reducer, store)
         if inner_optimizer(model.optimizer).use_ema:
             raise InputError(
@@ -91,13 +93,13 @@ class ElasticExchanges(PeriodicExchanges):
             )
         self._center = _Center(self._weights, strategy, self._global_weights.copies)
 
-    def _make_exchange(self, *parts: Any) -> Exchange:
+    def _make_exchange(self, *args: Any) -> Exchange:
         """See base class."""
-        return ElasticExchange(*parts, alpha=self._elastic.alpha or 0.9 / self._strategy.replicas)
+        return ElasticExchange(*args, alpha=self._sync.alpha or 0.9 / self._strategy.replicas)
 
     def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
         """See base class."""
-        self._elastic.alpha_of(self._strategy.replicas)
+        self._sync.alpha_of(self._strategy.replicas)
         if self._last is None:
             super().begin(step, batch_size, rate)
             return
@@ -113,22 +115,18 @@ class ElasticExchanges(PeriodicExchanges):
         return {**super().to_json(), "center": True}
 
 
-class _Center(AveragedCopy):
-    """Exchanges the replicas' weights for the center, and back."""
+class _Center(TemporaryLocalValues):
+    """Context in which the replicas' weights are the center."""
 
     def __init__(self, weights: Sequence[keras.Variable], strategy: HasCollectives, center: Sequence[keras.Variable]):
         """Args: weights: the trainable variables; strategy: their strategy; center: in the same order."""
-        super().__init__(weights, strategy, lambda: tf.constant(0))
+        super().__init__(weights, strategy)
         self._copies = list(center)
         self._take_over = strategy.compiled(lambda: strategy.run(self._taken_over))
 
     def take_over_if_in_agreement(self) -> None:
         """Makes the replicas' weights the center if all have equal ones; every process must call it."""
         self._take_over()
-
-    @property
-    def _changes_nothing(self) -> bool:
-        return not self._variables
 
     def _taken_over(self) -> tf.Tensor:
         """Assigns the weights to the center if all replicas have equal ones. A replica function."""

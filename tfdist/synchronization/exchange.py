@@ -22,7 +22,9 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording
 from tfdist.distribution.strategy import HasCollectives, State
-from tfdist.gradients import Bucketed, Reducer, Sum
+from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
+from tfdist.step.local_step import ROWS
+from tfdist.step.state_store import StateStore
 from tfdist.synchronization.global_weights import GlobalWeights
 
 
@@ -49,8 +51,7 @@ class Exchange:
     """Exchanges the weights of one model.
 
     Attributes:
-      reducer: sums changes over replicas.
-      reducer_state: variables of its state.
+      rows: scalar per replica; rows on which it has trained since the last exchange.
       recording: the calls of the latest trace.
     """
 
@@ -61,10 +62,9 @@ class Exchange:
         strategy: HasCollectives,
         reducer: Reducer,
         global_weights: GlobalWeights,
-        reducer_state: Sequence[tf.Variable],
-        rows: tf.Variable,
+        store: StateStore,
         *,
-        optimizer_state: str,
+        optimizer_state: str = "local",
     ):
         """Initializes the exchange.
 
@@ -74,17 +74,16 @@ class Exchange:
           strategy: their strategy.
           reducer: sums the changes over replicas.
           global_weights: the global weights.
-          reducer_state: variables of the reducer's state.
-          rows: scalar per replica; rows on which it has trained since the last exchange.
+          store: store of the state.
           optimizer_state: what happens to the optimizer's state: "local", "averaged" or "reset".
         """
-        self._strategy = strategy
-        self.reducer = reducer
-        self._global_weights = global_weights
+        self._strategy, self._reducer, self._global_weights = strategy, reducer, global_weights
         self._weights = list(weights)
         self._slots = [] if optimizer_state == "local" else keras_internals.slots(optimizer)
-        self._initial = keras_internals.initial_slot_values(optimizer) if optimizer_state == "reset" else None
-        self.reducer_state, self._rows = list(reducer_state), rows
+        self._resets = optimizer_state == "reset"
+        self._optimizer = optimizer
+        [self.rows] = store.variables([ROWS])
+        self._reducer_state = store.variables(states_of(reducer, specs_of(weights)))
         self.recording: Recording | None = None
 
     def exchange(self, expected_rows: tf.Tensor) -> ExchangeResult:
@@ -94,32 +93,49 @@ class Exchange:
           expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
         """
         self.recording = Recording(self._strategy.step_collectives)
-        floatx = keras.config.floatx()
         # Relative to an equal share, so that changes keep their size, which lossy dtypes may need.
-        rows = tf.cast(tf.convert_to_tensor(self._rows), floatx) / expected_rows
-        own = [tf.convert_to_tensor(variable.value) for variable in self._weights]
-        message = message_of(self._global_weights.values(), own, rows)
-        state = [tf.convert_to_tensor(variable) for variable in self.reducer_state]
-        reduced = self.reducer.reduce(message, state, self.recording, name="exchange")
-        found, result = updated(self._global_weights, reduced.totals)
-        self.assign(found, reduced.state, self.new_slots(rows, result.rows, self._strategy.step_collectives))
-        self._rows.assign(tf.zeros([], self._rows.dtype))
+        rows = tf.cast(tf.convert_to_tensor(self.rows), expected_rows.dtype) / expected_rows
+        own = self.local_weights()
+        reduced = self.reduce(self._message(own, rows), self.recording, name="exchange")
+        weights, result = self._updated(own, reduced.totals)
+        slots = self.new_slots(rows, result.rows, self._strategy.step_collectives)
+        self.assign(weights, slots, reduced.state)
+        self.rows.assign(tf.zeros([], self.rows.dtype))
         return result
 
-    def assign(self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], slots: Sequence[tf.Tensor]) -> None:
-        """Assigns this replica's weights, the reducer's new state and `new_slots`. In a replica function."""
+    def _message(self, own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what a replica with these weights sends; see `message_of`."""
+        return message_of(self._global_weights.values(), own, rows)
+
+    def _updated(self, own: Sequence[tf.Tensor], totals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], ExchangeResult]:
+        """Updates the global weights by the sum of all messages; returns the weights with which the replica continues."""
+        return updated(self._global_weights, totals)
+
+    def local_weights(self) -> list[tf.Tensor]:
+        """Returns this replica's weights. In a replica function."""
+        return [tf.convert_to_tensor(variable.value) for variable in self._weights]
+
+    def reduce(self, message: Sequence[tf.Tensor], collectives: Collectives, *, name: str) -> Reduced:
+        """Sums messages over replicas; the reducer's new state is not assigned yet. In a replica function."""
+        state = [tf.convert_to_tensor(variable) for variable in self._reducer_state]
+        return self._reducer.reduce(message, state, collectives, name=name)
+
+    def new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
+        """Returns the optimizer's state after an exchange, unless it stays local. In a replica function."""
+        if self._resets:
+            return initial_state(self._optimizer)
+        own = [tf.convert_to_tensor(slot.value) for slot in self._slots]
+        return weighted_mean(own, rows, all_rows, collectives) if own else []
+
+    def assign(
+        self, weights: Sequence[tf.Tensor], slots: Sequence[tf.Tensor], reducer_state: Sequence[tf.Tensor]
+    ) -> None:
+        """Assigns this replica's weights, its `new_slots` and the reducer's new state. In a replica function."""
         with self._strategy.own_copies([*self._weights, *self._slots]):
             for variable, value in zip([*self._weights, *self._slots], [*weights, *slots], strict=True):
                 variable.assign(value)
-        for held, value in zip(self.reducer_state, state, strict=True):
-            held.assign(value)
-
-    def new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
-        """Returns the mean or the initial value of the optimizer's state, of what is exchanged. In a replica function."""
-        if self._initial is None:
-            return weighted_mean(self._slots, rows, all_rows, collectives) if self._slots else []
-        pairs = zip(self._slots, self._initial, strict=True)
-        return [tf.fill(slot.shape, tf.cast(initial, slot.dtype)) for slot, initial in pairs]
+        for variable, value in zip(self._reducer_state, reducer_state, strict=True):
+            variable.assign(value)
 
 
 def message_of(global_weights: Sequence[tf.Tensor], own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
@@ -144,16 +160,21 @@ def updated(global_weights: GlobalWeights, totals: Sequence[tf.Tensor]) -> tuple
 
 
 def weighted_mean(
-    variables: Sequence[keras.Variable], rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives
+    own: Sequence[tf.Tensor], rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives
 ) -> list[tf.Tensor]:
-    """Returns the exact mean of each variable over replicas, weighted by their rows. In a replica function."""
-    mine = [tf.convert_to_tensor(variable.value) for variable in variables]
-    weighted = [value * tf.cast(rows, value.dtype) for value in mine]
+    """Returns the exact mean of each tensor over replicas, weighted by their rows. In a replica function."""
+    weighted = [value * tf.cast(rows, value.dtype) for value in own]
     totals = Bucketed(Sum()).reduce(weighted, [], collectives, name="exchange/state").totals
     return [
         tf.where(all_rows > 0, tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)), value)
-        for total, value in zip(totals, mine, strict=True)
+        for total, value in zip(totals, own, strict=True)
     ]
+
+
+def initial_state(optimizer: keras.Optimizer) -> list[tf.Tensor]:
+    """Returns the values with which `keras_internals.slots` of an optimizer begin."""
+    pairs = zip(keras_internals.slots(optimizer), keras_internals.initial_slot_values(optimizer), strict=True)
+    return [tf.fill(slot.shape, tf.cast(initial, slot.dtype)) for slot, initial in pairs]
 
 
 def states_of(reducer: Reducer, specs: Sequence[tf.TensorSpec], prefix: str = "exchange") -> list[State]:

@@ -65,10 +65,11 @@ class FederatedRounds(Exchanges):
 
         return steps.other_loop(("rounds", batch_size), create)
 
-    def cost(self, exact_bytes: int) -> dict[str, float]:
+    @property
+    def payload_per_step(self) -> float:
         """See base class; what is sent in a round."""
-        payload = self._exchange.recording.payload_bytes if self._exchange.recording else 0
-        return {"payload_bytes": payload, "compression_ratio": exact_bytes / payload} if payload else {}
+        recording = self._exchange.recording
+        return recording.payload_bytes if recording else 0
 
 
 def check_options(settings: Settings, optimizer: keras.Optimizer) -> None:

@@ -11,7 +11,6 @@ from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import HierarchicalLocalSGD
-from tfdist.step.local_step import ROWS
 from tfdist.step.state_store import StateStore
 from tfdist.synchronization.exchange import message_of, specs_of, states_of
 from tfdist.synchronization.periodic import PeriodicExchanges
@@ -57,7 +56,7 @@ class HierarchicalExchanges(PeriodicExchanges):
         super().__init__(sync, model, strategy, reducer, store)
         self._levels = list(zip(sync.periods, sync.group_sizes, strict=False))
         states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.group_sizes]
-        [self._rows], self._before = store.variables([ROWS]), store.variables(states)
+        self._rows_before = store.variables(states)
         self._of_level: dict[int | None, Any] = {}
 
     def next(self, step: int) -> int | None:
@@ -79,11 +78,11 @@ class HierarchicalExchanges(PeriodicExchanges):
             self._at_level(None)(tf.constant(0, keras.config.floatx()))
         return found
 
-    def cost(self, exact_bytes: int) -> dict[str, float]:
+    @property
+    def payload_per_step(self) -> float:
         """See base class; the payload of an exchange of any level, divided by the shortest period."""
         [(period, _), *_] = self._levels
-        payload = super().cost(exact_bytes).get("payload_bytes", 0) * self._sync.period / period
-        return {"payload_bytes": payload, "compression_ratio": exact_bytes / payload} if payload else {}
+        return super().payload_per_step * self._sync.period / period
 
     def _at_level(self, level: int | None) -> Any:
         """Returns what is compiled for the exchange of a level; None for what is left after an exchange of all."""
@@ -96,8 +95,8 @@ class HierarchicalExchanges(PeriodicExchanges):
 
     def _begin_levels(self, share: tf.Tensor) -> None:
         """Counts the rows of all levels from here on. A replica function."""
-        for before in self._before:
-            before.assign(self._rows)
+        for before in self._rows_before:
+            before.assign(self._exchange.rows)
 
     def _exchange_group(self, level: int, share: tf.Tensor) -> None:
         """Replaces the weights by their mean over this replica's group. A replica function.
@@ -110,16 +109,15 @@ class HierarchicalExchanges(PeriodicExchanges):
         collectives = self._strategy.collectives
         first = collectives.static_rank // size * size
         group = collectives.group(range(first, first + size))
-        rows = tf.cast(tf.convert_to_tensor(self._rows) - self._before[level], share.dtype) / share
-        global_weights, own = self._global_weights.values(), [tf.convert_to_tensor(v.value) for v in self._weights]
-        message = message_of(global_weights, own, rows)
-        state = [tf.convert_to_tensor(variable) for variable in self._exchange.reducer_state]
-        reduced = self._exchange.reducer.reduce(message, state, group, name=f"exchange/level{level}")
+        exchange = self._exchange
+        rows = tf.cast(tf.convert_to_tensor(exchange.rows) - self._rows_before[level], share.dtype) / share
+        global_weights, own = self._global_weights.values(), exchange.local_weights()
+        reduced = exchange.reduce(message_of(global_weights, own, rows), group, name=f"exchange/level{level}")
         *changes, all_rows, _ = reduced.totals
         means = [
             tf.where(all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w)  # all may have skipped
             for x, d, w in zip(global_weights, changes, own, strict=True)
         ]
-        self._exchange.assign(means, reduced.state, self._exchange.new_slots(rows, all_rows, group))
-        for before in self._before[: level + 1]:
-            before.assign(self._rows)
+        exchange.assign(means, exchange.new_slots(rows, all_rows, group), reduced.state)
+        for before in self._rows_before[: level + 1]:
+            before.assign(exchange.rows)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.step.compiled_loop import Loop
-from tfdist.step.compiled_steps import Steps
+from tfdist.step.compiled_steps import Steps, cost_of
 
 
 class Exchanges:
@@ -72,8 +72,13 @@ class Exchanges:
         return contextlib.nullcontext()
 
     def cost(self, exact_bytes: int) -> dict[str, float]:
-        """Returns what a step sends on average; see `Steps.cost`. Empty if steps count it themselves."""
-        return {}
+        """Returns what a step sends on average; see `cost_of`. Empty if steps count it themselves."""
+        return cost_of(self.payload_per_step, exact_bytes)
+
+    @property
+    def payload_per_step(self) -> float:
+        """Bytes that a replica sends per step on average; 0 before the first exchange, and if steps count them."""
+        return 0
 
     def to_json(self) -> dict[str, Any]:
         """Returns what is not in variables, for a checkpoint."""

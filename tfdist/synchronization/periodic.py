@@ -12,13 +12,12 @@ from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import Averaging, Periodic
-from tfdist.step.local_step import ROWS
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.averaged_copy import AveragedCopy
-from tfdist.synchronization.exchange import Exchange, ExchangeResult, specs_of, states_of
+from tfdist.synchronization.exchange import Exchange, ExchangeResult
 from tfdist.synchronization.global_weights import GlobalWeights
 from tfdist.synchronization.interface import Exchanges
+from tfdist.synchronization.replica_mean import ReplicaMean
 
 
 class PeriodicExchanges(Exchanges):
@@ -39,16 +38,16 @@ class PeriodicExchanges(Exchanges):
           store: store of the state.
         """
         self._sync, self._strategy = sync, strategy
-        weights, optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
-        self._global_weights = self._make_global_weights(weights)
+        self._weights, self._optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
+        self._global_weights = self._make_global_weights(self._weights)
         self.variables = self._global_weights.variables
-        [rows] = store.variables([ROWS])
-        state = store.variables(states_of(reducer, specs_of(weights)))
-        self._exchange = self._make_exchange(weights, optimizer, strategy, reducer, self._global_weights, state, rows)
-        averages = [average for _, average in keras_internals.weight_averages(optimizer)]
-        self._averaged = AveragedCopy([*weights, *averages], strategy, lambda: tf.convert_to_tensor(rows))
-        self._averaged_in_agreement = AveragedCopy(averages, strategy, lambda: tf.convert_to_tensor(rows))
-        self._weights, self._optimizer = weights, optimizer
+        self._exchange = self._make_exchange(
+            self._weights, self._optimizer, strategy, reducer, self._global_weights, store
+        )
+        rows = lambda: tf.convert_to_tensor(self._exchange.rows)  # noqa: E731
+        averages = [average for _, average in keras_internals.weight_averages(self._optimizer)]
+        self._mean = ReplicaMean([*self._weights, *averages], strategy, rows)
+        self._mean_in_agreement = ReplicaMean(averages, strategy, rows)
         self._compiled: Any = None
         self._batch_size, self._rate = 0, 1.0
         self._last: int | None = None  # step of the last exchange; None before local training begins
@@ -58,9 +57,9 @@ class PeriodicExchanges(Exchanges):
         outer = self._sync.outer if isinstance(self._sync, Averaging) else ""
         return GlobalWeights(weights, self._strategy, outer)
 
-    def _make_exchange(self, *parts: Any) -> Exchange:
-        """Creates what happens in an exchange; the parts are the first arguments of `Exchange`."""
-        return Exchange(*parts, optimizer_state=self._sync.state if isinstance(self._sync, Averaging) else "local")
+    def _make_exchange(self, *args: Any) -> Exchange:
+        """Creates what happens in an exchange, from the positional arguments of `Exchange`."""
+        return Exchange(*args, optimizer_state=self._sync.state if isinstance(self._sync, Averaging) else "local")
 
     def is_local_step(self, step: int) -> bool:
         """See base class."""
@@ -95,20 +94,18 @@ class PeriodicExchanges(Exchanges):
     def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
         """See base class; right after an exchange, only averages of weights may differ between replicas."""
         agree = self._last is None or self._last == step
-        return self._averaged_in_agreement() if agree else self._averaged()
+        return self._mean_in_agreement() if agree else self._mean()
 
     @property
     def _period(self) -> int:
         """The number of steps until the next exchange, after the last one."""
         return self._sync.period
 
-    def cost(self, exact_bytes: int) -> dict[str, float]:
+    @property
+    def payload_per_step(self) -> float:
         """See base class; an exchange's payload divided by the period."""
-        payload = self._exchange.recording.payload_bytes if self._exchange.recording else 0
-        if not payload:
-            return {}
-        per_step = payload / self._period
-        return {"payload_bytes": per_step, "compression_ratio": exact_bytes / per_step}
+        recording = self._exchange.recording
+        return recording.payload_bytes / self._period if recording else 0
 
     def to_json(self) -> dict[str, Any]:
         """See base class."""

@@ -18,11 +18,11 @@ from tfdist.gradients import Reducer
 from tfdist.grammar.sync import LocalSGD
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.averaged_copy import AveragedCopy
 from tfdist.synchronization.background import BackgroundCall
 from tfdist.synchronization.exchange import ExchangeResult
 from tfdist.synchronization.fragment import Fragment, fragments_of
 from tfdist.synchronization.interface import Exchanges
+from tfdist.synchronization.replica_mean import ReplicaMean
 
 _ENDING_SECONDS = 5.0  # after an error, for an exchange that the other processes have entered, too
 
@@ -86,8 +86,8 @@ class StreamingExchanges(Exchanges):
         self.variables = [v for fragment in self._fragments for v in fragment.global_weights.variables]
         self.own_variables = [v for fragment in self._fragments for v in fragment.own_variables]
         averages = {id(v): a for v, a in keras_internals.weight_averages(inner_optimizer(model.optimizer))}
-        self._averaged = [
-            AveragedCopy([*f.weights, *(averages[id(v)] for v in f.weights if id(v) in averages)], strategy, f.rows)
+        self._means = [
+            ReplicaMean([*f.weights, *(averages[id(v)] for v in f.weights if id(v) in averages)], strategy, f.rows)
             for f in self._fragments
         ]
         self._compiled: dict[Callable[..., Any], Any] = {}
@@ -163,18 +163,17 @@ class StreamingExchanges(Exchanges):
         """See base class."""
         self.settle()
         with contextlib.ExitStack() as stack:
-            for averaged in self._averaged if self._since else []:
-                stack.enter_context(averaged())
+            for mean in self._means if self._since else []:
+                stack.enter_context(mean())
             yield
 
-    def cost(self, exact_bytes: int) -> dict[str, float]:
+    @property
+    def payload_per_step(self) -> float:
         """See base class; the payload of one exchange of each fragment divided by the period."""
-        recordings = [fragment.recording for fragment in self._fragments]
-        payload = sum(recording.payload_bytes for recording in recordings if recording)
-        if not all(recordings) or not payload:
-            return {}
-        per_step = payload / self._sync.period
-        return {"payload_bytes": per_step, "compression_ratio": exact_bytes / per_step}
+        recordings = [fragment.recording for fragment in self._fragments if fragment.recording]
+        if len(recordings) < len(self._fragments):
+            return 0
+        return sum(recording.payload_bytes for recording in recordings) / self._sync.period
 
     def to_json(self) -> dict[str, Any]:
         """See base class."""
