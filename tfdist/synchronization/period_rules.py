@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from tfdist.grammar.sync import Adaptive
 
-_SHRINK = 0.5  # gamma of AdaComm
-_LOW, _HIGH = 0.7, 1.3  # of ADPSGD
-_SAMPLES = 10  # number of exchanges from which `Divergence` learns its target
+_SHRINK = 0.5  # gamma of AdaComm, as in its paper
+# Chosen here: the tolerance of `Divergence`, and the number of exchanges from which it learns its target.
+_LOW, _HIGH, _SAMPLES = 0.7, 1.3, 10
 
 
 class AtExchange(NamedTuple):
@@ -79,10 +79,10 @@ class AdaComm(PeriodRule):
 
         tau_l = ceil(sqrt(eta_0 / eta_l * F_l / F_0) tau_0)
 
-    If that is not less than the period before and the learning rate has not changed, tau_l = ceil(tau_(l-1) / 2): the loss
-    has reached the floor that the period sets. F_0 is the loss of the first step. The paper measures intervals by the
-    clock, which differs between runs; here they are steps, so that runs can be repeated. An interval ends at the first
-    exchange after its last step. Losses must be positive: otherwise the period stays.
+    If that is not less than the period before, tau_l = ceil(tau_(l-1) / 2): the loss has reached the floor that the period
+    sets. F_0 is the loss of the first step. The paper measures intervals by the clock, which differs between runs; here
+    they are steps, so that runs can be repeated. An interval ends at the first exchange after its last step. Losses must
+    be positive: otherwise the period stays. Chosen here: the period is not halved when the learning rate has changed.
     """
 
     def __init__(self, sync: Adaptive):
@@ -121,7 +121,7 @@ class QuadraticRule(PeriodRule):
         H = max(H_base, floor((alpha / eta)^2))
 
     with H_base the first period, and eta the learning rate of the next step. While the learning rate rises, as in a warmup,
-    the period is H_base: the equation would begin with the longest.
+    the period is H_base, as the equation would begin with the longest; the authors' code has a parameter for it.
     """
 
     def __init__(self, sync: Adaptive):
@@ -154,6 +154,7 @@ class Divergence(PeriodRule):
 
     W is `target` squared. Without a target, W = eta C, with eta the learning rate and C the mean of S / eta over the first
     10 exchanges, in which the period does not change: as replicas differ less and less at the same period, it lengthens.
+    Chosen here: the distance relative to the norm, the factors 0.7 and 1.3, and the 10 exchanges.
     """
 
     def __init__(self, sync: Adaptive):
