@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest, parse
@@ -151,11 +151,7 @@ def parse_all_reduce(text: str) -> AllReduce:
             raise InputError(
                 f"table must be the name of a file. Received: {value!r}. Write auto(table='all_reduce.csv')."
             )
-    return AllReduce(spec.name, _table(spec.args))
-
-
-def _table(args: dict[str, Any]) -> str:
-    return str(args.get("table", ""))
+    return AllReduce(spec.name, str(spec.args.get("table", "")))
 
 
 def _with_quoted_table(text: str) -> str:

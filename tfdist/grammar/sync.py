@@ -63,16 +63,15 @@ class EASGD(Periodic):
         if self.alpha is not None:
             check_number(self, "alpha", above=0, below=1)
 
-    def alpha_of(self, replicas: int) -> float:
-        """Returns `alpha` for a number of replicas.
+    def effective_alpha(self, replicas: int) -> float:
+        """Returns `alpha`, or its default for a number of replicas."""
+        return 0.9 / replicas if self.alpha is None else self.alpha
 
-        Raises:
-          InputError: it is larger than 1 / N.
-        """
-        alpha = 0.9 / replicas if self.alpha is None else self.alpha
+    def check_alpha(self, replicas: int) -> None:
+        """Raises `InputError` if `alpha` is larger than 1 / N."""
+        alpha = self.effective_alpha(replicas)
         if alpha * replicas > 1:
             raise wrong(self, f"alpha must be at most 1/{replicas} with {replicas} replicas, not {alpha:g}")
-        return alpha
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -95,11 +95,11 @@ class ElasticExchanges(PeriodicExchanges):
 
     def _make_exchange(self, *args: Any) -> Exchange:
         """See base class."""
-        return ElasticExchange(*args, alpha=self._sync.alpha or 0.9 / self._strategy.replicas)
+        return ElasticExchange(*args, alpha=self._sync.effective_alpha(self._strategy.replicas))
 
     def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
         """See base class."""
-        self._sync.alpha_of(self._strategy.replicas)
+        self._sync.check_alpha(self._strategy.replicas)
         if self._last is None:
             super().begin(step, batch_size, rate)
             return

@@ -68,17 +68,15 @@ class RoundExchange:
           examples: expected examples of a replica in a round: changes are sent relative to them, so that they keep their
             size, which lossy dtypes may need.
         """
-        found, floatx = self._round, keras.config.floatx()
+        floatx = keras.config.floatx()
         self.recording = Recording(self._strategy.step_collectives)
-        counts = [
-            tf.cast(tf.convert_to_tensor(count) / tf.constant(examples, tf.float64), floatx) for count in found.counts
-        ]
-        changes = [tf.convert_to_tensor(total) / tf.constant(examples, total.dtype) for total in found.changes]
+        changes = _relative(self._round.changes, examples)
+        counts = [tf.cast(count, floatx) for count in _relative(self._round.counts, examples)]
         state = [tf.convert_to_tensor(variable) for variable in self._reducer_state]
         reduced = self._reducer.reduce([*changes, *counts], state, self.recording, name="round")
         totals, of_all = reduced.totals[: len(changes)], Counts(*reduced.totals[len(changes) :])
         change = [tf.math.divide_no_nan(total, tf.cast(of_all.examples, total.dtype)) for total in totals]
-        sums = [tf.convert_to_tensor(total) / tf.constant(examples, total.dtype) for total in found.statistics_sums]
+        sums = _relative(self._round.statistics_sums, examples)
         if sums:
             sums = Bucketed(Sum()).reduce(sums, [], self.recording, name="round/statistics").totals
         statistics = [total / tf.cast(of_all.examples, total.dtype) for total in sums]
@@ -97,3 +95,8 @@ class RoundExchange:
     def undo(self, number: tf.Tensor) -> None:
         """Restores everything from before the round. A replica function; `number` of the round."""
         self._round.undo_round(number)
+
+
+def _relative(totals: Sequence[tf.Variable], examples: float) -> list[tf.Tensor]:
+    """Returns totals of a replica divided by its expected examples."""
+    return [tf.convert_to_tensor(total) / tf.constant(examples, total.dtype) for total in totals]

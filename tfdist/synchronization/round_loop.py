@@ -47,39 +47,57 @@ def compile_round_loop(
       strategy: strategy of the replicas.
       batch_size: expected examples of a round.
     """
-    share, optimizer = batch_size / strategy.replicas, step.optimizer
-    compared: list[bool] = []
+    loop = _RoundLoop(step, state, exchange, strategy, batch_size / strategy.replicas)
+    return tf.function(loop.run, autograph=False, reduce_retracing=True)
 
-    def local_steps(iterator: Iterator[Any], number: tf.Tensor, spent: _Spent) -> _Spent:
-        """Trains all clients of a round; every process makes as many steps as its iterator says."""
 
-        def body(going: tf.Tensor, spent: _Spent) -> tuple[tf.Tensor, _Spent]:
-            started = tf.timestamp()
-            with tf.control_dependencies([started]):
-                turn, numbers = taken_apart(next(iterator), strategy)
-            assert isinstance(turn, ReplicaTurn)
-            with _at_update(optimizer, number):
-                times = strategy.run(step.train, turn, number)
-            return tf.logical_not(strategy.local(turn.is_last)[0]), _Spent(
-                spent.count + 1,
-                spent.waited + strategy.local(times.arrived)[0] - started,
-                spent.busy + tf.stack(strategy.local(times.busy)),
-                spent.numbers.write(spent.count, numbers),
-                spent.rows + tf.size(numbers),
+class _RoundLoop:
+    """The parts of the loop; see `compile_round_loop`."""
+
+    def __init__(
+        self, step: ClientStep, state: RoundState, exchange: RoundExchange, strategy: HasCollectives, share: float
+    ):
+        self._step, self._state, self._exchange, self._strategy = step, state, exchange, strategy
+        self._share = share  # expected examples of a replica in a round
+        self._is_compared = False
+
+    def run(self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+        """Makes rounds until the last one, or one that is not finite."""
+
+        def body(done: tf.Tensor, spent: _Spent, result: LoopResult) -> tuple[tf.Tensor, _Spent, LoopResult]:
+            spent, [loss, finite, norm] = self._round(iterator, first_step + tf.cast(done, tf.int64), spent)
+            found = result._replace(
+                losses=result.losses.write(done, loss),
+                counted=result.counted.write(done, finite),
+                norm=norm,
+                may_continue=finite,
+                sizes=result.sizes.write(done, spent.rows),
             )
+            return done + 1, spent, found
 
-        _, found = tf.while_loop(lambda going, _: going, body, (tf.constant(True), spent), parallel_iterations=1)
-        return found
+        replicas, variables = len(self._strategy.local_replicas), len(self._step.variables)
+        start = (tf.constant(0), _nothing_spent(replicas), _no_result(variables))
+        going = lambda done, _, result: tf.logical_and(done < steps, result.may_continue)  # noqa: E731
+        _, spent, end = tf.while_loop(going, body, start, parallel_iterations=1)
+        return end._replace(
+            losses=end.losses.stack(),
+            counted=end.counted.stack(),
+            waited=spent.waited,
+            busy=spent.busy,
+            numbers=spent.numbers.concat(),
+            sizes=end.sizes.stack(),
+        )
 
-    def one_round(iterator: Iterator[Any], number: tf.Tensor, spent: _Spent) -> tuple[_Spent, list[tf.Tensor]]:
+    def _round(self, iterator: Iterator[Any], number: tf.Tensor, spent: _Spent) -> tuple[_Spent, list[tf.Tensor]]:
         """Returns what was spent; loss, finite and norm."""
-        strategy.run(state.begin_round)
-        spent = local_steps(iterator, number, spent._replace(rows=tf.constant(0)))
-        result = strategy.run(exchange.reduce, share)
-        if not compared:  # processes make their first trace together
+        strategy, exchange = self._strategy, self._exchange
+        strategy.run(self._state.begin_round)
+        spent = self._local_steps(iterator, number, spent._replace(rows=tf.constant(0)))
+        result = strategy.run(exchange.reduce, self._share)
+        if not self._is_compared:  # processes make their first trace together
             assert exchange.recording is not None
             agree_on_plan(strategy.peers, exchange.recording.calls)
-            compared.append(True)
+            self._is_compared = True
         loss, finite, norm = (strategy.local(value)[0] for value in (result.loss, result.finite, result.norm))
 
         def applied() -> tf.Tensor:
@@ -93,33 +111,27 @@ def compile_round_loop(
         tf.cond(finite, applied, undone)
         return spent, [loss, finite, norm]
 
-    @tf.function(autograph=False, reduce_retracing=True)
-    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        def body(done: tf.Tensor, spent: _Spent, result: LoopResult) -> tuple[tf.Tensor, _Spent, LoopResult]:
-            spent, [loss, finite, norm] = one_round(iterator, first_step + tf.cast(done, tf.int64), spent)
-            losses, counted = result.losses.write(done, loss), result.counted.write(done, finite)
-            found = result._replace(
-                losses=losses,
-                counted=counted,
-                norm=norm,
-                may_continue=finite,
-                sizes=result.sizes.write(done, spent.rows),
+    def _local_steps(self, iterator: Iterator[Any], number: tf.Tensor, spent: _Spent) -> _Spent:
+        """Trains all clients of a round; every process makes as many steps as its iterator says."""
+        strategy = self._strategy
+
+        def body(going: tf.Tensor, spent: _Spent) -> tuple[tf.Tensor, _Spent]:
+            started = tf.timestamp()
+            with tf.control_dependencies([started]):
+                turn, numbers = taken_apart(next(iterator), strategy)
+            assert isinstance(turn, ReplicaTurn)
+            with _at_update(self._step.optimizer, number):
+                times = strategy.run(self._step.train, turn, number)
+            return tf.logical_not(strategy.local(turn.is_last)[0]), _Spent(
+                spent.count + 1,
+                spent.waited + strategy.local(times.arrived)[0] - started,
+                spent.busy + tf.stack(strategy.local(times.busy)),
+                spent.numbers.write(spent.count, numbers),
+                spent.rows + tf.size(numbers),
             )
-            return done + 1, spent, found
 
-        start = (tf.constant(0), _nothing_spent(len(strategy.local_replicas)), _no_result(len(step.variables)))
-        going = lambda done, _, result: tf.logical_and(done < steps, result.may_continue)  # noqa: E731
-        _, spent, end = tf.while_loop(going, body, start, parallel_iterations=1)
-        return end._replace(
-            losses=end.losses.stack(),
-            counted=end.counted.stack(),
-            waited=spent.waited,
-            busy=spent.busy,
-            numbers=spent.numbers.concat(),
-            sizes=end.sizes.stack(),
-        )
-
-    return loop
+        _, found = tf.while_loop(lambda going, _: going, body, (tf.constant(True), spent), parallel_iterations=1)
+        return found
 
 
 @contextlib.contextmanager
