@@ -16,8 +16,8 @@ def save_model(model: keras.Model, path: AnyPath) -> None:
 
 def _save(model: keras.Model, path: str) -> None:
     if synchronized_layers(model):
-        with_batch_norm(model, "local").save(path)
-    elif "tfdist" in str(keras.saving.serialize_keras_object(model.optimizer)):
+        model = with_batch_norm(model, "local")  # compiled with an optimizer like that of the given model
+    if "tfdist" in str(keras.saving.serialize_keras_object(model.optimizer)):
         with keras_internals.not_compiled(model) as plain:
             plain.save(path)
     else:
