@@ -57,10 +57,11 @@ def printed(done: subprocess.CompletedProcess) -> list:
 
 
 def test_a_script_gives_the_same_on_one_and_on_several(script: str, tmp_path: pathlib.Path) -> None:
-    """It gets its arguments; only one process shows progress."""
-    single = run(["-m", "tfdist.run", "--seed=7", script, "0", "--flag=x"], tmp_path)
+    """It gets its arguments, and its exit code is the command's; only one process shows progress."""
+    single = run(["-m", "tfdist.run", "--seed=7", script, "9", "--flag=x"], tmp_path)
+    assert single.returncode == 9, single.stdout
     [(history, evaluated, predicted, arguments)] = printed(single)
-    assert arguments == ["0", "--flag=x"]
+    assert arguments == ["9", "--flag=x"]
     launch = ["-m", "tfdist.launch", "--processes=2", "--launcher=horovod", "--", sys.executable]
     several = run([*launch, "-m", "tfdist.run", "--seed=7", script, "0", "--flag=x"], tmp_path)
     assert several.returncode == 0, several.stdout
@@ -70,7 +71,8 @@ def test_a_script_gives_the_same_on_one_and_on_several(script: str, tmp_path: pa
         assert found[1] == pytest.approx(evaluated, rel=1e-5) and found[2] == pytest.approx(predicted, rel=1e-4)
 
 
-def test_a_script_s_exit_code_is_the_command_s(script: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.full  # a script on one replica: above
+def test_the_exit_code_of_a_script_on_two_replicas(script: str, tmp_path: pathlib.Path) -> None:
     done = run(["-m", "tfdist.run", "--strategy=mirrored", "--devices=2", script, "9"], tmp_path)
     assert done.returncode == 9, done.stdout
     assert printed(done)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tfdist
+from tests.selection import quick
 from tests.workers import local_sgd, running
 
 pytestmark = pytest.mark.processes
@@ -60,7 +61,7 @@ def test_an_exchange_after_every_step_equals_summed_gradients(strategy: str, siz
 
 
 @pytest.mark.parametrize(("strategy", "size"), JOBS)
-@pytest.mark.parametrize("sync", OTHERS)
+@pytest.mark.parametrize("sync", quick(OTHERS, "local_sgd(period=3)", "diloco(period=3)", "easgd(period=3)"))
 def test_processes_equal_devices(strategy: str, size: int, sync: str, float64: None) -> None:
     [first, *_] = outcomes(strategy, size)
     check_close(first[sync], local_sgd.train(tfdist.load_strategy("mirrored", devices=size), sync))

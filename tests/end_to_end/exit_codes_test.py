@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests import processes
+from tests.selection import quick
 
 pytestmark = pytest.mark.processes
 
@@ -52,7 +53,7 @@ def line_with(ended: processes.Ended, text: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", quick([1, 2], 2))
 def test_a_loss_that_is_not_finite(size: int, tmp_path: pathlib.Path) -> None:
     flags = ("--dataset=own_of_test:infinite", "--model=own_of_test:line", "--loss=mean_squared_error", "--metrics=")
     length = ("--batch_size=8", "--steps=100", "--log_every=1", "--output_dir=run")
@@ -87,7 +88,7 @@ def test_a_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "size", "dies"),
     [
-        ("multiworker", 2, 1),
+        pytest.param("multiworker", 2, 1, marks=pytest.mark.full),
         pytest.param("horovod", 3, 2, marks=pytest.mark.full),
         ("horovod", 3, 0),
         ("multiworker", 2, 0),

@@ -51,7 +51,10 @@ def in_an_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Pat
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
 
 
-@pytest.mark.parametrize(("launcher", "chosen", "cycle"), [("tensorflow", {}, "2"), ("horovod", CYCLE, "0.7")])
+@pytest.mark.parametrize(
+    ("launcher", "chosen", "cycle"),
+    [pytest.param("tensorflow", {}, "2", marks=pytest.mark.full), ("horovod", CYCLE, "0.7")],
+)
 def test_programs_use_mpi_if_the_environment_says_so(launcher: str, chosen: dict[str, str], cycle: str) -> None:
     with processes.job(launched(launcher, "-c", PROGRAM), 1, {"TFDIST_COMMUNICATION": "mpi", **chosen}) as job:
         [end] = job.wait(90)
@@ -109,7 +112,11 @@ def unwrapped(text: str) -> str:
     ("cores", "expected"),
     [
         ("4", r"Horovod uses MPICH [\d.]+, because all ranks are on one host, with 2 cores each\."),
-        ("3", r"Horovod uses Gloo, because MPI needs 2 cores per rank, of which it keeps one busy, and there are 1\."),
+        pytest.param(  # tests/distribution/horovod_automatic_test.py
+            "3",
+            r"Horovod uses Gloo, because MPI needs 2 cores per rank, of which it keeps one busy, and there are 1\.",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_auto_takes_mpi_if_the_ranks_have_cores_for_it_and_says_so(cores: str, expected: str) -> None:

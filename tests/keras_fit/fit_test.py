@@ -27,7 +27,7 @@ def our_run(name: str, strategy: tfdist.Strategy, **options: Any) -> dict[str, A
     return run(program)
 
 
-IN_ONE_PROCESS = ("several_inputs_and_outputs", "sparse_gradients", "two_optimizers")
+IN_ONE_PROCESS = ("several_inputs_and_outputs", "two_optimizers")
 
 
 @pytest.mark.parametrize("name", quick(PROGRAMS, *IN_ONE_PROCESS))
@@ -35,13 +35,11 @@ def test_two_replicas_give_the_numbers_of_plain_keras(name: str, float64: None, 
     assert not differences(our_run(name, mirrored2), plain(name))
 
 
-@pytest.mark.parametrize("name", ["functional", pytest.param("recurrent", marks=pytest.mark.full)])
-def test_so_do_one_and_four_replicas(
-    name: str, float64: None, single: tfdist.Strategy, mirrored4: tfdist.Strategy
-) -> None:
+@pytest.mark.parametrize("name", quick(["functional", "recurrent"], "functional"))
+@pytest.mark.parametrize("strategy", quick(["single", "mirrored4"], "mirrored4"))
+def test_so_do_one_and_four_replicas(name: str, strategy: str, float64: None, request: pytest.FixtureRequest) -> None:
     """With four replicas, the last batch of an epoch has fewer rows than replicas."""
-    assert not differences(our_run(name, single), plain(name))
-    assert not differences(our_run(name, mirrored4), plain(name))
+    assert not differences(our_run(name, request.getfixturevalue(strategy)), plain(name))
 
 
 QUARTER, OTHER_HALF = list(PROGRAMS)[::4], list(PROGRAMS)[1::2]

@@ -53,8 +53,18 @@ def job(directory: pathlib.Path, *flags: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("launcher", "strategy", "options"), TABLE)
-@pytest.mark.parametrize("isolated", [False, True])
+# Each row with and without --isolate; `make test` has both for each launcher.
+ROWS = [(row, isolated) for row in TABLE for isolated in (False, True)]
+QUICK_ROWS = list(zip(TABLE, (False, True, True, False), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "strategy", "options", "isolated"),
+    [
+        pytest.param(*row, isolated, marks=[pytest.mark.full] * ((row, isolated) not in QUICK_ROWS))
+        for row, isolated in ROWS
+    ],
+)
 def test_a_job_on_one_host_listens_where_the_table_says(
     launcher: str, strategy: str, options: str, isolated: bool, tmp_path: pathlib.Path
 ) -> None:

@@ -14,12 +14,12 @@ from tests.programs.catalog import programs
 pytestmark = pytest.mark.processes
 
 PROGRAMS = programs()
-# One of each kind: a file that the chief writes, a loss in a layer, a custom step, data of unknown length, a rejected program.
+# One of each kind: a file that the chief writes, a loss in a layer, data of unknown length, a custom step. A script that
+# creates its own strategy is run by tests/repository/examples_test.py.
 COVER = (
     ("timeseries/timeseries_classification.py", "multiworker"),
     ("guides/endpoint_layer.py", "mirrored"),
     ("tabular/csv_from_generator.py", "horovod"),
-    ("tutorials/multi_worker_with_keras.py", "multiworker"),
     ("recommendation/two_tower_retrieval.py", "multiworker"),
 )
 

@@ -21,14 +21,13 @@ pytestmark = pytest.mark.processes
 SEEDS = {
     "multiworker2": (11,),  # SIGKILL in a step with commits on two hosts
     "horovod2": (38,),  # SIGTERM in a step under the launcher
-    "horovod2_local": (11,),  # SIGKILL in a step with commits on two hosts
     "mesh2x2": (41,),  # SIGTERM in a step
 }
 MORE_SEEDS = {
     "mesh1x4": (9,),  # SIGKILL in a write, with commits
     "multiworker2": (2,),  # SIGKILL at the start under the launcher
     "horovod2": (20,),  # SIGKILL in a write with commits on two hosts
-    "horovod2_local": (38,),  # SIGTERM in a step under the launcher
+    "horovod2_local": (11, 38),  # SIGKILL in a step with commits on two hosts; SIGTERM in a step under the launcher
     "multiworker2_local": (11,),  # SIGKILL in a step with commits on two hosts
     "horovod2_mpi": (16, 96),  # SIGKILL in a step with commits on two hosts; SIGTERM in a step under the launcher
 }

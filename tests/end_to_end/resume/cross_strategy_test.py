@@ -26,18 +26,26 @@ def in_process(fixture: str, case: str, request: pytest.FixtureRequest) -> tfdis
 
 
 @pytest.mark.parametrize(
-    ("case", "jobs"),
+    ("case", "jobs", "fixtures"),
     [
-        ("mlp", ["multiworker2", "horovod3"]),
-        *(pytest.param(case, [*product.JOBS], marks=pytest.mark.full, id=f"{case}-all") for case in product.CASES),
+        ("mlp", ["multiworker2", "horovod3"], ["single", "mirrored2", "2x2", "1x4"]),
+        *(
+            pytest.param(case, [*product.JOBS], [*product.IN_PROCESS], marks=pytest.mark.full, id=f"{case}-all")
+            for case in product.CASES
+        ),
     ],
 )
 def test_every_strategy_goes_on_from_every_other(
-    case: str, jobs: list[str], float64: None, tmp_path: pathlib.Path, request: pytest.FixtureRequest
+    case: str,
+    jobs: list[str],
+    fixtures: list[str],
+    float64: None,
+    tmp_path: pathlib.Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """All pairs of strategies for saving and loading; `product.go_on` compares the loaded bits."""
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    strategies = {name: in_process(fixture, case, request) for name, fixture in product.IN_PROCESS.items()}
+    strategies = {name: in_process(product.IN_PROCESS[name], case, request) for name in fixtures}
     savers = [*strategies, *jobs]
     outcomes = {name: tmp_path / f"outcomes of {name}" for name in jobs}
     with ExitStack() as stack:
