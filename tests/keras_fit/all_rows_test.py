@@ -138,7 +138,9 @@ def with_a_fixed_batch() -> keras.Model:
         (lambda: sequential(Standardized()), fitted_and_predicted),
         (lambda: sequential(loss=pairs), after_calls_with_one_row),
         (lambda: sequential(loss="dice"), fitted_and_predicted),
-        (lambda: sequential(loss=keras.losses.Tversky()), fitted_and_predicted),
+        pytest.param(
+            lambda: sequential(loss=keras.losses.Tversky()), fitted_and_predicted, marks=pytest.mark.full
+        ),  # as dice
         (lambda: sequential(Shared()), fitted_and_predicted),
         (with_operations_between_layers, fitted_and_predicted),
         (with_perplexity, fitted),

@@ -207,7 +207,7 @@ def contrastive(gathers: Callable[[Any], Any], of_own_rows: bool) -> Callable[[]
     return make
 
 
-@pytest.mark.parametrize("of_own_rows", [False, True])
+@pytest.mark.parametrize("of_own_rows", quick([False, True], True))
 def test_rows_that_are_gathered_are_compared_and_the_work_is_shared(
     of_own_rows: bool, float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
 ) -> None:

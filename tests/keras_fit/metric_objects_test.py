@@ -1,5 +1,6 @@
 """Results of the user's own metric objects after passes over data; on two replicas, compared with plain Keras in float64."""
 
+import itertools
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.keras_fit.comparing import both, differences
+from tests.selection import quick
 
 X = np.random.default_rng(0).normal(size=(19, 5))  # with batches of 6, the last one has a single row
 Y = np.random.default_rng(1).normal(size=(19, 1))
@@ -62,13 +64,23 @@ def data(counted: bool) -> tf.data.Dataset:
     return batches if counted else batches.filter(lambda x, y: True)  # its length is unknown until a pass has ended
 
 
+KINDS = {"model": keras.Model, "scaled": Scaled}
+COUNTED, VALIDATED = ("counted", "uncounted"), ("validated", "alone")
+PAIRS = (  # any two of the three are together in one
+    ("model", "counted", "validated"),
+    ("model", "uncounted", "alone"),
+    ("scaled", "counted", "alone"),
+    ("scaled", "uncounted", "validated"),
+)
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")  # as in Keras
-@pytest.mark.parametrize("kind", [keras.Model, Scaled])
-@pytest.mark.parametrize("counted", [True, False])
-@pytest.mark.parametrize("validated", [True, False])
+@pytest.mark.parametrize("pair", quick(itertools.product(KINDS, COUNTED, VALIDATED), *PAIRS), ids="-".join)
 def test_at_the_ends_of_epochs_fit_and_evaluate(
-    float64: None, mirrored2: tfdist.Strategy, kind: type[keras.Model], counted: bool, validated: bool
+    float64: None, mirrored2: tfdist.Strategy, pair: tuple[str, str, str]
 ) -> None:
+    kind, counted, validated = KINDS[pair[0]], pair[1] == "counted", pair[2] == "validated"
+
     def use(model: keras.Model) -> Any:
         noted, other = Noted(), (X[:7], Y[:7]) if validated else None
         history = model.fit(data(counted), epochs=3, shuffle=False, verbose=0, validation_data=other, callbacks=[noted])

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdist
 from tests.keras_fit.comparing import both, differences
 from tests.keras_fit.models import error
+from tests.selection import quick
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(19, 5))
@@ -84,7 +85,12 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "checked"), [*((name, True) for name in MODELS), ("function", False), ("layer", False)]
+    ("name", "checked"),
+    [
+        *((name, True) for name in MODELS),
+        pytest.param("function", False, marks=pytest.mark.full),
+        ("layer", False),
+    ],
 )
 def test_by_keras_fit(
     float64: None, mirrored2: tfdist.Strategy, name: str, checked: bool, caplog: pytest.LogCaptureFixture
@@ -106,7 +112,9 @@ def test_by_keras_fit(
     assert "needs all rows" not in caplog.text
 
 
-@pytest.mark.parametrize("options", [{"accumulate_steps": 3}, {"jit_compile": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", quick([{"accumulate_steps": 3}, {"jit_compile": True}], {"accumulate_steps": 3}), ids=str
+)
 def test_in_micro_steps_and_compiled(float64: None, mirrored2: tfdist.Strategy, options: dict[str, Any]) -> None:
     """Traced again for the second data, whose batches have another size."""
 

@@ -58,13 +58,27 @@ def test_state_moves_once(single, mirrored2, float64, which):
             np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
 
 
-def test_on_a_mesh(mesh2x2, float64):
+def dense():
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(12)(keras.layers.Dropout(0.5)(hidden)))
+
+
+def block():
+    return tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2, dropout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("build", "data"),
+    [
+        (dense, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])),
+        pytest.param(block, (TOKENS, NEXT), marks=pytest.mark.full),
+    ],
+    ids=["dense", "block"],
+)
+def test_on_a_mesh(build, data, mesh2x2, float64):
     """With dropout, whose random numbers must only be drawn once."""
-
-    def build():
-        return tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2, dropout=0.2)
-
-    expected, found = (trained(mesh2x2, which, build) for which in ("none", "full"))
+    expected, found = (trained(mesh2x2, which, build, data) for which in ("none", "full"))
     for path, value in expected.items():
         np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
 

@@ -64,10 +64,10 @@ def test_the_best_checkpoint_stays_and_is_restored(eval_every, ema, mirrored2, t
     assert trainer.evaluate(OTHERS, batch_size=8)["loss"] == losses[step]
 
 
-def test_it_is_the_same_after_a_stop(mirrored2, tmp_path):
-    fit(make(mirrored2), tmp_path / "whole", every="7")
+def test_it_is_the_same_after_a_stop(single, tmp_path):
+    fit(make(single), tmp_path / "whole", every="7")
     for steps in (21, STEPS):
-        trainer = make(mirrored2)
+        trainer = make(single)
         trainer.resume(tmp_path / "parts")
         fit(trainer, tmp_path / "parts", steps=steps, every="7")
     assert steps_of(tmp_path / "parts") == steps_of(tmp_path / "whole")

@@ -60,8 +60,16 @@ FITS = {
 }
 
 
-@pytest.mark.parametrize("fit", FITS)
-@pytest.mark.parametrize("name", ["single", "mirrored2"])
+ON_BOTH = ("arrays", "batches", "validation")  # the others are given to one replica as to two
+
+
+@pytest.mark.parametrize(
+    ("name", "fit"),
+    [
+        *(("mirrored2", fit) for fit in FITS),
+        *(pytest.param("single", fit, marks=[pytest.mark.full] * (fit not in ON_BOTH)) for fit in FITS),
+    ],
+)
 def test_it_gives_what_keras_gives(fit, name, request):
     keras.utils.clear_session(free_memory=False)
     plain, seen, expected = build(), [], []

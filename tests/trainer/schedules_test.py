@@ -209,9 +209,10 @@ def test_micro_steps_do_not_count(single):
     "decay",
     [
         pytest.param({"decay": "cosine_restarts(first=4, t_mul=1.5)"}, id="cosine_restarts"),
-        pytest.param(ONE_CYCLE, marks=pytest.mark.full, id="one_cycle"),
+        pytest.param(ONE_CYCLE, id="one_cycle"),
     ],
 )
+@pytest.mark.full  # tests/end_to_end/resume/elastic_batch_test.py: a mesh follows a schedule
 def test_a_schedule_on_a_mesh_is_that_of_one_device(decay, single, mesh2x2, float64):
     trainers = [
         make(strategy, lambda: keras.optimizers.SGD(WarmupAndDecay(0.1, **decay), momentum=0.9))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.end_to_end.resume.command_test import run, shown, weights
 from tests.end_to_end.resume.exact_test import tensors
+from tests.selection import quick
 from tfdist import ledger
 from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.format import newest
@@ -73,6 +74,28 @@ def damage(checkpoint: pathlib.Path) -> None:
 
 
 @pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
+    """A run that was killed, made once: the directory that it was made in, and a copy of it and of its commits."""
+    place, copy = (tmp_path_factory.mktemp(name) for name in ("place", "copy"))
+    (place / "memory").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(in_memory.VARIABLE, str(place / "memory"))
+        die(place / "run")
+    shutil.copytree(place, copy, dirs_exist_ok=True)
+    return place, copy
+
+
+@pytest.fixture
+def died(killed, monkeypatch) -> pathlib.Path:
+    """The run that was killed, where it was made, since it records absolute paths; `memory` is beside it."""
+    place, copy = killed
+    shutil.rmtree(place)
+    shutil.copytree(copy, place)
+    monkeypatch.setenv(in_memory.VARIABLE, str(place / "memory"))
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> pathlib.Path:
     """A run that is not interrupted."""
     path = tmp_path_factory.mktemp("runs") / "whole"
@@ -80,9 +103,8 @@ def whole(tmp_path_factory) -> pathlib.Path:
     return path
 
 
-def test_a_run_that_died_goes_on_from_its_last_commit(whole, memory, tmp_path, capsys):
-    path = tmp_path / "run"
-    die(path)
+def test_a_run_that_died_goes_on_from_its_last_commit(whole, died, capsys):
+    path, memory = died, died.with_name("memory")
     assert [checkpoint.name[-2:] for checkpoint in commits_of(path)] == ["35", "30"]
     assert go_on(path) == [0, 35]
     assert weights(path) == weights(whole)
@@ -95,18 +117,9 @@ def test_a_run_that_died_goes_on_from_its_last_commit(whole, memory, tmp_path, c
     assert commits_of(path) == []
 
 
-def test_it_dies_again_before_its_next_commit(whole, memory, tmp_path):
-    path = tmp_path / "run"
-    die(path)
-    die(path, at=38)
-    assert go_on(path) == [0, 35, 35]
-    assert weights(path) == weights(whole)
-
-
-def test_a_launcher_that_was_started_again_has_another_directory(whole, memory, tmp_path, monkeypatch):
+def test_a_launcher_that_was_started_again_has_another_directory(whole, died, tmp_path, monkeypatch):
     """The commits of the former launcher are kept until the new start has its own."""
-    path = tmp_path / "run"
-    die(path)
+    path = died
     monkeypatch.setenv(in_memory.VARIABLE, str(tmp_path / "another"))
     die(path, at=38)
     die(path, at=43)
@@ -115,7 +128,10 @@ def test_a_launcher_that_was_started_again_has_another_directory(whole, memory, 
     assert weights(path) == weights(whole)
 
 
-@pytest.mark.parametrize(("every", "where"), [("20", "checkpoints"), ("0", "memory"), ("15", "memory")])
+@pytest.mark.parametrize(
+    ("every", "where"),
+    [("20", "checkpoints"), ("0", "memory"), pytest.param("15", "memory", marks=pytest.mark.full)],
+)
 def test_a_damaged_commit_is_left_out(every, where, whole, memory, tmp_path, caplog):
     """The previous commit is used; at the same step, the durable checkpoint."""
     path = tmp_path / "run"
@@ -138,12 +154,10 @@ def test_without_checkpoints_there_is_a_proof_too(whole, memory, tmp_path, capsy
     assert tensors(commits_of(path)[0]) == weights(whole)
 
 
-def test_when_the_memory_is_gone_the_checkpoint_is_taken(whole, memory, tmp_path):
-    path = tmp_path / "run"
-    die(path)
-    shutil.rmtree(memory)
-    assert go_on(path) == [0, 20]
-    assert weights(path) == weights(whole)
+def test_when_the_memory_is_gone_the_checkpoint_is_taken(whole, died):
+    shutil.rmtree(died.with_name("memory"))
+    assert go_on(died) == [0, 20]
+    assert weights(died) == weights(whole)
 
 
 def test_and_without_one_the_run_begins_again_and_says_so(memory, tmp_path, capsys, caplog):
@@ -181,7 +195,7 @@ def test_a_start_that_did_not_come_to_a_step_has_nothing_to_lose(tmp_path, caplo
     assert warnings(caplog) == []
 
 
-@pytest.mark.parametrize("every", ["20", "600s", "0"])
+@pytest.mark.parametrize("every", quick(["20", "600s", "0"], "600s", "0"))
 def test_commits_in_the_launcher_s_memory_alone_are_a_warning(every, memory, tmp_path, caplog):
     run(tmp_path / "run", steps=1, checkpoint_every=every, commit_every=5)
     run(tmp_path / "other", steps=1, checkpoint_every=every, commit_every=5, commit_dir=str(tmp_path / "mine"))
@@ -197,28 +211,23 @@ def test_or_begins_with_what_it_began_with(whole, memory, tmp_path):
     assert go_on(path, checkpoint_every="0", resume=base) == [20, 35, 20]
 
 
-def test_a_copy_of_a_run_has_no_commits(memory, tmp_path):
+def test_a_copy_of_a_run_has_no_commits(died, tmp_path):
     """Otherwise, the copy would use commits that the run makes later."""
-    path = tmp_path / "run"
-    die(path)
-    shutil.copytree(path, tmp_path / "copy")
+    shutil.copytree(died, tmp_path / "copy")
     assert go_on(tmp_path / "copy") == [0, 20]
-    assert go_on(path) == [0, 35]
+    assert go_on(died) == [0, 35]
 
 
-def test_a_run_that_begins_anew_has_no_commits(memory, tmp_path):
-    path = tmp_path / "run"
-    die(path)
-    shutil.rmtree(path)
-    die(path, at=23)
-    assert begun_at(path) == [0]
-    assert go_on(path) == [0, 20]
+def test_a_run_that_begins_anew_has_no_commits(died):
+    shutil.rmtree(died)
+    die(died, at=23)
+    assert begun_at(died) == [0]
+    assert go_on(died) == [0, 20]
 
 
-def test_commits_that_a_start_went_back_behind_are_not_taken(memory, tmp_path, monkeypatch, capsys):
+def test_commits_that_a_start_went_back_behind_are_not_taken(died, tmp_path, capsys):
     """A start that did not see them has repeated their steps with another learning rate."""
-    path = tmp_path / "run"
-    die(path)
+    path, memory = died, died.with_name("memory")
     hidden = memory.rename(tmp_path / "hidden")
     die(path, at=23, commit_every=0, learning_rate=0.5)
     hidden.rename(memory)
@@ -243,9 +252,8 @@ class TwoHosts:
         return value
 
 
-def test_commits_that_a_process_does_not_see_are_left_out_and_removed(memory, tmp_path, caplog):
-    path = tmp_path / "run"
-    die(path)
+def test_commits_that_a_process_does_not_see_are_left_out_and_removed(died, caplog):
+    path = died
     found = Origin([str(p) for p in [*commits_of(path), path / "checkpoints" / "step-000000020"]], True)
     seen = run_start._seen_by_all(found, RunDirectory(path), TwoHosts(False, True, True))
     assert seen.checkpoints == found.checkpoints[1:]
@@ -261,10 +269,9 @@ def test_commits_that_a_process_does_not_see_are_left_out_and_removed(memory, tm
     assert commits_of(path) == []
 
 
-def test_each_start_has_a_folder_and_takes_along_what_it_goes_on_from(memory, tmp_path):
-    """So that old commits on a host that was temporarily missing are never attributed to the run."""
-    path = tmp_path / "run"
-    die(path)
+def test_each_start_has_a_folder_and_takes_along_what_it_goes_on_from(whole, died):
+    """So that old commits on a host that was temporarily missing are never attributed to the run; it dies twice."""
+    path, memory = died, died.with_name("memory")
     [first] = memory.iterdir()
     die(path, at=38)
     [second] = memory.iterdir()
@@ -273,16 +280,16 @@ def test_each_start_has_a_folder_and_takes_along_what_it_goes_on_from(memory, tm
     shutil.copytree(second, first)
     (first / "step-000000035").rename(first / "step-000000040")
     assert go_on(path) == [0, 35, 35]
+    assert weights(path) == weights(whole)
 
 
-def test_what_cannot_be_taken_along_stays_where_it_is(memory, tmp_path, monkeypatch, whole):
+def test_what_cannot_be_taken_along_stays_where_it_is(died, monkeypatch, whole):
     def refused(source, target):
         if "step-" in str(target):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         link(source, target)
 
-    path, link = tmp_path / "run", os.link
-    die(path)
+    path, memory, link = died, died.with_name("memory"), os.link
     with monkeypatch.context() as patch:
         patch.setattr("os.link", refused)
         die(path, at=38)

@@ -3,6 +3,7 @@
 import functools
 import logging
 import pathlib
+import re
 import shutil
 
 import keras
@@ -29,7 +30,7 @@ OPTIONS = {
     "powersgd": {"compression": "powersgd(rank=2)", "compression_min_bytes": 0},
     "randomk": {"compression": "randomk(ratio=0.2)", "compression_min_bytes": 0},
     "dgc": {"compression": "dgc(ratio=0.1)", "compression_min_bytes": 0},
-    "loss_scale": {"loss_scale": LossScale(initial=2.0**20, growth_interval=3)},
+    "loss_scale_and_average": {"loss_scale": LossScale(initial=2.0**20, growth_interval=3), "ema": 0.9},
     "accumulation": {"accumulate_steps": 2},
     "local_sgd": {"sync": "local_sgd(period=4)", **FEEDBACK},  # saved between exchanges
     "diloco": {"sync": "diloco(period=3, outer='adam(learning_rate=0.1)')"},
@@ -59,6 +60,11 @@ def model() -> keras.Model:
             keras.layers.Dense(3),
         ]
     )
+
+
+def small_model() -> keras.Model:
+    """Returns a model that is compiled in a fraction of the time, for tests of when a run is saved rather than what."""
+    return keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(3)])
 
 
 def make_trainer(strategy, optimizer=None, make=model, **options):
@@ -108,12 +114,20 @@ def uninterrupted(mirrored2, tmp_path_factory):
     return made
 
 
-FULL = ("randomk", "accumulation", "powersgd", "qsr", "divergence")
+# What these restore is part of other runs: `plain` of each, `local_sgd` and `post_local_sgd` of `local_sgd_overlap`,
+# `diloco` of `diloco_fragments`, and the period that adapts of `adacomm`.
+FULL = (
+    *("plain", "randomk", "accumulation", "powersgd"),
+    *("local_sgd", "post_local_sgd", "diloco", "qsr", "divergence"),
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.full] * (k in FULL)) for k in OPTIONS])
-def test_every_bit(name, uninterrupted, mirrored2, tmp_path):
+def test_every_bit(name, uninterrupted, mirrored2, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "tfdist")
     directory, whole = uninterrupted(name)
+    averages = [tensor for tensor in tensors(newest(directory)[0]) if "average" in tensor]
+    assert bool(averages) == ("ema" in OPTIONS[name])
     shutil.copytree(directory / "step-000000007", tmp_path / "step-000000007")  # as if stopped there
     trainer = make_trainer(mirrored2, **OPTIONS[name])
     assert trainer.resume(tmp_path) == SAVED_AT
@@ -126,6 +140,7 @@ def test_every_bit(name, uninterrupted, mirrored2, tmp_path):
     shown = [[{k: r[k] for k in numbers if k in r} for r in h.records[-count:]] for h in (rest, whole)]
     assert shown[0] == shown[1]
     assert count == 2
+    assert "has not sent" not in caplog.text, "the number of replicas is unchanged"
 
 
 PREFIXES = ("model/", "optimizer/", "statistics/", "state/", "replica_state/")
@@ -150,13 +165,17 @@ def test_what_is_not_restored_shows(prefix, uninterrupted, mirrored2, tmp_path, 
     assert tensors(tmp_path / "step-000000012") != tensors(directory / "step-000000012")
 
 
-def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path):
-    """Moving statistics are replaced by their mean; the sum of error feedback is preserved."""
+def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path, caplog):
+    """Moving statistics are replaced by their mean; the sum of error feedback is preserved, and the run says so."""
+    caplog.set_level(logging.INFO, "tfdist")
     fit(make_trainer(mirrored4, **FEEDBACK), tmp_path, steps=SAVED_AT)
     saved = Checkpoint.open(newest(tmp_path)[0])
     trainer = make_trainer(mirrored2, **FEEDBACK)
     trainer.resume(tmp_path)
     trainer.program.steps.loop(8)  # creates the state of its compression
+    [said] = [message for message in caplog.messages if "compression has not sent" in message]
+    words = "2 replicas resume a run of 4: .* replica r takes over that of r [+] 2, r [+] 4, ..."
+    assert re.fullmatch(words, said)
     errors = {name: kept for name, kept in trainer.state.items() if kept.per_replica}
     assert errors
     for name, kept in errors.items():
@@ -232,6 +251,14 @@ def test_where_all_are_damaged_no_run_begins_anew(single, tmp_path):
         trainer.resume(tmp_path / "new", commits=tmp_path)
 
 
+@pytest.fixture(scope="module")
+def after_a_step(single, tmp_path_factory) -> tuple[tfdist.Trainer, pathlib.Path]:
+    """A trainer, and the directory with the checkpoint of its first step."""
+    directory, trainer = tmp_path_factory.mktemp("after_a_step"), make_trainer(single)
+    fit(trainer, directory, steps=1, every=1)
+    return trainer, directory
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -242,10 +269,10 @@ def test_where_all_are_damaged_no_run_begins_anew(single, tmp_path):
         *({"compression": wrong} for wrong in ([1], {"kernel": 3}, {"kernel": "topk(ratio"})),
     ],
 )
-def test_values_of_another_kind_are_damage(values, single, tmp_path):
+def test_values_of_another_kind_are_damage(values, after_a_step, tmp_path):
     """An untrusted checkpoint may have invalid values with valid hashes; nothing of it is restored."""
-    trainer = make_trainer(single)
-    fit(trainer, tmp_path, steps=1, every=1)
+    trainer, directory = after_a_step
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     own = Checkpoint.open(newest(tmp_path)[0])
     parts = [Part.full(name, array) for name, array in own.arrays()]
     commit(LocalGroup(), tmp_path, parts, step=2, seed=5, flags={}, values=own.values | values, keep=2)
@@ -270,12 +297,12 @@ def test_a_damaged_checkpoint_is_set_aside(single, tmp_path, caplog):
         np.testing.assert_array_equal(variable, wanted.read(f"model/{variable.path}"))
 
 
-def test_compression_of_another_kind_begins_anew(mirrored2, tmp_path, caplog):
-    fit(make_trainer(mirrored2, **OPTIONS["powersgd"]), tmp_path, steps=SAVED_AT)
-    trainer = make_trainer(mirrored2, compression="powersgd(rank=1)", compression_min_bytes=0)
+def test_compression_of_another_kind_begins_anew(single, tmp_path, caplog):
+    fit(make_trainer(single, **OPTIONS["powersgd"]), tmp_path, steps=1, every=1)
+    trainer = make_trainer(single, compression="powersgd(rank=1)", compression_min_bytes=0)
     trainer.resume(tmp_path)
     with caplog.at_level(logging.WARNING):
-        fit(trainer, tmp_path)
+        fit(trainer, tmp_path, steps=2)
     assert "is reset: it was" in caplog.text
 
 

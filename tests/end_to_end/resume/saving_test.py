@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import logging
 import os
 import signal
@@ -15,12 +16,15 @@ import pytest
 
 import tfdist
 from tests.coordination.members import members
-from tests.end_to_end.resume.exact_test import IMAGES, LABELS, SAVED_AT, STEPS, fit, make_trainer, tensors
+from tests.end_to_end.resume import exact_test
+from tests.end_to_end.resume.exact_test import IMAGES, LABELS, SAVED_AT, STEPS, fit, small_model, tensors
 from tfdist import checkpoints
 from tfdist.checkpoint import manager, restore, tiers
 from tfdist.checkpoint.format import CheckpointError, lock, newest, step_of
 from tfdist.errors import InputError, Preempted
 from tfdist.trainer.checkpointing import run_variables
+
+make_trainer = functools.partial(exact_test.make_trainer, make=small_model)
 
 
 def steps_of(directory) -> list[int]:
@@ -76,21 +80,28 @@ def test_every_so_many_seconds(mirrored2, tmp_path):
     assert len(steps_of(tmp_path)) > 1
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(name, mirrored2, tmp_path):
+def asked_to_stop(name, trainer, directory) -> int:
+    """Trains until a signal; returns the step that is saved."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    fit(make_trainer(mirrored2), tmp_path / "whole", every="0")
-    trainer = make_trainer(mirrored2)
     stop = At(4, lambda: (os.kill(os.getpid(), signal.Signals[name]), time.sleep(0.5)))
     with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in .*Resume"):
-        fit(trainer, tmp_path / "parts", every="0", callbacks=[stop])
+        fit(trainer, directory, every="0", callbacks=[stop])
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-    [stopped] = steps_of(tmp_path / "parts")
+    [stopped] = steps_of(directory)
     assert 4 <= stopped < STEPS
-    resumed = make_trainer(mirrored2)
+    return stopped
+
+
+def test_a_run_that_is_interrupted_is_saved(single, tmp_path):
+    stopped = asked_to_stop("SIGINT", make_trainer(single), tmp_path)
+    assert make_trainer(single).resume(tmp_path) == stopped
+
+
+def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(mirrored2, tmp_path):
+    stopped = asked_to_stop("SIGTERM", exact_test.make_trainer(mirrored2), tmp_path / "parts")
+    resumed = exact_test.make_trainer(mirrored2)
     assert resumed.resume(tmp_path / "parts") == stopped
-    whole = make_trainer(mirrored2)
-    fit(whole, tmp_path / "whole", every=str(STEPS))
+    fit(exact_test.make_trainer(mirrored2), tmp_path / "whole", every=str(STEPS))
     fit(resumed, tmp_path / "parts", every=str(STEPS))
     assert tensors(newest(tmp_path / "parts")[0]) == tensors(newest(tmp_path / "whole")[0])
 
