@@ -89,19 +89,26 @@ def test_wrong_texts(text, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "delay", "kept"),
+    ("text", "sizes", "offsets", "delays", "kept"),
     [
-        ("local_sgd", 0, None),
-        ("local_sgd(period=1, overlap=True)", 1, None),
-        ("local_sgd(period=8, overlap=True)", 7, None),
-        ("diloco", 0, 0.0),
-        ("diloco(fragments=4)", 0, 0.0),
-        ("diloco(fragments=4, overlap=True)", 11, 0.5),
-        ("diloco(delay=3, mixing=0)", 3, 0),
+        ("local_sgd", [9], [0], [0], None),
+        ("local_sgd(period=1, overlap=True)", [9], [0], [1], None),
+        ("local_sgd(period=8, overlap=True)", [9], [0], [8], None),
+        ("local_sgd(period=8, overlap=True, delay=3)", [9], [0], [3], None),
+        ("diloco", [9], [0], [0], 0.0),
+        ("diloco(fragments=4)", [6, 3, 3, 0], [0, 12, 25, 37], [0, 0, 0, 0], 0.0),
+        ("diloco(fragments=4, overlap=True, delay=7)", [6, 3, 3, 0], [0, 12, 25, 37], [7, 7, 7, 7], 0.5),
+        ("diloco(fragments=4, overlap=True)", [3, 3, 3, 3], [0, 13, 25, 37], [13, 12, 12, 13], 0.5),
+        ("diloco(fragments=4, overlap=True)", [6, 3, 3, 0], [0, 24, 36, 49], [24, 12, 13, 1], 0.5),
+        ("diloco(period=4, fragments=4, overlap=True)", [9, 1, 1, 1], [0, 1, 2, 3], [1, 1, 1, 1], 0.5),
+        ("diloco(delay=3, mixing=0)", [9], [0], [3], 0),
     ],
 )
-def test_when_what_was_sent_is_used(text, delay, kept):
-    assert (parse_sync(text).effective_delay, parse_sync(text).effective_mixing) == (delay, kept)
+def test_when_fragments_are_sent_and_used(text, sizes, offsets, delays, kept):
+    sync = parse_sync(text)
+    assert sync.offsets(sizes) == offsets
+    assert sync.delays(sync.offsets(sizes)) == delays
+    assert sync.effective_mixing == kept
 
 
 def test_the_examples_of_a_round():

@@ -13,7 +13,7 @@ from tests.selection import quick
 pytestmark = pytest.mark.processes
 
 WORKER = pathlib.Path(__file__).with_name("streaming_worker.py")
-SYNCS = ("diloco(period=6, fragments=2, overlap=True)", "diloco(period=6, fragments=2, delay=2)")
+SYNCS = ("diloco(period=6, fragments=2, overlap=True, delay=2)", "diloco(period=6, fragments=2, delay=2)")
 LONG = ("--dataset=digits", "--model=mlp", "--steps=1000000", "--epochs=0", "--batch_size=32")
 
 

@@ -39,7 +39,7 @@ class Batches(tfdist.reporting.NullLedger):
         self.steps.extend(np.split(numbers, [BATCH * (k + 1) for k in range(count - 1)]))
 
 
-def in_numpy(weights, batches, *, period, fragments=((0, 1),), delay=0, mixing=None, outer=(1.0, 0.0)):
+def in_numpy(weights, batches, *, period, fragments=((0, 1),), offsets=None, delay=0, mixing=None, outer=(1.0, 0.0)):
     """Returns the mean of the replicas' weights after all batches; mixing None: replicas keep their progress.
 
     Args:
@@ -47,7 +47,8 @@ def in_numpy(weights, batches, *, period, fragments=((0, 1),), delay=0, mixing=N
       batches: numbers of the examples of each step.
       period: steps between two exchanges of a fragment.
       fragments: indices of the weights in each.
-      delay: steps after which what was sent is used.
+      offsets: steps from the exchange of the first fragment to that of each; None: equal parts of the period.
+      delay: steps after which what was sent is used, or a number for each fragment.
       mixing: share of a replica's own weights.
       outer: rate and Nesterov momentum.
     """
@@ -55,6 +56,8 @@ def in_numpy(weights, batches, *, period, fragments=((0, 1),), delay=0, mixing=N
     buffer = [np.zeros_like(w) for w in weights]
     local = [[w.copy() for w in weights] for _ in range(REPLICAS)]
     rows = np.zeros((len(fragments), REPLICAS))
+    offsets = offsets or [period * p // len(fragments) for p in range(len(fragments))]
+    delays = np.broadcast_to(delay, len(fragments))
     sent = {}
 
     def use(step):
@@ -71,15 +74,15 @@ def in_numpy(weights, batches, *, period, fragments=((0, 1),), delay=0, mixing=N
             rows[:, r] += len(mine)
         use(step)
         for p, members in enumerate(fragments):
-            offset = period * p // len(fragments) or period
-            if step >= offset and (step - offset) % period == 0:
+            first = offsets[p] or period
+            if step >= first and (step - first) % period == 0:
                 old = [[w.copy() for w in own] for own in local]
                 for i in members:
                     change = sum(n * (whole[i] - own[i]) for n, own in zip(rows[p], old, strict=True)) / rows[p].sum()
                     buffer[i] = momentum * buffer[i] + change
                     whole[i] = whole[i] - rate * (change + momentum * buffer[i] if momentum else change)
                 rows[p] = 0
-                sent[step + delay] = (members, [w.copy() for w in whole], old)
+                sent[step + delays[p]] = (members, [w.copy() for w in whole], old)
         use(step)
     found = [None, None]
     for p, members in enumerate(fragments):
@@ -104,7 +107,18 @@ ORDER = ((0,), (1,))  # the kernel is larger than the bias
         ),
         (
             f"diloco(period=4, overlap=True, outer='{NESTEROV}')",
-            {"period": 4, "delay": 3, "mixing": 0.5, "outer": (0.7, MOMENTUM)},
+            {"period": 4, "delay": 4, "mixing": 0.5, "outer": (0.7, MOMENTUM)},
+        ),
+        (  # in proportion to the 10 numbers of the kernel and the 2 of the bias
+            f"diloco(period=8, fragments=2, overlap=True, outer='{NESTEROV}')",
+            {
+                "period": 8,
+                "fragments": ORDER,
+                "offsets": (0, 6),
+                "delay": (6, 2),
+                "mixing": 0.5,
+                "outer": (0.7, MOMENTUM),
+            },
         ),
         (f"diloco(period=3, mixing=0.25, outer='{PLAIN}')", {"period": 3, "mixing": 0.25}),
     ],
@@ -123,9 +137,9 @@ def test_numpy(sync, reference, steps, mirrored3):
 @pytest.mark.parametrize(
     ("overlapping", "waiting"),
     [
-        ("local_sgd(period=3, overlap=True)", "local_sgd(period=3, delay=2)"),
+        ("local_sgd(period=3, overlap=True)", "local_sgd(period=3, delay=3)"),
         (
-            "diloco(period=6, fragments=2, overlap=True)",
+            "diloco(period=6, fragments=2, overlap=True, delay=2)",
             "diloco(period=6, fragments=2, delay=2)",
         ),
     ],
@@ -175,7 +189,7 @@ def test_an_error_of_an_exchange_ends_the_run(mirrored3, monkeypatch):
     monkeypatch.setattr(exchanges, "_compiled_for", failing)
     with pytest.raises(ZeroDivisionError):
         trainer.fit(X, Y, batch_size=BATCH, steps=20, verbose=0)
-    assert trainer.step <= 8  # sent at step 6, to be used at step 8
+    assert trainer.step <= 9  # sent at step 6, to be used at step 9
 
 
 def test_more_fragments_than_variables_are_refused(mirrored3):

@@ -1,6 +1,8 @@
 """Parameters of local SGD and of what extends it: warmup, levels, an outer optimizer. Does not import TensorFlow."""
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import ClassVar
 
 from tfdist.errors.number_checks import is_number
@@ -14,7 +16,7 @@ class LocalSGD(Averaging):
     Attributes:
       overlap: whether an exchange runs beside the next steps; the result depends only on `delay`.
       delay: number of steps after which what was sent is used. What a replica has learned since is added to it (Shen et
-        al., arXiv:1906.12043). 0: at once; with `overlap`, as late as the next exchange allows.
+        al., arXiv:1906.12043). 0: at once; with `overlap`, when the next exchange begins.
     """
 
     name: ClassVar[str] = "local_sgd"
@@ -32,9 +34,32 @@ class LocalSGD(Averaging):
         return 1
 
     @property
-    def effective_delay(self) -> int:
-        """Number of steps after which what was sent is used."""
-        return self.delay or (max(1, self.period // self.fragment_count - 1) if self.overlap else 0)
+    def lasts_until_next(self) -> bool:
+        """Whether what was sent is used when the next exchange begins, so that a link is never idle."""
+        return self.overlap and not self.delay
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether replicas train on before what was sent is used."""
+        return self.overlap or self.delay > 0
+
+    def offsets(self, sizes: Sequence[int]) -> list[int]:
+        """Returns for each fragment the number of steps between the first one's exchange and its own.
+
+        Args:
+          sizes: the fragments' numbers of bytes. If an exchange lasts until the next one, a fragment has a part of the
+            period in proportion to its size, so that all need the same speed of the link; otherwise an equal part.
+        """
+        if not self.lasts_until_next:
+            return [self.period * p // self.fragment_count for p in range(self.fragment_count)]
+        before = itertools.accumulate(sizes[:-1], initial=0)
+        return [p + round((self.period - self.fragment_count) * part / sum(sizes)) for p, part in enumerate(before)]
+
+    def delays(self, offsets: Sequence[int]) -> list[int]:
+        """Returns the number of steps after which each fragment is used, given the result of `offsets`."""
+        if not self.lasts_until_next:
+            return [self.delay] * self.fragment_count
+        return [end - begin for begin, end in itertools.pairwise([*offsets, self.period])]
 
     @property
     def effective_mixing(self) -> float | None:
@@ -44,7 +69,7 @@ class LocalSGD(Averaging):
     @property
     def is_blocking(self) -> bool:
         """Whether all weights are exchanged at the same step, and replaced at once."""
-        return self.fragment_count == 1 and not self.effective_delay and not self.effective_mixing
+        return self.fragment_count == 1 and not self.is_delayed and not self.effective_mixing
 
     def _check_delay(self) -> None:
         """Validates the parameters of exchanges that take time."""
@@ -140,7 +165,7 @@ class DiLoCo(LocalSGD):
     Attributes:
       outer: the outer optimizer, as in `--optimizer`, with its learning rate.
       fragments: number of parts of the weights, of about equal size. Part p is exchanged every `period` steps, `period *
-        p // fragments` steps after the first (Streaming DiLoCo, Douillard et al., arXiv:2501.18512).
+        p // fragments` steps after the first (Streaming DiLoCo, Douillard et al., arXiv:2501.18512); see `offsets`.
       mixing: fraction of its own weights that a replica keeps when it receives the global ones, from 0 to 1. None: 0.5
         with a delay, as in that paper, else 0.
     """
@@ -167,4 +192,4 @@ class DiLoCo(LocalSGD):
     @property
     def effective_mixing(self) -> float:
         """See base class."""
-        return self.mixing if self.mixing is not None else 0.5 if self.effective_delay else 0.0
+        return self.mixing if self.mixing is not None else 0.5 if self.is_delayed else 0.0

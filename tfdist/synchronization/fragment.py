@@ -9,12 +9,14 @@ With the notation of `exchange`, of the weights of one fragment, sent at step t 
 The exchange neither reads nor changes what steps use, so that both may run at the same time.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 
 from tfdist.collectives import Recording
+from tfdist.collectives.in_turn import InTurn
 from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Reducer
 from tfdist.step.local_step import ROWS
@@ -100,7 +102,7 @@ class Fragment:
 
     def exchange(self, message: Sequence[tf.Tensor]) -> ExchangeResult:
         """Sums the messages of all replicas and updates the global weights."""
-        self.recording = Recording(self._strategy.step_collectives)
+        self.recording = Recording(InTurn(self._strategy.step_collectives))
         state = [tf.convert_to_tensor(variable) for variable in self._reducer_state]
         reduced = self._reducer.reduce(message, state, self.recording, name=self._name)
         _, result = updated(self.global_weights, reduced.totals)
@@ -140,7 +142,7 @@ def fragments_of(weights: Sequence[keras.Variable], count: int) -> list[list[ker
     Returns:
       Variables of each fragment, in the given order.
     """
-    sizes = [v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in map(_spec, weights)]
+    sizes = [bytes_of([variable]) for variable in weights]
     members: list[list[int]] = [[] for _ in range(count)]
     filled = [0] * count
     for i in sorted(range(len(weights)), key=lambda i: -sizes[i]):
@@ -150,5 +152,6 @@ def fragments_of(weights: Sequence[keras.Variable], count: int) -> list[list[ker
     return [[weights[i] for i in sorted(each)] for each in members]
 
 
-def _spec(variable: keras.Variable) -> tf.TensorSpec:
-    return tf.TensorSpec(variable.shape, variable.dtype)
+def bytes_of(weights: Sequence[keras.Variable]) -> int:
+    """Returns the number of bytes of all weights."""
+    return sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in weights)

@@ -20,7 +20,7 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.background import BackgroundCall
 from tfdist.synchronization.exchange import ExchangeResult
-from tfdist.synchronization.fragment import Fragment, fragments_of
+from tfdist.synchronization.fragment import Fragment, bytes_of, fragments_of
 from tfdist.synchronization.interface import Exchanges
 from tfdist.synchronization.replica_mean import ReplicaMean
 
@@ -45,9 +45,10 @@ class _Sent:
 
 
 class StreamingExchanges(Exchanges):
-    """Exchanges fragment p of P at the steps k period + period p // P, k = 0, 1, ..., counted from the first local one.
+    """Exchanges each fragment every `period` steps, at an offset of its own, counted from the first local step.
 
-    What is sent at one step is used `effective_delay` steps later, before another fragment is sent: at most one is on its way.
+    What is sent at one step is used some steps later, before another fragment is sent: at most one is on its way. See
+    `LocalSGD.offsets` and `LocalSGD.delays`.
     """
 
     has_local_weights = True
@@ -83,6 +84,8 @@ class StreamingExchanges(Exchanges):
             Fragment(p, own, strategy, make_reducer, store, sync.outer, sync.effective_mixing)
             for p, own in enumerate(fragments_of(weights, sync.fragment_count))
         ]
+        self._offsets = sync.offsets([bytes_of(fragment.weights) for fragment in self._fragments])
+        self._delays = sync.delays(self._offsets)
         self.variables = [v for fragment in self._fragments for v in fragment.global_weights.variables]
         self.own_variables = [v for fragment in self._fragments for v in fragment.own_variables]
         averages = {id(v): a for v, a in keras_internals.weight_averages(inner_optimizer(model.optimizer))}
@@ -104,8 +107,9 @@ class StreamingExchanges(Exchanges):
         """See base class."""
         if step < self._sync.first_local_step:
             return self._sync.first_local_step
-        delay = self._sync.effective_delay
-        return min(min(self._next_sent(p, step), self._next_sent(p, step - delay) + delay) for p in self._numbers)
+        sent = [self._next_sent(p, step) for p in self._numbers]
+        used = [self._next_sent(p, step - delay) + delay for p, delay in enumerate(self._delays)]
+        return min(*sent, *used)
 
     @property
     def _numbers(self) -> range:
@@ -113,7 +117,7 @@ class StreamingExchanges(Exchanges):
 
     def _next_sent(self, fragment: int, step: int) -> int:
         """Returns the next step after `step` at which a fragment is sent."""
-        period, offset = self._sync.period, self._sync.period * fragment // self._sync.fragment_count
+        period, offset = self._sync.period, self._offsets[fragment]
         first = self._sync.first_local_step + (offset or period)
         return first if step < first else first + ((step - first) // period + 1) * period
 
@@ -131,13 +135,11 @@ class StreamingExchanges(Exchanges):
             self.begin(step, self._batch_size)
             return {}
         found: dict[str, float] = {}
-        if self._sent and step >= self._sent.step + self._sync.effective_delay:
-            found |= self._used()
+        found |= self._used_if_due(step)
         for number in self._numbers:
             if self._next_sent(number, step - 1) == step:
                 self._send(number, step)
-        if self._sent and not self._sync.effective_delay:
-            found |= self._used()
+                found |= self._used_if_due(step)
         return found
 
     def settle(self) -> None:
@@ -214,10 +216,11 @@ class StreamingExchanges(Exchanges):
         self._sent = _Sent(number, step, call)
         self._since[number] = step
 
-    def _used(self) -> dict[str, float]:
-        """Waits for the fragment that was sent, and uses it."""
+    def _used_if_due(self, step: int) -> dict[str, float]:
+        """Waits for the fragment that was sent, and uses it, if it is to be used at this step."""
+        if self._sent is None or step < self._sent.step + self._delays[self._sent.fragment]:
+            return {}
         self.settle()
-        assert self._sent is not None
         sent, self._sent = self._sent, None
         self._on_replicas(self._fragments[sent.fragment].use)
         return {"replica_divergence": sent.divergence}

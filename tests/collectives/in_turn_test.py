@@ -1,0 +1,83 @@
+"""Messages of limited size, one after the other: same results, and never two on their way."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives.in_turn import InTurn
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 16, 1 << 20])
+def test_results_are_those_of_the_inner_ones(strategy, run, piece_bytes):
+    def calls(collectives):
+        rank = tf.cast(collectives.rank, tf.float32)
+        matrix = tf.reshape(tf.range(21.0), [7, 3]) * (1 + rank)
+        vector, scalar = tf.range(5, dtype=tf.int32), rank + 0.5
+        return [
+            collectives.all_reduce([matrix, scalar], name="sum"),
+            collectives.all_reduce([matrix], "max", name="max"),
+            collectives.all_gather([matrix, vector], name="gather"),
+            collectives.broadcast([matrix], 0, name="broadcast"),
+            collectives.all_to_all([tf.tile(matrix, [collectives.size, 1])], name="exchange"),
+        ]
+
+    found = run(strategy, lambda collectives: calls(InTurn(collectives, piece_bytes)))
+    wanted = run(strategy, calls)
+    for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_no_message_is_larger_than_a_piece():
+    recording = Recording(OneReplica())
+    in_turn = InTurn(recording, 64)
+    in_turn.all_gather([tf.zeros([40], tf.uint8), tf.zeros([100], tf.uint8)], name="codes")
+    in_turn.all_reduce([tf.zeros([5, 5])], name="sum")
+    assert [call.payload_bytes for call in recording.calls] == [40, 64, 36, 64, 36]
+    assert len({call.name for call in recording.calls}) == 5
+
+
+def test_rows_of_unknown_number_are_one_message():
+    recording = Recording(OneReplica())
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def step(x):
+        in_turn = InTurn(recording, 8)
+        return in_turn.all_gather([x], name="gather"), in_turn.all_reduce([x], name="sum")
+
+    step(tf.ones([7, 2]))
+    assert len(recording.calls) == 2
+
+
+class Noting(OneReplica):
+    """Notes when calls begin and end."""
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def all_reduce(self, tensors, op="sum", *, name):
+        """Takes a while."""
+
+        def slowly(x):
+            self.events.append(f"begin {name}")
+            time.sleep(0.02)
+            self.events.append(f"end {name}")
+            return x
+
+        return [tf.numpy_function(slowly, [tensor], tensor.dtype) for tensor in tensors]
+
+
+def test_a_message_begins_when_the_previous_one_has_ended():
+    noting = Noting()
+
+    @tf.function
+    def step(x):
+        in_turn = InTurn(noting, 8)
+        return in_turn.all_reduce([x], name="large") + in_turn.all_reduce([x[:1]], name="small")
+
+    step(tf.ones([6]))
+    names = ["large/0/0", "large/0/1", "large/0/2", "small/0/0"]
+    assert noting.events == [f"{what} {name}" for name in names for what in ("begin", "end")]
