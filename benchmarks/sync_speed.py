@@ -59,6 +59,7 @@ TABLES = {
         Row(f"{OURS} '--sync=local_sgd(period=16)'", 16),
         Row(f"{OURS} '--sync=local_sgd(period=16)' --compression=int8", 16),
         Row(f"{OURS} '--sync={DILOCO}, fragments=4, overlap=True)' --compression=int8", 50, warm=2, calls=3),
+        Row(f"{OURS} '--sync={DILOCO}, fragments=4, overlap=True)' '--compression=int8(bits=4)'", 50, warm=2, calls=3),
         Row(f"{OURS} '--sync={DILOCO})' --compression=int8", 50),
         Row(f"{OURS} --sync=every_step '--compression=powersgd(rank=4)'", 50),
         Row("post_local_sgd --period=16", 16),

@@ -44,11 +44,13 @@ class Stamps(NullReporter):
         self.loss = record["loss"]
 
     def measured(self, watch: stopwatch.Stopwatch) -> stopwatch.Measured:
-        """Of the whole calls behind the warmup."""
-        calls = [[end - start for start, end in zip(*pair, strict=True)] for pair in itertools.pairwise(self.at)]
-        counted = [call for call in calls[watch.warm_calls : watch.warm_calls + watch.calls] if call[0] == watch.wait]
-        steps = sum(call[0] for call in counted)
-        sent = sum(call[2] for call in counted) / steps if steps else math.nan
+        """Of the periods of `watch.wait` steps behind the warmup; exchanges of weights may divide them into several calls."""
+        first = self.at[0][0]
+        borders = [stamp for stamp in self.at if (stamp[0] - first) % watch.wait == 0]
+        periods = [[end - start for start, end in zip(*pair, strict=True)] for pair in itertools.pairwise(borders)]
+        counted = [p for p in periods[watch.warm_calls : watch.warm_calls + watch.calls] if p[0] == watch.wait]
+        steps = sum(period[0] for period in counted)
+        sent = sum(period[2] for period in counted) / steps if steps else math.nan
         return stopwatch.Measured([seconds / wait for wait, seconds, _ in counted], self.loss, sent)
 
 
