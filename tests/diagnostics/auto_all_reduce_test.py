@@ -1,5 +1,7 @@
 """`--all_reduce=auto`: a table by measurement, which is state; a table from a file repeats it."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import pytest
 import tfdist
 from tests.selection import quick
 from tfdist.checkpoint.format import Checkpoint
-from tfdist.diagnostics import auto_all_reduce
+from tfdist.diagnostics import auto_all_reduce, timing_rounds
 from tfdist.diagnostics.auto_all_reduce import explain, fastest, measure, notes, sizes_up_to
 from tfdist.grammar.all_reduce import LARGEST, AlgorithmTable, Band, parse_table
 
@@ -87,6 +89,21 @@ def test_algorithms_are_measured():
         ("engine", "ring", "tree", "halving_doubling", "hierarchical")
     }
     assert all(0 < seconds < 60 for found in times.values() for seconds in found.values())
+
+
+def test_close_contenders_are_timed_more_often(monkeypatch):
+    seconds = {"engine": 1.0, "ring": 2.5, "tree": 1.1, "halving_doubling": 1.5, "hierarchical": 0.9}
+    timed = []
+
+    def seconds_of(call):
+        timed.append(call.args[0])
+        return seconds[call.args[0]]
+
+    monkeypatch.setattr(auto_all_reduce, "compiled_call", lambda *args: functools.partial(str, args[2]))
+    monkeypatch.setattr(timing_rounds, "seconds_of", seconds_of)
+    assert measure(strategy_with("auto"), [1024]) == {1024: seconds}
+    counts = {name: timed.count(name) for name in seconds}
+    assert counts == {"engine": 21, "ring": 2, "tree": 21, "halving_doubling": 7, "hierarchical": 21}
 
 
 def test_the_table_is_state_and_a_file_repeats_it(monkeypatch, tmp_path, caplog):

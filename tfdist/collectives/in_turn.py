@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfdist.collectives.forwarding import ForwardingCollectives
 from tfdist.collectives.interface import Collectives, Op
 
 # At 100 Mbit/s, about 0.1 s; on a link where it takes less than the fixed time of a message, nothing has to be hidden.
 PIECE_BYTES = 1024 * 1024
 
 
-class InTurn(Collectives):
+class InTurn(ForwardingCollectives):
     """Collectives of which each begins when the previous one has ended, with large tensors in pieces.
 
     An engine carries out messages in the order in which it gets them. What is sent beside training steps therefore must not be
@@ -25,16 +26,9 @@ class InTurn(Collectives):
           inner: collectives that do the work.
           piece_bytes: maximum number of bytes of a message.
         """
-        self._inner = inner
+        super().__init__(inner)
         self._piece_bytes = piece_bytes
         self._last: list[tf.Tensor] = []
-        self.size = inner.size
-        self.wire = inner.wire
-
-    @property
-    def rank(self) -> tf.Tensor | int:
-        """See base class."""
-        return self._inner.rank
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
@@ -71,9 +65,9 @@ class InTurn(Collectives):
         """See base class; in one message."""
         return self._next(self._inner.broadcast, tensors, root, name=name)
 
-    def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class; calls of a group do not wait for others."""
-        return self._inner.group(ranks)
+    def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class; in one message."""
+        return self._next(self._inner.reduce_scatter, tensors, op, name=name)
 
     def _each(
         self, call: Callable[[tf.Tensor, str], tf.Tensor], tensors: Sequence[tf.Tensor], name: str

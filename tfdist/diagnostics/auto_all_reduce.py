@@ -1,11 +1,12 @@
 """`--all_reduce=auto`: chooses, for each size of message, the algorithm that takes the least time on the job's own links.
 
 Before the first step, the engine's all-reduce and every algorithm are timed at several sizes, in turns, so that a change of the
-links' load affects all of them. Rank 0 decides for all processes. The table is part of the state of the run.
+links' load affects all of them; each call begins on all processes together. Algorithms that are clearly slower are timed a
+few times only, the others more often. Rank 0 decides for all processes. The table is part of the state of the run.
 """
 
 import logging
-import statistics
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,15 +15,17 @@ import tensorflow as tf
 from tfdist.collectives.algorithms import TunedCollectives, possible_algorithms
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.diagnostics.interface import Inspection, RunView
+from tfdist.diagnostics.timing_rounds import TimingRounds, medians_of_slowest
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, LARGEST, AlgorithmTable, Band
 
-CLEARLY = 0.9  # relative to the engine's time
+CLEARLY = 0.95  # relative to the engine's time
 SMALLEST, GROWTH = 1024, 4
 MOST_BYTES = 64 * 1024 * 1024
-REPEATS = 7
-_FEWER = {4 * 1024 * 1024: 3}  # from this size on
+# After this number of rounds, an algorithm that takes longer than this multiple of the fastest one's time is timed no more.
+ROUNDS = ((2, 2.0), (7, 1.3), (21, math.inf))
+_SECONDS = 10.0  # once a size has taken this time, it gets no further rounds
 
 Times = Mapping[int, Mapping[str, float]]  # seconds, by size and algorithm
 _log = logging.getLogger(__name__)
@@ -77,23 +80,32 @@ def measure(strategy: HasCollectives, sizes: Sequence[int]) -> dict[int, dict[st
       sizes: sizes in bytes.
 
     Returns:
-      By size and algorithm, the median seconds on the process where they were longest.
+      By size and algorithm, the median seconds of the process that takes the longest.
     """
+    return {size: _measure_size(strategy, size) for size in sizes}
+
+
+def _measure_size(strategy: HasCollectives, size: int) -> dict[str, float]:
+    """Returns the median seconds of each algorithm at one size; see `measure`."""
     collectives = strategy.tuned
     assert collectives
-    times: dict[int, dict[str, float]] = {}
-    for size in sizes:
-        calls = {
-            name: compiled_call(strategy, collectives, name, size) for name in possible_algorithms(collectives.topology)
-        }
-        for call in calls.values():
-            call()  # compiles
-        repeats = next((fewer for least, fewer in _FEWER.items() if size >= least), REPEATS)
-        found = [[_seconds(strategy, call) for call in calls.values()] for _ in range(repeats)]
-        medians = [statistics.median(each) for each in zip(*found, strict=True)]
-        everyone = strategy.peers.gather(f"all_reduce/{size}", medians, LONG_SECONDS)
-        times[size] = dict(zip(calls, (max(each) for each in zip(*everyone, strict=True)), strict=True))
-    return times
+    calls = {
+        name: compiled_call(strategy, collectives, name, size) for name in possible_algorithms(collectives.topology)
+    }
+    together = compiled_call(strategy, collectives, ENGINE, SMALLEST // 4)
+    for call in [together, *calls.values()] * 2:
+        call()  # compiles; an engine that caches what processes agree on does so in the second call
+    timing, began = TimingRounds(calls, together, kept=ENGINE), time.perf_counter()
+    medians: dict[str, float] = {}
+    for rounds, limit in ROUNDS:
+        timing.run(rounds)
+        mine = [time.perf_counter() - began, timing.times]
+        everyone = strategy.peers.gather(f"all_reduce/{size}/{rounds}", mine, LONG_SECONDS)
+        medians = medians_of_slowest([times for _, times in everyone])
+        timing.drop(medians, limit)
+        if everyone[0][0] > _SECONDS:
+            break
+    return timing.corrected(medians)
 
 
 def compiled_call(
@@ -112,12 +124,6 @@ def compiled_call(
         one
     )
     return lambda: [float(value) for value in strategy.local(compiled(one))]
-
-
-def _seconds(strategy: HasCollectives, call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def fastest(times: Times) -> AlgorithmTable:
