@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 RANKS, PORT = 4, 12345
-COUNTED_BYTES, COUNTED_CALLS = 4 * 2**20, 5
+COUNTED_BYTES, COUNTED_CALLS = 4 * 2**20, 3
 SIZES = [1024 * 4**i for i in range(7)]
 ORDERS = {"rank order": (0, 1, 2, 3), "worst order": (0, 2, 1, 3)}  # by rank: the host; hosts 0 and 1 are a rack
 TOPOLOGIES = {"rank order": "2,2", "worst order": ""}
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--rate", default="100mbit", help="rate of the link between the racks, for tc")
     parser.add_argument("--strategy", default="horovod", choices=("horovod", "multiworker"))
     parser.add_argument("--sizes", type=int, default=len(SIZES), help="number of sizes, by factors of 4 from 1 KiB")
-    parser.add_argument("--seconds", type=float, default=240, help="time limit of a job")
+    parser.add_argument("--seconds", type=float, default=300, help="time limit of a job")
     options = parser.parse_args()
     found = {}
     with racks(options.rate) as prefix:
