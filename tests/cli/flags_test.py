@@ -30,8 +30,8 @@ NAMES = """
     lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir overwrite
     precision
     profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds
-    stall_warning_seconds start_timeout_seconds steps steps_per_call strategy sync token_file topology tpu warmup_start
-    warmup_steps
+    stall_warning_seconds start_timeout_seconds steps steps_per_call straggler strategy sync token_file topology tpu
+    warmup_start warmup_steps
 """.split()
 RUN_NAMES = """
     accumulate_steps all_reduce batch_norm bucket_mb bucket_order check_first_batch clip_norm clip_value communication

@@ -152,6 +152,7 @@ def test_arguments_of_the_trainer():
         "bucket_order",
         "sync",
         "balance",
+        "straggler",
     ]
     assert names(tfdist.Trainer.fit) == [
         "self",

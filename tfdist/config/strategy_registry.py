@@ -16,6 +16,7 @@ from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
 from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS
 from tfdist.grammar.spec import nearest
+from tfdist.grammar.straggler import parse_straggler
 from tfdist.sharding.layouts import STAGES, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of
 
@@ -32,10 +33,25 @@ def _check_mesh(config: Any) -> None:
     parse_shard(config.shard, config.shard_axis or rules["batch"], config.shard_min_elements, mesh)
 
 
+def _check_leaves_no_step(config: Any) -> None:
+    straggler = getattr(config, "straggler", "")
+    if straggler and parse_straggler(straggler).drops:
+        raise InputError(
+            "Only replicas in processes of their own can leave a step early: use --strategy=multiworker or horovod, or leave "
+            f"out --straggler. Received: --straggler={straggler} --strategy={config.strategy}."
+        )
+
+
 _EQUAL_ROWS = Refusal(
     "balance",
     "equal",
     "Every replica needs equally many rows on a mesh and on a TPU: leave out --balance or use another --strategy.",
+)
+_NO_STRAGGLERS = Refusal(
+    "straggler",
+    "wait",
+    "On a mesh and on a TPU, all devices run one program with equally many rows: leave out --straggler or use another "
+    "--strategy.",
 )
 
 DECLARATIONS = (
@@ -53,6 +69,7 @@ DECLARATIONS = (
         processes=Processes.ONE,
         options=("devices", *_OF_ALL_REDUCE),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
+        check=_check_leaves_no_step,
         with_one_device="Give --devices=N for N of them, or use --strategy=single.",
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
         trials=(Trial(options={"devices": 2}),),
@@ -82,6 +99,7 @@ DECLARATIONS = (
                 "On a TPU, all replicas run one program and cannot have weights of their own: use --sync=every_step.",
             ),
             _EQUAL_ROWS,
+            _NO_STRAGGLERS,
             Refusal(
                 "all_reduce",
                 ENGINE,
@@ -129,6 +147,7 @@ DECLARATIONS = (
         ),
         refuses=(
             _EQUAL_ROWS,
+            _NO_STRAGGLERS,
             Refusal(
                 "compression",
                 "none",

@@ -7,7 +7,6 @@ from tfdist.config.conflicts import flag_text
 from tfdist.config.data_set_names import DATA_SETS
 from tfdist.config.fields import (
     AUTO,
-    balance_text,
     best_text,
     chain_text,
     decay_text,
@@ -25,10 +24,12 @@ from tfdist.config.fields import (
 from tfdist.config.job_config import OWN, JobConfig
 from tfdist.config.strategy_registry import TrainerOptions, taking
 from tfdist.config.topics import CHECKS, DEVICES, DURATION, GRADIENTS, MODEL, OUTPUT, TRAINING
+from tfdist.config.uneven_options import UnevenOptions
 from tfdist.errors import InputError
 from tfdist.grammar.decay import DECAYS
 from tfdist.grammar.search import search_text
 from tfdist.grammar.spec import parse
+from tfdist.grammar.straggler import parse_straggler
 from tfdist.grammar.sync import SYNCS, parse_sync
 
 _DEFAULT_EPOCHS = 10
@@ -46,7 +47,7 @@ _OF_A_PLAN = (  # flags on which memory and communication of a step depend
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig(TrainerOptions, JobConfig):
+class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
     """Configuration of a training run; `python -m tfdist.train --help` lists its fields."""
 
     model: str = flag_field(
@@ -106,13 +107,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         "result) or replica (the batch size per replica; the global batch size and the learning rate scale with the "
         "number of replicas).",
         choices=("global", "replica"),
-    )
-    balance: str = flag_field(
-        "equal",
-        TRAINING,
-        "How rows are allocated to replicas: equal, measured (by speed) or weights(2,1,1). Affects time, not the result.",
-        check=balance_text,
-        training_only=True,
     )
     optimizer: str = flag_field(
         "adamw",
@@ -392,6 +386,11 @@ class VerifyConfig(TrainConfig):
             raise InputError(
                 "Replicas that train locally take other steps than one device, and match it at no tolerance: leave out --sync. "
                 f"Received: {flag_text('sync', self.sync)}."
+            )
+        if parse_straggler(self.straggler).drops:
+            raise InputError(
+                "A step without the rows of late ranks is not that of one device, and matches it at no tolerance: leave out "
+                f"--straggler. Received: {flag_text('straggler', self.straggler)}."
             )
         if parse(self.decay).name == "plateau":
             raise InputError(

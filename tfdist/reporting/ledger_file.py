@@ -3,6 +3,9 @@
 A file is a sequence of calls of the compiled loop. Each has three numbers (first step, number of steps, number of
 examples), followed by the indices of the examples in the order of use. Every number is a little-endian int64. A crash
 may leave the last call incomplete.
+
+If a rank has dropped rows of a step (`--straggler=drop`), an entry before that of the step has the indices of these examples;
+its number of steps is 0.
 """
 
 from collections.abc import Iterator
@@ -48,7 +51,7 @@ class LedgerFile(NullLedger):
 
         Args:
           first_step: first step of the call.
-          steps: number of steps.
+          steps: number of steps; 0 for examples that this process has left out of the first step, written before it.
           numbers: [examples] integers, in the order of use, with the same number per step.
         """
         head = np.asarray([first_step, steps, len(numbers)], _NUMBER)
@@ -64,22 +67,35 @@ class LedgerFile(NullLedger):
 
 
 def read_ledger(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the steps of a file in the order of writing, as pairs of step number and example indices.
+    """Yields the steps of a file in the order of writing, as pairs of step number and indices of the examples used.
 
     Raises:
       InputError: the file is not a ledger.
     """
+    for first, steps, numbers in _entries(path):
+        if steps:
+            yield from enumerate(numbers.reshape(steps, -1), first)
+
+
+def read_dropped(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
+    """Same as `read_ledger`, for the examples that were left out of steps; yields no step that used all of its examples."""
+    for step, steps, numbers in _entries(path):
+        if not steps:
+            yield step, numbers
+
+
+def _entries(path: AnyPath) -> Iterator[tuple[int, int, np.ndarray]]:
     data = storage_of(path).read(path_of(path))
     found = np.frombuffer(data, _NUMBER, len(data) // _NUMBER.itemsize)
     at = 0
     while at + _HEAD <= len(found):
         first, steps, count = (int(number) for number in found[at : at + _HEAD])
-        if first < 0 or steps < 1 or count < 0 or count % steps:
+        if first < 0 or steps < 0 or count < 0 or count % max(steps, 1):
             raise InputError(
                 f"A ledger file must contain calls of the loop. Received: {path}, which does not at entry {at}."
             )
         end = at + _HEAD + count
         if end > len(found):
             return
-        yield from enumerate(found[at + _HEAD : end].reshape(steps, count // steps), first)
+        yield first, steps, found[at + _HEAD : end]
         at = end

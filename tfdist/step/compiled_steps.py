@@ -20,6 +20,7 @@ from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.grammar.rules import own_code
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
+from tfdist.step.dropping_step import DroppingStep
 from tfdist.step.local_loop import compile_local_loop
 from tfdist.step.local_step import LocalSGDStep
 from tfdist.step.metrics import ModelMetrics
@@ -192,7 +193,8 @@ class Steps:
 
     def _step(self, batch_size: int | None) -> Step:
         settings = replace(self._settings, batch_size=batch_size)
-        return Step(self.model, self.strategy, self.reducer(), self._store, settings, self._metrics)
+        kind = DroppingStep if settings.straggler.drops else Step
+        return kind(self.model, self.strategy, self.reducer(), self._store, settings, self._metrics)
 
     @property
     def sums_gradients(self) -> bool:

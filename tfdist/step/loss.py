@@ -117,6 +117,52 @@ def training_loss(
     return sum(summands[1:], start=summands[0])
 
 
+class Summands(NamedTuple):
+    """One replica's parts of the loss of some rows, before they are divided by what only all rows together determine.
+
+    Attributes:
+      divided: scalars to differentiate, one for each divisor; the first contains the penalties and all means over rows.
+      divisors: scalars float64; this replica's part of the divisor of each of `divided`.
+      whole: scalars to differentiate that are sums over rows and not divided; at most one.
+    """
+
+    divided: list[tf.Tensor]
+    divisors: list[tf.Tensor]
+    whole: list[tf.Tensor]
+
+
+def summands(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> Summands:
+    """Returns one replica's parts of the loss such that few have to be differentiated separately.
+
+    With the sums over all rows, the loss is the sum of `divided / divisors`, and of `whole`.
+
+    Args:
+      model: model that has just made its forward pass, so that its own losses are up to date.
+      parts: result of `terms`.
+      rows: scalar integer; the rows of the forward pass.
+
+    Raises:
+      InputError: the model has no loss.
+    """
+    count = floating(rows)
+    own = [tf.cast(tf.reduce_sum(loss), count.dtype) for loss in keras_internals.data_losses(model)]
+    means = [tf.math.multiply_no_nan(value, count) for value in own]
+    means += [tf.cast(tf.reduce_sum(loss), count.dtype) * count for loss in keras_internals.weight_losses(model)]
+    means += [floating(part.numerator) * (part.weight / part.per_row) for part in parts if part.per_row]
+    whole = [floating(part.numerator) * part.weight for part in parts if part.per_row == 0]
+    others = [part for part in parts if part.per_row is None]
+    if not (means or whole or others):
+        raise InputError(_NO_LOSS)
+    return Summands(
+        divided=[*([tf.add_n(means)] if means else []), *(floating(part.numerator) * part.weight for part in others)],
+        divisors=[
+            *([tf.cast(rows, tf.float64)] if means else []),
+            *(tf.cast(part.denominator, tf.float64) for part in others),
+        ],
+        whole=[tf.add_n(whole)] if whole else [],
+    )
+
+
 def shares_of(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns one replica's share of each loss with which the model was compiled, before weighting."""
     return [
@@ -211,7 +257,7 @@ def _of_data(
 
 
 def floating(number: int | tf.Tensor) -> tf.Tensor:
-    """Casts a number of rows to the dtype of losses."""
+    """Casts a number, such as that of rows, to the dtype of losses."""
     return tf.cast(number, keras.config.floatx())
 
 

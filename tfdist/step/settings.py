@@ -4,6 +4,7 @@ import dataclasses
 
 from tfdist.distribution.strategy import State
 from tfdist.gradients import Clip, LossScale
+from tfdist.grammar.straggler import Straggler
 from tfdist.grammar.sync import EveryStep, Sync
 
 
@@ -22,6 +23,7 @@ class Settings:
       max_skipped_steps: with loss scaling, number of consecutive skipped steps that ends the run.
       sparse: paths of the variables whose gradients the reducer accepts as rows.
       sync: how replicas are synchronized.
+      straggler: what is done about a replica that is late in a step.
     """
 
     batch_size: int | None
@@ -33,6 +35,7 @@ class Settings:
     max_skipped_steps: int = 50
     sparse: frozenset[str] = frozenset()
     sync: Sync = EveryStep()
+    straggler: Straggler = Straggler()
 
     def scale_state(self) -> list[State]:
         """Returns the state of the loss scale; empty without loss scaling."""

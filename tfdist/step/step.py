@@ -18,11 +18,11 @@ from tfdist.collectives import Collectives, OneReplica, Recording, using
 from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.errors import InputError
 from tfdist.gradients import Reducer, accumulated, unscaled
 from tfdist.step import clock, loss, randomness
 from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
+from tfdist.step.in_micro_steps import InMicroSteps
 from tfdist.step.metrics import LossShare, ModelMetrics
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.settings import Settings
@@ -45,6 +45,8 @@ class Computed(NamedTuple):
       norm: scalar; global gradient norm before clipping, if requested or needed, else 0.
       arrived: scalar float64; time at which the batch was available, in seconds since the epoch; 0 if there is no clock.
       busy: scalar float64; seconds from then to this replica's own gradients; 0 if there is no clock.
+      dropped: [2, replicas] int32, numbers of rows and of micro-steps that each replica left out, and [micro-steps] float64,
+        seconds from the arrival of the batch to the end of each; empty if the step leaves out none.
     """
 
     gradients: list[tf.Tensor]
@@ -56,10 +58,17 @@ class Computed(NamedTuple):
     norm: tf.Tensor
     arrived: tf.Tensor
     busy: tf.Tensor
+    dropped: list[tf.Tensor]
 
 
 class Step:
-    """The two halves of a step of one model, as replica functions of one strategy."""
+    """The two halves of a step of one model, as replica functions of one strategy.
+
+    Attributes:
+      dropped_dtypes: dtypes of `Computed.dropped`.
+    """
+
+    dropped_dtypes: tuple[tf.DType, ...] = ()
 
     def __init__(
         self,
@@ -124,11 +133,12 @@ class Step:
         step, replica, replicas = self._drawn_from(step)
         randomness.reseed(self._seeds, self.settings.seed, step, replica)
         with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
-            gradients, value = self._local_gradients(batch, self._divisor(batch, batch_size))
+            gradients, found = self._local_gradients(batch, self._divisor(batch, batch_size))
         self.sends_rows = self._recorded.has_unknown_shapes
         if has_batch_size:
             gradients = self._of_rows(count_rows(batch), gradients, before)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
+        gradients, value, dropped = self._divided(gradients, found)
         state = [tf.convert_to_tensor(variable) for variable in self._state]
         self.sent = Recording(self._recorded)  # the calls that send gradients
         reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
@@ -139,7 +149,8 @@ class Step:
             finite = tf.reduce_all(tf.stack(checked))
         norm = self._norm(whole, with_norm)
         clipped = self.settings.clip(whole, norm)
-        return Computed(clipped, reduced.state, self._scale_after(finite), before, value, finite, norm, arrived, busy)
+        scale = self._scale_after(finite)
+        return Computed(clipped, reduced.state, scale, before, value, finite, norm, arrived, busy, dropped)
 
     def apply(self, computed: Computed, unused: frozenset[int]) -> None:
         """Applies the step: updates weights, optimizer state and all other state. A replica function.
@@ -202,7 +213,7 @@ class Step:
             _log.warning("The loss does not depend on these variables, which are not updated: %s", names)
         return unused
 
-    def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], Any]:
         """Returns this replica's gradients and its share of the loss, computed at once or in micro-steps."""
         differentiate = self._compiled(self._differentiate)
         if self.settings.micro_steps == 1:
@@ -224,7 +235,7 @@ class Step:
             with once.micro_step() if shards else contextlib.nullcontext():
                 return self._micro_step(differentiate, self._strategy.layouts.by_rows(rows), batch_size, totals)
 
-        with using(_InMicroSteps(self._recorded)):
+        with using(InMicroSteps(self._recorded)):
             found = accumulated(
                 micro_step,
                 batch,
@@ -243,6 +254,15 @@ class Step:
     def _divisor(self, batch: Any, batch_size: int | tf.Tensor) -> int | tf.Tensor:
         """Returns the number of rows over which the loss is a mean."""
         return batch_size
+
+    def _divided(self, gradients: list[tf.Tensor], found: Any) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+        """Returns this replica's shares of the gradients and of the loss, and what was dropped; see `Computed`.
+
+        Args:
+          gradients: the gradients that `_local_gradients` has returned.
+          found: what else it has returned; here the share of the loss, which is already divided by its denominator.
+        """
+        return gradients, found, []
 
     def _of_rows(
         self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: list[tf.Tensor]
@@ -310,15 +330,19 @@ class Step:
         return (whole if scale is None else [unscaled(g, scale) for g in whole]), share, outputs
 
     def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[LossShare, Any]:
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        with scalars_weighted(loss.floating(rows) / loss.floating(batch_size)):
-            outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
-        parts = self._terms(y, outputs, weight)
+        rows, outputs, parts = self._forward(batch, batch_size)
         if totals is None:
             totals = loss.totals(parts, batch_size, self._recorded)
         value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
         return LossShare(value, loss.shares_of(parts, totals), rows, batch_size), outputs
+
+    def _forward(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[tf.Tensor, Any, list[loss.Term]]:
+        """Returns the number of rows, the outputs and the parts of the losses."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        rows = tf.shape(keras.tree.flatten(x)[0])[0]
+        with scalars_weighted(loss.floating(rows) / loss.floating(batch_size)):
+            outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
+        return rows, outputs, self._terms(y, outputs, weight)
 
     def _terms(self, y: Any, outputs: Any, weight: Any) -> list[loss.Term]:
         replicas, micro_steps = self._strategy.replicas, self.settings.micro_steps
@@ -339,17 +363,6 @@ def specs(model: keras.Model) -> list[tf.TensorSpec]:
     """Returns names, shapes and dtypes of what a step reduces: a gradient per trainable variable, and the loss."""
     gradients = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in model.trainable_variables]
     return [*gradients, tf.TensorSpec([], keras.config.floatx(), "loss")]
-
-
-class _InMicroSteps(Recording):
-    """Rejects communication between micro-steps, whose number may differ between replicas."""
-
-    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
-        """See base class."""
-        raise InputError(
-            "A layer or loss that communicates takes the whole batch at once. Received: accumulate_steps > 1 and a "
-            f"call of {operation} ({name}). Leave out accumulate_steps."
-        )
 
 
 def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:

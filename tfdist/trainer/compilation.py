@@ -17,6 +17,7 @@ from tfdist.step.validation import (
     without_loss_scale,
 )
 from tfdist.synchronization.federated import check_options
+from tfdist.trainer.straggling import checked_straggler
 
 
 def compile_model(
@@ -56,4 +57,4 @@ def compile_model(
     check_means(model, strategy.replicas, settings.micro_steps)
     found = dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(model))
     check_options(found, optimizer)
-    return found
+    return checked_straggler(found, strategy)

@@ -27,7 +27,6 @@ from tfdist.synchronization.catalog import checked_sync
 from tfdist.synchronization.federated import examples_per_step
 from tfdist.trainer import saved_fit
 from tfdist.trainer.argument_types import check_fit, check_targets, check_targets_of, check_trainer
-from tfdist.trainer.balancing import balance_on
 from tfdist.trainer.checkpointing import run_variables
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.fit_arguments import evaluation_arguments, fit_arguments
@@ -37,6 +36,7 @@ from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.prediction import CanPredict
 from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.progress import reported
+from tfdist.trainer.straggling import straggler_on
 from tfdist.trainer.train_state import TrainState
 
 
@@ -70,6 +70,7 @@ class Trainer(CanPredict):
         bucket_order: str = BACKWARD,
         sync: str | Sync = DEFAULT,
         balance: str = "equal",
+        straggler: str = "wait",
     ):
         """Compiles the model.
 
@@ -96,10 +97,12 @@ class Trainer(CanPredict):
           sync: how often replicas exchange weights, as in `--sync`, such as "local_sgd(period=8)"; what each has changed
             since the last exchange is summed by `compression`. "every_step" sums gradients in every step.
           balance: how rows are allocated to replicas: "equal", "measured" (by their speeds) or "weights(2,1,1)"; affects time.
+          straggler: what to do about a late replica: "wait"; "balance", as balance="measured"; or "drop(after=0.5)": it leaves
+            out its micro-steps that would begin after 0.5 s of a step, or after what "drop(after=auto)" measures.
         """
         numbers = {"seed": seed, "accumulate_steps": accumulate_steps, "max_skipped_steps": max_skipped_steps}
         others: dict[str, Any] = {"ema": ema, "clip": clip, "loss_scale": loss_scale, "compression": compression}
-        others |= {"sync": sync, "balance": balance, "bucket_order": bucket_order}
+        others |= {"sync": sync, "balance": balance, "straggler": straggler, "bucket_order": bucket_order}
         check_trainer(model, optimizer, loss, (metrics, weighted_metrics), numbers | others)
         self._has_loss = loss is not None
         self.strategy = with_collectives(current_strategy())
@@ -107,7 +110,7 @@ class Trainer(CanPredict):
         self.train_state = TrainState(self.strategy.is_chief)
         buckets: dict[str, Any] = {"bucket_bytes": bucket_bytes, "bucket_order": bucket_order}
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, **buckets)
-        self._balance = balance_on(balance, self.strategy)
+        late, self._balance = straggler_on(straggler, balance, self.strategy)
         check_engine_sums(self.strategy, jit_compile, compression)
         settings = Settings(
             batch_size=0,
@@ -118,18 +121,15 @@ class Trainer(CanPredict):
             loss_scale=loss_scale,
             max_skipped_steps=max_skipped_steps,
             sync=checked_sync(sync, self.strategy),
+            straggler=late,
         )
-        self._settings = compile_model(
-            model,
-            self.strategy,
-            optimizer,
-            settings,
-            ema,
-            loss=loss,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            loss_weights=loss_weights,
-        )
+        compiled = {
+            "loss": loss,
+            "metrics": metrics,
+            "weighted_metrics": weighted_metrics,
+            "loss_weights": loss_weights,
+        }
+        self._settings = compile_model(model, self.strategy, optimizer, settings, ema, **compiled)
         self._optimizer = model.optimizer
         self._store = StateStore(self.strategy)
         self._store.variables(self._settings.scale_state())

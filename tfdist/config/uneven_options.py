@@ -1,0 +1,30 @@
+"""Options for replicas that differ in speed: how many rows each computes, and what is done about one that is late."""
+
+import dataclasses
+
+from tfdist.config.fields import balance_text, flag_field, straggler_text
+from tfdist.config.topics import TRAINING
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnevenOptions:
+    """What each replica computes of a batch."""
+
+    balance: str = flag_field(
+        "equal",
+        TRAINING,
+        "How rows are allocated to replicas: equal, measured (by speed) or weights(2,1,1). Affects time, not the result.",
+        check=balance_text,
+        training_only=True,
+    )
+    straggler: str = flag_field(
+        "wait",
+        TRAINING,
+        "What to do about a late replica: wait; balance, as --balance=measured; or drop(after=0.5), with --accumulate_steps: "
+        "it leaves out the micro-steps that would begin after 0.5 seconds of a step, or after what drop(after=auto) measures, "
+        "so that runs are not reproducible (docs/guides/uneven_devices.md).",
+        check=straggler_text,
+        known=("wait", "balance", "drop"),
+        training_only=True,
+        in_trials="wait",
+    )
