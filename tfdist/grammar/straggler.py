@@ -6,10 +6,9 @@ import math
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_number
 from tfdist.grammar.balance import EQUAL, MEASURED
-from tfdist.grammar.spec import nearest, parse
+from tfdist.grammar.spec import did_you_mean, parse
 
 WAIT, BALANCE, DROP = "wait", "balance", "drop"
-KNOWN = (WAIT, BALANCE, f"{DROP}(after=1.5)")
 _AUTO = "auto"
 
 
@@ -53,7 +52,8 @@ def parse_straggler(text: str) -> Straggler:
             raise InputError(f"{text}: {spec.name} has no arguments. Write {spec.name}")
         return Straggler(spec.name)
     if spec.name != DROP:
-        raise InputError(f"{text} is not known.{nearest(spec.name, KNOWN)}")
+        question = did_you_mean(spec.name, (WAIT, BALANCE, DROP))
+        raise InputError(f"{text} is not known.{question} Known: {WAIT}, {BALANCE}, {DROP}(after=1.5).")
     unknown = [name for name in spec.args if name != "after"]
     after = spec.args.get("after", _AUTO)
     if unknown or (after != _AUTO and not (is_number(after) and 0 < after < math.inf)):
