@@ -15,7 +15,7 @@ from tfdist.step.compiled_loop import LoopResult
 from tfdist.step.dropping_step import LIMIT
 from tfdist.step.settings import Settings
 from tfdist.trainer.balancing import balance_on
-from tfdist.trainer.drop_limit import Limit, fastest_limit
+from tfdist.trainer.drop_limit import LEAST_GAIN, MOST_DROPPED, Limit, fastest_limit
 from tfdist.trainer.program import Program
 
 _log = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class Straggling:
         self._is_measured = program.settings.straggler.is_measured
         self._limit = program.store.variables([LIMIT])[0] if self._is_measured else None
         self._is_first = True  # which has costs of its own, such as compilation
+        self._has_said = False
         self._forget()
 
     def after_call(self, result: LoopResult, seconds: float) -> None:
@@ -134,6 +135,7 @@ class Straggling:
             "straggler/limit", self._fastest(everyone) if group.rank == 0 else None, LONG_SECONDS
         )
         if found is None:
+            self._say_that_nothing_is_dropped()
             return
         limit = Limit(*found)
         if self._strategy.is_chief:
@@ -145,6 +147,16 @@ class Straggling:
                 100 * limit.gain,
             )
         self._take(limit.seconds)
+
+    def _say_that_nothing_is_dropped(self) -> None:
+        if self._strategy.is_chief and not self._has_said:
+            _log.info(
+                "No rows are dropped so far: of the limits that drop at most %.0f%%, none is expected to compute %.0f%% more "
+                "rows per second.",
+                100 * MOST_DROPPED,
+                100 * LEAST_GAIN,
+            )
+        self._has_said = True
 
     def _fastest(self, everyone: list[list[list[float]]]) -> Limit | None:
         ends = np.stack(everyone, axis=1)  # [steps, ranks, micro-steps]
