@@ -164,6 +164,7 @@ def main() -> None:
     for _ in range(given.repeats):
         for name, runs in sides.items():
             runs.append(run(name, sleep, given))
+            print(f"{name}: {runs[-1]}", flush=True)
     print(table(sides))
 
 
