@@ -6,6 +6,7 @@ import numpy as np
 
 LEAST_GAIN = 0.05  # of rows per second, for rows to be dropped at all
 MOST_DROPPED = 0.1  # fraction of the micro-steps
+_NEARLY = 0.9  # of the largest gain
 _CANDIDATES = 200
 
 
@@ -28,7 +29,8 @@ def fastest_limit(ends: np.ndarray, beside: float) -> Limit | None:
 
     With a limit, rank n computes k_n micro-steps of a step, the first and each that begins earlier than the limit, and a step
     takes max_n(ends[n, k_n - 1]) + beside seconds. The speed is the sum of all k_n over that of all steps' seconds. What the
-    paper maximizes is the mean of the steps' speeds; a limit that leaves out more than `MOST_DROPPED` is not considered here.
+    paper maximizes is the mean of the steps' speeds. Here, a limit that leaves out more than `MOST_DROPPED` is not considered,
+    and of limits that gain nearly as much, the largest is taken.
 
     Args:
       ends: [steps, ranks, micro-steps]; seconds from the arrival of the batch to the end of each micro-step, ascending.
@@ -40,7 +42,9 @@ def fastest_limit(ends: np.ndarray, beside: float) -> Limit | None:
     whole = _speed(ends, beside, np.inf)
     found = [_expected(ends, beside, float(limit), whole) for limit in _candidates(ends)]
     allowed = [limit for limit in found if limit.dropped <= MOST_DROPPED and limit.gain >= LEAST_GAIN]
-    return max(allowed, key=lambda limit: limit.gain, default=None)
+    most = max((limit.gain for limit in allowed), default=0.0)
+    # A larger limit drops less if all steps become slower later.
+    return max((limit for limit in allowed if limit.gain >= _NEARLY * most), default=None)
 
 
 def _candidates(ends: np.ndarray) -> np.ndarray:

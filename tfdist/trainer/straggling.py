@@ -20,7 +20,8 @@ from tfdist.trainer.program import Program
 
 _log = logging.getLogger(__name__)
 _STEPS = 100  # that are measured before a decision
-_DROPPED_TOO_MANY = 0.2  # fraction of the rows of as many steps, for a new measurement
+_CHECKED_STEPS = 25  # after which the rows that were dropped are compared with what was expected
+_DROPPED_TOO_MANY = 0.2  # fraction of their rows, for a new measurement
 
 
 def straggler_on(text: str, balance: str, strategy: Strategy) -> tuple[Straggler, Balance]:
@@ -116,11 +117,12 @@ class Straggling:
         self._ends.append(own)
         self._seconds += seconds
         self._dropped += int(dropped[:, 0].sum())
-        if sum(map(len, self._ends)) < _STEPS:
+        steps, has_limit = sum(map(len, self._ends)), np.isfinite(self._seconds_at_most())
+        if steps < (_CHECKED_STEPS if has_limit else _STEPS):
             return
-        if not np.isfinite(self._seconds_at_most()):
+        if not has_limit:
             self._decide()
-        elif self._dropped > _DROPPED_TOO_MANY * self._batch_size * sum(map(len, self._ends)):
+        elif self._dropped > _DROPPED_TOO_MANY * self._batch_size * steps:
             self._take(np.inf)
         self._forget()
 
