@@ -7,6 +7,7 @@ from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
 from tfdist.keras_internals.convolutions import convolutions_of_no_rows
 from tfdist.keras_internals.data import Adapted, adapted, count_rows, is_batched
+from tfdist.keras_internals.deferred import deferred_weights, with_values
 from tfdist.keras_internals.draws import keyed, neutral
 from tfdist.keras_internals.fitting import (
     compilation,
@@ -18,6 +19,20 @@ from tfdist.keras_internals.fitting import (
     set_initial_epoch,
     traced_without_effects,
     without_optimizer,
+)
+from tfdist.keras_internals.functional import (
+    Body,
+    GraphNode,
+    UsageScope,
+    called,
+    functional_of,
+    input_names,
+    is_rematerialized,
+    is_transparent,
+    new_trace,
+    nodes_of,
+    packed_outputs,
+    standardized,
 )
 from tfdist.keras_internals.layers import (
     adders_of,
@@ -53,6 +68,7 @@ from tfdist.keras_internals.models import (
     metric_results,
     metric_variables,
     metrics_of,
+    metrics_of_layers,
     moving_statistics,
     names_of_compiled_metrics,
     names_of_layers_metrics,
@@ -60,6 +76,7 @@ from tfdist.keras_internals.models import (
     one_device_losses,
     operations_beside_layers,
     sum_of_weights,
+    take_data_losses,
     update_metrics,
     user_losses,
     weight_losses,
@@ -110,18 +127,35 @@ from tfdist.keras_internals.variables import (
     deferred_creation,
     held_value,
     initial_value,
+    initialize,
     layout_of,
     own_copies,
     read_first_copy_outside,
     reading_first_copy,
     set_layout,
     set_tf_variable,
+    states_of_generators,
     uncast_value,
     value_of,
     watch_copies,
 )
 
 __all__ = [
+    "metrics_of_layers",
+    "initialize",
+    "states_of_generators",
+    "Body",
+    "GraphNode",
+    "UsageScope",
+    "called",
+    "functional_of",
+    "input_names",
+    "is_rematerialized",
+    "is_transparent",
+    "new_trace",
+    "nodes_of",
+    "packed_outputs",
+    "standardized",
     "LOSSES_OF_ALL_ROWS",
     "FlatLoss",
     "UninitializedVariable",
@@ -133,6 +167,7 @@ __all__ = [
     "attentions_placed",
     "check_layer_calls",
     "deferred_creation",
+    "deferred_weights",
     "build",
     "build_losses",
     "bytes_of",
@@ -208,6 +243,7 @@ __all__ = [
     "read_first_copy_outside",
     "reading_first_copy",
     "sum_of_weights",
+    "take_data_losses",
     "disable_gradient_aggregation",
     "traced_without_effects",
     "trained_by",
@@ -227,6 +263,7 @@ __all__ = [
     "without_memory_optimizer",
     "with_autograph",
     "with_mask_and_logits_of",
+    "with_values",
     "without_autograph",
     "without_optimizer",
     "wrap_call",

@@ -252,6 +252,13 @@ def data_losses(model: keras.Model) -> list[tf.Tensor]:
     return [loss for layer in model._flatten_layers() for loss in layer._get_own_losses()]
 
 
+def take_data_losses(layer: keras.Layer) -> list[tf.Tensor]:
+    """Returns the losses of `data_losses` and removes them, as Keras itself does only when an outermost layer is called."""
+    losses = data_losses(layer)
+    layer._clear_losses()
+    return losses
+
+
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
     """Returns the metrics of a compiled and built model, compiled or updated by layers; without the loss trackers."""
     return [*_compiled_metrics(model), *(metric for _, metric in _metrics_of_layers(model))]
@@ -269,6 +276,11 @@ def _compiled_metrics(model: keras.Model) -> list[keras.Metric]:
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of `metrics_of`, in the same order."""
     return [variable for metric in metrics_of(model) for variable in metric.variables]
+
+
+def metrics_of_layers(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables of the metrics that layers update."""
+    return [variable for _, metric in _metrics_of_layers(model) for variable in metric.variables]
 
 
 def names_of_layers_metrics(model: keras.Model) -> list[str]:

@@ -2,16 +2,19 @@
 
 import contextlib
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common import variables as keras_variables
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from tensorflow.python.distribute import values
+from tensorflow.python.eager import context
 
 
 class UninitializedVariable(NamedTuple):
@@ -86,6 +89,24 @@ def deferred_creation(
 def initial_value(variable: keras.Variable) -> tf.Tensor:
     """Computes the initial value of a variable without a value."""
     return tf.cast(variable._initializer(variable._shape, dtype=variable._dtype), variable._dtype)
+
+
+def initialize(variable: keras.Variable) -> None:
+    """Creates the value of a variable that was created without one, as Keras would have done."""
+    variable._deferred_initialize()
+
+
+def states_of_generators() -> tuple[Any, ...]:
+    """Returns the states of the global generators of random numbers, of which equal ones compare equal."""
+    generator = global_state.get_global_attribute("global_seed_generator")
+    of_keras = None if generator is None else tuple(generator.state.numpy().tolist())
+    of_tensorflow = getattr(context.context(), "_rng", None)  # exists with a global seed
+    return (
+        random.getstate(),
+        repr(np.random.get_state(legacy=False)["state"]),
+        of_keras,
+        of_tensorflow and of_tensorflow.getstate(),
+    )
 
 
 def set_tf_variable(variable: keras.Variable, value: tf.Variable) -> None:

@@ -1,0 +1,189 @@
+"""Where models are cut, and what is refused."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+from tests.pipelining.cut.example_models import build
+from tfdist import models
+from tfdist.errors import InputError
+from tfdist.pipelining.cut import cut_model, describe_stages, trace_model, without_values
+from tfdist.pipelining.cut.cutting import assemble
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* was passed an input with a mask attached to it")
+
+
+def last_calls(cut):
+    return [stage.calls[-1] for stage in describe_stages(cut)]
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "expected"),
+    [
+        ("mlp", "hidden_0,hidden_1", ["hidden_0", "hidden_1", "logits"]),
+        ("skip", "early,third", ["early", "third", "last"]),
+        ("nested", "first", ["body/first", "joined"]),
+        ("nested", "body/norm,a", ["body/norm", "body/head/a", "joined"]),
+        ("nested", "head", ["body/head/b", "joined"]),
+        ("nested", "body", ["body/head/b", "joined"]),
+        ("nested_twice", "block/dense", ["block/dense", "last"]),
+        ("many", "aside", ["aside", "main"]),
+    ],
+)
+def test_stages_end_after_named_layers(name, cut, expected):
+    model, _ = build(name)
+    assert last_calls(cut_model(model, cut, len(expected))) == expected
+
+
+def test_side_branches_are_computed_where_they_are_used():
+    """The projection of a residual, and an early output, are next to the calls that use or make their tensors."""
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4, name="a")(inputs)
+    y = keras.layers.Dense(4, name="c")(keras.layers.Dense(4, name="b")(x))
+    x = keras.layers.Add(name="add")([keras.layers.Dense(4, name="projection")(x), y])
+    mean = keras.ops.mean(x, axis=1, keepdims=True)
+    early = keras.layers.Dense(1, name="early")(x)
+    late = keras.layers.Dense(1, name="late")(keras.layers.Dense(4, name="d")(x - mean))
+    calls = [call.rsplit("_", 1)[0] for call in cut_names(keras.Model(inputs, [late, early]))]
+    assert calls == ["a", "b", "c", "projection", "add", "early", "mean", "subtract", "d", "late"]
+
+
+def cut_names(model):
+    return [name for stage in describe_stages(cut_model(model, "auto", 1)) for name in stage.calls]
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "cnn", "transformer(layers=4)", "transformer(layers=4, experts=2)", "resnet50"]
+)
+def test_all_models_are_cut_into_about_equal_stages(name):
+    shape, classes = ((6,), 11) if "transformer" in name else ((32, 32, 3), 11)
+    with without_values():
+        traced = trace_model(models.build(name, shape, classes))
+    for by, rows in (("parameters", 0), ("memory", 8)):
+        first_stages = [describe_stages(assemble(*traced, [i]))[0] for i in range(1, len(traced.graph.order))]
+        [whole] = describe_stages(assemble(*traced, []))
+        growing = [0, *(cost(stage, rows) for stage in first_stages), cost(whole, rows)]
+        largest = max(after - before for before, after in itertools.pairwise(growing))
+        for stages in (2, 3, 4):
+            found = describe_stages(cut_model(traced, f"balanced(by={by})", stages, rows=rows))
+            assert len(found) == stages and all(stage.calls for stage in found)
+            assert max(cost(stage, rows) for stage in found) <= 1.05 * (growing[-1] / stages + largest)
+
+
+def cost(stage, rows):
+    return stage.parameter_bytes + rows * stage.activation_bytes
+
+
+def test_a_stage_that_keeps_more_micro_batches_gets_fewer_layers():
+    model = keras.Sequential([keras.Input((64,)), *(keras.layers.ReLU() for _ in range(16))])
+    even = describe_stages(cut_model(model, "balanced(by=memory)", 2, rows=4))
+    uneven = describe_stages(cut_model(model, "balanced(by=memory)", 2, rows=4, live=[3, 1]))
+    assert [len(stage.calls) for stage in even] == [8, 8] and [len(stage.calls) for stage in uneven] == [4, 12]
+
+
+def test_a_balance_by_time_takes_the_given_times():
+    model, _ = build("mlp")
+    seconds = {"flatten": 0.0, "hidden_0": 1.0, "hidden_1": 1.0, "hidden_2": 1.0, "logits": 9.0}
+    cut = cut_model(model, "balanced(by=time)", 2, seconds=lambda graph: [seconds[call.name] for call in graph.calls])
+    assert last_calls(cut) == ["hidden_2", "logits"]
+
+
+def test_calls_of_a_layer_with_state_stay_together():
+    inputs = keras.Input((4,))
+    norm = keras.layers.BatchNormalization(name="norm")
+    x = norm(keras.layers.Dense(4, name="between")(norm(inputs)))
+    for i in range(3):
+        x = keras.layers.Dense(4, name=f"dense_{i}")(x)
+    model = keras.Model(inputs, x)
+    for stages in (2, 3, 4):
+        first, *_ = describe_stages(cut_model(model, "auto", stages))
+        assert first.calls[:3] == ("norm", "between", "norm (2)")
+    with pytest.raises(InputError, match="norm in several. Cut elsewhere"):
+        cut_model(model, "auto", 5)
+    norm.trainable = False  # it then updates nothing
+    assert len(cut_model(model, "between", 2).shared) == 4
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnLoss(keras.Sequential):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs)
+
+
+def functional(kind=keras.Model):
+    inputs = keras.Input((4,))
+    return kind(inputs, keras.layers.Dense(2)(keras.layers.Dense(2)(inputs)))
+
+
+def dropped_twice():
+    inputs = keras.Input((4,))
+    drop = keras.layers.Dropout(0.5, name="drop")
+    return keras.Model(inputs, drop(keras.layers.Dense(2, name="dense")(drop(inputs))))
+
+
+def named(name):
+    return lambda: build(name)[0]
+
+
+REFUSED = [
+    (
+        Own,
+        "auto",
+        2,
+        "functional and sequential models, whose layers are known. Received: Own, with a `call` of its own",
+    ),
+    (lambda: functional(OwnStep), "auto", 2, "Keras's own `train_step`"),
+    (lambda: OwnLoss([keras.Input((4,)), keras.layers.Dense(2)]), "auto", 1, "Keras's own `compute_loss`"),
+    (lambda: keras.Sequential([keras.layers.Dense(2)]), "auto", 1, "Give it a keras.Input as its first layer"),
+    (lambda: "cnn", "auto", 2, "Received: str"),
+    (functional, "auto", 3, "3 stages for functional"),
+    (named("mlp"), "hidden_0", 3, "Name 2 layers, or use --cut=auto"),
+    (named("mlp"), "hiden_0", 2, 'Did you mean "hidden_0"'),
+    (named("mlp"), "hidden_1,hidden_0", 3, "with hidden_0 out of order. The order is flatten, hidden_0, hidden_1"),
+    (named("mlp"), "logits", 2, "not its last one"),
+    (named("twice"), "dense", 2, "which means dense, dense (2)"),
+    (named("nested_twice"), "block", 2, "which means block, block (2)"),
+    (dropped_twice, "dense", 2, "with calls of drop in several"),
+    (named("mlp"), "balanced(by=rows)", 2, "by=time, parameters, memory"),
+]
+
+
+@pytest.mark.parametrize(("make", "cut", "stages", "message"), REFUSED)
+def test_what_cannot_be_cut_is_refused_in_one_line(make, cut, stages, message):
+    keras.utils.clear_session(free_memory=False)
+    with pytest.raises(InputError) as refused:
+        cut_model(make(), cut, stages)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_subclassed_layers_are_calls_like_others():
+    class Scaled(keras.layers.Layer):
+        def build(self, shape):
+            self.inner = keras.layers.Dense(shape[-1])
+            self.inner.build(shape)
+
+        def call(self, x):
+            return self.inner(x) * 2
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(2, name="last")(Scaled(name="scaled")(inputs)))
+    cut = cut_model(model, "scaled", 2)
+    _, sent = cut.stages[0].call(cut.named_inputs(np.ones((2, 4))), [])
+    outputs, _ = cut.stages[1].call({}, sent)
+    np.testing.assert_array_equal(outputs, model(np.ones((2, 4))))
+    assert [len(stage.variables.all) for stage in cut.stages] == [2, 2]

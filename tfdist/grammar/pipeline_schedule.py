@@ -1,0 +1,109 @@
+"""Parses `--pipeline_schedule`, the order in which stages compute micro-batches. Does not import TensorFlow."""
+
+import dataclasses
+from typing import ClassVar
+
+from tfdist.errors import InputError
+from tfdist.errors.number_checks import is_integer
+from tfdist.grammar.spec import call, nearest, parse
+
+_CSV = "csv"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineSchedule:
+    """A schedule by name; the fields of subclasses are the parameters in the flag.
+
+    Attributes:
+      name: name of the schedule in the flag.
+    """
+
+    name: ClassVar[str]
+
+    def __str__(self) -> str:
+        """Returns a text that `parse_pipeline_schedule` converts to an equal value."""
+        fields = dataclasses.fields(self)
+        given = {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        return f"{self.name}({arguments})" if given else self.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPipe(PipelineSchedule):
+    """All forward passes, then all backward passes (Huang et al., arXiv:1811.06965)."""
+
+    name: ClassVar[str] = "gpipe"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneFOneB(PipelineSchedule):
+    """One forward pass, one backward pass (Narayanan et al., arXiv:1806.03377 and, with a flush, arXiv:2104.04473)."""
+
+    name: ClassVar[str] = "1f1b"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Interleaved(PipelineSchedule):
+    """1F1B with several parts of the model in each process (Narayanan et al., arXiv:2104.04473).
+
+    Attributes:
+      chunks: number of parts in each process, at least 2.
+    """
+
+    name: ClassVar[str] = "interleaved"
+
+    chunks: int = 2
+
+    def __post_init__(self) -> None:
+        """Validates the parameters."""
+        if not is_integer(self.chunks) or self.chunks < 2:
+            raise InputError(
+                "interleaved: chunks must be a number of parts of the model in each process, at least 2. "
+                f"Received: {self.chunks!r}. With one part, write {OneFOneB.name}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ZBH1(PipelineSchedule):
+    """Zero-bubble H1: gradients of weights fill the bubble of 1F1B (Qi et al., arXiv:2401.10241)."""
+
+    name: ClassVar[str] = "zb_h1"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FromCSV(PipelineSchedule):
+    """A schedule from a file in the format of torch.distributed.pipelining: a line for each process.
+
+    Attributes:
+      file: path of the file.
+    """
+
+    name: ClassVar[str] = _CSV
+
+    file: str
+
+    def __str__(self) -> str:
+        """See base class."""
+        return f"{self.name}:{self.file}"
+
+
+NAMED: dict[str, type[PipelineSchedule]] = {kind.name: kind for kind in (GPipe, OneFOneB, Interleaved, ZBH1)}
+_KNOWN = (*NAMED, f"{_CSV}:FILE")
+
+
+def parse_pipeline_schedule(text: str) -> PipelineSchedule:
+    """Parses the value of `--pipeline_schedule`, such as `1f1b`, `interleaved(chunks=2)` or `csv:schedule.csv`.
+
+    Raises:
+      InputError: the name or a parameter is unknown or out of range.
+    """
+    name, colon, file = text.strip().partition(":")
+    if name == _CSV:
+        if not colon or not file.strip():
+            raise InputError(f"{text} must name a file. Write {_CSV}:schedule.csv")
+        return FromCSV(file=file.strip())
+    spec = parse(text)
+    if spec.name not in NAMED:
+        raise InputError(f"{spec.name} is not a known pipeline schedule.{nearest(spec.name, _KNOWN)}")
+    found: PipelineSchedule = call(NAMED[spec.name], spec)
+    return found

@@ -1,0 +1,207 @@
+"""An abstract run of a model: which variables each call uses, what it stores for the backward pass, and masks."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.pipelining.cut.graph import Graph
+
+_UNKNOWN = 8  # size of any other unknown dim
+# Operations whose result is a view of their input, or is not needed by gradients.
+_VIEWS = frozenset("Identity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot".split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What one call uses and stores.
+
+    Attributes:
+      read: variables that it reads, by id.
+      written: variables that it assigns in a training step, by id.
+      activations: bytes per row that it keeps for the backward pass: its floating-point results and inner ones, without
+        those inside loops, such as the steps of a recurrent layer.
+    """
+
+    read: Mapping[int, keras.Variable]
+    written: Mapping[int, keras.Variable]
+    activations: int
+
+    @property
+    def variables(self) -> dict[int, keras.Variable]:
+        """Variables that it reads or assigns, by id."""
+        return {**self.read, **self.written}
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractRun:
+    """What is known after an abstract run. Tensors are indices into `Graph.tensors`.
+
+    Attributes:
+      usage: for each call of `Graph.calls`.
+      masks: for each tensor that is made with a Keras mask, the first tensor with the same mask.
+      mask_shapes: shape and dtype of the mask of each such tensor; None for sizes that are unknown.
+      masks_seen: for each call, those of its inputs that have a mask at that time. Attention layers remove the masks of
+        their inputs, so that calls after them do not see these.
+      masks_left: those of the model's outputs that have a mask at the end.
+      logits: tensors with attached logits, which Keras's losses use instead of probabilities.
+      shapes: shape of each tensor in the abstract run.
+      static_shapes: the same, with None for the number of rows, and for other sizes that depend on the batch.
+      sizes: bytes per row of each tensor.
+      trained: tensors that depend on trainable variables, and can have gradients.
+      adds_losses: whether layers add losses, of activations for example.
+    """
+
+    usage: list[Usage]
+    masks: dict[int, int]
+    mask_shapes: dict[int, tuple[tuple[int | None, ...], str]]
+    masks_seen: list[frozenset[int]]
+    masks_left: frozenset[int]
+    logits: frozenset[int]
+    shapes: list[tuple[int, ...]]
+    static_shapes: Sequence[tuple[int | None, ...]]
+    sizes: list[int]
+    trained: frozenset[int]
+    adds_losses: bool
+
+
+def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
+    """Traces a training step's forward pass of a model without computing anything; no variable needs a value.
+
+    Args:
+      graph: graph of the model.
+      rows: number of rows, unless the model's inputs have a fixed one.
+    """
+    fixed = [graph.tensors[number].shape[:1] for number in graph.inputs.values()]
+    rows = next((shape[0] for shape in fixed if shape and shape[0] is not None), rows)
+    tracer = _traced(graph, rows)
+    usage = [Usage(*used, size) for used, size in zip(tracer.used, _activations(graph, rows, tracer), strict=True)]
+    first: dict[int, int] = {}
+    masks = {number: first.setdefault(id(mask), number) for number, mask in sorted(tracer.masks.items())}
+    values = [tracer.values[number] for number in range(len(graph.tensors))]
+    static = _static_shapes(graph, rows, tracer.shapes())
+    return AbstractRun(
+        usage=usage,
+        masks=masks,
+        mask_shapes={number: _mask_shape(static[number], mask) for number, mask in tracer.masks.items()},
+        masks_seen=tracer.masks_seen,
+        masks_left=tracer.masked(graph.outputs),
+        logits=frozenset(number for number, x in enumerate(values) if hasattr(x, "_keras_logits")),
+        shapes=tracer.shapes(),
+        static_shapes=static,
+        sizes=[_bytes(x.dtype, x.shape) // rows for x in values],
+        trained=_trained(graph, usage),
+        adds_losses=tracer.adds_losses,
+    )
+
+
+def _traced(graph: Graph, rows: int) -> "_Tracer":
+    tracer = _Tracer(graph, rows)
+    trace = keras_internals.new_trace()
+    with trace.as_default():
+        layers = dict.fromkeys(call.layer for call in graph.calls if call.layer is not None)
+        body = keras_internals.Body("abstract_run", graph.model, list(layers), tracer.run)
+        body(tracer.placeholders(), training=True)
+    tracer.operations = trace.get_operations()
+    return tracer
+
+
+class _Tracer:
+    def __init__(self, graph: Graph, rows: int):
+        self._graph, self._rows = graph, rows
+        self.values: dict[int, Any] = {}
+        self.operations: Sequence[Any] = ()
+        self.used: list[tuple[Mapping[int, keras.Variable], Mapping[int, keras.Variable]]] = []
+        self.ends: list[int] = []  # number of operations in the trace after each call
+        self.masks: dict[int, Any] = {}  # when tensors are made
+        self.masks_seen: list[frozenset[int]] = []
+        self.adds_losses = False
+
+    def masked(self, tensors: Sequence[int]) -> frozenset[int]:
+        """Returns those of the tensors that have a mask now."""
+        return frozenset(x for x in tensors if keras_internals.mask_and_logits(self.values[x])[0] is not None)
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Returns the shapes of the graph's tensors."""
+        return [tuple(self.values[number].shape) for number in range(len(self._graph.tensors))]
+
+    def placeholders(self) -> list[tf.Tensor]:
+        """Returns an abstract batch."""
+        inputs = [self._graph.tensors[number] for number in self._graph.inputs.values()]
+        sizes = [
+            [(_UNKNOWN if i else self._rows) if size is None else size for i, size in enumerate(x.shape)]
+            for x in inputs
+        ]
+        return [tf.compat.v1.placeholder(x.dtype, shape) for x, shape in zip(inputs, sizes, strict=True)]
+
+    def run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
+        """Runs the calls, and notes what each uses."""
+        self.values.update(zip(self._graph.inputs.values(), inputs, strict=True))
+        scope = keras_internals.UsageScope(lambda variable: tf.compat.v1.placeholder(variable.dtype, variable.shape))
+        trace = tf.compat.v1.get_default_graph()
+        with scope:
+            for call in self._graph.calls:
+                scope.read, scope.written = {}, {}
+                self.masks_seen.append(self.masked(call.inputs))
+                call.run(self.values, training)
+                for made in self.masked(call.outputs):
+                    self.masks[made], _ = keras_internals.mask_and_logits(self.values[made])
+                self.used.append((scope.read, scope.written))
+                self.ends.append(trace.version)
+        self.adds_losses = bool(scope.losses)
+
+
+def _activations(graph: Graph, rows: int, tracer: _Tracer) -> list[int]:
+    """Returns the bytes per row that each call keeps."""
+    active = {tracer.values[number].name for number in graph.inputs.values()}
+    found, start = [], 0
+    for call, end in zip(graph.calls, tracer.ends, strict=True):
+        kept = 0
+        for operation in tracer.operations[start:end]:
+            if any(x.name in active for x in operation.inputs):
+                active.update(x.name for x in operation.outputs)
+                if operation.type not in _VIEWS:
+                    kept += sum(_bytes(x.dtype, x.shape) for x in operation.outputs if x.dtype.is_floating)
+        if keras_internals.is_rematerialized(call.operation):
+            kept = sum(_bytes(x.dtype, x.shape) for x in map(tracer.values.__getitem__, call.outputs))
+        found.append(kept // rows)
+        start = end
+    return found
+
+
+def _bytes(dtype: Any, shape: tf.TensorShape) -> int:
+    return (shape.num_elements() or 0) * tf.as_dtype(dtype).size
+
+
+def _static_shapes(graph: Graph, rows: int, shapes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int | None, ...]]:
+    """Returns the shapes with None for sizes that depend on the batch.
+
+    Inside nested models, Keras does not know all others: those that are the same for another number of rows.
+    """
+    symbolic = [tensor.shape for tensor in graph.tensors]
+    is_open = any(None in symbolic[number][1:] for number in graph.inputs.values())
+    if is_open or not any(None in shape[1:] for shape in symbolic):
+        return symbolic
+    others = _traced(graph, rows + 1).shapes()
+    return [
+        tuple(x if x == y else None for x, y in zip(shape, other, strict=True))
+        for shape, other in zip(shapes, others, strict=True)
+    ]
+
+
+def _mask_shape(shape: Sequence[int | None], mask: tf.Tensor) -> tuple[tuple[int | None, ...], str]:
+    """Returns the shape and dtype of a mask, whose sizes are unknown where those of its tensor are."""
+    sizes = [None if shape[dim : dim + 1] == (None,) else size for dim, size in enumerate(mask.shape)]
+    return tuple(sizes), mask.dtype.name
+
+
+def _trained(graph: Graph, usage: Sequence[Usage]) -> frozenset[int]:
+    found: set[int] = set()
+    for call, used in zip(graph.calls, usage, strict=True):
+        is_trained = any(variable.trainable for variable in used.read.values()) or found.intersection(call.inputs)
+        if is_trained:
+            found.update(x for x in call.outputs if graph.tensors[x].is_differentiable)
+    return frozenset(found)
