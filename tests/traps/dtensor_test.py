@@ -1,5 +1,8 @@
 """Cases in which TensorFlow's DTensor is silently wrong or fails, which `mesh` works around. A failing test is good news."""
 
+import threading
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import tensorflow as tf
 from tensorflow.dtensor.python.api import _dtensor_device
 from tensorflow.experimental import dtensor
 
+from tfdist import keras_internals
 from tfdist.sharding.dim_names import name_dims
 from tfdist.sharding.layouts import Layout
 
@@ -67,8 +71,12 @@ def test_a_convolution_split_over_its_output_channels_does_not_compile(devices):
         convolve(lay(devices, images, "data", None, None, None), lay(devices, kernel, None, None, None, "model"))
 
 
+def send(x):
+    return tf.raw_ops.CollectiveBcastSendV2(input=x, group_size=2, group_key=1, instance_key=1)
+
+
 @pytest.mark.parametrize(
-    "operation", [lambda x: tf.ensure_shape(tf.boolean_mask(x, x > 0), [4]), lambda _: tf.timestamp()]
+    "operation", [lambda x: tf.ensure_shape(tf.boolean_mask(x, x > 0), [4]), lambda _: tf.timestamp(), send]
 )
 def test_operations_without_a_layout(devices, operation):
     with pytest.raises(tf.errors.OpError, match="does not implement layout propagation"):
@@ -143,3 +151,71 @@ def test_a_number_that_changes_is_a_constant_at_first(devices, dtype, programs):
 
 def compiled_programs():
     return _dtensor_device()._get_stats()["function_manager.miss"]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_unpacking_holds_the_gil_until_the_values_are_computed(devices, waits):
+    """So a program that other threads must accompany, such as those of messages, is waited for before."""
+    products = tf.function(lambda x: tf.linalg.matmul(x, tf.linalg.matmul(x, tf.linalg.matmul(x, x))), autograph=False)
+    x = lay(devices, np.full([1500, 1500], 1e-4, "float32"), None, None)
+    dtensor.unpack(products(x))[0].numpy()
+    ended, turns = threading.Event(), []
+
+    def count():
+        while not ended.wait(1e-3):
+            turns.append(time.monotonic())
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    begun = time.monotonic()
+    product = products(x)
+    if waits:
+        keras_internals.wait_for_devices()
+    dtensor.unpack(product)[0].numpy()
+    end = time.monotonic()
+    ended.set()
+    thread.join()
+    gaps = np.diff([begun, *turns, end])
+    assert (gaps.max() > 0.5 * (end - begun)) != waits
+
+
+def test_a_tape_outside_of_a_program_lays_out_gradients_by_itself(devices):
+    """So a backward pass is a program of its own, which lays out the gradients as the variables are stored."""
+    kernel = devices.variable(np.ones([8, 6], "float32"), Layout(("model", None)), "kernel")
+    x = lay(devices, np.ones([2, 8], "float32"), None, None)
+    forward = tf.function(lambda x: devices.relaid(x @ kernel, Layout((None, None))), autograph=False)
+    with tf.GradientTape() as tape:
+        y = forward(x)
+    gradient = tape.gradient(y, kernel, output_gradients=lay(devices, np.ones([2, 6], "float32"), None, None))
+    assert np.array_equal(devices.full_tensor(gradient), np.full([8, 6], 2.0))
+    assert dtensor.fetch_layout(gradient).sharding_specs != dtensor.fetch_layout(kernel.read_value()).sharding_specs
+
+
+def test_a_backward_program_traced_inside_of_the_forward_program(devices):
+    """What both share are outputs of the one and captured inputs of the other: no tape is open between the two."""
+    kernel = devices.variable(np.full([8, 6], 0.1, "float32"), Layout(("model", None)), "kernel")
+    x = lay(devices, np.full([2, 8], 0.1, "float32"), None, None)
+    backward, captured = [], []
+
+    @tf.function(autograph=False)
+    def forward(x):
+        with tf.GradientTape() as tape:
+            y = devices.relaid(tf.tanh(x @ kernel), Layout((None, None)))
+
+        @tf.function(autograph=False)
+        def program(upstream):
+            return devices.relaid(tape.gradient(y, kernel.handle, output_gradients=upstream), Layout(("model", None)))
+
+        tape_program = program.get_concrete_function(tf.TensorSpec([2, 6], tf.float32))
+        outside = {id(inner): outer for outer, inner in tf.compat.v1.get_default_graph().captures}
+        backward.append(tape_program)
+        captured.append([outside.get(id(tensor)) for tensor in tape_program.captured_inputs])
+        return y, [tensor for tensor in tape_program.captured_inputs if id(tensor) not in outside]
+
+    y, residuals = forward(x)
+    values = iter(residuals)
+    inputs = [next(values) if outer is None else outer for outer in captured[0]]
+    gradient = backward[0]._call_flat([lay(devices, np.ones([2, 6], "float32"), None, None)], inputs)
+    assert dtensor.fetch_layout(gradient).sharding_specs == ["model", dtensor.UNSHARDED]
+    expected = np.full([8, 6], 2 * 0.1 * (1 - np.tanh(0.08) ** 2))
+    assert np.allclose(devices.full_tensor(gradient), expected, rtol=1e-5)
