@@ -1,12 +1,14 @@
 """Several processes, using TensorFlow's own collectives: tf.distribute's MultiWorkerMirroredStrategy."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
+from tfdist.collectives import Collectives
 from tfdist.collectives.declared_groups import distinct_groups
 from tfdist.collectives.process_groups import ProcessGroups
 from tfdist.coordination import Group
@@ -63,14 +65,30 @@ class MultiWorker(TensorFlowStrategy):
         local = engine.num_replicas_in_sync // cluster.size
         some = ProcessGroups(sets, cluster.size, local, options).collectives if cluster.size > 1 else None
         super().__init__("multiworker", engine, cluster=cluster, group=group, options=options, make_group=some)
+        self._make_process_group = some
         self.tuned = plan.tuned(self.collectives)
         self._variable_creation = VariableCreation(group)
+
+    @functools.cached_property
+    def process_collectives(self) -> Collectives:
+        """See base class."""
+        if self._make_process_group is None:
+            return self.collectives
+        return self._make_process_group(tuple(range(self.cluster.size)), self.cluster.rank)
+
+    def process_device(self) -> contextlib.AbstractContextManager:
+        """See base class; by default, TensorFlow may place operations on another process."""
+        return tf.device(f"/job:worker/replica:0/task:{self.cluster.rank}/device:{'GPU' if _has_gpu() else 'CPU'}:0")
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
         """See base class."""
         with super()._placement(), tf.variable_creator_scope(self._variable_creation.agree):
             yield
+
+
+def _has_gpu() -> bool:
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 STRATEGY = MultiWorker

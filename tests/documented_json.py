@@ -8,10 +8,16 @@ from typing import Any
 DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "reference" / "json.md"
 
 
-def check(command: str, record: Mapping[str, Any]) -> None:
-    """Checks that a record has documented keys only, and all documented keys of its top level."""
+def check(command: str, record: Mapping[str, Any], flags: str = "") -> None:
+    """Checks that a record has documented keys only, and all documented keys of its top level.
+
+    Args:
+      command: name of the command.
+      record: the record.
+      flags: flags before `--json` in the title of the section, of those that change the keys.
+    """
     assert record["command"] == command
-    _check(keys(command), {name: value for name, value in record.items() if name != "command"})
+    _check(keys(command, flags), {name: value for name, value in record.items() if name != "command"})
 
 
 def check_file(name: str, record: Mapping[str, Any]) -> None:
@@ -19,9 +25,9 @@ def check_file(name: str, record: Mapping[str, Any]) -> None:
     _check(_keys(f"`{name}`"), record)
 
 
-def keys(command: str) -> list[str]:
+def keys(command: str, flags: str = "") -> list[str]:
     """Returns a regular expression for each documented key of a command."""
-    return _keys(f"`python -m tfdist.{command} ")
+    return _keys(f"`python -m tfdist.{command} {flags}")
 
 
 def _check(documented: list[str], record: Mapping[str, Any]) -> None:
@@ -35,7 +41,7 @@ def _check(documented: list[str], record: Mapping[str, Any]) -> None:
 
 def _keys(title: str) -> list[str]:
     text = DOCUMENT.read_text(encoding="utf-8")
-    [section] = [part for part in text.split("\n## ") if part.startswith(title)]
+    section = next(part for part in text.split("\n## ") if part.startswith(title))
     cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     names = [name for cell in cells for name in re.findall(r"`([^`]*)`", cell)]
     return [re.sub(r"\\\*|[A-Z]{2,}", "[^.]+", re.escape(name)) for name in names]

@@ -12,7 +12,7 @@ import pytest
 from tests import documented_json
 from tfdist import layout
 from tfdist.cli import command, flags
-from tfdist.config.train_config import LayoutConfig
+from tfdist.config.layout_config import LayoutConfig
 from tfdist.errors.byte_sizes import byte_size
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -109,3 +109,59 @@ def test_json_says_what_the_text_says(capfd: pytest.CaptureFixture[str]) -> None
     assert all(f"{line}\n" in text for line in record["notes"]) and record["notes"]
     assert all(one["what"] in text and one["operation"] in text for one in record["collectives"])
     assert record["mesh"] == {"data": 2, "model": 2} and record["layout"]["hedas"] == "model"
+
+
+PIPELINE = ("--mesh_shape=stage:2;data:2", "--micro_batches=2", *LANGUAGE[:2], "--batch_size=16")
+
+
+def test_what_the_document_of_pipelines_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "guides" / "pipelines.md").read_text(encoding="utf-8")
+    [(shown, lines)] = re.findall(r"```console\n\$ python -m tfdist\.layout (.*?[^\\])\n(.*?)```", text, re.DOTALL)
+    assert printed(capsys, *shlex.split(shown.replace("\\\n", " "))) == lines
+
+
+def test_the_stages_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, *PIPELINE)
+    assert "2 stages in 2 processes, 2 replicas, each step 2 micro-batches of 4 rows per replica" in found
+    assert "(4x16x16 float32)" in found and "summed over the 2 replicas" in found
+    assert re.search(r"^1f1b +3\d\.\d% +2 1 +\S+ KiB, \S+ KiB$", found, re.MULTILINE), found
+    assert re.search(r"^gpipe +3\d\.\d% +2 2 ", found, re.MULTILINE)
+    assert re.search(r"^interleaved\(chunks=2\) ", found, re.MULTILINE)
+    assert "A forecast only: zb_h1" in found
+    again = printed(capsys, *PIPELINE, "--strategy=pipeline", "--cut=auto", "--pipeline_schedule=1f1b")
+    assert again == found
+
+
+def test_the_requested_schedule_decides_the_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, *PIPELINE, "--pipeline_schedule=interleaved(chunks=3)")
+    assert "6 stages in 2 processes" in found and "To stage 5: " in found
+    assert "interleaved(chunks=3)" in found and "1f1b" in found
+    odd = printed(capsys, "--mesh_shape=stage:2", "--micro_batches=1", *LANGUAGE)
+    assert "Not possible: interleaved(chunks=2). The interleaved schedule needs" in odd
+
+
+def test_json_of_a_pipeline(capfd: pytest.CaptureFixture[str]) -> None:
+    text = printed(capfd, *PIPELINE)
+    record = json.loads(printed(capfd, "--json", *PIPELINE))
+    documented_json.check("layout", record, "--strategy=pipeline ")
+    first, last = record["stages"]
+    assert last["sent"] == [] and last["forward_seconds"] is None and first["sent_bytes"] == 4 * 16 * 16 * 4
+    assert f"{first['last_layer']} (4x16x16 float32)" in text and f"{first['parameters']:,}" in text
+    schedules = {each["schedule"]: each for each in record["schedules"]}
+    assert schedules["zb_h1"]["is_executed"] is False and schedules["1f1b"]["is_executed"] is True
+    for stage, held in zip(record["stages"], schedules["1f1b"]["process_bytes"], strict=True):
+        live = 2 if stage is first else 1
+        state = sum(stage["bytes"][kind] for kind in ("variables", "gradients", "optimizer_state"))
+        assert held == state + live * stage["bytes"]["activations"]
+        assert stage["bytes"]["optimizer_state"] == 2 * stage["bytes"]["gradients"], "AdamW has two slots"
+    assert all(f"{note}\n" in text for note in record["notes"])
+
+
+def test_measured_stages(capfd: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(printed(capfd, "--json", "--measure_stages", *PIPELINE))
+    documented_json.check("layout", record, "--strategy=pipeline ")
+    times = [(stage["forward_seconds"], stage["backward_seconds"]) for stage in record["stages"]]
+    assert all(forward + backward > 0 for forward, backward in times)
+    schedules = {each["schedule"]: each for each in record["schedules"]}
+    one = [forward + backward for forward, backward in times]
+    assert schedules["1f1b"]["step_seconds"] == pytest.approx(sum(one) + max(one), rel=0.5)

@@ -1,4 +1,4 @@
-"""Print the memory per device and the communication per step of a --mesh_shape, --layout and --shard, without training."""
+"""Print the memory per device and the communication of a step on a mesh, or of the stages of a pipeline, without training."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import command, flags, tensorflow_import
 from tfdist.cli.output import TEXT, Output
+from tfdist.cli.text_table import text_table
 from tfdist.config.fields import AUTO
-from tfdist.config.train_config import LayoutConfig
+from tfdist.config.layout_config import LayoutConfig
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.sharding.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_replicated
 
@@ -19,6 +20,10 @@ _SHOWN = 3  # paths per group of variables
 
 def main(config: LayoutConfig, output: Output = TEXT) -> int:
     """Prints the plan."""
+    if config.has_stages:
+        from tfdist.cli import pipeline_layout
+
+        return pipeline_layout.main(config, output)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
@@ -72,7 +77,7 @@ def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: i
         for v in found.variables
     ]
     yield f"Mesh {found.mesh}; rules {'; '.join(f'{dim}:{axis}' for dim, axis in rules.items())}"
-    yield from _table([header, *rows])
+    yield from text_table([header, *rows])
     yield from _whole(found, shard)
     yield ""
     totals = {kind.replace("_", " "): size for kind, size in _by_kind(found.totals()).items()}
@@ -84,7 +89,7 @@ def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: i
         yield f"Collectives of {each}, with the size of the tensor on each device:"
         once = {"updated variables": "updated variables, once per step"} if micro_steps > 1 else {}
         sent = [(once.get(one.what, one.what), one.kind, one.axis, byte_size(one.bytes)) for one in found.sent]
-        yield from _table([("what", "operation", "axis", "size"), *sent])
+        yield from text_table([("what", "operation", "axis", "size"), *sent])
 
 
 def _not_counted(found: "Plan", missing: Sequence[str], config: LayoutConfig) -> Iterator[str]:
@@ -150,14 +155,10 @@ def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
         yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in variables))}, {why} ({paths})"
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
 _EXAMPLES = (
     "python -m tfdist.layout --model=transformer --dataset=text --mesh_shape='data:2;model:4' --layout='heads:model;ffn:model'",
     "python -m tfdist.layout --model=transformer --dataset=text --mesh_shape='data:2;model:4' --layout=auto --memory_gb=0.5",
+    "python -m tfdist.layout --model=transformer --dataset=text --mesh_shape=stage:2 --micro_batches=8 --measure_stages",
 )
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tfdist import models
 from tfdist.cli import flags
 from tfdist.config.job_config import JobConfig
+from tfdist.config.layout_config import LayoutConfig
 from tfdist.config.run_config import RunConfig
 from tfdist.config.topics import WITHOUT_EFFECT
-from tfdist.config.train_config import LayoutConfig, TrainConfig, VerifyConfig
+from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 from tfdist.export import ExportConfig
 
@@ -24,11 +25,11 @@ NAMES = """
     accumulate_steps all_reduce augment balance base_batch_size batch_norm batch_size best bucket_mb bucket_order callbacks
     check_sync check_sync_every checkpoint_async checkpoint_every checkpoint_strict
     clip_norm clip_value commit_dir commit_every communication
-    compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
+    compression compression_check_every compression_max_error compression_min_bytes coordinator cut data_dir dataset
     decay devices dry_run early_stopping elastic_batch ema
     epochs eval_every find insecure intra_op_threads jit_compile keep layout learning_rate log_every loggers loss loss_scale
-    lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir overwrite
-    precision
+    lr_scaling max_skipped_steps measure_every mesh_shape metrics micro_batches model momentum_correction optimizer output_dir
+    overwrite pipeline_schedule precision
     profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds
     stall_warning_seconds start_timeout_seconds steps steps_per_call straggler strategy sync token_file topology tpu
     warmup_start warmup_steps

@@ -38,6 +38,8 @@ FILES = {
     "config.yaml": "model: mlp\n",
     "run.flags": "--model=mlp\n",
     "mine.py": "def build(input_shape, classes):\n    return None\n\n\ndef nothing():\n    pass\n\n\nVALUE = 3\n",
+    "custom.py": "import keras\n\n\nclass Own(keras.Model):\n    def call(self, x):\n        return x\n\n\n"
+    "def build(input_shape, classes):\n    return Own()\n",
     "broken.py": "import keras\nprint(\n",
     "note.ipynb": '{"cells": []}\n',
     "model.keras": "PK",
@@ -78,7 +80,8 @@ def directory(tmp_path, monkeypatch):
     for name in filter(VARIABLES.match, [*os.environ]):
         monkeypatch.delenv(name)
     yield tmp_path
-    sys.modules.pop("mine", None)
+    for name in ("mine", "custom"):
+        sys.modules.pop(name, None)
 
 
 def test_there_are_100_wrong_uses_and_each_is_there_once():
@@ -120,14 +123,15 @@ def names(single):
     def model():
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
 
-    def trainer(**options):
-        with single.scope():
+    def trainer(strategy=single, **options):
+        with strategy.scope():
             return tfdist.Trainer(model(), **{"optimizer": "sgd", "loss": loss, **options})
 
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
     return {"np": np, "keras": keras, "tf": tf, "tfdist": tfdist, "X": x, "Y": y, "DATA": data} | {
         "model": model,
         "trainer": trainer,
+        "pipelined": lambda **options: trainer(tfdist.load_strategy("pipeline", environment={}), **options),
     }
 
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from tfdist.config.train_config import LayoutConfig, TrainConfig, VerifyConfig
+from tfdist.config.layout_config import LayoutConfig
+from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 
 

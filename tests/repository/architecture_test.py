@@ -167,7 +167,8 @@ OTHER_MEANINGS = {
     "tfdist.benchmark.config": {"tpu"},  # the flag --tpu
     "tfdist.horovod.process": {"horovod"},  # the Python package
     "tfdist.install_horovod": {"horovod"},
-    "tfdist.layout": {"mesh"},  # a key of its JSON
+    "tfdist.cli.pipeline_layout": {"mesh"},  # a key of its JSON
+    "tfdist.layout": {"mesh"},
     "tfdist.machine.frameworks": {"horovod"},
     "tfdist.machine.versions": {"horovod"},
     "tfdist.reporting.environment": {"horovod"},

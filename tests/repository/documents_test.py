@@ -14,7 +14,7 @@ from tfdist.__main__ import commands
 from tfdist.benchmark.config import BenchConfig
 from tfdist.cli import command as cli_command
 from tfdist.cli import flags
-from tfdist.config import run_config, train_config
+from tfdist.config import layout_config, run_config, train_config
 from tfdist.config.trained_config import EvaluateConfig, PredictConfig
 from tfdist.errors import ExitCode
 from tfdist.export import ExportConfig
@@ -46,7 +46,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "evaluate": lambda values: flags.define(values, EvaluateConfig),
     "predict": lambda values: flags.define(values, PredictConfig),
     "runs": lambda values: flags.define(values, RunsConfig),
-    "layout": lambda values: flags.define(values, train_config.LayoutConfig),
+    "layout": lambda values: flags.define(values, layout_config.LayoutConfig),
     "install_horovod": install_horovod.define_flags,
 }
 EVERY_COMMANDS = ("help", "helpjson", "flagfile", "config")

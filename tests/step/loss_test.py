@@ -198,7 +198,8 @@ def test_evaluation_loss(case, mirrored4, float64):
     total = sum(np.asarray(part) for part in on_replicas(mirrored4, batch, sums))
     # A loss that is a sum is divided by the number of rows, since sums over data sets and batches are not comparable.
     expected = keras_loss(model, batch) / (ROWS if "sum" in case else 1)
-    assert loss.evaluation_loss(model, total) == pytest.approx(expected, rel=1e-12)
+    of_weights = mirrored4.parts.regularization(model)
+    assert loss.evaluation_loss(model, total, of_weights) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("case", "messages"), [("weights", 0), ("tokens", 0), ("sum", 0), ("mask", 1)])

@@ -98,6 +98,7 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
       CheckpointError: none of them is valid, or a process other than the chief cannot read a valid one.
     """
     chief, damages = group.rank == 0, []
+    state.collect()
     for number, path in enumerate(paths):
         checkpoint, damage = _restored(state, path_of(path), whole=chief)
         found = group.gather(f"checkpoint/read/{number}", damage, LONG_SECONDS)

@@ -93,16 +93,31 @@ class RunVariables:
         }
         differing = {id(variable) for variable in exchanges.own_variables}
         self._exchanged = _named(_EXCHANGES, [*exchanges.variables, *exchanges.own_variables], differing)
+        self._forms = {name: _form(held) for name, held in self._variables.items()}
+
+    def collect(self) -> None:
+        """Learns which variables other processes have, before the run is saved or restored; every process must call it."""
+        found = self._strategy.blocks.forms_of_all(
+            {name: [dtype, *shape] for name, (dtype, shape) in self._forms.items()}
+        )
+        kinds = (_MODEL, _STATISTICS, _OPTIMIZER)
+        ordered = sorted(
+            found, key=lambda name: [name.removeprefix(_LOCAL).startswith(kind) for kind in kinds], reverse=True
+        )
+        self._forms = {name: (found[name][0], tuple(found[name][1:])) for name in ordered}
 
     def parts(self) -> list[Part]:
-        """Returns copies on the host of the blocks that this process writes, without communication."""
+        """Returns copies on the host of the blocks that this process writes; every process must call it."""
         states = {
             f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _RunVariable(variable, state.per_replica)
             for state, variable in self._store.items()
         }
+        every = {**self._variables, **self._exchanged, **states}
+        written = self._strategy.blocks.names_written(list(every))
         return [
             Part(name, self._saved_shape(held), offset, values)
-            for name, held in {**self._variables, **self._exchanged, **states}.items()
+            for name, held in every.items()
+            if name in written
             for offset, values in self._strategy.blocks.written(held.variable, held.per_replica)
         ]
 
@@ -169,9 +184,9 @@ class RunVariables:
 
         They may differ in numbers, because Keras counts layers and optimizers of the same kind in a process.
         """
-        local_here = {name.removeprefix(_LOCAL): name for name in self._variables}
+        local_here = {name.removeprefix(_LOCAL): name for name in self._forms}
         local_there = {name.removeprefix(_LOCAL): name for name in checkpoint.tensors}
-        here = {name: _form(self._variables[own]) for name, own in local_here.items()}
+        here = {name: self._forms[own] for name, own in local_here.items()}
         there = {
             name: _form_in(checkpoint, saved)
             for name, saved in local_there.items()
@@ -182,12 +197,13 @@ class RunVariables:
                 for name in filter(_is_rate, list(one)):
                     del one[name]
         if here == there:
-            return {local_here[name]: local_there[name] for name in here}
+            return {own: local_there[name] for name in here if (own := local_here[name]) in self._variables}
         order = [name.removeprefix(_LOCAL) for name in checkpoint.values["order"]]
         saved = [name for name in order if name in there]  # in the order that the mapping has lost
         replicated = [without_numbers(name) for name in here] == [without_numbers(name) for name in saved]
         if replicated and [*here.values()] == [there.get(name) for name in saved]:
-            return {local_here[own]: local_there[name] for own, name in zip(here, saved, strict=True)}
+            pairs = zip(here, saved, strict=True)
+            return {local_here[own]: local_there[name] for own, name in pairs if local_here[own] in self._variables}
         raise InputError(
             f"A checkpoint must be of the same model and optimizer. Received: {checkpoint.path}, which differs: "
             f"{_differences(here, there)}. Use the flags of its run, or --resume=never."
@@ -208,7 +224,7 @@ class RunVariables:
     @property
     def order(self) -> list[str]:
         """Names of the model's, optimizer's and exchanges' variables, in the order stored in a checkpoint."""
-        return [*self._variables, *self._exchanged]
+        return [*self._forms, *self._exchanged]
 
 
 def _named(prefix: str, variables: Sequence[keras.Variable], per_replica: Collection[int]) -> dict[str, _RunVariable]:

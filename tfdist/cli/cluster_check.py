@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.config.strategy_registry import declared
 from tfdist.coordination import job_token
 from tfdist.distribution.strategy_selection import detect
 
@@ -15,7 +16,10 @@ def check_cluster(config: Any, environment: Mapping[str, str] = os.environ) -> N
       InputError: they are incomplete, contradict each other, or do not suit it.
     """
     if ":" not in config.strategy:  # what a user's own strategy declares is known only after its import
-        detect(with_flags(environment, config), config.strategy)
+        found = detect(with_flags(environment, config), config.strategy)
+        check_processes = declared(found.strategy).check_processes
+        if check_processes:
+            check_processes(config, found.cluster.size)
 
 
 def with_flags(environment: Mapping[str, str], config: Any) -> Mapping[str, str]:

@@ -10,6 +10,7 @@ from tfdist.cli.session import Session
 from tfdist.data import rows, steps_in_epochs
 from tfdist.data.row_allocation import apportion
 from tfdist.grammar.balance import parse_balance
+from tfdist.pipelining.has_stages import HasStages
 from tfdist.trainer.trainer import Trainer
 
 
@@ -27,7 +28,8 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
         return
     size = session.data.train.size
     trainer.batch_schedule(size, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
-    parts = strategy.batch_parts
+    micro_batches = strategy.micro_batches if isinstance(strategy, HasStages) else 1
+    parts, micro_steps = strategy.batch_parts // micro_batches, config.accumulate_steps * micro_batches
     weights = parse_balance(config.balance).weights
     even = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
     counts = apportion(config.batch_size, weights) if weights else even
@@ -42,8 +44,8 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
         "replicas": parts,
         "global_batch_examples": config.batch_size,
         "replica_batch_examples": sorted(set(counts)),
-        "micro_batch_examples": _shares(counts, config.accumulate_steps),
-        "micro_steps_per_step": config.accumulate_steps,
+        "micro_batch_examples": _shares(counts, micro_steps),
+        "micro_steps_per_step": micro_steps,
         "training_examples": size,
         "test_examples": session.data.test.size if session.data.test else None,
         "steps": steps,

@@ -20,6 +20,7 @@ from tfdist.coordination.timeouts import long_timeout
 from tfdist.errors import WriteError, describe_error
 from tfdist.grammar.interval import parse_period
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE
+from tfdist.pipelining.schedules import plot
 from tfdist.process.terminal import is_watched
 from tfdist.reporting import (
     LoggedRun,
@@ -102,6 +103,7 @@ def opened_run(session: Session, target: Target, trainer: Trainer, *, loading_se
             _reporting(config, directory, begun.ledger, strategy.is_chief),
             strategy_reason=session.detection.why,
             record_all_reduce_table=directory.write_all_reduce_table,
+            record_timelines=lambda timelines: directory.write_timeline(plot.png(timelines)),
             description={
                 "output": str(directory.path),
                 "resuming": f"from {path}" if (path := trainer.train_state.resumed_from) else "",

@@ -10,7 +10,7 @@ import keras
 from tfdist import data, models
 from tfdist.cli.open_strategy import opened_strategy
 from tfdist.config.train_config import TrainConfig
-from tfdist.data import check_batch_size, steps_in_epochs
+from tfdist.data import steps_in_epochs
 from tfdist.data.augmentation import parse_augmentations
 from tfdist.data.batch_schedule import GLOBAL
 from tfdist.distribution.strategy import Strategy
@@ -48,9 +48,7 @@ def opened(config: TrainConfig) -> Iterator[Session]:
     with opened_strategy(config) as (config, detection, strategy):
         # With elastic_batch=replica, the batch size depends on the size with which the run began. Clients' batches are whole.
         if config.elastic_batch == GLOBAL and not parse_sync(config.sync).trains_clients:
-            check_batch_size(
-                config.batch_size, strategy.batch_parts, config.accumulate_steps, equal=strategy.compiles_replicas
-            )
+            strategy.check_batch_size(config.batch_size, config.accumulate_steps)
         yield Session(config, detection, strategy, _data(config))
 
 

@@ -51,9 +51,14 @@ def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
     threads = intra_op_threads
     if not threads and cluster.local_size > 1:
         threads = bind_to_share(cluster.local_rank, cluster.local_size, assigned=cluster.source in BINDING_LAUNCHERS)
-    if threads:
+    limit_threads(threads)
+
+
+def limit_threads(count: int) -> None:
+    """Limits the number of threads within an operation; 0 changes nothing."""
+    if count:
         try:
-            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            tf.config.threading.set_intra_op_parallelism_threads(count)
         except RuntimeError:
             raise InputError(
                 "The number of threads is fixed when TensorFlow first runs an operation. Received: a strategy "

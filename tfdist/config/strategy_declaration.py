@@ -64,6 +64,8 @@ class Declaration:
       auto: called with this process's place in the job and its number of devices; returns whether `--strategy=auto`
         chooses this strategy; at most one may return True. None if it never does.
       check: called with a configuration; raises `InputError` if the strategy's options exclude each other.
+      check_processes: called with a configuration and the number of processes; raises `InputError` if they do not suit each
+        other.
       runs_keras_fit: whether Keras's own `fit` runs on it in any script, for which replicas must accept any number of
         rows, and models may be created outside of its scope.
       with_one_device: what to do if it is explicitly chosen but has one device only, as a sentence; empty if that is usual.
@@ -79,6 +81,7 @@ class Declaration:
     accepts: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     auto: Callable[[Cluster, int], bool] | None = None
     check: Callable[[Any], None] | None = None
+    check_processes: Callable[[Any, int], object] | None = None
     runs_keras_fit: bool = True
     with_one_device: str = ""
     adopts: tuple[str, ...] = ()

@@ -11,14 +11,16 @@ from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.config import fields
 from tfdist.config.all_reduce_options import all_reduce_text, topology_text
 from tfdist.config.fields import flag_field, layout_text, mesh_text
+from tfdist.config.pipeline_options import DEFAULT_SCHEDULE, cut_text, schedule_text
 from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, Trial
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
 from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS
-from tfdist.grammar.spec import nearest
+from tfdist.grammar.spec import nearest, parse
 from tfdist.grammar.straggler import parse_straggler
 from tfdist.sharding.layouts import STAGES, parse_layout, parse_shard
-from tfdist.sharding.mesh import mesh_of
+from tfdist.sharding.mesh import mesh_of, parse_mesh
+from tfdist.sharding.process_grid import check_axes, parse_grid
 
 _OF_ALL_REDUCE = ("all_reduce", "topology")
 
@@ -39,6 +41,17 @@ def _check_leaves_no_step(config: Any) -> None:
         raise InputError(
             "Only replicas in processes of their own can leave a step early: use --strategy=multiworker or horovod, or leave "
             f"out --straggler. Received: --straggler={straggler} --strategy={config.strategy}."
+        )
+
+
+def _check_pipeline(config: Any) -> None:
+    if config.mesh_shape:
+        check_axes(parse_mesh(config.mesh_shape))
+    compression = getattr(config, "compression", "none")
+    if parse(compression.partition(";")[0].strip()).name == "auto":
+        raise InputError(
+            "Each stage of a pipeline would measure and choose by itself: name a method instead of --compression=auto. "
+            f"Received: --compression={compression} --strategy=pipeline."
         )
 
 
@@ -179,6 +192,36 @@ DECLARATIONS = (
         trials=(Trial(options={"devices": 2}),),
         with_one_device="Give --devices=N or --mesh_shape=data:2;model:2, or use --strategy=single.",
     ),
+    Declaration(
+        name="pipeline",
+        help="stages of the model in several processes",
+        options=("mesh_shape", "pipeline_schedule", "micro_batches", "cut", "communication", "intra_op_threads"),
+        accepts={"communication": ("auto", "ring", "nccl", "gloo", "mpi")},
+        refuses=(
+            Refusal(
+                "accumulate_steps",
+                1,
+                "A pipeline computes a step in micro-batches: use --micro_batches instead of --accumulate_steps.",
+            ),
+            Refusal("balance", "equal", "All micro-batches of a pipeline have equally many rows: leave out --balance."),
+            Refusal(
+                "sync",
+                "every_step",
+                "The stages of a pipeline are updated together, in every step: leave out --sync or use another --strategy.",
+            ),
+            Refusal("jit_compile", False, "Stages of a pipeline communicate within a step: leave out --jit_compile."),
+            Refusal(
+                "check_sync",
+                "variables",
+                "Processes of a pipeline have gradients of different variables: use --check_sync=variables.",
+            ),
+        ),
+        check=_check_pipeline,
+        check_processes=lambda config, processes: parse_grid(config.mesh_shape, processes),
+        runs_keras_fit=False,
+        trials=(Trial(processes=2, options={"micro_batches": 2}),),
+        with_one_device="Start several processes by `python -m tfdist.launch --processes=N -- ...`, or use --strategy=single.",
+    ),
 )
 AUTO = "auto"
 REFERENCE = "single"  # other strategies are compared with it, and a trained model is exported on it
@@ -293,7 +336,8 @@ class TrainerOptions:
     mesh_shape: str = flag_field(
         "",
         DEVICES,
-        "Axes of the device mesh for --strategy=mesh, such as data:2;model:4. Defaults to data:DEVICES.",
+        "Axes of the device mesh for --strategy=mesh, such as data:2;model:4, by default data:DEVICES; or of the processes for "
+        "--strategy=pipeline, such as stage:2;data:2, by default stage:PROCESSES.",
         check=mesh_text,
         is_option=True,
         elsewhere=("",),
@@ -327,4 +371,29 @@ class TrainerOptions:
     )
     shard_min_elements: int = flag_field(
         1024, DEVICES, "Minimum number of elements of variables to shard with --shard.", is_option=True
+    )
+    pipeline_schedule: str = flag_field(
+        DEFAULT_SCHEDULE,
+        DEVICES,
+        "Order of micro-batches for --strategy=pipeline: gpipe, 1f1b, interleaved(chunks=2) or csv:FILE.",
+        check=schedule_text,
+        is_option=True,
+        elsewhere=(DEFAULT_SCHEDULE,),
+    )
+    micro_batches: int = flag_field(
+        1,
+        DEVICES,
+        "Number of micro-batches into which a replica's rows of a step are split, for --strategy=pipeline.",
+        least=1,
+        is_option=True,
+        elsewhere=(1,),
+    )
+    cut: str = flag_field(
+        "auto",
+        DEVICES,
+        "Where --strategy=pipeline cuts the model: auto, names of layers after which a stage ends, such as block1,block3, or "
+        "balanced(by=parameters), by=memory or by=time.",
+        check=cut_text,
+        is_option=True,
+        elsewhere=("auto",),
     )

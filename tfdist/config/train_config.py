@@ -6,13 +6,11 @@ from typing import ClassVar
 from tfdist.config.conflicts import flag_text
 from tfdist.config.data_set_names import DATA_SETS
 from tfdist.config.fields import (
-    AUTO,
     best_text,
     chain_text,
     decay_text,
     early_stopping_text,
     flag_field,
-    layout_text,
     loggers_text,
     names_text,
     own_text,
@@ -22,8 +20,8 @@ from tfdist.config.fields import (
     window_text,
 )
 from tfdist.config.job_config import OWN, JobConfig
-from tfdist.config.strategy_registry import TrainerOptions, taking
-from tfdist.config.topics import CHECKS, DEVICES, DURATION, GRADIENTS, MODEL, OUTPUT, TRAINING
+from tfdist.config.strategy_registry import TrainerOptions
+from tfdist.config.topics import CHECKS, DURATION, GRADIENTS, MODEL, OUTPUT, TRAINING
 from tfdist.config.uneven_options import UnevenOptions
 from tfdist.errors import InputError
 from tfdist.grammar.decay import DECAYS
@@ -33,16 +31,11 @@ from tfdist.grammar.straggler import parse_straggler
 from tfdist.grammar.sync import SYNCS, parse_sync
 
 _DEFAULT_EPOCHS = 10
-_WITH_LAYOUT = taking("layout")
 _WHOLE_RUN = (  # flags of a run with a directory, which compare and plan nothing
     "elastic_batch compression_check_every compression_max_error output_dir checkpoint_every keep checkpoint_async"
     " checkpoint_strict commit_dir commit_every resume log_every eval_every loggers measure_every profile_steps"
     " stall_warning_seconds stall_shutdown_seconds check_sync_every check_sync dry_run steps_per_call"
     " best early_stopping callbacks overwrite find"
-).split()
-_OF_A_PLAN = (  # flags on which memory and communication of a step depend
-    "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
-    " strategy devices mesh_shape layout shard shard_axis shard_min_elements"
 ).split()
 
 
@@ -275,7 +268,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
     profile_steps: str = flag_field(
         "",
         OUTPUT,
-        "A:B profiles steps A to B for TensorBoard.",
+        "A:B profiles steps A to B for TensorBoard. A pipeline also draws the timeline of step A.",
         check=window_text,
         training_only=True,
         in_trials="",
@@ -321,39 +314,6 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         """See base class."""
         if not self.steps and not self.epochs:
             object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayoutConfig(TrainConfig):
-    """Configuration of `tfdist.layout`: the fields of training, for the strategy that has layouts."""
-
-    without_effect: ClassVar[tuple[str, ...]] = tuple(
-        field.name for field in dataclasses.fields(TrainConfig) if field.name not in _OF_A_PLAN
-    )
-    strategy: str = flag_field(
-        _WITH_LAYOUT[0], DEVICES, f"Distribution strategy: {', '.join(_WITH_LAYOUT)}.", choices=_WITH_LAYOUT
-    )
-    layout: str = flag_field(
-        "",
-        DEVICES,
-        "As for training; auto searches for the layout that communicates least and fits into --memory_gb.",
-        check=lambda text: text if text == AUTO else layout_text(text),
-        is_option=True,
-        elsewhere=("",),
-        structure=dict,
-    )
-    memory_gb: float = flag_field(
-        0.0, DEVICES, "Memory per device in GiB for state and activations, for --layout=auto."
-    )
-
-    def __post_init__(self) -> None:
-        """Validates as for training, and requires a memory limit for a search."""
-        super().__post_init__()
-        if (self.layout == AUTO) != bool(self.memory_gb):
-            raise InputError(
-                "A search for a layout needs a memory limit: give both --layout=auto and --memory_gb or neither. "
-                f"Received: {flag_text('layout', self.layout)} {flag_text('memory_gb', self.memory_gb)}."
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

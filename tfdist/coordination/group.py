@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tfdist.errors import InputError
@@ -49,10 +50,12 @@ class Group(abc.ABC):
     Attributes:
       rank: this process's rank among the members, in [0, size).
       size: number of members.
+      roles: what members do that others do not, by rank in the job, for messages: "stage 1" of a pipeline.
     """
 
     rank: int
     size: int
+    roles: Mapping[int, str] = MappingProxyType({})
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -63,6 +66,10 @@ class Group(abc.ABC):
     def goodbye_code(self) -> int | None:
         """Exit code with which this process has left the job; None before."""
         return None
+
+    def role(self, rank: int) -> str:
+        """Returns the role of a rank of the job, to be written behind the rank: ` (stage 1)`; empty if it has none."""
+        return f" ({self.roles[rank]})" if rank in self.roles else ""
 
     def named(self, members: Iterable[int]) -> str:
         """Returns some members by their ranks in the job, for a message: `rank 2` or `ranks 2, 5`."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TextIO
 
 from tfdist.cluster.environment import Cluster
-from tfdist.coordination.group import Group, LostMember
+from tfdist.coordination.group import Group, LostMember, name_member
 from tfdist.errors import ExitCode, PeerLostError, TfdistError, exit_codes
 from tfdist.process.unblocked_output import flush, print_line
 
@@ -81,7 +81,8 @@ class FailureDetector:
         with self._report_lock:
             if not self._said and not self._group.goodbye_code:
                 self._said = True
-                said = str(loss).rstrip(".")  # the reason may be a complete sentence
+                lost = name_member(loss.rank, loss.noun) + self._group.role(loss.rank)
+                said = f"{lost} is lost: {loss.reason}".rstrip(".")  # the reason may be a complete sentence
                 print_line(f"{self._name}: {said}. Ending with code {ExitCode.PEER_LOST:d}.", self._stream)
 
     def _finish(self) -> None:

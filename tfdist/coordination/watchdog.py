@@ -243,5 +243,6 @@ class Watchdog:
         for rank, where in sorted(answers.items()):
             call = where["call"]
             doing = f"for {call[1]:.1f} s in {call[0]}" if call else "between two calls"
-            lines += [f"rank {rank}: step {where['step']}, {doing}", *(f"  {frame}" for frame in where["stack"])]
+            lines += [f"rank {rank}{self._group.role(rank)}: step {where['step']}, {doing}"]
+            lines += [f"  {frame}" for frame in where["stack"]]
         self._say("\n".join(lines))

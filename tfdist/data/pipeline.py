@@ -10,7 +10,7 @@ from tfdist import keras_internals
 from tfdist.data.examples import Element, Examples
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_allocation import EVEN, RowAllocation
-from tfdist.data.row_partition import RowPartition, check_equal_shares, describe_replicas, what_shares
+from tfdist.data.row_partition import MICRO_STEPS, RowPartition, check_equal_shares, describe_replicas, what_shares
 from tfdist.errors import InputError
 
 _STEPS_AHEAD = 2
@@ -107,7 +107,9 @@ def _check_batch_size(batch_size: int) -> None:
         raise InputError(f"--batch_size must be at least 1. Received: {batch_size}.")
 
 
-def check_batch_size(batch_size: int, replicas: int, micro_steps: int = 1, equal: bool = False) -> None:
+def check_batch_size(
+    batch_size: int, replicas: int, micro_steps: int = 1, equal: bool = False, name: str = MICRO_STEPS
+) -> None:
     """Checks that every replica has a row in each micro-step and, where shapes must be static, the same number.
 
     On a mesh a replica is a device along the batch's axis.
@@ -117,16 +119,18 @@ def check_batch_size(batch_size: int, replicas: int, micro_steps: int = 1, equal
       replicas: number of replicas.
       micro_steps: micro-steps per step.
       equal: whether all replicas must have the same number of rows.
+      name: what micro-steps are called.
 
     Raises:
       InputError: the batch size does not allow it.
     """
     if equal:
-        check_equal_shares(batch_size, replicas, micro_steps)
+        check_equal_shares(batch_size, replicas, micro_steps, name)
     if replicas * micro_steps > batch_size:
         raise InputError(
-            f"--batch_size must be at least the number of {what_shares(micro_steps)}. Received: --batch_size={batch_size} and "
-            f"{describe_replicas(replicas, micro_steps)}. Every replica needs a row of every step."
+            f"--batch_size must be at least the number of {what_shares(micro_steps, name)}. Received: "
+            f"--batch_size={batch_size} and {describe_replicas(replicas, micro_steps, name)}. Every replica needs a row of "
+            "every step."
         )
 
 

@@ -10,14 +10,17 @@ from tfdist import keras_internals
 from tfdist.data.row_allocation import EVEN, RowAllocation
 from tfdist.errors import InputError
 
+MICRO_STEPS = "micro-steps"
 
-def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1) -> None:
+
+def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1, name: str = MICRO_STEPS) -> None:
     """Checks that every replica gets the same number of rows in each micro-step, for strategies with static shapes.
 
     Args:
       batch_size: global batch size.
       replicas: number of replicas.
       micro_steps: micro-steps per step.
+      name: what they are called.
 
     Raises:
       InputError: the batch size does not allow it.
@@ -27,19 +30,19 @@ def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1) -> 
         below = batch_size - batch_size % shares
         near = " or ".join(str(size) for size in (below, below + shares) if size)
         raise InputError(
-            f"--batch_size must be divisible by the number of {what_shares(micro_steps)} for this strategy. "
-            f"Received: --batch_size={batch_size} and {describe_replicas(replicas, micro_steps)}. Use {near}."
+            f"--batch_size must be divisible by the number of {what_shares(micro_steps, name)} for this strategy. "
+            f"Received: --batch_size={batch_size} and {describe_replicas(replicas, micro_steps, name)}. Use {near}."
         )
 
 
-def what_shares(micro_steps: int) -> str:
+def what_shares(micro_steps: int, name: str = MICRO_STEPS) -> str:
     """Names what shares a batch, for messages."""
-    return "replicas times that of micro-steps" if micro_steps > 1 else "replicas"
+    return f"replicas times that of {name}" if micro_steps > 1 else "replicas"
 
 
-def describe_replicas(replicas: int, micro_steps: int) -> str:
+def describe_replicas(replicas: int, micro_steps: int, name: str = MICRO_STEPS) -> str:
     """Describes how many share a batch, for messages."""
-    return f"{replicas} replicas" + (f" of {micro_steps} micro-steps each" if micro_steps > 1 else "")
+    return f"{replicas} replica{'s' * (replicas != 1)}" + (f" of {micro_steps} {name} each" if micro_steps > 1 else "")
 
 
 @dataclasses.dataclass(frozen=True)

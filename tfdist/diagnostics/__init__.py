@@ -1,4 +1,4 @@
-"""Measurements between training steps: replica divergence, compression error and exposed communication.
+"""Measurements between training steps: replica divergence, compression error, communication and timelines of pipelines.
 
 They run as inspections in `tfdist.trainer`; none of them changes a weight.
 """
@@ -8,6 +8,7 @@ from tfdist.diagnostics.auto_compression import Auto
 from tfdist.diagnostics.compression_error import CompressionErrorMonitor
 from tfdist.diagnostics.exposure import Exposure, advice
 from tfdist.diagnostics.interface import Inspection, RunView
+from tfdist.diagnostics.pipeline_timeline import PipelineTimeline
 from tfdist.diagnostics.replica_divergence import GradientNorms, ReplicaDivergence
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Exposure",
     "GradientNorms",
     "CompressionErrorMonitor",
+    "PipelineTimeline",
     "ReplicaDivergence",
     "Inspection",
     "RunView",

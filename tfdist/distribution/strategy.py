@@ -1,7 +1,7 @@
 """The `Strategy` contract: where and how a step runs.
 
 The trainer composes these methods and knows nothing else about a strategy. What only some strategies can do is a
-separate small interface: `HasCollectives`, `TensorLayouts`, `VariableBlocks` and `VariableAdoption`.
+separate small interface: `HasCollectives`, `TensorLayouts`, `VariableBlocks`, `VariableAdoption` and `ModelParts`.
 """
 
 import abc
@@ -21,6 +21,8 @@ from tfdist.collectives import Collectives, using
 from tfdist.collectives.algorithms import TunedCollectives
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.coordination import Group
+from tfdist.data import check_batch_size
+from tfdist.distribution.model_parts import ModelParts
 from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.distribution.variable_adoption import VariableAdoption
 from tfdist.distribution.variable_blocks import VariableBlocks
@@ -105,6 +107,20 @@ class Strategy(abc.ABC):
     def devices_in_total(self) -> int:
         """Number of devices of the job; one per replica, unless a replica is spread over several."""
         return self.replicas * self.layouts.devices_per_replica
+
+    @property
+    def needs_equal_rows(self) -> bool:
+        """Whether all replicas must have the same number of rows of a batch."""
+        return self.compiles_replicas
+
+    def check_batch_size(self, batch_size: int, micro_steps: int = 1) -> None:
+        """Raises `InputError` if a global batch cannot be divided among the replicas, and each part into micro-steps."""
+        check_batch_size(batch_size, self.batch_parts, micro_steps, equal=self.needs_equal_rows)
+
+    @property
+    def parts(self) -> ModelParts:
+        """The part of a model that this process trains."""
+        return ModelParts(self.blocks.full_variables)
 
     @property
     def is_chief(self) -> bool:
@@ -242,6 +258,20 @@ class HasCollectives(Strategy):
     collectives: Collectives
     tuned: TunedCollectives | None = None
     sums_gradients: bool = False
+
+    @property
+    def job_collectives(self) -> Collectives:
+        """Collectives of all processes, of which several may compute one replica: for sums of losses and metrics."""
+        return self.collectives
+
+    @property
+    def process_collectives(self) -> Collectives:
+        """Collectives of the processes, each with one replica, that do not need `run` around them."""
+        return self.collectives
+
+    def process_device(self) -> contextlib.AbstractContextManager:
+        """Context in which plain variables and operations are placed on this process's device."""
+        return contextlib.nullcontext()
 
     @property
     def step_collectives(self) -> Collectives:

@@ -1,7 +1,7 @@
 """Reading and writing the variables of a strategy on the host, block by block: for checkpoints and comparisons."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -58,7 +58,28 @@ class VariableBlocks:
                 ((replica, *(0,) * value.ndim), value[np.newaxis])
                 for replica, value in zip(self._replicas.local_replicas, values, strict=True)
             ]
-        return [((0,) * values[0].ndim, values[0])] if self._replicas.is_chief else []
+        return [((0,) * values[0].ndim, values[0])] if self._writes_same else []
+
+    @property
+    def _writes_same(self) -> bool:
+        """Whether this process writes the variables that all replicas have with the same values."""
+        return self._replicas.is_chief
+
+    def names_written(self, names: Sequence[str]) -> set[str]:
+        """Returns the names of the variables of which this process writes its blocks; every process must call it.
+
+        Args:
+          names: names of this process's variables.
+        """
+        return set(names)
+
+    def forms_of_all(self, forms: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the forms of the variables of all processes, which may have different ones; every process must call it.
+
+        Args:
+          forms: dtype and shape of this process's variables by name, as JSON.
+        """
+        return dict(forms)
 
     def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
         """Returns all copies of a variable, or of its blocks, on this process's devices: (owner, offset, values).

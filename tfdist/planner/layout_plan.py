@@ -99,7 +99,12 @@ class Plan:
 
 
 class AbstractModel:
-    """A model with uninitialized variables, to be planned under one or more layouts."""
+    """A model with uninitialized variables, to be planned under one or more layouts.
+
+    Attributes:
+      model: the model.
+      slots: number of variables of the optimizer's state for each variable, by the variable's id.
+    """
 
     def __init__(self, make: Callable[[], tuple[keras.Model, keras.Optimizer]]):
         """Calls `make`, which creates a functional or sequential model, and its optimizer, which is not built."""
@@ -113,7 +118,7 @@ class AbstractModel:
                 f"A plan needs a model whose variables exist when it is created. Received: {self.model.name}, which "
                 "has none. Give it an Input."
             )
-        self._slots = _slots(self.model, optimizer)
+        self.slots = _slots(self.model, optimizer)
         self._layers, self._unknown = _layers_of(self.model)
 
     @property
@@ -168,7 +173,7 @@ class AbstractModel:
         keras_internals.set_layout(variable, place)
         size = keras_internals.bytes_of(variable)
         dims = tuple(dim or "*" for dim in dims_of_uninitialized(uninitialized))
-        slots = self._slots.get(id(variable), 0)
+        slots = self.slots.get(id(variable), 0)
         return Planned(variable.path, dims, tuple(variable.shape), size, place, slots, variable.trainable)
 
     def _of_parts(self, variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:

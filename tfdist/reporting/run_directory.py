@@ -144,10 +144,21 @@ class RunDirectory:
         Raises:
           InputError: it cannot be written.
         """
+        self._write(self.all_reduce_table, table.encode())
+
+    def write_timeline(self, png: bytes) -> None:
+        """Writes the picture of a pipeline's timelines, as PNG.
+
+        Raises:
+          InputError: it cannot be written.
+        """
+        self._write(self.timeline, png)
+
+    def _write(self, path: StoragePath, contents: bytes) -> None:
         try:
-            self._storage.replace(self.all_reduce_table, table.encode())
+            self._storage.replace(path, contents)
         except OSError as error:
-            raise _unwritable(self.all_reduce_table, error.strerror or str(error)) from error
+            raise _unwritable(path, error.strerror or str(error)) from error
 
     def clear(self) -> None:
         """Deletes the files of the run, for one that begins again; other files, and logs, stay.
@@ -159,8 +170,8 @@ class RunDirectory:
         """
         storage = self._storage
         try:
-            records = (self.metrics, self.dropped, self.curves, self.outcome, self.loggers, self.all_reduce_table)
-            for path in (self.end, self.model, self.flags, self.environment, *records):
+            records = (self.metrics, self.dropped, self.curves, self.outcome, self.loggers, self.timeline)
+            for path in (self.end, self.model, self.flags, self.environment, self.all_reduce_table, *records):
                 if storage.exists(path):
                     storage.remove(path)
             for home, own in _OWN.items():
@@ -339,6 +350,11 @@ class RunDirectory:
     def all_reduce_table(self) -> StoragePath:
         """The table of algorithms that `--all_reduce=auto` has measured."""
         return self.path / "all_reduce.csv"
+
+    @property
+    def timeline(self) -> StoragePath:
+        """Plot of when each process of a pipeline computed what, in a step of `--profile_steps`."""
+        return self.path / "timeline.png"
 
     @property
     def model(self) -> StoragePath:

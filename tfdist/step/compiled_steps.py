@@ -19,11 +19,13 @@ from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, c
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.grammar.rules import own_code
+from tfdist.pipelining.has_stages import HasStages
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.dropping_step import DroppingStep
 from tfdist.step.local_loop import compile_local_loop
 from tfdist.step.local_step import LocalSGDStep
 from tfdist.step.metrics import ModelMetrics
+from tfdist.step.pipelined_step import PipelinedStep
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step, specs
@@ -193,8 +195,12 @@ class Steps:
 
     def _step(self, batch_size: int | None) -> Step:
         settings = replace(self._settings, batch_size=batch_size)
-        kind = DroppingStep if settings.straggler.drops else Step
+        kind = DroppingStep if settings.straggler.drops else self._kind
         return kind(self.model, self.strategy, self.reducer(), self._store, settings, self._metrics)
+
+    @property
+    def _kind(self) -> type[Step]:
+        return PipelinedStep if isinstance(self.strategy, HasStages) else Step
 
     @property
     def sums_gradients(self) -> bool:
@@ -304,6 +310,7 @@ class Steps:
         reducer: Reducer | None = None,
         collectives: Collectives | None = None,
         read: Callable[[], Any] = tuple,
+        **options: Any,
     ) -> Callable[[Any, tf.Tensor], Any]:
         """Compiles a step that computes and reduces gradients but leaves the training state unchanged.
 
@@ -312,6 +319,7 @@ class Steps:
           reducer: replaces the current reducer.
           collectives: replaces the strategy's collectives.
           read: returns what else to return, such as what the reducer has observed; called while the step is traced.
+          **options: further arguments of the step, such as the `clock` of a `PipelinedStep`.
 
         Returns:
           A compiled function (batch, step number) -> per-replica (finite, norm, result of `read`).
@@ -319,7 +327,8 @@ class Steps:
         spoken = collectives or self.strategy.step_collectives
         sparse = self._settings.sparse if reducer is None else frozenset()  # only the default reducer supports rows
         settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
-        step = Step(self.model, self.strategy, reducer or self.reducer(), self._store, settings, self._metrics, spoken)
+        summed = reducer or self.reducer()
+        step = self._kind(self.model, self.strategy, summed, self._store, settings, self._metrics, spoken, **options)
 
         def replica_function(batch: Any, number: tf.Tensor) -> Any:
             with using(spoken):

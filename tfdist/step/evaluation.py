@@ -63,7 +63,11 @@ class Evaluator:
         sums = self._run(iterator, tf.constant(pipeline.steps))
         totals = Totals()
         totals.add(self._drain())
-        found = {"loss": loss.evaluation_loss(self._model, np.asarray(sums)), **totals.results(self._metrics)}
+        of_weights = self._strategy.parts.regularization(self._model)
+        found = {
+            "loss": loss.evaluation_loss(self._model, np.asarray(sums), of_weights),
+            **totals.results(self._metrics),
+        }
         names = [mean.name for mean in self._metrics.losses]
         return found | dict(zip(names, loss.evaluation_losses(np.asarray(sums)) if names else (), strict=True))
 
@@ -95,11 +99,13 @@ class Evaluator:
                 parts = loss.terms(self._model, y, outputs, weight, replicas=self._strategy.replicas)
                 sums = loss.evaluation_sums(self._model, parts, rows)
             keras_internals.update_metrics(self._model, y, outputs, weight)
+        if not self._strategy.parts.computes_outputs:
+            sums, rows = loss.without_outputs(sums), tf.zeros_like(rows)
         for variable, value in zip(self._metrics.variables, before, strict=True):  # no change if there were no rows
             some = tf.broadcast_to(rows > 0, variable.shape)  # a scalar condition would crash DTensor
             variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
         return sums
 
     def _merge(self, mine: tf.Tensor) -> tf.Tensor:
-        [total] = Bucketed(Sum()).reduce([mine], [], self._strategy.collectives, name="evaluation").totals
+        [total] = Bucketed(Sum()).reduce([mine], [], self._strategy.job_collectives, name="evaluation").totals
         return total

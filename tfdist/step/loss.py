@@ -109,9 +109,8 @@ def training_loss(
       rows: scalar integer; rows of this share.
       batch_size: rows of the global batch.
     """
-    share = floating(rows) / floating(batch_size)
-    summands = _of_data(model, parts, totals, share)
-    summands += [tf.reduce_sum(loss) * tf.cast(share, loss.dtype) for loss in keras_internals.weight_losses(model)]
+    losses = keras_internals.data_losses(model), keras_internals.weight_losses(model)
+    summands = shares_of_losses(*losses, parts, totals, floating(rows) / floating(batch_size))
     if not summands:
         raise InputError(_NO_LOSS)
     return sum(summands[1:], start=summands[0])
@@ -163,6 +162,26 @@ def summands(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> Summands
     )
 
 
+def shares_of_losses(
+    of_data: Sequence[tf.Tensor],
+    of_weights: Sequence[tf.Tensor],
+    parts: list[Term],
+    totals: list[tf.Tensor],
+    share_of_rows: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Returns shares of the global batch's losses, weighted, which add up to a share of its loss.
+
+    Args:
+      of_data: losses that layers have added in a forward pass of this share's rows, which are means over them.
+      of_weights: regularization losses.
+      parts: result of `terms`.
+      totals: result of `totals`.
+      share_of_rows: scalar; rows of this share, divided by those of the global batch.
+    """
+    regularization = [tf.reduce_sum(loss) * tf.cast(share_of_rows, loss.dtype) for loss in of_weights]
+    return _of_data(of_data, parts, totals, share_of_rows) + regularization
+
+
 def shares_of(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns one replica's share of each loss with which the model was compiled, before weighting."""
     return [
@@ -179,7 +198,7 @@ def mean_over_rows(
     For code that is written for one device and takes the loss of a batch to be a mean over its rows.
     """
     part, whole = floating(rows), floating(batch_size)
-    summands = _of_data(model, parts, totals, tf.math.divide_no_nan(part, whole))
+    summands = _of_data(keras_internals.data_losses(model), parts, totals, tf.math.divide_no_nan(part, whole))
     summands = [tf.math.divide_no_nan(summand * whole, part) for summand in summands]
     summands += [tf.reduce_sum(loss) for loss in keras_internals.weight_losses(model)]
     if not summands:
@@ -202,16 +221,26 @@ def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> t
     return tf.stack([number for pair in [*pairs, (tf.add_n(own) if own else count * 0, count)] for number in pair])
 
 
-def evaluation_loss(model: keras.Model, sums: Any) -> float:
+def without_outputs(sums: tf.Tensor) -> tf.Tensor:
+    """Returns `evaluation_sums` of a process that has some layers, but not the outputs: only losses that layers add."""
+    return tf.concat([tf.zeros_like(sums[:-2]), sums[-2:-1], tf.zeros_like(sums[-1:])], axis=0)
+
+
+def evaluation_loss(model: keras.Model, sums: Any, of_weights: float) -> float:
     """Returns the loss for summed `evaluation_sums`: that of the whole data set as if it were one batch.
 
     A loss with `reduction="sum"` is divided by the number of rows, so that data sets of different sizes are comparable.
+
+    Args:
+      model: compiled model.
+      sums: the sums.
+      of_weights: regularization losses of all weights.
     """
     own, rows = float(sums[-2]), float(sums[-1])
     weights = [1.0 if flat.weight is None else flat.weight for flat in keras_internals.flat_losses(model)]
     value = sum(weight * loss for weight, loss in zip(weights, evaluation_losses(sums), strict=True))
     value += own / rows if rows else 0.0
-    return value + sum(float(tf.reduce_sum(loss)) for loss in keras_internals.weight_losses(model))
+    return value + of_weights
 
 
 def evaluation_losses(sums: Any) -> list[float]:
@@ -244,10 +273,10 @@ def _denominator(
 
 
 def _of_data(
-    model: keras.Model, parts: list[Term], totals: list[tf.Tensor], share_of_rows: tf.Tensor
+    of_layers: Sequence[tf.Tensor], parts: list[Term], totals: list[tf.Tensor], share_of_rows: tf.Tensor
 ) -> list[tf.Tensor]:
     """Returns one replica's weighted shares of the losses that depend on its rows."""
-    own = [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in keras_internals.data_losses(model)]
+    own = [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in of_layers]
     weighted = [
         share if part.weight == 1.0 else share * part.weight
         for part, share in zip(parts, shares_of(parts, totals), strict=True)

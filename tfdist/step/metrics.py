@@ -183,7 +183,7 @@ def make_drain(metrics: ModelMetrics, strategy: HasCollectives) -> Callable[[], 
 
     def replica_function() -> list[tf.Tensor]:
         mine = [tf.identity(variable.value) for variable in variables]
-        merged = Bucketed(Sum()).reduce(mine, [], strategy.collectives, name="metrics").totals
+        merged = Bucketed(Sum()).reduce(mine, [], strategy.job_collectives, name="metrics").totals
         with tf.control_dependencies(merged):
             for variable in variables:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))

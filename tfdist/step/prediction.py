@@ -103,7 +103,7 @@ class Predictor:
                     "Predictions are concatenated by rows, so that each output must be a dense tensor of rows. Received: "
                     f"{found}. Call the model itself."
                 )
-        return gathered(outputs, collectives)
+        return gathered(strategy.parts.outputs(outputs), collectives)
 
 
 def concatenated(parts: Iterator[Any]) -> Any:

@@ -11,7 +11,10 @@ from tfdist.data import DataSet, Examples
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
+from tfdist.gradients.compression import parse_choice
+from tfdist.grammar.sync import Sync, parse_sync
 from tfdist.layers.sync_batch_norm import is_synchronized
+from tfdist.pipelining.has_stages import HasStages
 from tfdist.step.loss import not_means
 
 _log = logging.getLogger(__name__)
@@ -34,6 +37,31 @@ def check_engine_sums(strategy: HasCollectives, jit_compile: bool, compression: 
             "On a mesh, DTensor compiles the step and reduces gradients itself: leave out jit_compile and "
             f"compression. Received: jit_compile={jit_compile}, compression={compression!r}."
         )
+
+
+def check_stages(
+    strategy: HasCollectives, jit_compile: bool, accumulate_steps: int, compression: object, sync: str | Sync
+) -> None:
+    """Raises `InputError` for options of a step that the stages of a pipeline cannot have."""
+    choice = parse_choice(compression) if isinstance(compression, str) else None
+    exchanges_weights = (parse_sync(sync) if isinstance(sync, str) else sync).exchanges_weights
+    rules = (
+        (f"{jit_compile=}", jit_compile, "The stages of a pipeline communicate within a step: leave out jit_compile."),
+        (
+            f"{accumulate_steps=}",
+            accumulate_steps > 1,
+            "A pipeline has micro_batches, an option of load_strategy, instead.",
+        ),
+        (f"{compression=}", choice, "Each stage of a pipeline would measure and choose by itself: name a method."),
+        (
+            f"sync={str(sync)!r}",
+            exchanges_weights,
+            "The stages of a pipeline are updated together: use sync='every_step'.",
+        ),
+    )
+    received, rule = next(((text, rule) for text, is_refused, rule in rules if is_refused), ("", ""))
+    if isinstance(strategy, HasStages) and rule:
+        raise InputError(f"{rule} Received: {received}.")
 
 
 def check_trains(model: keras.Model) -> None:

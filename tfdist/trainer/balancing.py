@@ -149,7 +149,7 @@ def balance_on(text: str, strategy: Strategy) -> Balance:
         balance = parse_balance(text)
     except InputError as error:
         raise InputError(f"--balance: {error}.") from error
-    if balance != Balance() and strategy.compiles_replicas:
+    if balance != Balance() and strategy.needs_equal_rows:
         raise InputError(
             f"Strategy {strategy.name} needs equally many rows on each replica. Received: --balance={text}. Leave out "
             "--balance, or use another strategy."

@@ -22,6 +22,7 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule) -> Saved:
       batches: the run's batches.
     """
     variables = run_variables(program, state)
+    variables.collect()
     callbacks, arrays = state.callbacks.save()
     values = {
         **state.values(batches),

@@ -10,6 +10,9 @@ from tfdist.data import DataSet, Examples
 from tfdist.data.row_allocation import EVEN, RowAllocation
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors.byte_sizes import byte_size
+from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.schedules import simulate
+from tfdist.pipelining.staged_model import StagedModel
 from tfdist.reporting import RunPlan
 from tfdist.step.settings import Settings
 from tfdist.trainer.program import Program
@@ -33,6 +36,7 @@ def describe(
         "model": describe_model(program.model),
         "data": describe_data(data),
         "strategy": describe_strategy(program.strategy),
+        "stages": describe_stages(program.model, program.strategy),
         "chosen": strategy_reason,
         "batch": data.train.batch_text
         or _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, allocation),
@@ -43,6 +47,8 @@ def describe(
 
 def describe_model(model: keras.Model) -> str:
     """Returns for example `mlp, 55,050 parameters (215.0 KiB)`."""
+    if isinstance(model, StagedModel):
+        model = model.whole
     count, trained = _count(model.weights), _count(model.trainable_weights)
     size = sum(_count([v]) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size for v in model.weights)
     frozen = "" if trained == count else f", {trained:,} of them trainable"
@@ -62,8 +68,21 @@ def describe_strategy(strategy: HasCollectives) -> str:
     kinds = {device.device_type for device in tf.config.list_logical_devices()}
     kind = next((kind for kind in ("TPU", "GPU") if kind in kinds), "CPU")
     processes = f" in {strategy.cluster.size} processes" if strategy.cluster.size > 1 else ""
-    replicas, devices = _plural(strategy.replicas, "replica"), _plural(strategy.devices_in_total, f"{kind} device")
+    total = strategy.cluster.size if isinstance(strategy, HasStages) else strategy.devices_in_total
+    replicas, devices = _plural(strategy.replicas, "replica"), _plural(total, f"{kind} device")
     return f"{strategy.name}, {replicas} on {devices}{processes}"
+
+
+def describe_stages(model: keras.Model, strategy: HasCollectives) -> str:
+    """Returns for example `2, of 27,656 + 27,394 parameters; 1f1b with 4 micro-batches, of which 20% of the time is idle`."""
+    if not isinstance(strategy, HasStages):
+        return ""
+    assert isinstance(model, StagedModel)
+    sizes = " + ".join(f"{_count(stage.variables.all):,}" for stage in model.cut.stages)
+    micro_batches = _plural(strategy.micro_batches, "micro-batch").replace("batchs", "batches")
+    idle = simulate(strategy.schedule, forward=1.0, backward=2.0).bubble
+    schedule = f"{strategy.schedule.name} with {micro_batches}, {idle:.0%} of the time idle if stages take equally long"
+    return f"{len(model.cut.stages)}, of {sizes} parameters; {schedule}"
 
 
 def _batch(
@@ -80,6 +99,8 @@ def _batch(
         split = f", divided over {parts} replicas" + (f" and {micro_steps} micro-steps" if micro_steps > 1 else "")
     else:
         factors = [(parts, "replicas" if parts == strategy.replicas else "parts"), (micro_steps, "micro-steps")]
+        if isinstance(strategy, HasStages):
+            factors = [(strategy.replicas, "replicas"), (strategy.micro_batches, "micro-batches")]
         shown = [f"{count} {name} x " for count, name in factors if count > 1]
         split = f" = {''.join(shown)}{batch_size // (parts * micro_steps)}" if shown else ""
     return f"{_plural(batch_size, 'example')}{split}, computed in {precision}"

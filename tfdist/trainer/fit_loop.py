@@ -102,7 +102,7 @@ class FitLoop:
         self._timer = StepTimer(batch_size=batch_size)
         self._recorder = Recorder(program, state, batches, self._source.size, self._timer, reporting.reporter)
         run_view = RunView(program.steps, batch_size, self._batch)
-        self._inspections = inspections(checks, run_view, replicated, reporting.record_all_reduce_table)
+        self._inspections = inspections(checks, run_view, replicated, reporting)
         self._inspected: dict[str, float] = {}
         optimizer = self._model.optimizer
         self._facts = RunFacts(optimizer, data, batches, state.step, end, schedule, checks, reporting, checkpoints)

@@ -11,17 +11,19 @@ from tfdist.diagnostics import (
     Exposure,
     GradientNorms,
     Inspection,
+    PipelineTimeline,
     ReplicaDivergence,
     RunView,
 )
-from tfdist.trainer.options import Checks
+from tfdist.pipelining.has_stages import HasStages
+from tfdist.trainer.options import Checks, Reporting
 
 
 def inspections(
     checks: Checks,
     run_view: RunView,
     replicated: Callable[[], Mapping[str, tf.Variable]],
-    record_all_reduce_table: Callable[[str], None],
+    reporting: Reporting,
 ) -> list[Inspection]:
     """Returns the inspections of a run, the same on every process.
 
@@ -29,12 +31,12 @@ def inspections(
       checks: what to inspect.
       run_view: the run.
       replicated: returns the variables that are equal on all replicas, by name.
-      record_all_reduce_table: gets the table of algorithms that was measured, as CSV, on the chief.
+      reporting: gets what was measured, on the chief.
     """
     choice, summed = run_view.steps.compression.choice, run_view.steps.sums_gradients
     found: list[Inspection] = []
     if run_view.steps.needs_all_reduce_table:
-        found.append(AutoAllReduce(run_view, record_all_reduce_table))
+        found.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
     if choice and summed:
         found.append(Auto(run_view, choice))
     if checks.compression_check_every and summed:
@@ -45,4 +47,6 @@ def inspections(
         found.append(GradientNorms(run_view, checks.check_sync_every))
     elif checks.check_sync_every:
         found.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated))
+    if reporting.profile.boundaries and isinstance(run_view.steps.strategy, HasStages):
+        found.append(PipelineTimeline(run_view, min(reporting.profile.boundaries), reporting.record_timelines))
     return found

@@ -17,7 +17,7 @@ def save_model(model: keras.Model, path: AnyPath) -> None:
 def _save(model: keras.Model, path: str) -> None:
     if synchronized_layers(model):
         model = with_batch_norm(model, "local")  # compiled with an optimizer like that of the given model
-    if "tfdist" in str(keras.saving.serialize_keras_object(model.optimizer)):
+    if "tfdist" in str(keras.saving.serialize_keras_object(getattr(model, "optimizer", None))):
         with keras_internals.not_compiled(model) as plain:
             plain.save(path)
     else:

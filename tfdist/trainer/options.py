@@ -9,6 +9,7 @@ from tfdist.coordination.watchdog import Watchdog
 from tfdist.data.batch_schedule import GLOBAL
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import as_python, is_integer, is_number
+from tfdist.pipelining.schedules import Timeline
 from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter
 
 
@@ -128,6 +129,8 @@ class Reporting:
       profile: when to profile.
       ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
       record_all_reduce_table: called on the chief with the table of algorithms that `all_reduce="auto"` has measured, as CSV.
+      record_timelines: called on the chief with timelines of a pipeline by title, predicted and measured, at the first step of
+        `profile`.
       strategy_reason: why the strategy was chosen, for the description that is shown at the start; "" for none.
       description: further rows of that description, as texts by name.
     """
@@ -137,4 +140,5 @@ class Reporting:
     ledger: NullLedger = dataclasses.field(default_factory=NullLedger)
     strategy_reason: str = ""
     record_all_reduce_table: Callable[[str], None] = lambda table: None
+    record_timelines: Callable[[Mapping[str, Timeline]], None] = lambda timelines: None
     description: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -10,7 +10,7 @@ import keras
 from tfdist.checkpoint.best import Best, best_checkpoint
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.restore import restore, resume_candidates
-from tfdist.data import DataSet, as_examples, check_batch_size
+from tfdist.data import DataSet, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
 from tfdist.distribution.strategy import current_strategy
 from tfdist.errors import InputError, names_arguments
@@ -21,7 +21,14 @@ from tfdist.grammar.sync import DEFAULT, Sync
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
-from tfdist.step.validation import check_data, check_engine_sums, check_same_data, check_unchanged, with_collectives
+from tfdist.step.validation import (
+    check_data,
+    check_engine_sums,
+    check_same_data,
+    check_stages,
+    check_unchanged,
+    with_collectives,
+)
 from tfdist.storage import AnyPath
 from tfdist.synchronization.catalog import checked_sync
 from tfdist.synchronization.federated import examples_per_step
@@ -106,12 +113,13 @@ class Trainer(CanPredict):
         check_trainer(model, optimizer, loss, (metrics, weighted_metrics), numbers | others)
         self._has_loss = loss is not None
         self.strategy = with_collectives(current_strategy())
-        self.model = model
+        self.model = model = self.strategy.parts.trained(model)
         self.train_state = TrainState(self.strategy.is_chief)
         buckets: dict[str, Any] = {"bucket_bytes": bucket_bytes, "bucket_order": bucket_order}
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, **buckets)
         late, self._balance = straggler_on(straggler, balance, self.strategy)
         check_engine_sums(self.strategy, jit_compile, compression)
+        check_stages(self.strategy, jit_compile, accumulate_steps, compression, sync)
         settings = Settings(
             batch_size=0,
             seed=seed,
@@ -123,13 +131,8 @@ class Trainer(CanPredict):
             sync=checked_sync(sync, self.strategy),
             straggler=late,
         )
-        compiled = {
-            "loss": loss,
-            "metrics": metrics,
-            "weighted_metrics": weighted_metrics,
-            "loss_weights": loss_weights,
-        }
-        self._settings = compile_model(model, self.strategy, optimizer, settings, ema, **compiled)
+        given = {"metrics": metrics, "weighted_metrics": weighted_metrics, "loss": loss, "loss_weights": loss_weights}
+        self._settings = compile_model(model, self.strategy, optimizer, settings, ema, **given)
         self._optimizer = model.optimizer
         self._store = StateStore(self.strategy)
         self._store.variables(self._settings.scale_state())
@@ -292,8 +295,7 @@ class Trainer(CanPredict):
         parts = self.strategy.batch_parts
         batch_size = examples_per_step(self._settings.sync, size, batch_size, parts)
         found = self.train_state.batch_schedule(size, batch_size, parts, elastic_batch)
-        micro_steps, equal = self._settings.micro_steps, self.strategy.compiles_replicas
-        check_batch_size(found.position.batch_size, parts, micro_steps, equal=equal)
+        self.strategy.check_batch_size(found.position.batch_size, self._settings.micro_steps)
         return found
 
     @names_arguments
@@ -393,7 +395,6 @@ class Trainer(CanPredict):
         this way or Keras does not know it: one of tfdist, or one with a warmup. With `ema`, it saves the average.
         """
         self.program.average_statistics()
-        variables = [*self.model.variables, *self.model.optimizer.variables]
-        with self.averaged_weights(), self.strategy.blocks.full_variables(variables):
+        with self.averaged_weights(), self.strategy.parts.whole(self.model) as whole:
             if self.strategy.is_chief:
-                save_model(self.model, path)
+                save_model(whole, path)

@@ -159,7 +159,7 @@ REFUSED = [
     (named("twice"), "dense", 2, "which means dense, dense (2)"),
     (named("nested_twice"), "block", 2, "which means block, block (2)"),
     (dropped_twice, "dense", 2, "with calls of drop in several"),
-    (named("mlp"), "balanced(by=rows)", 2, "by=time, parameters, memory"),
+    (named("mlp"), "balanced(by=rows)", 2, "Known: memory, parameters, time"),
 ]
 
 

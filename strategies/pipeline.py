@@ -1,0 +1,128 @@
+"""Pipeline parallelism: each process trains one stage of the model, and batches flow through as micro-batches."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
+from tfdist.coordination import Group
+from tfdist.distribution.factory import create
+from tfdist.errors import InputError
+from tfdist.pipelining.execution import check_executable
+from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.schedules import make_schedule
+from tfdist.pipelining.stage_blocks import StageBlocks
+from tfdist.pipelining.stage_parts import StageParts
+from tfdist.sharding.process_grid import parse_grid
+
+_OF_HOROVOD = ("gloo", "mpi")
+
+
+class Pipeline(HasStages):
+    """Processes on the axes `stage` and `data`; messages and sums are those of Horovod or of TensorFlow."""
+
+    name = "pipeline"
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        join: Callable[[Cluster], Group],
+        mesh_shape: str = "",
+        pipeline_schedule: str = "1f1b",
+        micro_batches: int = 1,
+        cut: str = "auto",
+        communication: str = "auto",
+        intra_op_threads: int = 0,
+        start_timeout_seconds: float = 120.0,
+    ):
+        """Starts the engine: Horovod if its launcher started this process or `communication` is its, else TensorFlow's.
+
+        Args:
+          cluster: this process in the job.
+          join: joins the job's group.
+          mesh_shape: sizes of the axes stage and data, such as "stage:2;data:2"; by default, each process is a stage.
+          pipeline_schedule: the order of micro-batches, as in `--pipeline_schedule`.
+          micro_batches: number of parts of a replica's rows in each step.
+          cut: where the model is cut into stages, as in `--cut`.
+          communication: the engine's implementation, as in `--communication`.
+          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
+          start_timeout_seconds: how long to wait for the other processes' servers, over TensorFlow.
+        """
+        self.grid = parse_grid(mesh_shape, cluster.size)
+        self.schedule = check_executable(make_schedule(pipeline_schedule, self.grid.stages, micro_batches))
+        self.cut = cut
+        self.stage, replica = self.grid.coordinates(cluster.rank)
+        options: dict[str, Any] = {"intra_op_threads": intra_op_threads, "groups": self.grid.groups()}
+        if communication != "auto":
+            options["communication"] = communication
+        if cluster.source in HOROVOD_LAUNCHERS or communication in _OF_HOROVOD:
+            if communication not in ("auto", *_OF_HOROVOD):
+                raise InputError(
+                    f"A launcher of Horovod has started this process. Received: communication={communication}, which is one of "
+                    "TensorFlow. Use gloo or mpi, or another launcher."
+                )
+            self._engine: Any = create("horovod", cluster, join, options)
+        elif cluster.size > 1:
+            options["start_timeout_seconds"] = start_timeout_seconds
+            self._engine = create("multiworker", cluster, join, options)
+        else:
+            self._engine = create("single", cluster, join)
+        self.cluster, self.group = self._engine.cluster, self._engine.group
+        self.group.roles = {rank: self.grid.role(rank) for rank in range(cluster.size)}
+        self.communication = self._engine.communication
+        self.job = self._engine.process_collectives
+        self.collectives = self.job.group(self.grid.ranks_of_stage(self.stage))
+        self.pipeline = self.job.group(self.grid.ranks_of_replica(replica))
+        self.replicas, self.local_replicas = self.grid.replicas, range(replica, replica + 1)
+
+    @property
+    def blocks(self) -> StageBlocks:
+        """See base class."""
+        return StageBlocks(self)
+
+    @property
+    def batch_parts(self) -> int:
+        """See base class; micro-batches have equally many rows."""
+        return self.replicas * self.micro_batches
+
+    @property
+    def needs_equal_rows(self) -> bool:
+        """See base class."""
+        return True
+
+    @property
+    def parts(self) -> StageParts:
+        """See base class."""
+        return StageParts(self)
+
+    def process_device(self) -> contextlib.AbstractContextManager:
+        """See base class."""
+        return self._engine.process_device()
+
+    def _placement(self) -> contextlib.AbstractContextManager:
+        """See base class; weights get their values when it is known which stage has them."""
+        return keras_internals.deferred_weights()
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """See base class."""
+        with self.process_device():
+            return self.in_replica(function)(*args)
+
+    def local(self, value: Any) -> list[Any]:
+        """See base class."""
+        return [value]
+
+    def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
+        """See base class; all processes of a pipeline read the same rows."""
+        return iter(make_dataset(self.local_replicas, self.replicas))
+
+    def close(self) -> None:
+        """See base class."""
+        self._engine.close()
+
+
+STRATEGY = Pipeline

@@ -1,0 +1,61 @@
+"""The clock of a schedule's actions: each reading follows what it measures, and without a clock nothing is added."""
+
+import time
+
+import tensorflow as tf
+
+from tfdist.collectives import OneReplica
+from tfdist.pipelining.action_clock import ActionClock
+from tfdist.pipelining.execution import Forward, run_schedule
+from tfdist.pipelining.schedules import make_schedule
+
+SIZE = 600  # of matrices whose product takes some milliseconds
+
+
+class SlowStage:
+    """A stage whose passes take long, without any stateful operation, which functions would keep in order by themselves."""
+
+    received = sent = ()
+
+    def __init__(self):
+        self.variables = [tf.Variable(1e-3)]
+
+    def forward(self, micro_batch, received):
+        x = tf.fill([SIZE, SIZE], self.variables[0])
+        return Forward([], tf.reduce_sum(x @ x @ x @ x))
+
+    def gradients(self, found):
+        return found
+
+
+def run(clock):
+    stage = SlowStage()
+    schedule = make_schedule("gpipe", 1, 3)
+
+    def step():
+        [total] = run_schedule(schedule, 0, {0: stage}, OneReplica(), clock)[0]
+        return total, clock.read() if clock else ()
+
+    return tf.function(step, autograph=False).get_concrete_function()
+
+
+def test_actions_are_measured_in_their_order():
+    step = run(ActionClock())
+    step()
+    began = time.time()
+    _, times = step()
+    ended = time.time()
+    spans = times.numpy().tolist()
+    assert len(spans) == 6
+    flat = [moment for span in spans for moment in span]
+    assert flat == sorted(flat) and began <= flat[0] and flat[-1] <= ended
+    assert sum(end - start for start, end in spans) > 0.5 * (ended - began)
+
+
+def test_a_clock_changes_no_result():
+    assert float(run(ActionClock())()[0]) == float(run(None)()[0])
+
+
+def test_nothing_is_added_without_a_clock():
+    step = run(None)
+    assert not [operation for operation in step.graph.get_operations() if operation.type == "Timestamp"]

@@ -1,0 +1,201 @@
+"""A pipeline of processes gives the same result as one device, in float64: weights, slots, losses, metrics, predictions."""
+
+import functools
+import itertools
+import pathlib
+import pickle
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+
+import tfdist
+from tests import processes
+from tests.strategies.pipeline_cases import Case, Outcome, run_case
+from tests.workers import running
+
+pytestmark = pytest.mark.processes
+
+BOUND = 1e-9
+INTERLEAVED = "interleaved(chunks=2)"
+Job = tuple[str, str]  # launcher and mesh
+TWO, THREE, TWO_BY_TWO = ("tensorflow", "stage:2"), ("horovod", "stage:3"), ("tensorflow", "stage:2;data:2")
+COVER = {
+    TWO: (
+        Case("masked", "sgd", "gpipe", 1),
+        Case("tied", "adamw", "1f1b", 4),
+        Case("regularized", "sgd", INTERLEAVED, 8, "clip"),
+        Case("several", "adamw", "csv", 8),
+    ),
+    THREE: (
+        Case("skip", "adamw", "gpipe", 8),
+        Case("tied", "sgd", "1f1b", 1, "clip"),
+        Case("frozen", "adamw", INTERLEAVED, 6),
+        Case("several", "sgd", "csv", 4),
+    ),
+    TWO_BY_TWO: (
+        Case("masked", "adamw", "gpipe", 4),
+        Case("skip", "sgd", "1f1b", 8, "clip"),
+        Case("frozen", "sgd", INTERLEAVED, 4),
+        Case("regularized", "adamw", "csv", 1),
+    ),
+}
+MASKS = tuple(
+    Case("exposing", "gradients", schedule, 4, steps=1) for schedule in ("1f1b", "1f1b", "gpipe", INTERLEAVED)
+)
+BESIDE = {
+    TWO: (Case("dropped", micro_batches=1), Case("normalized(micro_batches=4)", "adamw")),
+    THREE: (),
+    TWO_BY_TWO: (
+        Case("overflowing", "adamw", options="loss_scale"),
+        Case("normalized(replicas=2)", micro_batches=1),
+        Case("normalized(replicas=2, micro_batches=2)", "adamw", micro_batches=2),
+    ),
+}
+LAYERS = {"regularized": 5, "frozen": 8, "skip": 6, "masked": 4, "several": 7, "tied": 20}  # the last has more
+CASES_PER_JOB = 6  # of the product
+FAULTY = (Case("skip", fault="labels"), Case("tied", micro_batches=1, fault="tied"))
+CASES = {
+    job: (*COVER[job], *BESIDE[job], *(FAULTY if job == TWO else MASKS if job == TWO_BY_TWO else ())) for job in COVER
+}
+
+
+def sizes(mesh: str) -> list[int]:
+    """Returns the numbers of stages and replicas."""
+    return [int(part.partition(":")[2]) for part in f"{mesh};data:1".split(";")[:2]]
+
+
+@functools.cache
+def outcomes(job: Job, cases: tuple[Case, ...]) -> list[list[Outcome]]:
+    """Returns the outcomes of real processes: [rank][case]."""
+    launcher, mesh = job
+    stages, replicas = sizes(mesh)
+    size = stages * replicas
+    with tempfile.TemporaryDirectory() as directory:
+        pathlib.Path(directory, "cases.pickle").write_bytes(pickle.dumps(cases))
+        command = running.command("pipeline", f"pipeline(mesh_shape='{mesh}')", directory)
+        launch = [sys.executable, "-m", "tfdist.launch", f"--processes={size}", f"--launcher={launcher}"]
+        with processes.job([*launch, f"--log_dir={directory}", "--", *command], 1) as job:
+            [end] = job.wait(100 + 40 * len(cases))
+        assert end.code == 0, end.output
+        return running.read(directory, size)
+
+
+@functools.cache
+def on_one_device(case: Case) -> Outcome:
+    """Returns the outcome of one device, computed once."""
+    return run_case(tfdist.load_strategy("single", environment={}), case)
+
+
+def check(ranks: list[Outcome], case: Case) -> None:
+    """Asserts that all processes together have what one device has, up to rounding."""
+    wanted = on_one_device(case.on_one_device)
+    assert set().union(*(rank.variables for rank in ranks)) == set(wanted.variables)
+    for rank in ranks:
+        for path, value in rank.variables.items():
+            check_close(value, wanted.variables[path], path)
+        assert len(rank.records) == len(wanted.records)
+        for found, expected in zip([*rank.records, rank.evaluation], [*wanted.records, wanted.evaluation], strict=True):
+            assert found == pytest.approx(expected, rel=BOUND)
+        for found, expected in zip(rank.predictions, wanted.predictions, strict=True):
+            check_close(found, expected, "predictions")
+
+
+def check_close(found: np.ndarray, wanted: np.ndarray, name: str) -> None:
+    """Asserts that values are equal up to rounding."""
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=BOUND * np.max(np.abs(wanted), initial=1.0), err_msg=name)
+
+
+def check_equal_bits(ranks: list[Outcome]) -> None:
+    """Asserts that a variable is the same in each process that has it: in all replicas, and in stages that share it."""
+    first: dict[str, bytes] = {}
+    for rank in ranks:
+        for path, value in rank.variables.items():
+            assert first.setdefault(path, value.tobytes()) == value.tobytes(), path
+        assert (rank.records, rank.evaluation) == (ranks[0].records, ranks[0].evaluation)
+        assert [p.tobytes() for p in rank.predictions] == [p.tobytes() for p in ranks[0].predictions]
+
+
+def outcome(job: Job, case: Case) -> list[Outcome]:
+    """Returns the outcome of a case in each rank of a job that runs all its cases when the first is needed."""
+    return [rank[CASES[job].index(case)] for rank in outcomes(job, CASES[job])]
+
+
+def cases(found: dict[Job, tuple[Case, ...]]) -> pytest.MarkDecorator:
+    """Parametrizes a test by jobs and their cases."""
+    pairs = [(job, case) for job, some in found.items() for case in some]
+    return pytest.mark.parametrize(("job", "case"), pairs, ids=[f"{job[1]}-{case}" for job, case in pairs])
+
+
+def product() -> list[tuple[Job, tuple[Case, ...]]]:
+    """Returns jobs with all models, meshes, schedules and numbers of micro-batches; optimizers and clipping alternate."""
+    found = []
+    for mesh in ("stage:2", "stage:3", "stage:4", "stage:2;data:2"):
+        stages = sizes(mesh)[0]
+        combined = itertools.product(LAYERS, ("gpipe", "1f1b", "csv", INTERLEAVED), (1, 4, 6 if stages == 3 else 8))
+        possible = [
+            (model, schedule, count)
+            for model, schedule, count in combined
+            if schedule != INTERLEAVED or (count % stages == 0 and 2 * stages <= LAYERS[model])
+        ]
+        cases = [
+            Case(model, ("sgd", "adamw")[i % 2], schedule, count, "clip" if i % 4 == 2 else "")
+            for i, (model, schedule, count) in enumerate(possible)
+        ]
+        for i, start in enumerate(range(0, len(cases), CASES_PER_JOB)):
+            found.append(((("tensorflow", "horovod")[i % 2], mesh), tuple(cases[start : start + CASES_PER_JOB])))
+    return found
+
+
+def test_the_cases_are_a_pairwise_cover() -> None:
+    """Any two of mesh, schedule, number of micro-batches and optimizer; each model on two meshes, with both optimizers."""
+    count = {1: 1, 8: 8}  # 4 and, on three stages, 6 are the ones between
+    found = [(job, c.schedule, count.get(c.micro_batches, 4), c.optimizer) for job, some in COVER.items() for c in some]
+    values = [{one[i] for one in found} for i in range(4)]
+    for a, b in itertools.combinations(range(4), 2):
+        pairs = set(itertools.product(values[a], values[b])) - {(INTERLEAVED, 1)}  # which it refuses
+        assert {(one[a], one[b]) for one in found} == pairs
+    models = [(c.model, job, c.optimizer) for job, some in COVER.items() for c in some]
+    for model in {one[0] for one in models}:
+        assert (
+            len({one[1] for one in models if one[0] == model})
+            == len({one[2] for one in models if one[0] == model})
+            == 2
+        )
+
+
+@cases({job: (*COVER[job], *BESIDE[job]) for job in COVER})
+def test_a_pipeline_equals_one_device(job: Job, case: Case, float64: None) -> None:
+    ranks = outcome(job, case)
+    check_equal_bits(ranks)
+    check(ranks, case)
+
+
+@cases({TWO: FAULTY})
+def test_a_faulty_pipeline_does_not(job: Job, case: Case, float64: None) -> None:
+    """With labels of the next micro-batch; with gradients of tied weights that are not summed."""
+    with pytest.raises(AssertionError):
+        check(outcome(job, case), case)
+
+
+def test_dropout_differs_between_layers_stages_replicas_and_micro_batches() -> None:
+    found = []
+    for case in MASKS:
+        weights = {path: value for rank in outcome(TWO_BY_TWO, case) for path, value in rank.variables.items()}
+        found.append(np.stack([weights[f"layer_{i}/rows"] != 1 for i in range(4)]))
+    rows = found[0][:, found[0].any(axis=(0, 2))]
+    assert rows.shape == (4, 16, 32)
+    assert len(np.unique(rows.reshape(-1, 32), axis=0)) == 4 * 16
+    for other in found[1:]:  # again, and with other orders of computation
+        np.testing.assert_array_equal(found[0], other)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("job", "some"), product(), ids=lambda value: "_".join(map(str, value)))
+def test_product(job: Job, some: tuple[Case, ...], float64: None) -> None:
+    """All models, meshes, schedules and numbers of micro-batches."""
+    for number, case in enumerate(some):
+        ranks = [rank[number] for rank in outcomes(job, some)]
+        check_equal_bits(ranks)
+        check(ranks, case)

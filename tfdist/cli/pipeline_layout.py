@@ -1,0 +1,211 @@
+"""Prints the plan of a pipeline, for `python -m tfdist.layout`."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tfdist.cli import tensorflow_import
+from tfdist.cli.output import Output
+from tfdist.cli.text_table import text_table
+from tfdist.config.layout_config import LayoutConfig
+from tfdist.errors import InputError
+from tfdist.errors.byte_sizes import byte_size
+from tfdist.grammar.cut import parse_cut
+from tfdist.pipelining.schedules import make_schedule
+from tfdist.sharding.mesh import parse_mesh
+from tfdist.sharding.process_grid import ProcessGrid, parse_grid
+
+if TYPE_CHECKING:
+    from tfdist.planner.pipeline_plan import PipelinePlan, SchedulePlan, StagePlan
+
+_SHOWN = 3  # tensors between two stages
+
+
+def main(config: LayoutConfig, output: Output) -> int:
+    """Prints the plan."""
+    grid = parse_grid(config.mesh_shape, parse_mesh(config.mesh_shape).size)
+    rows = _rows(config, grid)
+    parse_cut(config.cut)
+    make_schedule(config.pipeline_schedule, grid.stages, config.micro_batches)  # before TensorFlow is loaded
+    tensorflow_import.load_tensorflow()
+    import keras
+
+    from tfdist import data, models
+    from tfdist.cli.session import sizes
+    from tfdist.cluster.devices import limit_threads
+    from tfdist.layers.recompute import recompute
+    from tfdist.optimizers.catalog import create_optimizer
+    from tfdist.optimizers.weight_average import average_weights
+    from tfdist.planner.layout_plan import AbstractModel
+    from tfdist.planner.pipeline_plan import plan_pipeline
+
+    def make() -> Any:
+        optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
+        average_weights(optimizer, config.ema)
+        return recompute(models.build(config.model, *sizes(whole)), config.recompute), optimizer
+
+    limit_threads(config.intra_op_threads)
+    keras.utils.clear_session(free_memory=False)  # names of layers as in training
+    if config.precision != "float32":
+        keras.config.set_dtype_policy(config.precision)
+    whole = data.load(config.dataset, config.data_dir)
+    abstract_model = AbstractModel(make)
+    plan = plan_pipeline(
+        abstract_model.model,
+        abstract_model.slots,
+        schedule=config.pipeline_schedule,
+        processes=grid.stages,
+        micro_batches=config.micro_batches,
+        rows=rows,
+        cut=config.cut,
+        measures=config.measure_stages,
+    )
+    notes = list(_notes(plan, grid, config))
+    for line in (*_lines(plan, grid, rows, config), *notes):
+        output.line(line)
+    output.result(_facts(plan, grid, rows, config) | {"notes": notes})
+    return 0
+
+
+def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:
+    """Returns the rows of a micro-batch."""
+    parts = grid.replicas * config.micro_batches
+    if config.batch_size % parts:
+        raise InputError(
+            "A batch must divide into micro-batches of equal size. Received: "
+            f"--batch_size={config.batch_size}, {_count(grid.replicas, 'replica')} and --micro_batches="
+            f"{config.micro_batches}. Choose a --batch_size that is divisible by {parts}."
+        )
+    return config.batch_size // parts
+
+
+def _lines(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig) -> Iterator[str]:
+    yield (
+        f"{len(plan.stages)} stages in {grid.stages} processes, {_count(grid.replicas, 'replica')}, each step "
+        f"{_count(config.micro_batches, 'micro-batch')} of {_count(rows, 'row')}"
+        + (" per replica" if grid.replicas > 1 else "")
+    )
+    yield from text_table([_header(plan), *(_row(number, stage) for number, stage in enumerate(plan.stages))])
+    for number, stage in enumerate(plan.stages[:-1]):
+        shown = [_tensor(tensor) for tensor in stage.sent[:_SHOWN]] + ["..."] * (len(stage.sent) > _SHOWN)
+        yield f"To stage {number + 1}: {', '.join(shown)}"
+    for shared in plan.shared:
+        stages = " and ".join(map(str, shared.stages))
+        yield f"In stages {stages}: {shared.path}, {byte_size(shared.bytes)}, whose gradients are summed over these stages"
+    yield ""
+    yield f"Schedules with {_count(config.micro_batches, 'micro-batch')}; for each process, live micro-batches and memory:"
+    timed = ["step"] if config.measure_stages else []
+    rows_of = [_schedule_row(each, config.measure_stages) for each in plan.schedules]
+    yield from text_table([("schedule", "idle", *timed, "live", "memory"), *rows_of])
+
+
+def _header(plan: "PipelinePlan") -> tuple[str, ...]:
+    timed = ("forward", "backward") if plan.stages[0].seconds else ("operations",)
+    return ("stage", "from", "to", "parameters", "variables", "optimizer", "activations", "sent", *timed)
+
+
+def _row(number: int, stage: "StagePlan") -> tuple[str, ...]:
+    timed: tuple[str, ...] = (f"{stage.operations:.3g}",)
+    if stage.seconds:
+        timed = (_milliseconds(stage.seconds.forward), _milliseconds(stage.seconds.backward))
+    return (
+        str(number),
+        stage.first,
+        stage.last,
+        f"{stage.parameters:,}",
+        byte_size(stage.variable_bytes),
+        byte_size(stage.optimizer_bytes),
+        byte_size(stage.activation_bytes),
+        byte_size(stage.sent_bytes) if stage.sent else "-",
+        *timed,
+    )
+
+
+def _schedule_row(plan: "SchedulePlan", is_timed: bool) -> tuple[str, ...]:
+    return (
+        plan.name,
+        f"{plan.idle:.1%}",
+        *([_milliseconds(plan.step_seconds or 0.0)] if is_timed else []),
+        " ".join(map(str, plan.live)),
+        ", ".join(map(byte_size, plan.process_bytes)),
+    )
+
+
+def _tensor(tensor: Any) -> str:
+    back = "" if tensor.has_gradient else ", without gradient"
+    return f"{tensor.name} ({'x'.join(map(str, tensor.shape))} {tensor.dtype}{back})"
+
+
+def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig) -> Iterator[str]:
+    from tfdist.planner.pipeline_plan import NOT_EXECUTED
+
+    for name, reason in plan.impossible.items():
+        yield f"Not possible: {name}. {reason}"
+    forecasts = [each.name for each in plan.schedules if each.name in NOT_EXECUTED]
+    if forecasts:
+        yield f"A forecast only: {', '.join(forecasts)}, which --pipeline_schedule does not execute."
+    if config.measure_stages:
+        yield "A step is predicted without messages, sums over replicas, and the update."
+    else:
+        yield (
+            "Idle time follows from the operations of each stage, a backward pass counting twice; --measure_stages measures it."
+        )
+    if plan.has_loops:
+        yield "Not counted: operations and activations in loops, such as the steps of a recurrent layer."
+    if grid.replicas > 1:
+        most = max(stage.gradient_bytes for stage in plan.stages)
+        yield f"Gradients of each stage, at most {byte_size(most)}, are summed over the {grid.replicas} replicas once per step."
+
+
+def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig) -> dict[str, Any]:
+    return {
+        "mesh": {"stage": grid.stages, "data": grid.replicas},
+        "micro_batches": config.micro_batches,
+        "micro_batch_examples": rows,
+        "pipeline_schedule": config.pipeline_schedule,
+        "cut": config.cut,
+        "stages": [_stage_facts(stage) for stage in plan.stages],
+        "shared_variables": [dataclasses.asdict(shared) for shared in plan.shared],
+        "schedules": [_schedule_facts(each) for each in plan.schedules],
+        "impossible_schedules": dict(plan.impossible),
+    }
+
+
+def _stage_facts(stage: "StagePlan") -> dict[str, Any]:
+    return {
+        "first_layer": stage.first,
+        "last_layer": stage.last,
+        "parameters": stage.parameters,
+        "bytes": {
+            "variables": stage.variable_bytes,
+            "gradients": stage.gradient_bytes,
+            "optimizer_state": stage.optimizer_bytes,
+            "activations": stage.activation_bytes,
+        },
+        "sent": [dataclasses.asdict(tensor) for tensor in stage.sent],
+        "sent_bytes": stage.sent_bytes,
+        "operations": stage.operations,
+        "forward_seconds": stage.seconds.forward if stage.seconds else None,
+        "backward_seconds": stage.seconds.backward if stage.seconds else None,
+    }
+
+
+def _schedule_facts(plan: "SchedulePlan") -> dict[str, Any]:
+    from tfdist.planner.pipeline_plan import NOT_EXECUTED
+
+    return {
+        "schedule": plan.name,
+        "is_executed": plan.name not in NOT_EXECUTED,
+        "idle": plan.idle,
+        "live_micro_batches": list(plan.live),
+        "process_bytes": list(plan.process_bytes),
+        "step_seconds": plan.step_seconds,
+    }
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 'es' if name.endswith('ch') else 's'}"

@@ -1,0 +1,81 @@
+"""The configuration of `tfdist.layout`."""
+
+import dataclasses
+from typing import ClassVar
+
+from tfdist.config.conflicts import flag_text
+from tfdist.config.fields import AUTO, flag_field, layout_text
+from tfdist.config.strategy_registry import taking
+from tfdist.config.topics import DEVICES
+from tfdist.config.train_config import TrainConfig
+from tfdist.errors import InputError
+from tfdist.sharding.mesh import parse_mesh
+
+_WITH_LAYOUT, _WITH_STAGES = taking("layout"), taking("pipeline_schedule")
+_OF_A_PLAN = (  # flags on which memory and communication of a step depend
+    "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
+    " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"
+    " intra_op_threads"
+).split()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayoutConfig(TrainConfig):
+    """Configuration of `tfdist.layout`: the fields of training, for strategies that split a model."""
+
+    without_effect: ClassVar[tuple[str, ...]] = tuple(
+        field.name for field in dataclasses.fields(TrainConfig) if field.name not in _OF_A_PLAN
+    )
+    strategy: str = flag_field(
+        AUTO,
+        DEVICES,
+        f"Distribution strategy: {', '.join((*_WITH_LAYOUT, *_WITH_STAGES))}, or auto: {_WITH_STAGES[0]} if --mesh_shape has "
+        f"an axis stage, else {_WITH_LAYOUT[0]}.",
+        choices=(AUTO, *_WITH_LAYOUT, *_WITH_STAGES),
+    )
+    layout: str = flag_field(
+        "",
+        DEVICES,
+        "As for training; auto searches for the layout that communicates least and fits into --memory_gb.",
+        check=lambda text: text if text == AUTO else layout_text(text),
+        is_option=True,
+        elsewhere=("",),
+        structure=dict,
+    )
+    memory_gb: float = flag_field(
+        0.0, DEVICES, "Memory per device in GiB for state and activations, for --layout=auto."
+    )
+    measure_stages: bool = flag_field(
+        False, DEVICES, "Measure the time of each stage of a pipeline on this device, and predict that of a step."
+    )
+
+    def __post_init__(self) -> None:
+        """Validates as for training, and requires a memory limit for a search, and a number of stages for a pipeline."""
+        super().__post_init__()
+        if self.has_stages and "stage" not in parse_mesh(self.mesh_shape or "data:1").axes:
+            raise InputError(
+                "The plan of a pipeline needs the number of its stages: give --mesh_shape with an axis stage, such as stage:4. "
+                f"Received: {flag_text('mesh_shape', self.mesh_shape)} {flag_text('strategy', self.strategy)}."
+            )
+        if self.measure_stages and not self.has_stages:
+            raise InputError(
+                "Stages are those of a pipeline: give --mesh_shape with an axis stage, such as stage:4, or leave out "
+                f"--measure_stages. Received: {flag_text('strategy', self.strategy)} --measure_stages=true."
+            )
+        if (self.layout == AUTO) != bool(self.memory_gb):
+            raise InputError(
+                "A search for a layout needs a memory limit: give both --layout=auto and --memory_gb or neither. "
+                f"Received: {flag_text('layout', self.layout)} {flag_text('memory_gb', self.memory_gb)}."
+            )
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether the plan is that of a pipeline."""
+        return self.strategy in _WITH_STAGES
+
+    def _complete(self) -> None:
+        """See base class; chooses the strategy."""
+        super()._complete()
+        if self.strategy == AUTO:
+            is_pipeline = bool(self.mesh_shape) and "stage" in parse_mesh(self.mesh_shape).axes
+            object.__setattr__(self, "strategy", (_WITH_STAGES if is_pipeline else _WITH_LAYOUT)[0])

@@ -1,0 +1,104 @@
+"""Measures when each process of a pipeline computes which action of a step."""
+
+import logging
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.diagnostics.interface import Inspection, RunView
+from tfdist.pipelining.action_clock import ActionClock
+from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.schedules import KINDS, Action, Schedule, Span, Timeline, simulate
+
+_TRIALS = 3  # of which the last is measured: the first ones compile, and fill caches
+
+Record = Callable[[Mapping[str, Timeline]], None]
+_log = logging.getLogger(__name__)
+
+
+class PipelineTimeline(Inspection):
+    """Measures the timeline of one step, beside the one that follows from the durations of its actions."""
+
+    def __init__(self, run_view: RunView, step: int, record: Record):
+        """Initializes the inspection.
+
+        Args:
+          run_view: the run to inspect.
+          step: the step before which to measure.
+          record: gets timelines by title, on the chief.
+        """
+        self._run_view, self._step, self._record = run_view, step, record
+
+    def next(self, step: int) -> int | None:
+        """See base class."""
+        return self._step if step <= self._step else None
+
+    def look(self, step: int) -> dict[str, float]:
+        """See base class."""
+        strategy = self._run_view.steps.strategy
+        assert isinstance(strategy, HasStages)
+        measured = measure_timeline(self._run_view, step)
+        expected = expected_timeline(strategy.schedule, measured)
+        name = strategy.schedule.name
+        if strategy.is_chief:
+            self._record(
+                {f"{name}, predicted from median durations": expected, f"{name}, measured at step {step}": measured}
+            )
+            _log.info(
+                "Timeline of %s at step %d: %.4g s, %.0f%% idle; without messages and delays %.4g s, %.0f%% idle.",
+                *(name, step, measured.makespan, 100 * measured.bubble, expected.makespan, 100 * expected.bubble),
+            )
+        return {}
+
+
+def measure_timeline(run_view: RunView, step: int) -> Timeline:
+    """Computes the gradients of a step, without applying them; every process must call it.
+
+    Times are those of the processes' own clocks, which differ between hosts.
+
+    Args:
+      run_view: a run whose strategy has stages.
+      step: number of the step.
+
+    Returns:
+      The timeline of the first replica.
+    """
+    strategy = run_view.steps.strategy
+    assert isinstance(strategy, HasStages)
+    clock = ActionClock()
+    trial = run_view.steps.trial(run_view.batch_size, read=clock.read, clock=clock)
+    batch, number = run_view.batch(step), tf.constant(step, tf.int64)
+    for _ in range(_TRIALS):
+        strategy.group.barrier("timeline", LONG_SECONDS)
+        _, _, times = trial(batch, number)
+    [own] = strategy.local(times)
+    everyone = strategy.group.gather("timeline/times", own.numpy().tolist(), LONG_SECONDS)
+    return _timeline(strategy.schedule, [everyone[rank] for rank in strategy.grid.ranks_of_replica(0)])
+
+
+def expected_timeline(schedule: Schedule, measured: Timeline) -> Timeline:
+    """Predicts the timeline of a schedule, without messages, from the median durations of each stage in a measured one."""
+    durations: dict[tuple[str, int], list[float]] = {}
+    for row in measured.spans:
+        for span in row:
+            durations.setdefault((span.action.kind, span.action.stage), []).append(span.end - span.start)
+    medians = {key: statistics.median(found) for key, found in durations.items()}
+    forward, backward, input_gradient, weight = (
+        [medians.get((kind, stage), 0.0) for stage in range(schedule.stages)] for kind in KINDS
+    )
+    return simulate(schedule, forward=forward, backward=backward, input_gradient=input_gradient, weight=weight)
+
+
+def _timeline(schedule: Schedule, times: Sequence[Sequence[Sequence[float]]]) -> Timeline:
+    """Returns the timeline of the start and the end of each action of each process."""
+    first = min(start for row in times for start, _ in row)
+
+    def spans(actions: Sequence[Action], row: Sequence[Sequence[float]]) -> tuple[Span, ...]:
+        return tuple(
+            Span(action, start - first, end - first) for action, (start, end) in zip(actions, row, strict=True)
+        )
+
+    rows = tuple(spans(actions, row) for actions, row in zip(schedule.actions, times, strict=True))
+    return Timeline(rows, schedule.live_activations())

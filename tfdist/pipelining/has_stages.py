@@ -1,0 +1,56 @@
+"""`HasStages`: what a strategy that trains the stages of a model in different processes has besides collectives."""
+
+import functools
+
+from tfdist.collectives import Collectives
+from tfdist.coordination import Group
+from tfdist.data import check_batch_size
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.pipelining.schedules import Schedule
+from tfdist.sharding.process_grid import ProcessGrid
+
+
+class HasStages(HasCollectives):
+    """A strategy whose replicas are pipelines of processes, each of which trains its own stage.
+
+    `collectives` are those of the processes with the same stage, which reduce its gradients, and `peers` is their group.
+
+    Attributes:
+      grid: the processes of the job.
+      stage: number of this process in its pipeline.
+      schedule: the order in which stages compute micro-batches.
+      cut: where the model is cut into stages, as in `--cut`.
+      job: collectives of all processes.
+      pipeline: collectives of the processes of this replica's pipeline, in the order of their stages.
+    """
+
+    grid: ProcessGrid
+    stage: int
+    schedule: Schedule
+    cut: str
+    job: Collectives
+    pipeline: Collectives
+
+    @functools.cached_property
+    def peers(self) -> Group:
+        """See base class; those with the same stage."""
+        return self.group.subgroup(self.grid.ranks_of_stage(self.stage))
+
+    @property
+    def job_collectives(self) -> Collectives:
+        """See base class."""
+        return self.job
+
+    def check_batch_size(self, batch_size: int, micro_steps: int = 1) -> None:
+        """See base class; a step has micro-batches instead of micro-steps."""
+        check_batch_size(batch_size, self.replicas, self.micro_batches, equal=True, name="micro-batches")
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of parts of a replica's rows in each step."""
+        return self.schedule.micro_batches
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this process has the last stage, which computes outputs and the loss."""
+        return self.stage == self.grid.stages - 1

@@ -1,0 +1,39 @@
+"""Variables of a pipelined job on the host: each is in the processes of its stage, and some are in all."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.distribution.variable_blocks import VariableBlocks
+from tfdist.pipelining.has_stages import HasStages
+
+
+class StageBlocks(VariableBlocks):
+    """Variables of this process's stages; of those with the same stage, the first replica writes them."""
+
+    def __init__(self, strategy: HasStages):
+        """Initializes the blocks.
+
+        Args:
+          strategy: the strategy.
+        """
+        super().__init__(strategy)
+        self._strategy = strategy
+
+    @property
+    def _writes_same(self) -> bool:
+        """See base class."""
+        return self._strategy.local_replicas.start == 0
+
+    def names_written(self, names: Sequence[str]) -> set[str]:
+        """See base class; what several stages have, such as tied weights and the optimizer's step, the first writes."""
+        everyone = self._strategy.group.gather("stages/names", list(names), LONG_SECONDS)
+        earlier = everyone[: self._strategy.grid.ranks_of_stage(self._strategy.stage)[0]]
+        return set(names).difference(*earlier)
+
+    def forms_of_all(self, forms: Mapping[str, Any]) -> dict[str, Any]:
+        """See base class; in the order of the stages."""
+        found: dict[str, Any] = {}
+        for each in self._strategy.group.gather("stages/forms", dict(forms), LONG_SECONDS):
+            found = {**found, **{name: form for name, form in each.items() if name not in found}}
+        return found

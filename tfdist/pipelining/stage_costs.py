@@ -1,0 +1,173 @@
+"""What a stage costs to compute, measured on this device or counted from its graph; its variables need no values."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.pipelining.crossings import crossings_of
+from tfdist.pipelining.cut import Cut, StageGraph
+from tfdist.pipelining.cut.timing import least_seconds, small_numbers
+
+
+class StageSeconds(NamedTuple):
+    """How long a stage computes one micro-batch.
+
+    Attributes:
+      forward: seconds of the forward pass.
+      backward: seconds of the backward pass.
+    """
+
+    forward: float
+    backward: float
+
+
+class StageOperations(NamedTuple):
+    """How much a stage computes in the forward pass of one micro-batch.
+
+    Attributes:
+      operations: number of multiplications and additions.
+      has_loops: whether there are loops, whose operations are not counted.
+    """
+
+    operations: int
+    has_loops: bool
+
+
+def measure_stage(cut: Cut, stage: StageGraph, rows: int, repeats: int = 5) -> StageSeconds:
+    """Measures the forward and the backward pass of a stage by itself, compiled, on this device.
+
+    Its variables and inputs are small random numbers. Costs two traces, and about `2 * (repeats + 2)` micro-batches.
+
+    Args:
+      cut: the cut model.
+      stage: one of its stages.
+      rows: rows of a micro-batch.
+      repeats: least number of measured passes, of which the shortest counts: others waited for the machine.
+
+    Raises:
+      InputError: a size is unknown.
+    """
+    function = _StageFunction(cut, stage, rows)
+    tensors = [small_numbers(spec.dtype.name, spec.shape.as_list()) for spec in function.specs]
+    overhead = least_seconds(tf.function(tf.identity), [tf.zeros([])], repeats)
+    forward = least_seconds(tf.function(function.forward, autograph=False), tensors, repeats) - overhead
+    both = least_seconds(tf.function(function.forward_and_backward, autograph=False), tensors, repeats) - overhead
+    return StageSeconds(max(forward, 0.0), max(both - forward, 0.0))
+
+
+def count_operations(cut: Cut, stage: StageGraph, rows: int) -> StageOperations:
+    """Counts the operations of a stage without computing anything.
+
+    Two for each product in matrix products and convolutions; one for each element of another result.
+
+    Args:
+      cut: the cut model.
+      stage: one of its stages.
+      rows: rows of a micro-batch.
+
+    Raises:
+      InputError: a size is unknown.
+    """
+    function = _StageFunction(cut, stage, rows)
+    graph = keras_internals.new_trace()
+    with graph.as_default():
+        function.forward(*(tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in function.specs))
+    operations = graph.get_operations()
+    return StageOperations(
+        sum(_operations(each) for each in operations), any(each.type in _LOOPS for each in operations)
+    )
+
+
+class _StageFunction:
+    """A stage as a function of its inputs, of what it receives, and of the values of its variables."""
+
+    def __init__(self, cut: Cut, stage: StageGraph, rows: int):
+        self._stage = stage
+        variables = stage.variables
+        self._variables = [*variables.all, *variables.metrics, *variables.others]
+        inputs = [cut.graph.tensors[cut.graph.inputs[name]] for name in stage.inputs]
+        received = crossings_of(stage.received, rows)
+        self._has_gradient = [crossing.has_gradient for crossing in received]
+        self.specs = [
+            *(tf.TensorSpec(_static(x.name, x.shape, rows), x.dtype) for x in inputs),
+            *(crossing.spec for crossing in received),
+            *(tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables),
+        ]
+
+    def forward(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what the stage sends; the last stage, the outputs of the model."""
+        inputs, received, values = self._parts(tensors)
+        with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
+            outputs, sent = self._stage.call(inputs, received, training=True)
+        return [x for x in [*keras.tree.flatten(outputs), *sent] if x is not None]
+
+    def forward_and_backward(self, *tensors: tf.Tensor) -> Any:
+        """Returns the results of `forward`, and the gradients of what is received and of the variables."""
+        _, received, values = self._parts(tensors)
+        sources = [x for x, has_gradient in zip(received, self._has_gradient, strict=True) if has_gradient]
+        sources += [x for x, variable in zip(values, self._variables, strict=True) if variable.trainable]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            results = self.forward(*tensors)
+        targets = [x for x in results if x.dtype.is_floating]
+        gradients = tape.gradient(targets, sources) if targets and sources else []
+        return results, [x for x in gradients if x is not None]
+
+    def _parts(
+        self, tensors: Sequence[tf.Tensor]
+    ) -> tuple[dict[str, tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]]:
+        names, end = self._stage.inputs, len(self._stage.inputs) + len(self._has_gradient)
+        return dict(zip(names, tensors, strict=False)), tensors[len(names) : end], tensors[end:]
+
+
+def _static(name: str, shape: Sequence[int | None], rows: int) -> list[int]:
+    sizes = [rows, *shape[1:]] if tuple(shape[:1]) == (None,) else [*shape]
+    if None in sizes:
+        raise InputError(
+            f"The inputs of a pipeline need static shapes. Received: {name} of shape {tuple(shape)}. Give keras.Input its "
+            "sizes."
+        )
+    return [size for size in sizes if size is not None]
+
+
+_LOOPS = ("While", "StatelessWhile")
+_FREE = frozenset("Const Placeholder Identity IdentityN Reshape Squeeze ExpandDims Shape NoOp".split())
+
+
+def _operations(operation: tf.Operation) -> int:
+    if operation.type in _FREE:
+        return 0
+    elements = sum(x.shape.num_elements() or 0 for x in operation.outputs if x.shape.rank is not None)
+    return elements * 2 * _products(operation) if operation.type in _PRODUCTS else elements
+
+
+def _products(operation: tf.Operation) -> int:
+    """Returns the number of products of which each element of a result is the sum."""
+    first, second = (x.shape for x in operation.inputs[:2])
+    return _PRODUCTS[operation.type](operation, first, second)
+
+
+def _of_einsum(operation: tf.Operation, first: tf.TensorShape, second: tf.TensorShape) -> int:
+    given, _, result = operation.get_attr("equation").decode().partition("->")
+    sizes: dict[str, int] = {}
+    for labels, shape in zip(given.split(","), (first, second), strict=False):
+        before, _, after = labels.partition("...")
+        sizes.update(zip(before, shape, strict=False))
+        sizes.update(zip(reversed(after), reversed(shape.as_list()), strict=False))
+    count = 1
+    for label, size in sizes.items():
+        count *= 1 if label in result else size or 1
+    return count
+
+
+_PRODUCTS: dict[str, Any] = {
+    "MatMul": lambda x, a, b: a[0 if x.get_attr("transpose_a") else 1] or 1,
+    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2"), lambda x, a, b: a[-2 if x.get_attr("adj_x") else -1] or 1),
+    **dict.fromkeys(("Conv2D", "Conv3D"), lambda x, a, b: b[:-1].num_elements() or 1),
+    "DepthwiseConv2dNative": lambda x, a, b: b[:2].num_elements() or 1,
+    "Einsum": _of_einsum,
+}

@@ -1,0 +1,67 @@
+"""The stages that a process trains of a model."""
+
+import contextlib
+import functools
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.distribution.model_parts import ModelParts
+from tfdist.pipelining.cut import Graph, cut_model, measure_seconds
+from tfdist.pipelining.forward_passes import forward
+from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.staged_model import StagedModel
+from tfdist.pipelining.whole_model import whole_model
+
+_ROWS = 8  # of the micro-batch with which calls are measured: the batch size is not known yet
+
+
+class StageParts(ModelParts):
+    """The stages of this process; the last stage computes the outputs."""
+
+    def __init__(self, strategy: HasStages):
+        """Initializes the parts.
+
+        Args:
+          strategy: the strategy.
+        """
+        super().__init__(strategy.blocks.full_variables)
+        self._strategy = strategy
+        self.computes_outputs = strategy.is_last
+
+    def trained(self, model: keras.Model) -> StagedModel:
+        """See base class."""
+        strategy, schedule = self._strategy, self._strategy.schedule
+        kept = schedule.live_activations()
+        live = [max(1, round(kept[schedule.process_of(stage)] / schedule.chunks)) for stage in range(schedule.stages)]
+        cut = cut_model(model, strategy.cut, schedule.stages, live=live, seconds=self._measured)
+        with strategy.process_device():
+            return StagedModel(
+                model, cut, strategy.schedule.stages_of(strategy.stage), functools.partial(forward, strategy)
+            )
+
+    def _measured(self, graph: Graph) -> list[float]:
+        """Returns the seconds of each call, as measured on rank 0: all processes must cut alike."""
+        mine = measure_seconds(graph, rows=_ROWS) if self._strategy.cluster.rank == 0 else None
+        seconds: list[float] = self._strategy.group.broadcast("stages/seconds", mine, LONG_SECONDS)
+        return seconds
+
+    def whole(self, part: keras.Model) -> contextlib.AbstractContextManager[keras.Model]:  # type: ignore[override]
+        """See base class."""
+        assert isinstance(part, StagedModel)
+        return whole_model(self._strategy, part)
+
+    def regularization(self, part: keras.Model) -> float:
+        """See base class; a shared variable counts once."""
+        assert isinstance(part, StagedModel)
+        mine = sum(float(tf.reduce_sum(loss)) for stage in part.stages.values() for loss in stage.weight_losses())
+        everyone = self._strategy.group.gather("stages/regularization", mine, LONG_SECONDS)
+        return math.fsum(everyone[:: self._strategy.grid.replicas])
+
+    def outputs(self, outputs: Any) -> Any:
+        """See base class; sent by the last stage to all others."""
+        flat = [output if self.computes_outputs else output[:0] for output in tf.nest.flatten(outputs)]
+        return tf.nest.pack_sequence_as(outputs, self._strategy.pipeline.all_gather(flat, name="stages/outputs"))

@@ -1,0 +1,83 @@
+"""`StagedModel`: the part of a model that one process of a pipeline trains, as a Keras model that can be compiled."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.distribution.strategy import in_replica_function
+from tfdist.pipelining.cut import Cut, StageGraph, initialize
+
+
+@dataclasses.dataclass(frozen=True)
+class _Untracked:
+    """Hides a model from Keras, which would take its layers for those of the model that refers to it."""
+
+    model: keras.Model
+
+
+class StagedModel(keras.Model):
+    """The layers of a process's stages, with their variables only: optimizer, state and checkpoints are of these.
+
+    Attributes:
+      cut: the stages of the whole model.
+    """
+
+    def __init__(
+        self, whole: keras.Model, cut: Cut, numbers: Sequence[int], forward: Callable[["StagedModel", Any], Any]
+    ):
+        """Gives the variables of the stages their initial values, and no others.
+
+        Args:
+          whole: the model.
+          cut: how it is cut.
+          numbers: numbers of the stages of this process.
+          forward: computes the outputs of the whole model for its inputs, in a replica function of a pipeline.
+        """
+        super().__init__(name=whole.name)
+        self._whole = _Untracked(whole)
+        self.cut, self._forward = cut, forward
+        self._numbers = tuple(numbers)
+        self._stage_layers = list(dict.fromkeys(layer for stage in self.stages.values() for layer in stage.layers))
+        for stage in self.stages.values():
+            initialize(stage.variables)
+        if hasattr(whole, "output_names"):  # which a sequential model does not have
+            self.output_names = whole.output_names
+        self.built = True
+
+    @property
+    def whole(self) -> keras.Model:
+        """The model; weights of other stages have no values."""
+        return self._whole.model
+
+    @property
+    def stages(self) -> Mapping[int, StageGraph]:
+        """The stages of this process, by number."""
+        return {number: self.cut.stages[number] for number in self._numbers}
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The variables of this process's stages, in the order of the model; also of layers that other stages share."""
+        own = {id(variable) for stage in self.stages.values() for variable in stage.variables.all}
+        return [variable for variable in self.whole.variables if id(variable) in own]
+
+    @property
+    def trainable_variables(self) -> list[keras.Variable]:
+        """See `variables`."""
+        return [variable for variable in self.variables if variable.trainable]
+
+    @property
+    def non_trainable_variables(self) -> list[keras.Variable]:
+        """See `variables`."""
+        return [variable for variable in self.variables if not variable.trainable]
+
+    weights = variables
+    trainable_weights = trainable_variables
+    non_trainable_weights = non_trainable_variables
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns the outputs of the whole model; zeros in a process that does not have the last stage."""
+        if in_replica_function():
+            return self._forward(self, inputs)
+        return self.whole(inputs, training=training)  # for shapes and dtypes only

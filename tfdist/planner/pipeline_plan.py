@@ -1,0 +1,248 @@
+"""Plans a pipeline before anything runs: what each stage has and sends, and idle time and memory of each schedule."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import keras
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.pipelining.crossings import crossings_of
+from tfdist.pipelining.cut import Cut, TracedModel, cut_model, describe_stages, measure_seconds, trace_model
+from tfdist.pipelining.cut.graph import Graph
+from tfdist.pipelining.schedules import Schedule, make_schedule, simulate
+from tfdist.pipelining.stage_costs import StageSeconds, count_operations, measure_stage
+
+COMPARED = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
+NOT_EXECUTED = ("zb_h1",)
+
+
+@dataclasses.dataclass(frozen=True)
+class SentTensor:
+    """A tensor that a stage sends to the next, for one micro-batch.
+
+    Attributes:
+      name: name of the tensor.
+      shape: its static shape.
+      dtype: its element type.
+      bytes: its size.
+      has_gradient: whether its gradient, of the same size, is sent back.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    has_gradient: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """The plan of one stage.
+
+    Attributes:
+      first: name of its first call of a layer.
+      last: name of its last call of a layer; cut after it to repeat this stage.
+      parameters: number of elements of its trainable variables.
+      variable_bytes: bytes of its variables.
+      gradient_bytes: bytes of the gradients of its trainable variables.
+      optimizer_bytes: bytes of the optimizer's state for them.
+      activation_bytes: bytes that it keeps of each micro-batch for the backward pass, with what it received.
+      operations: multiplications and additions of the forward pass of a micro-batch.
+      sent: what it sends to the next stage for each micro-batch.
+      seconds: measured times of a micro-batch; None if they were not measured.
+    """
+
+    first: str
+    last: str
+    parameters: int
+    variable_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    operations: int
+    sent: tuple[SentTensor, ...]
+    seconds: StageSeconds | None
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that it sends to the next stage for each micro-batch."""
+        return sum(tensor.bytes for tensor in self.sent)
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulePlan:
+    """The plan of one schedule.
+
+    Attributes:
+      name: the schedule, as in `--pipeline_schedule`.
+      idle: share of the time of all processes in which they do not compute, predicted from the costs of the stages.
+      live: for each process, the most micro-batches of its stages whose activations it keeps at the same time.
+      process_bytes: for each process, bytes of variables, gradients, optimizer state and live activations.
+      step_seconds: predicted time of all micro-batches; None if stages were not measured.
+    """
+
+    name: str
+    idle: float
+    live: tuple[int, ...]
+    process_bytes: tuple[int, ...]
+    step_seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedVariable:
+    """A variable that several stages use.
+
+    Attributes:
+      path: path of the variable.
+      bytes: its size.
+      stages: numbers of these stages.
+    """
+
+    path: str
+    bytes: int
+    stages: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelinePlan:
+    """The plan of a pipeline.
+
+    Attributes:
+      stages: stages of the requested schedule.
+      shared: variables that several of them use.
+      schedules: the requested schedule and those to compare it with.
+      impossible: for each schedule that cannot be used, the reason.
+      has_loops: whether there are loops, whose operations and activations are not counted.
+    """
+
+    stages: tuple[StagePlan, ...]
+    shared: tuple[SharedVariable, ...]
+    schedules: tuple[SchedulePlan, ...]
+    impossible: Mapping[str, str]
+    has_loops: bool
+
+
+def plan_pipeline(
+    model: keras.Model,
+    slots: Mapping[int, int],
+    *,
+    schedule: str,
+    processes: int,
+    micro_batches: int,
+    rows: int,
+    cut: str = "auto",
+    measures: bool = False,
+) -> PipelinePlan:
+    """Plans the training of a model in stages, each in a process of its own.
+
+    Args:
+      model: functional or sequential model, whose variables need no values.
+      slots: number of variables of the optimizer's state for each variable, by the variable's id.
+      schedule: schedule to use, as in `--pipeline_schedule`.
+      processes: number of processes of a pipeline.
+      micro_batches: number of micro-batches of a step.
+      rows: rows of a micro-batch.
+      cut: where the model is cut, as in `--cut`.
+      measures: whether to measure the time of each stage on this device.
+
+    Raises:
+      InputError: the model cannot be cut in this way, or the schedule cannot be used.
+    """
+    planner = _Planner(trace_model(model), slots, processes, rows, cut, measures)
+    requested = make_schedule(schedule, processes, micro_batches)
+    found, impossible = {requested.name: planner.plan(requested)}, {}
+    for name in COMPARED:
+        try:
+            compared = make_schedule(name, processes, micro_batches)
+            found.setdefault(compared.name, planner.plan(compared))
+        except InputError as error:
+            impossible[name] = str(error)
+    stages = planner.stages(requested.stages)
+    ordered = sorted(found.values(), key=lambda each: COMPARED.index(each.name) if each.name in COMPARED else -1)
+    shared = tuple(
+        SharedVariable(variable.path, keras_internals.bytes_of(variable), numbers)
+        for variable, numbers in stages.cut.shared
+    )
+    return PipelinePlan(stages.plans, shared, tuple(ordered), impossible, stages.has_loops)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stages:
+    cut: Cut
+    plans: tuple[StagePlan, ...]
+    has_loops: bool
+
+
+class _Planner:
+    """Plans schedules, which may need different numbers of stages."""
+
+    def __init__(
+        self, traced: TracedModel, slots: Mapping[int, int], processes: int, rows: int, cut: str, measures: bool
+    ):
+        self._traced, self._slots, self._rows, self._cut, self._measures = traced, slots, rows, cut, measures
+        self._seconds: Callable[[Graph], Sequence[float]] = functools.cache(measure_seconds)
+        self._known: dict[int, _Stages] = {}
+
+    def stages(self, count: int) -> _Stages:
+        """Returns the plans of the stages if there are so many."""
+        if count not in self._known:
+            cut = cut_model(self._traced, self._cut, count, seconds=self._seconds)  # as for training
+            operations = [count_operations(cut, stage, self._rows) for stage in cut.stages]
+            plans = tuple(self._stage(cut, number, each.operations) for number, each in enumerate(operations))
+            self._known[count] = _Stages(cut, plans, any(each.has_loops for each in operations))
+        return self._known[count]
+
+    def plan(self, schedule: Schedule) -> SchedulePlan:
+        """Plans a schedule."""
+        stages = self.stages(schedule.stages)
+        seconds = [plan.seconds for plan in stages.plans if plan.seconds]
+        forward = [each.forward for each in seconds] or [float(plan.operations) for plan in stages.plans]
+        backward = [each.backward for each in seconds] or [2 * each for each in forward]
+        timeline = simulate(schedule, forward=forward, backward=backward)
+        activations = schedule.live_activations([plan.activation_bytes for plan in stages.plans])
+        state = [self._state_bytes(stages.cut, schedule.stages_of(process)) for process in range(schedule.processes)]
+        return SchedulePlan(
+            schedule.name,
+            timeline.bubble,
+            tuple(int(count) for count in schedule.live_activations()),
+            tuple(held + int(live) for held, live in zip(state, activations, strict=True)),
+            timeline.makespan if seconds else None,
+        )
+
+    def _stage(self, cut: Cut, number: int, operations: int) -> StagePlan:
+        stage, described = cut.stages[number], describe_stages(cut)[number]
+        trainable = stage.variables.trainable
+        return StagePlan(
+            first=described.calls[0],
+            last=described.calls[-1],
+            parameters=described.parameters,
+            variable_bytes=described.parameter_bytes,
+            gradient_bytes=sum(map(keras_internals.bytes_of, trainable)),
+            optimizer_bytes=sum(self._slot_bytes(variable) for variable in trainable),
+            activation_bytes=self._rows * (described.activation_bytes + described.received_bytes),
+            operations=operations,
+            sent=tuple(
+                SentTensor(
+                    found.name,
+                    tuple(crossing.spec.shape),
+                    crossing.spec.dtype.name,
+                    crossing.spec.shape.num_elements() * crossing.spec.dtype.size,
+                    crossing.has_gradient,
+                )
+                for found, crossing in zip(stage.sent, crossings_of(stage.sent, self._rows), strict=True)
+            ),
+            seconds=measure_stage(cut, stage, self._rows) if self._measures else None,
+        )
+
+    def _state_bytes(self, cut: Cut, numbers: Sequence[int]) -> int:
+        """Returns the bytes of variables, gradients and optimizer state in a process; a variable counts once."""
+        variables = {id(variable): variable for number in numbers for variable in cut.stages[number].variables.all}
+        return sum(
+            keras_internals.bytes_of(variable) * (2 if variable.trainable else 1) + self._slot_bytes(variable)
+            for variable in variables.values()
+        )
+
+    def _slot_bytes(self, variable: keras.Variable) -> int:
+        return self._slots.get(id(variable), 0) * keras_internals.bytes_of(variable)

@@ -1,0 +1,191 @@
+"""A training step in a process that has some stages of a model: it computes its actions of a pipeline schedule."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.gradients import unscaled
+from tfdist.pipelining import cut
+from tfdist.pipelining.action_clock import ActionClock
+from tfdist.pipelining.crossings import crossings_of
+from tfdist.pipelining.execution import Forward, Sum, run_schedule
+from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.shared_variables import summed_over_stages
+from tfdist.pipelining.staged_model import StagedModel
+from tfdist.step import loss, randomness
+from tfdist.step.metrics import LossShare
+from tfdist.step.scalar_metrics import scalars_weighted
+from tfdist.step.step import Step, dense
+
+
+class PipelinedStep(Step):
+    """A step whose gradients are those of this process's stages; loss, norm and finiteness are those of all stages."""
+
+    _model: StagedModel
+    _strategy: HasStages
+
+    def __init__(self, *args: Any, clock: ActionClock | None = None, **kwargs: Any):
+        """Initializes the step; see base class.
+
+        Args:
+          *args: see base class.
+          clock: notes when actions begin and end; None notes nothing.
+          **kwargs: see base class.
+        """
+        super().__init__(*args, **kwargs)
+        self._clock = clock
+        # As in the whole model, so that layers of different stages draw different numbers.
+        self._seeds = randomness.seed_states(self._model.whole)
+        shared = {id(variable): min(stages) for variable, stages in self._model.cut.shared}
+        self._is_first = [
+            shared.get(id(variable), min(self._model.stages)) in self._model.stages for variable in self.variables
+        ]
+        self._is_shared = [id(variable) in shared for variable in self.variables]
+
+    def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns the gradients of this replica's rows, and its share of the losses of these stages."""
+        strategy = self._strategy
+        totals = self._totals(batch, batch_size) if strategy.is_last else []
+        parts = _split(batch, strategy.micro_batches)
+        stages = {
+            number: _Stage(self, graph, parts, totals, batch_size) for number, graph in self._model.stages.items()
+        }
+        sums = run_schedule(strategy.schedule, strategy.stage, stages, strategy.pipeline, self._clock)
+        found: dict[int, Sum] = {}
+        for number, stage in stages.items():
+            for variable, gradient in zip(stage.trained, sums[number], strict=True):
+                before = found.get(id(variable))
+                found[id(variable)] = gradient if before is None else before if gradient is None else before + gradient
+        gradients = [found[id(variable)] for variable in self.variables]
+        without = (i for i, g in enumerate(gradients) if g is None and not self._is_shared[i])
+        self._without_gradient.append(frozenset(without))
+        whole = [dense(gradient, variable) for gradient, variable in zip(gradients, self.variables, strict=True)]
+        value = tf.add_n([share for stage in stages.values() for share in stage.shares])
+        return summed_over_stages(whole, self.variables, self._model.cut, strategy), value
+
+    def _totals(self, batch: Any, batch_size: int | tf.Tensor) -> list[tf.Tensor]:
+        """Returns the denominators of the losses, which the first backward pass needs.
+
+        They depend on the data by masks and weights alone. Masks are those of a forward pass of the whole model, whose
+        other operations are never run; the weights that this process does not have are zeros in it.
+        """
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        model = self._model.whole
+        values = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.variables]
+        with keras.StatelessScope(state_mapping=values):
+            outputs = model(x, training=False)
+        terms = self._terms(y, outputs, weight)
+        zeros = {id(value) for _, value in values}
+        for term in terms:
+            if term.per_row is None and keras_internals.is_computed_from(term.denominator, zeros):
+                raise InputError(
+                    "The masks of a pipeline's outputs must depend on its inputs alone, as they are needed before the first "
+                    "backward pass. Received: a mask that depends on weights. Compute it from an input, or use another "
+                    "--strategy."
+                )
+        return loss.totals(terms, batch_size, self._recorded)
+
+    def _agreed(
+        self, value: tf.Tensor, finite: tf.Tensor, gradients: list[tf.Tensor], with_norm: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See base class; one message of all stages. Of a shared variable, the first stage adds the gradient to the norm."""
+        floatx = keras.config.floatx()
+        squares = [
+            tf.cast(tf.reduce_sum(tf.square(gradient)), floatx)
+            for gradient, is_first in zip(gradients, self._is_first, strict=True)
+            if is_first
+        ]
+        own = tf.stack(
+            [
+                tf.cast(value, floatx),
+                tf.cast(tf.logical_not(finite), floatx),
+                tf.add_n([tf.zeros([], floatx), *squares]),
+            ]
+        )
+        [everyone] = self._strategy.pipeline.all_gather([own[None]], name="stages/agreed")
+        total, failed, norm = tf.unstack(tf.reduce_sum(everyone, axis=0))
+        return tf.cast(total, value.dtype), tf.equal(failed, 0), tf.sqrt(norm)
+
+    def forward(
+        self,
+        graph: cut.StageGraph,
+        batch: Any,
+        received: Sequence[tf.Tensor],
+        totals: list[tf.Tensor],
+        batch_size: int | tf.Tensor,
+    ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
+        """Returns what a stage sends for a micro-batch, and its share of the loss; updates metrics in the last stage."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        rows = tf.shape(keras.tree.flatten(x)[0])[0]
+        share = loss.floating(rows) / loss.floating(batch_size)
+        with scalars_weighted(share):
+            outputs, sent = graph.call(self._model.cut.named_inputs(x), received, training=True)
+        terms = self._terms(y, outputs, weight) if graph.is_last else []
+        shares = loss.shares_of_losses(
+            graph.take_data_losses(), graph.weight_losses(), terms, totals if terms else [], share
+        )
+        value = tf.add_n(
+            [tf.zeros([], keras.config.floatx()), *(tf.cast(each, keras.config.floatx()) for each in shares)]
+        )
+        if graph.is_last:
+            of_terms = loss.shares_of(terms, totals)
+            self._metrics.update(y, outputs, weight, LossShare(value, of_terms, rows, batch_size))
+        return sent, value
+
+    @property
+    def loss_scale(self) -> tf.Tensor | None:
+        """The current factor of the loss; None without loss scaling."""
+        return tf.convert_to_tensor(self._scale[0]) if self._scale else None
+
+
+class _Stage:
+    """A stage in one step; see `tfdist.pipelining.execution.Stage`."""
+
+    def __init__(
+        self,
+        step: PipelinedStep,
+        graph: cut.StageGraph,
+        batches: Sequence[Any],
+        totals: list[tf.Tensor],
+        batch_size: Any,
+    ):
+        self._step, self._graph, self._batches = step, graph, batches
+        self._totals, self._batch_size = totals, batch_size
+        self.trained = graph.variables.trainable
+        self.variables = [variable.value for variable in self.trained]
+        rows = keras.tree.flatten(batches[0])[0].shape[0]
+        self.received, self.sent = crossings_of(graph.received, rows), crossings_of(graph.sent, rows)
+        self.shares: list[tf.Tensor] = []
+
+    def forward(self, micro_batch: int, received: Sequence[tf.Tensor]) -> Forward:
+        batch = self._batches[micro_batch]
+        sent, value = self._step.forward(self._graph, batch, received, self._totals, self._batch_size)
+        self.shares.append(value)
+        scale = self._step.loss_scale
+        return Forward(sent, value if scale is None else value * tf.cast(scale, value.dtype))
+
+    def gradients(self, found: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Sum]:
+        scale = self._step.loss_scale
+        whole = [None if g is None else tf.convert_to_tensor(g) for g in found]
+        return whole if scale is None else [None if g is None else unscaled(g, scale) for g in whole]
+
+
+def _split(batch: Any, micro_batches: int) -> list[Any]:
+    """Returns the micro-batches of a replica's rows."""
+    first = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
+    rows = first.shape[0]
+    if rows is None or rows % micro_batches:
+        raise InputError(
+            f"The rows of each replica must divide into micro-batches of equal size. Received: {rows} rows and "
+            f"--micro_batches={micro_batches}. Choose a --batch_size that is divisible by replicas times micro-batches."
+        )
+    size = rows // micro_batches
+
+    def micro_batch(start: int) -> Any:
+        return tf.nest.map_structure(lambda x: x[start : start + size], batch)
+
+    return [micro_batch(start) for start in range(0, rows, size)]
