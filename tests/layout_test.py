@@ -127,7 +127,7 @@ def test_the_stages_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^1f1b +3\d\.\d% +2 1 +\S+ KiB, \S+ KiB$", found, re.MULTILINE), found
     assert re.search(r"^gpipe +3\d\.\d% +2 2 ", found, re.MULTILINE)
     assert re.search(r"^interleaved\(chunks=2\) ", found, re.MULTILINE)
-    assert "A forecast only: zb_h1" in found
+    assert "does not support it: zb_h1" in found
     again = printed(capsys, *PIPELINE, "--strategy=pipeline", "--cut=auto", "--pipeline_schedule=1f1b")
     assert again == found
 

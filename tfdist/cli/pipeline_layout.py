@@ -143,7 +143,7 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig) -> Ite
         yield f"Not possible: {name}. {reason}"
     forecasts = [each.name for each in plan.schedules if each.name in NOT_EXECUTED]
     if forecasts:
-        yield f"A forecast only: {', '.join(forecasts)}, which --pipeline_schedule does not execute."
+        yield f"Predicted only, as --pipeline_schedule does not support it: {', '.join(forecasts)}."
     if config.measure_stages:
         yield "A step is predicted without messages, sums over replicas, and the update."
     else:

@@ -1,5 +1,9 @@
 """Checks of the options of pipelines, as flags and as arguments of `load_strategy`."""
 
+import dataclasses
+
+from tfdist.config.fields import flag_field
+from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
 from tfdist.grammar.cut import parse_cut
 from tfdist.grammar.pipeline_schedule import ZBH1, OneFOneB, parse_pipeline_schedule
@@ -12,7 +16,7 @@ def schedule_text(text: str) -> str:
     schedule = parse_pipeline_schedule(text)
     if isinstance(schedule, ZBH1):
         raise InputError(
-            "Schedules that compute the gradients of inputs and of weights apart cannot be executed yet. Received: "
+            "Schedules that split the backward pass (I and W) cannot be executed yet. Received: "
             f"{schedule}. Use {OneFOneB.name}."
         )
     return str(schedule)
@@ -22,3 +26,35 @@ def cut_text(text: str) -> str:
     """Normalizes `--cut`."""
     parse_cut(text)
     return text.strip()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """Options of pipelines."""
+
+    pipeline_schedule: str = flag_field(
+        DEFAULT_SCHEDULE,
+        DEVICES,
+        "Pipeline schedule, the order of forward and backward passes, for --strategy=pipeline: gpipe, 1f1b, "
+        "interleaved(chunks=2) or csv:FILE (docs/guides/pipelines.md).",
+        check=schedule_text,
+        is_option=True,
+        elsewhere=(DEFAULT_SCHEDULE,),
+    )
+    micro_batches: int = flag_field(
+        1,
+        DEVICES,
+        "Number of micro-batches into which each replica splits its rows, for --strategy=pipeline.",
+        least=1,
+        is_option=True,
+        elsewhere=(1,),
+    )
+    cut: str = flag_field(
+        "auto",
+        DEVICES,
+        "Where --strategy=pipeline cuts the model: auto, names of layers after which a stage ends, such as block1,block3, or "
+        "balanced(by=parameters), by=memory or by=time.",
+        check=cut_text,
+        is_option=True,
+        elsewhere=("auto",),
+    )

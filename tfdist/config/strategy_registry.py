@@ -11,7 +11,7 @@ from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.config import fields
 from tfdist.config.all_reduce_options import all_reduce_text, topology_text
 from tfdist.config.fields import flag_field, layout_text, mesh_text
-from tfdist.config.pipeline_options import DEFAULT_SCHEDULE, cut_text, schedule_text
+from tfdist.config.pipeline_options import PipelineOptions
 from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, Trial
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
@@ -204,6 +204,10 @@ DECLARATIONS = (
                 "A pipeline computes a step in micro-batches: use --micro_batches instead of --accumulate_steps.",
             ),
             Refusal("balance", "equal", "All micro-batches of a pipeline have equally many rows: leave out --balance."),
+            Refusal("straggler", "wait", "The stages of a pipeline wait for each other: leave out --straggler."),
+            Refusal(
+                "all_reduce", ENGINE, "The stages of a pipeline use the engine's all-reduce: leave out --all_reduce."
+            ),
             Refusal(
                 "sync",
                 "every_step",
@@ -323,7 +327,7 @@ class JobOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainerOptions:
+class TrainerOptions(PipelineOptions):
     """Options of strategies on which `tfdist.Trainer` runs, but no script with Keras's own `fit`."""
 
     tpu: str = flag_field(
@@ -371,29 +375,4 @@ class TrainerOptions:
     )
     shard_min_elements: int = flag_field(
         1024, DEVICES, "Minimum number of elements of variables to shard with --shard.", is_option=True
-    )
-    pipeline_schedule: str = flag_field(
-        DEFAULT_SCHEDULE,
-        DEVICES,
-        "Order of micro-batches for --strategy=pipeline: gpipe, 1f1b, interleaved(chunks=2) or csv:FILE.",
-        check=schedule_text,
-        is_option=True,
-        elsewhere=(DEFAULT_SCHEDULE,),
-    )
-    micro_batches: int = flag_field(
-        1,
-        DEVICES,
-        "Number of micro-batches into which a replica's rows of a step are split, for --strategy=pipeline.",
-        least=1,
-        is_option=True,
-        elsewhere=(1,),
-    )
-    cut: str = flag_field(
-        "auto",
-        DEVICES,
-        "Where --strategy=pipeline cuts the model: auto, names of layers after which a stage ends, such as block1,block3, or "
-        "balanced(by=parameters), by=memory or by=time.",
-        check=cut_text,
-        is_option=True,
-        elsewhere=("auto",),
     )

@@ -20,9 +20,9 @@ class UnevenOptions:
     straggler: str = flag_field(
         "wait",
         TRAINING,
-        "What to do about a late replica: wait; balance, as --balance=measured; or drop(after=0.5), with --accumulate_steps: "
-        "it leaves out the micro-steps that would begin after 0.5 seconds of a step, or after what drop(after=auto) measures, "
-        "so that runs are not reproducible (docs/guides/uneven_devices.md).",
+        "What to do about a late replica: wait; balance, the same as --balance=measured; drop(after=0.5), which skips the "
+        "micro-steps that would begin after 0.5 seconds of a step; or drop(after=auto), which measures the limit. drop needs "
+        "--accumulate_steps, and its runs are not reproducible (docs/guides/uneven_devices.md).",
         check=straggler_text,
         known=("wait", "balance", "drop"),
         training_only=True,

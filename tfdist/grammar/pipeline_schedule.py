@@ -37,7 +37,7 @@ class GPipe(PipelineSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneFOneB(PipelineSchedule):
-    """One forward pass, one backward pass (Narayanan et al., arXiv:1806.03377 and, with a flush, arXiv:2104.04473)."""
+    """One forward pass, one backward pass (Harlap et al., arXiv:1806.03377; flushed: Narayanan et al., arXiv:2104.04473)."""
 
     name: ClassVar[str] = "1f1b"
 

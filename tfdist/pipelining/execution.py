@@ -63,8 +63,8 @@ def check_executable(schedule: Schedule) -> Schedule:
     parts = [action for row in schedule.actions for action in row if action.kind not in (FORWARD, BACKWARD)]
     if parts:
         raise InputError(
-            "Schedules that compute the gradients of inputs and of weights apart cannot be executed yet. Received: "
-            f"{parts[0]} in {schedule.name}. Write B for both."
+            "Schedules that split the backward pass (I and W) cannot be executed yet. Received: "
+            f"{parts[0]} in {schedule.name}. Write B instead of I and W."
         )
     return schedule
 

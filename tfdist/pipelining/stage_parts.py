@@ -35,9 +35,7 @@ class StageParts(ModelParts):
     def trained(self, model: keras.Model) -> StagedModel:
         """See base class."""
         strategy, schedule = self._strategy, self._strategy.schedule
-        kept = schedule.live_activations()
-        live = [max(1, round(kept[schedule.process_of(stage)] / schedule.chunks)) for stage in range(schedule.stages)]
-        cut = cut_model(model, strategy.cut, schedule.stages, live=live, seconds=self._measured)
+        cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
         with strategy.process_device():
             return StagedModel(
                 model, cut, strategy.schedule.stages_of(strategy.stage), functools.partial(forward, strategy)

@@ -54,11 +54,11 @@ def check_axes(mesh: Mesh) -> None:
     if others:
         raise InputError(
             f"The axes of a pipeline are stage and data. Received: {others[0]} in --mesh_shape={mesh}. Leave it out, or use "
-            "--strategy=mesh, which shards layers over the devices of a process."
+            "--strategy=mesh, which shards layers over devices."
         )
     if list(mesh.axes) == ["data", "stage"]:
         raise InputError(
-            f"The axis stage comes before data, so that the ranks of a stage are adjacent. Received: --mesh_shape={mesh}. "
+            f"The axis stage must come before data, so that the ranks of a stage are adjacent. Received: --mesh_shape={mesh}. "
             f'Write "stage:{mesh.axes["stage"]};data:{mesh.axes["data"]}".'
         )
 

@@ -74,7 +74,7 @@ def describe_strategy(strategy: HasCollectives) -> str:
 
 
 def describe_stages(model: keras.Model, strategy: HasCollectives) -> str:
-    """Returns for example `2, of 27,656 + 27,394 parameters; 1f1b with 4 micro-batches, of which 20% of the time is idle`."""
+    """Returns for example `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""
     if not isinstance(strategy, HasStages):
         return ""
     assert isinstance(model, StagedModel)

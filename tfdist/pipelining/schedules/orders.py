@@ -36,7 +36,7 @@ def one_f_one_b(processes: int, micro_batches: int) -> Schedule:
 
         time = (M + S - 1)(F + B),  bubble = (S - 1) / (M + S - 1),  live activations = min(S - s, M)
 
-    The order is that of PipeDream (Narayanan et al., arXiv:1806.03377), with a flush after each batch, so that all
+    The order is that of PipeDream (Harlap et al., arXiv:1806.03377), with a flush after each batch, so that all
     micro-batches use the same weights (Narayanan et al., arXiv:2104.04473, section 2.2.1).
     """
     rows = []
