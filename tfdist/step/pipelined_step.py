@@ -71,10 +71,14 @@ class PipelinedStep(Step):
         """Returns the denominators of the losses, which the first backward pass needs.
 
         They depend on the data by masks and weights alone. Masks are those of a forward pass of the whole model, whose
-        other operations are never run; the weights that this process does not have are zeros in it.
+        other operations are never run, except for those with side effects, such as `tf.py_function`; the weights that this
+        process does not have are zeros in it. Where no output has a mask, there is no such pass.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         model = self._model.whole
+        unmasked = self._model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
+        if unmasked is not None:
+            return loss.totals(self._terms(y, unmasked, weight), batch_size, self._recorded)
         values = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.variables]
         with keras.StatelessScope(state_mapping=values):
             outputs = model(x, training=False)

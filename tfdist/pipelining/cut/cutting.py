@@ -43,6 +43,19 @@ class Cut:
                 found.setdefault(id(variable), (variable, []))[1].append(stage.index)
         return [(variable, tuple(stages)) for variable, stages in found.values()]
 
+    def unmasked_outputs(self, rows: int | tf.Tensor) -> Any:
+        """Returns zeros of the shapes of the model's outputs; None if an output has a mask or a size is unknown.
+
+        Args:
+          rows: number of rows.
+        """
+        tensors = [self.graph.tensors[x] for x in self.graph.outputs]
+        is_masked = any(x in self.run.mask_shapes for x in self.graph.outputs)
+        if is_masked or any(tensor.shape[:1] != (None,) or None in tensor.shape[1:] for tensor in tensors):
+            return None
+        zeros = [tf.zeros([rows, *tensor.shape[1:]], tensor.dtype) for tensor in tensors]
+        return keras.tree.pack_sequence_as(self.graph.functional.output, zeros)
+
     def named_inputs(self, inputs: Any) -> dict[str, tf.Tensor]:
         """Returns the inputs of a model by name, given in any structure that a call of the model accepts.
 
