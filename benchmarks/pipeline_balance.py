@@ -1,0 +1,95 @@
+"""Balance of two stages by parameters and by time, where time and parameters are in different layers: predicted and measured.
+
+    python benchmarks/pipeline_balance.py
+
+The model is a chain of layers over rows of tokens. One is heavy: an attention with few parameters that takes as long as many
+others, so that it can be compensated. The prediction is the simulated schedule with the measured time of each layer, taken on
+one core by each process while the other one measures too.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from typing import Any
+
+import numpy as np
+from pipelined import RESULT, Pipelined, Problem, results_of
+
+LAYERS, WIDTH, TOKENS, ROWS = 30, 256, 512, 4
+CUTS = ("balanced(by=parameters)", "balanced(by=time)")
+
+
+def uneven() -> Any:
+    """Returns a chain whose second layer is heavy."""
+    import keras
+
+    layers = keras.layers
+    x = inputs = keras.Input((TOKENS, WIDTH))
+    for number in range(LAYERS):
+        x = layers.Add()([x, layers.Dense(WIDTH, activation="relu")(x)])
+        if number == 1:
+            x = layers.Add()([x, layers.MultiHeadAttention(16, WIDTH // 16)(x, x)])
+    return keras.Model(inputs, x)
+
+
+def rank_program(given: argparse.Namespace) -> None:
+    """Measures in one of the processes; the first one prints results."""
+    import tfdist
+    from tfdist.pipelining.cut import cut_model, measure_seconds, trace_model
+    from tfdist.pipelining.schedules import make_schedule, simulate
+
+    strategy = tfdist.load_strategy("pipeline", intra_op_threads=1, pipeline_schedule="1f1b", micro_batches=1)
+    with strategy.process_device():
+        traced = trace_model(uneven())
+        everyone = strategy.group.gather("seconds", measure_seconds(traced.graph, rows=ROWS), 300)
+    seconds = np.mean(everyone, axis=0)
+    x = np.zeros((given.micro_batches * ROWS, TOKENS, WIDTH), "float32")
+    sides, predicted = {}, {}
+    for cut in CUTS:
+        stages = cut_model(traced, cut, 2, rows=ROWS, seconds=lambda graph: list(seconds)).stages
+        index = {id(call): i for i, call in enumerate(traced.graph.calls)}
+        times = [sum(float(seconds[index[id(call)]]) for call in stage.calls) for stage in stages]
+        forward, backward = [t / 3 for t in times], [2 * t / 3 for t in times]
+        schedule = make_schedule("1f1b", 2, given.micro_batches)
+        predicted[cut] = (times, simulate(schedule, forward=forward, backward=backward).makespan)
+        sides[cut] = Pipelined(
+            strategy, "1f1b", given.micro_batches, lambda stages, cut=cut: Problem(uneven, (x, x), cut)
+        )
+    steps: dict[str, list[float]] = {cut: [] for cut in CUTS}
+    for _ in range(given.rounds):
+        for cut, side in sides.items():
+            steps[cut].append(side.seconds())
+    for cut in CUTS:
+        times, makespan = predicted[cut]
+        found = {"cut": cut, "stages": times, "predicted": makespan, "measured": statistics.median(steps[cut])}
+        if strategy.is_chief:
+            print(RESULT + json.dumps(found), flush=True)
+    strategy.group.barrier("end")
+    strategy.close()
+
+
+def main() -> None:
+    """Starts the processes; prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launcher", choices=("tensorflow", "horovod"), default="tensorflow")
+    parser.add_argument("--micro_batches", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank:
+        rank_program(given)
+        return
+    options = ["--rank", f"--micro_batches={given.micro_batches}", f"--rounds={given.rounds}"]
+    print(
+        "| cut | stages (ms) | predicted step (ms) | measured step (ms) | measured / predicted |"
+        "\n| --- | --- | --- | --- | --- |"
+    )
+    for row in results_of([sys.executable, __file__, *options], 2, given.launcher, 8):
+        stages = " + ".join(f"{1e3 * seconds:.0f}" for seconds in row["stages"])
+        times = f"{1e3 * row['predicted']:.0f} | {1e3 * row['measured']:.0f}"
+        print(f"| `{row['cut']}` | {stages} | {times} | {row['measured'] / row['predicted']:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
