@@ -19,7 +19,7 @@ from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
 from tfdist.step.metrics import LossShare
 from tfdist.step.scalar_metrics import scalars_weighted
-from tfdist.step.step import Step, dense
+from tfdist.step.step import Computed, Step, dense
 
 
 class PipelinedStep(Step):
@@ -45,6 +45,10 @@ class PipelinedStep(Step):
             shared.get(id(variable), min(self._model.stages)) in self._model.stages for variable in self.variables
         ]
         self._is_shared = [id(variable) in shared for variable in self.variables]
+
+    def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
+        """See base class; without a time of its own, which would contain that of waiting for other stages."""
+        return super().compute(batch, step, with_norm)._replace(busy=tf.zeros([], tf.float64))
 
     def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns the gradients of this replica's rows, and its share of the losses of these stages."""
