@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
@@ -11,6 +12,7 @@ from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.coordination import Group
 from tfdist.distribution.factory import create
 from tfdist.errors import InputError
+from tfdist.pipelining.equal_values import synchronize_replicas
 from tfdist.pipelining.execution import check_executable
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedules import make_schedule
@@ -119,6 +121,10 @@ class Pipeline(HasStages):
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class; all processes of a pipeline read the same rows."""
         return iter(make_dataset(self.local_replicas, self.replicas))
+
+    def synchronize(self, variables: Sequence[keras.Variable]) -> None:
+        """See base class; among the replicas of this stage."""
+        synchronize_replicas(self, variables)
 
     def close(self) -> None:
         """See base class."""

@@ -62,7 +62,7 @@ def test_arguments_behind_the_flags():
         ("--bach_size=3", '--bach_size is not a flag of tfdist.train. Did you mean "--batch_size"'),
         ("--nojit_compil", '--nojit_compil is not a flag of tfdist.train. Did you mean "--jit_compile"?'),
         ("--xyzzy", "--xyzzy is not a flag of tfdist.train. `python -m tfdist.train --help`"),
-        ("--strategie=single", 'Did you mean "--strategy"?'),
+        ("--strategie=single", 'Did you mean "--strategy" or "--straggler"?'),
         ("--local_rank=0", "leave it out."),
         ("--batch_size=x", "--batch_size must be an integer. Received: x. `python -m"),
         ("--steps=1e3", "--steps must be an integer. Received: 1e3. `python -m"),

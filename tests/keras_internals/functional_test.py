@@ -1,4 +1,4 @@
-"""One test for each private API of functional models that is used: if a new version changes one, its test fails."""
+"""One test for each private API of Keras's functional models that is used: if a new version changes one, its test fails."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Meshes of one process's devices in processes that exchange messages, on which pipelines with a model axis depend."""
+"""Meshes of DTensor in processes that exchange messages of TensorFlow and Horovod, for pipelines with a model axis."""
 
 import json
 import pathlib

@@ -116,7 +116,9 @@ class ByteTransfer:
 
 def can_transfer(strategy: Strategy) -> bool:
     """Returns whether a strategy's processes can send each other bytes, whose number is known only at run time."""
-    return isinstance(strategy, HasCollectives) and not strategy.compiles_replicas
+    if not isinstance(strategy, HasCollectives) or strategy.compiles_replicas:
+        return False
+    return strategy.job_collectives is strategy.collectives  # else, a replica is spread over processes
 
 
 def check_can_transfer(strategy: Strategy) -> None:

@@ -7,7 +7,7 @@ from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
 from tfdist.keras_internals.convolutions import convolutions_of_no_rows
 from tfdist.keras_internals.data import Adapted, adapted, count_rows, is_batched
-from tfdist.keras_internals.deferred import deferred_weights, with_values
+from tfdist.keras_internals.deferred import deferred_weights, refuse_values, with_values
 from tfdist.keras_internals.draws import keyed, neutral
 from tfdist.keras_internals.fitting import (
     compilation,
@@ -183,6 +183,7 @@ __all__ = [
     "data_losses",
     "embeddings",
     "flat_losses",
+    "refuse_values",
     "rebind_variables",
     "replaced_learning_rate",
     "forget_functions",

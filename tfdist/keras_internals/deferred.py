@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import variables as keras_variables
 
+from tfdist.errors import InputError
+
 
 @contextlib.contextmanager
 def deferred_weights() -> Iterator[None]:
@@ -46,6 +48,17 @@ def deferred_weights() -> Iterator[None]:
         yield
     finally:
         keras.Layer.add_weight, kind._direct_assign = add_weight, assign
+
+
+def refuse_values(variables: Sequence[keras.Variable], message: str) -> None:
+    """Makes variables without values raise `InputError` when they are read, instead of returning initial values."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise InputError(message)
+
+    for variable in variables:
+        if variable._value is None:
+            variable._initializer = refuse
 
 
 @contextlib.contextmanager

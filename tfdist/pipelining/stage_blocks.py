@@ -11,6 +11,8 @@ from tfdist.pipelining.has_stages import HasStages
 class StageBlocks(VariableBlocks):
     """Variables of this process's stages; of those with the same stage, the first replica writes them."""
 
+    spans_processes = True
+
     def __init__(self, strategy: HasStages):
         """Initializes the blocks.
 

@@ -8,11 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.collectives.gathering import gathered
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.distribution.model_parts import ModelParts
 from tfdist.pipelining.cut import Graph, cut_model, measure_seconds
+from tfdist.pipelining.equal_values import synchronize_replicas, synchronize_shared
 from tfdist.pipelining.forward_passes import forward
 from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.model_checks import check_stages_of
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.pipelining.whole_model import whole_model
 
@@ -35,11 +38,13 @@ class StageParts(ModelParts):
     def trained(self, model: keras.Model) -> StagedModel:
         """See base class."""
         strategy, schedule = self._strategy, self._strategy.schedule
+        check_stages_of(model)
         cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
         with strategy.process_device():
-            return StagedModel(
-                model, cut, strategy.schedule.stages_of(strategy.stage), functools.partial(forward, strategy)
-            )
+            part = StagedModel(model, cut, schedule.stages_of(strategy.stage), functools.partial(forward, strategy))
+        synchronize_replicas(strategy, part.variables)
+        synchronize_shared(strategy, cut)
+        return part
 
     def _measured(self, graph: Graph) -> list[float]:
         """Returns the seconds of each call, as measured on rank 0: all processes must cut alike."""
@@ -61,5 +66,5 @@ class StageParts(ModelParts):
 
     def outputs(self, outputs: Any) -> Any:
         """See base class; sent by the last stage to all others."""
-        flat = [output if self.computes_outputs else output[:0] for output in tf.nest.flatten(outputs)]
-        return tf.nest.pack_sequence_as(outputs, self._strategy.pipeline.all_gather(flat, name="stages/outputs"))
+        own = tf.nest.map_structure(lambda output: output if self.computes_outputs else output[:0], outputs)
+        return gathered(own, self._strategy.pipeline)

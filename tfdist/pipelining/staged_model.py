@@ -1,13 +1,21 @@
 """`StagedModel`: the part of a model that one process of a pipeline trains, as a Keras model that can be compiled."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.distribution.strategy import in_replica_function
 from tfdist.pipelining.cut import Cut, StageGraph, initialize
+
+_ELSEWHERE = (
+    "A process of a pipeline has the weights of its own stages only. Received: a read of a weight of another stage. Use the "
+    "trainer's predict, evaluate and save, which all processes call."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +50,7 @@ class StagedModel(keras.Model):
         self._stage_layers = list(dict.fromkeys(layer for stage in self.stages.values() for layer in stage.layers))
         for stage in self.stages.values():
             initialize(stage.variables)
+        keras_internals.refuse_values(whole.variables, _ELSEWHERE)
         if hasattr(whole, "output_names"):  # which a sequential model does not have
             self.output_names = whole.output_names
         self.built = True
@@ -80,4 +89,10 @@ class StagedModel(keras.Model):
         """Returns the outputs of the whole model; zeros in a process that does not have the last stage."""
         if in_replica_function():
             return self._forward(self, inputs)
-        return self.whole(inputs, training=training)  # for shapes and dtypes only
+        with self.zeros():
+            return self.whole(inputs, training=training)  # for shapes and dtypes only
+
+    def zeros(self) -> contextlib.AbstractContextManager[Any]:
+        """Context in which the variables of the whole model are zeros, for operations that are never run."""
+        values = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in self.whole.variables]
+        return keras.StatelessScope(state_mapping=values)

@@ -32,7 +32,9 @@ def whole_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model
                 values += _received(strategy, variables, process)
             elif strategy.stage == process:
                 _send(strategy, variables)
-    with keras_internals.with_values(missing, values):
+    # States of random layers have values everywhere; they are set anew in every step.
+    without = [(v, value) for v, value in zip(missing, values, strict=True) if keras_internals.value_of(v) is None]
+    with keras_internals.with_values([v for v, _ in without], [value for _, value in without]):
         yield model.whole
 
 

@@ -7,6 +7,7 @@ import keras
 
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
+from tfdist.pipelining.has_stages import HasStages
 
 WRITE_FILES = (
     keras.callbacks.BackupAndRestore,
@@ -80,6 +81,11 @@ def chosen(
             "Only one of several processes would restore its weights. Received: BackupAndRestore in a job of "
             f"{strategy.cluster.size} processes. Leave it out."
         )
+    if isinstance(strategy, HasStages) and any(getattr(c, "restore_best_weights", False) for c in callbacks):
+        raise InputError(
+            "A resumed pipeline cannot restore the best weights that a callback holds. Received: restore_best_weights=True. "
+            "Leave it out, and use Checkpoints(best=...) and trainer.load_best()."
+        )
     if strategy.blocks.spans_processes and strategy.cluster.size > 1:
         _refuse_reads_on_the_chief(callbacks)
     return [c for c in callbacks if strategy.is_chief or not isinstance(c, WRITE_FILES)]
@@ -95,7 +101,7 @@ def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) ->
     ]
     if reading:
         raise InputError(
-            "On a mesh of several processes the chief cannot read weights alone. Received: "
+            "On a mesh or a pipeline of several processes the chief cannot read weights alone. Received: "
             f"{', '.join(reading)}. Save the model on every process instead (trainer.save, or model.save with Keras's own fit)."
         )
 

@@ -20,6 +20,7 @@ from tfdist.step import loss, randomness
 from tfdist.step.metrics import LossShare
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.step import Computed, Step, dense
+from tfdist.step.validation import inner_optimizer
 
 
 class PipelinedStep(Step):
@@ -50,6 +51,18 @@ class PipelinedStep(Step):
         """See base class; without a time of its own, which would contain that of waiting for other stages."""
         return super().compute(batch, step, with_norm)._replace(busy=tf.zeros([], tf.float64))
 
+    def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
+        """See base class; the optimizer of a stage without trainable variables counts its updates, too."""
+        if gradients:
+            super()._apply_gradients(gradients, variables)
+        else:
+            inner_optimizer(self._model.optimizer).iterations.assign_add(1)
+
+    def _terms(self, y: Any, outputs: Any, weight: Any) -> list[loss.Term]:
+        """See base class; micro-batches are parts of a batch."""
+        parts = self._strategy.micro_batches
+        return loss.terms(self._model, y, outputs, weight, replicas=self._strategy.replicas, micro_steps=parts)
+
     def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns the gradients of this replica's rows, and its share of the losses of these stages."""
         strategy = self._strategy
@@ -69,7 +82,7 @@ class PipelinedStep(Step):
         self._without_gradient.append(frozenset(without))
         whole = [dense(gradient, variable) for gradient, variable in zip(gradients, self.variables, strict=True)]
         value = tf.add_n([share for stage in stages.values() for share in stage.shares])
-        return summed_over_stages(whole, self.variables, self._model.cut, strategy), value
+        return whole, value
 
     def _totals(self, batch: Any, batch_size: int | tf.Tensor) -> list[tf.Tensor]:
         """Returns the denominators of the losses, which the first backward pass needs.
@@ -98,10 +111,15 @@ class PipelinedStep(Step):
         return loss.totals(terms, batch_size, self._recorded)
 
     def _agreed(
-        self, value: tf.Tensor, finite: tf.Tensor, gradients: list[tf.Tensor], with_norm: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See base class; one message of all stages. Of a shared variable, the first stage adds the gradient to the norm."""
+        self, gradients: list[tf.Tensor], value: tf.Tensor, finite: tf.Tensor, with_norm: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See base class; one message of all stages. Of a shared variable, the first stage adds the gradient to the norm.
+
+        Gradients of shared variables are summed over their stages here, after they have been reduced over replicas: the
+        messages of two stages contain different tensors, and an engine's sums may depend on them.
+        """
         floatx = keras.config.floatx()
+        gradients = summed_over_stages(gradients, self.variables, self._model.cut, self._strategy)
         squares = [
             tf.cast(tf.reduce_sum(tf.square(gradient)), floatx)
             for gradient, is_first in zip(gradients, self._is_first, strict=True)
@@ -116,7 +134,7 @@ class PipelinedStep(Step):
         )
         [everyone] = self._strategy.pipeline.all_gather([own[None]], name="stages/agreed")
         total, failed, norm = tf.unstack(tf.reduce_sum(everyone, axis=0))
-        return tf.cast(total, value.dtype), tf.equal(failed, 0), tf.sqrt(norm)
+        return gradients, tf.cast(total, value.dtype), tf.equal(failed, 0), tf.sqrt(norm)
 
     def forward(
         self,

@@ -147,7 +147,7 @@ class Step:
         with tf.name_scope("finite"):  # in profiles
             checked = [tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]
             finite = tf.reduce_all(tf.stack(checked))
-        value, finite, norm = self._agreed(value, finite, whole, with_norm)
+        whole, value, finite, norm = self._agreed(whole, value, finite, with_norm)
         clipped = self.settings.clip(whole, norm)
         scale = self._scale_after(finite)
         return Computed(clipped, reduced.state, scale, before, value, finite, norm, arrived, busy, dropped)
@@ -349,13 +349,13 @@ class Step:
         return loss.terms(self._model, y, outputs, weight, replicas=replicas, micro_steps=micro_steps)
 
     def _agreed(
-        self, value: tf.Tensor, finite: tf.Tensor, gradients: list[tf.Tensor], with_norm: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the loss, whether the step is finite, and the norm of all gradients, the same on every process."""
+        self, gradients: list[tf.Tensor], value: tf.Tensor, finite: tf.Tensor, with_norm: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the gradients, and the loss, whether the step is finite, and the norm, the same on every process."""
         if self.settings.clip.norm:
-            return value, finite, global_norm(gradients)
+            return gradients, value, finite, global_norm(gradients)
         zero = tf.zeros([], keras.config.floatx())
-        return value, finite, tf.cond(with_norm, lambda: global_norm(gradients), lambda: zero)
+        return gradients, value, finite, tf.cond(with_norm, lambda: global_norm(gradients), lambda: zero)
 
     def _scale_after(self, finite: tf.Tensor) -> list[tf.Tensor]:
         if self.settings.loss_scale is None:

@@ -15,6 +15,7 @@ from tfdist.gradients.compression import parse_choice
 from tfdist.grammar.sync import Sync, parse_sync
 from tfdist.layers.sync_batch_norm import is_synchronized
 from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step.loss import not_means
 
 _log = logging.getLogger(__name__)
@@ -64,8 +65,19 @@ def check_stages(
         raise InputError(f"{rule} Received: {received}.")
 
 
+def check_own_clipping(optimizer: keras.Optimizer) -> None:
+    """Raises `InputError` if an optimizer of a stage clips by a norm of all gradients, of which it has a part only."""
+    if optimizer.global_clipnorm:
+        raise InputError(
+            "The optimizer of a stage has only its own gradients. Received: "
+            f"global_clipnorm={optimizer.global_clipnorm}. Pass clip=Clip(norm={optimizer.global_clipnorm}) to the Trainer."
+        )
+
+
 def check_trains(model: keras.Model) -> None:
     """Raises `InputError` for a built model without trainable variables."""
+    if isinstance(model, StagedModel):
+        model = model.whole  # a stage may have none
     if not model.trainable_variables:
         raise InputError("A model needs variables to be trained. Received: no trainable variable.")
 

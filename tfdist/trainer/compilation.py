@@ -7,12 +7,14 @@ import keras
 
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.optimizers.weight_average import average_weights
+from tfdist.pipelining.has_stages import HasStages
 from tfdist.step.settings import Settings
 from tfdist.step.validation import (
     check_born_here,
     check_means,
     check_not_wrapped,
     check_optimizer,
+    check_own_clipping,
     default_loss_scale,
     without_loss_scale,
 )
@@ -54,7 +56,11 @@ def compile_model(
     given = {name: compiled.pop(name) or None for name in ("metrics", "weighted_metrics")}
     metrics = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
-    check_means(model, strategy.replicas, settings.micro_steps)
-    found = dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(model))
+    whole, parts = model, settings.micro_steps
+    if isinstance(strategy, HasStages):
+        check_own_clipping(optimizer)
+        whole, parts = model.whole, strategy.micro_batches
+    check_means(model, strategy.replicas, parts)
+    found = dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(whole))
     check_options(found, optimizer)
     return checked_straggler(found, strategy)

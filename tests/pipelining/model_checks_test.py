@@ -1,0 +1,60 @@
+"""What is refused of a model whose stages would differ from one device, here in a pipeline of one process."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.errors import InputError
+
+X, Y = np.ones([8, 3], "float32"), np.zeros([8], "int32")
+
+
+class Counts(keras.layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = keras.metrics.Mean()
+
+    def call(self, x):
+        self.mean.update_state(keras.ops.mean(x))
+        return x
+
+
+def dense(**options) -> keras.Model:
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, **options)])
+
+
+def twice() -> keras.Model:
+    def block(name: str) -> keras.Model:
+        inputs = keras.Input((3,))
+        return keras.Model(inputs, keras.layers.Dense(3, name="same")(inputs), name=name)
+
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, block("b")(block("a")(inputs)))
+
+
+def trainer(model, micro_batches: int = 1, loss="sparse_categorical_crossentropy", **options) -> tfdist.Trainer:
+    strategy = tfdist.load_strategy("pipeline", micro_batches=micro_batches, environment={})
+    with strategy.scope():
+        return tfdist.Trainer(model(), **{"optimizer": "sgd", "loss": loss, **options})
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (twice, {}, "Received twice: same/bias"),
+        (lambda: keras.Sequential([keras.Input((3,)), Counts(), keras.layers.Dense(2)]), {}, "must not have metrics"),
+        (dense, {"optimizer": keras.optimizers.SGD(global_clipnorm=1.0)}, "Pass clip=Clip(norm=1.0)"),
+        (dense, {"loss": keras.losses.Dice(axis=None), "micro_batches": 2}, "A loss must be a mean over rows"),
+    ],
+)
+def test_refused(model, options, message):
+    with pytest.raises(InputError) as error:
+        trainer(model, **options).fit(X, Y, batch_size=8, steps=1, verbose=0)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_callbacks_that_hold_weights_are_refused():
+    callback = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    with pytest.raises(InputError, match="trainer.load_best"):
+        trainer(dense).fit(X, Y, batch_size=8, steps=1, verbose=0, callbacks=[callback])

@@ -1,0 +1,23 @@
+"""What a model must not have to be trained in stages, besides what cannot be cut."""
+
+import keras
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+
+
+def check_stages_of(model: keras.Model) -> None:
+    """Raises `InputError` for a model whose stages could not be told apart, or whose layers would disagree."""
+    paths = [variable.path for variable in model.variables]
+    twice = sorted({path for path in paths if paths.count(path) > 1})
+    if twice:
+        raise InputError(
+            "The variables of a pipeline must have unique paths, by which checkpoints know them. Received twice: "
+            f"{twice[0]}. Give the layers of nested models different names."
+        )
+    metrics = keras_internals.metrics_of_layers(model)
+    if metrics:
+        raise InputError(
+            "Layers of a pipeline must not have metrics, as each stage would have others. Received: "
+            f"{metrics[0].path}. Pass the metric to `metrics=`."
+        )
