@@ -41,6 +41,11 @@ class HasStages(HasCollectives):
         """See base class."""
         return self.job
 
+    @property
+    def devices_in_total(self) -> int:
+        """See base class; each process has one."""
+        return self.cluster.size
+
     def check_batch_size(self, batch_size: int, micro_steps: int = 1) -> None:
         """See base class; a step has micro-batches instead of micro-steps."""
         check_batch_size(batch_size, self.replicas, self.micro_batches, equal=True, name="micro-batches")

@@ -255,11 +255,13 @@ def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> 
 
 
 def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
-    return {
-        v.path: np.asarray(tf.convert_to_tensor(strategy.local(v.value)[0]), np.float64)
-        for v in model.variables
-        if tf.as_dtype(v.dtype).is_floating
-    }
+    """Returns the weights; on the chief those of the whole model, elsewhere those of this process."""
+    with strategy.parts.whole(model) as whole:
+        return {
+            v.path: np.asarray(tf.convert_to_tensor(strategy.local(v.value)[0]), np.float64)
+            for v in whole.variables
+            if tf.as_dtype(v.dtype).is_floating and keras_internals.value_of(v) is not None
+        }
 
 
 def _norm(value: np.ndarray) -> float:
@@ -275,7 +277,8 @@ def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:
             found.update(np.ascontiguousarray(tf.convert_to_tensor(values[i]).numpy()).tobytes())
         digests.append(found.hexdigest())
     everyone = strategy.peers.gather("verify/digests", digests, deadline=REFERENCE_SECONDS)
-    return len({digest for digests in everyone for digest in digests}) == 1
+    equal = len({digest for digests in everyone for digest in digests}) == 1
+    return all(strategy.group.gather("verify/equal", equal, deadline=REFERENCE_SECONDS))
 
 
 def _noise(session: Session, reference: Trainer) -> set[str]:

@@ -68,8 +68,7 @@ def describe_strategy(strategy: HasCollectives) -> str:
     kinds = {device.device_type for device in tf.config.list_logical_devices()}
     kind = next((kind for kind in ("TPU", "GPU") if kind in kinds), "CPU")
     processes = f" in {strategy.cluster.size} processes" if strategy.cluster.size > 1 else ""
-    total = strategy.cluster.size if isinstance(strategy, HasStages) else strategy.devices_in_total
-    replicas, devices = _plural(strategy.replicas, "replica"), _plural(total, f"{kind} device")
+    replicas, devices = _plural(strategy.replicas, "replica"), _plural(strategy.devices_in_total, f"{kind} device")
     return f"{strategy.name}, {replicas} on {devices}{processes}"
 
 
