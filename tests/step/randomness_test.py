@@ -62,3 +62,13 @@ def test_any_seed_will_do(single, seed):
     state = keras.random.SeedGenerator(0).state
     randomness.reseed([state], seed, tf.constant(2**33, tf.int64), 0)
     assert np.all(np.asarray(state) >= 0)
+
+
+def test_later_draws_of_a_replica_are_not_those_of_the_next_one():
+    """Keras's generators add 1 to their state with each draw, as with micro-steps."""
+    generator = keras.random.SeedGenerator(0)
+    drawn = []
+    for replica in range(3):
+        randomness.reseed([generator.state], 7, tf.constant(5, tf.int64), replica)
+        drawn += [tuple(keras.random.uniform([4], seed=generator).numpy()) for _ in range(4)]
+    assert len(set(drawn)) == 12

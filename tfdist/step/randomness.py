@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 
+_DRAWS = 1 << 16  # of a generator in a step: the draws of a replica must not be those of the next one
+
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
     """Returns the states of the model's seed generators, in the order of its layers."""
@@ -83,6 +85,7 @@ def not_training(
 
 def _key(seed: int, number: int, step: tf.Tensor, replica: tf.Tensor | int) -> tf.Tensor:
     key = tf.constant([seed & 0x7FFFFFFF, number], tf.int32)
-    for part in (tf.cast(step, tf.int32), replica):
+    # The second number of a folded key is what was folded in, and each draw of Keras's generators adds 1 to it.
+    for part in (tf.cast(step, tf.int32), tf.cast(replica, tf.int32) * _DRAWS):
         key = tf.random.experimental.stateless_fold_in(key, part)
     return key
