@@ -116,7 +116,7 @@ PIPELINE = ("--mesh_shape=stage:2;data:2", "--micro_batches=2", *LANGUAGE[:2], "
 
 def test_what_the_document_of_pipelines_shows(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / "guides" / "pipelines.md").read_text(encoding="utf-8")
-    [(shown, lines)] = re.findall(r"```console\n\$ python -m tfdist\.layout (.*?[^\\])\n(.*?)```", text, re.DOTALL)
+    [(shown, lines)] = re.findall(r"```console\n\$ tfdist layout (.*?[^\\])\n(.*?)```", text, re.DOTALL)
     assert printed(capsys, *shlex.split(shown.replace("\\\n", " "))) == lines
 
 
