@@ -44,7 +44,7 @@ class Stamps(NullReporter):
         self.loss = record["loss"]
 
     def measured(self, watch: stopwatch.Stopwatch) -> stopwatch.Measured:
-        """Of the periods of `watch.wait` steps behind the warmup; exchanges of weights may divide them into several calls."""
+        """Of the periods of `watch.wait` steps after the warmup; exchanges of weights may divide them into several calls."""
         first = self.at[0][0]
         borders = [stamp for stamp in self.at if (stamp[0] - first) % watch.wait == 0]
         periods = [[end - start for start, end in zip(*pair, strict=True)] for pair in itertools.pairwise(borders)]

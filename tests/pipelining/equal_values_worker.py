@@ -26,7 +26,9 @@ def main(path: str) -> None:
         model = keras.Model(tokens, table(keras.layers.Dense(4, name="last")(hidden), reverse=True))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         trainer = tfdist.Trainer(model, optimizer="sgd", loss=loss)
-    before, x = weights(trainer), np.arange(32, dtype="int32").reshape(8, 4) % 8
+    x = np.arange(32, dtype="int32").reshape(8, 4) % 8
+    trainer.build((x, x))
+    before = weights(trainer)
     trainer.fit(x, x, batch_size=8, steps=1, verbose=0)
     trainer.save(path)
     trainer.fit(x, x, batch_size=8, steps=1, verbose=0)  # the states of random layers are still there

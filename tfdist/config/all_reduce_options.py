@@ -3,7 +3,7 @@
 from tfdist.errors import InputError
 from tfdist.grammar.all_reduce import AlgorithmTable, parse_all_reduce, parse_table
 from tfdist.grammar.topology import parse_topology
-from tfdist.storage import path_of, storage_of
+from tfdist.storage.text import read_text
 
 
 def all_reduce_text(text: str) -> str:
@@ -28,13 +28,5 @@ def read_table(file: str) -> AlgorithmTable:
     Raises:
       InputError: there is no such file, or it contains something else.
     """
-    path = path_of(file)
-    try:
-        text = storage_of(path).read(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise InputError(
-            f"table must be a file with a table of algorithms, such as all_reduce.csv of another run. Received: {file}: "
-            f"{reason}"
-        ) from error
-    return parse_table(text, file)
+    rule = "table must be a file with a table of algorithms, such as all_reduce.csv of another run."
+    return parse_table(read_text(file, rule), file)

@@ -68,7 +68,7 @@ class Group(abc.ABC):
         return None
 
     def role(self, rank: int) -> str:
-        """Returns the role of a rank of the job, to be written behind the rank: ` (stage 1)`; empty if it has none."""
+        """Returns the role of a rank of the job, to be written after the rank: ` (stage 1)`; empty if it has none."""
         return f" ({self.roles[rank]})" if rank in self.roles else ""
 
     def named(self, members: Iterable[int]) -> str:

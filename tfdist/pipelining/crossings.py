@@ -27,16 +27,24 @@ def crossings_of(found: Sequence[cut.Crossing], rows: int) -> list[Crossing]:
     Raises:
       InputError: another size is unknown.
     """
-    return [
-        Crossing(tf.TensorSpec(_shape(crossing, rows), crossing.dtype), crossing.has_gradient) for crossing in found
-    ]
+    what = "Tensors between the stages of a pipeline"
+    return [Crossing(spec_of(each, rows, what), each.has_gradient) for each in found]
 
 
-def _shape(crossing: cut.Crossing, rows: int) -> list[int]:
-    shape = [rows, *crossing.shape[1:]] if crossing.shape[:1] == (None,) else [*crossing.shape]
+def spec_of(tensor: cut.Crossing | cut.Tensor, rows: int, what: str) -> tf.TensorSpec:
+    """Returns the static shape and the dtype of a tensor for a number of rows.
+
+    Args:
+      tensor: its first size is None if it is that of rows.
+      rows: number of rows.
+      what: what the tensor is one of, for the error.
+
+    Raises:
+      InputError: another size is unknown.
+    """
+    shape = [rows, *tensor.shape[1:]] if tensor.shape[:1] == (None,) else [*tensor.shape]
     if None in shape:
         raise InputError(
-            f"Tensors between the stages of a pipeline need static shapes. Received: {crossing.name} of shape "
-            f"{crossing.shape}. Give keras.Input its sizes."
+            f"{what} need static shapes. Received: {tensor.name} of shape {tensor.shape}. Give keras.Input its sizes."
         )
-    return [size for size in shape if size is not None]
+    return tf.TensorSpec(shape, tensor.dtype)

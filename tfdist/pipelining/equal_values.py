@@ -28,7 +28,10 @@ def synchronize_replicas(strategy: HasStages, variables: Sequence[keras.Variable
 
 
 def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
-    """Copies the first stage's values of shared variables, such as tied embeddings, to the other stages that have them."""
+    """Copies the first stage's values of shared variables, such as tied embeddings, to the other stages that have them.
+
+    Each pipeline does so by itself; `synchronize_replicas` then makes those of all replicas equal.
+    """
     for number, (variable, stages) in enumerate(cut.shared):
         first, *others = sorted({strategy.schedule.process_of(stage) for stage in stages})
         if strategy.stage in (first, *others) and others:

@@ -133,8 +133,7 @@ class _Outputs:
         """
         with keras_internals.new_trace().as_default():
             given = keras.tree.map_structure(lambda x: tf.compat.v1.placeholder(x.dtype, [1, *x.shape[1:]]), inputs)
-            with model.zeros():
-                outputs = model.whole(given, training=False)
+            outputs, _ = model.with_zeros(given, training=False)
             self._structure = keras.tree.map_structure(lambda _: None, outputs)
             attached = [keras_internals.mask_and_logits(output) for output in keras.tree.flatten(outputs)]
             self._has = [[each is not None for each in pair] for pair in attached]

@@ -7,8 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.errors import InputError
-from tfdist.pipelining.crossings import crossings_of
+from tfdist.pipelining.crossings import crossings_of, spec_of
 from tfdist.pipelining.cut import Cut, StageGraph
 from tfdist.pipelining.cut.timing import least_seconds, small_numbers
 
@@ -93,7 +92,7 @@ class _StageFunction:
         received = crossings_of(stage.received, rows)
         self._has_gradient = [crossing.has_gradient for crossing in received]
         self.specs = [
-            *(tf.TensorSpec(_static(x.name, x.shape, rows), x.dtype) for x in inputs),
+            *(spec_of(tensor, rows, "The inputs of a pipeline") for tensor in inputs),
             *(crossing.spec for crossing in received),
             *(tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables),
         ]
@@ -122,16 +121,6 @@ class _StageFunction:
     ) -> tuple[dict[str, tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]]:
         names, end = self._stage.inputs, len(self._stage.inputs) + len(self._has_gradient)
         return dict(zip(names, tensors, strict=False)), tensors[len(names) : end], tensors[end:]
-
-
-def _static(name: str, shape: Sequence[int | None], rows: int) -> list[int]:
-    sizes = [rows, *shape[1:]] if tuple(shape[:1]) == (None,) else [*shape]
-    if None in sizes:
-        raise InputError(
-            f"The inputs of a pipeline need static shapes. Received: {name} of shape {tuple(shape)}. Give keras.Input its "
-            "sizes."
-        )
-    return [size for size in sizes if size is not None]
 
 
 _LOOPS = ("While", "StatelessWhile")

@@ -12,7 +12,7 @@ from tfdist.collectives.gathering import gathered
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.distribution.model_parts import ModelParts
 from tfdist.pipelining.cut import Graph, cut_model, measure_seconds
-from tfdist.pipelining.equal_values import synchronize_replicas, synchronize_shared
+from tfdist.pipelining.equal_values import synchronize_shared
 from tfdist.pipelining.forward_passes import forward
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.model_checks import check_stages_of
@@ -42,7 +42,6 @@ class StageParts(ModelParts):
         cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
         with strategy.process_device():
             part = StagedModel(model, cut, schedule.stages_of(strategy.stage), functools.partial(forward, strategy))
-        synchronize_replicas(strategy, part.variables)
         synchronize_shared(strategy, cut)
         return part
 

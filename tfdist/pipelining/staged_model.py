@@ -1,6 +1,5 @@
 """`StagedModel`: the part of a model that one process of a pipeline trains, as a Keras model that can be compiled."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -89,10 +88,15 @@ class StagedModel(keras.Model):
         """Returns the outputs of the whole model; zeros in a process that does not have the last stage."""
         if in_replica_function():
             return self._forward(self, inputs)
-        with self.zeros():
-            return self.whole(inputs, training=training)  # for shapes and dtypes only
+        return self.with_zeros(inputs, training)[0]  # for shapes and dtypes only
 
-    def zeros(self) -> contextlib.AbstractContextManager[Any]:
-        """Context in which the variables of the whole model are zeros, for operations that are never run."""
-        values = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in self.whole.variables]
-        return keras.StatelessScope(state_mapping=values)
+    def with_zeros(self, inputs: Any, training: bool | None = None) -> tuple[Any, list[tf.Tensor]]:
+        """Calls the whole model for shapes or masks; only what does not depend on weights has its true value.
+
+        Returns:
+          The outputs.
+          Zeros that stand for the values of the variables.
+        """
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self.whole.variables]
+        with keras.StatelessScope(state_mapping=list(zip(self.whole.variables, zeros, strict=True))):
+            return self.whole(inputs, training=training), zeros

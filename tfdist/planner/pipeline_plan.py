@@ -186,7 +186,7 @@ class _Planner:
         self._known: dict[int, _Stages] = {}
 
     def stages(self, count: int) -> _Stages:
-        """Returns the plans of the stages if there are so many."""
+        """Returns the plans of the stages of a model that is cut into `count`."""
         if count not in self._known:
             cut = cut_model(self._traced, self._cut, count, seconds=self._seconds)  # as for training
             operations = [count_operations(cut, stage, self._rows) for stage in cut.stages]

@@ -92,15 +92,12 @@ class PipelinedStep(Step):
         process does not have are zeros in it. Where no output has a mask, there is no such pass.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        model = self._model.whole
         unmasked = self._model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
         if unmasked is not None:
             return loss.totals(self._terms(y, unmasked, weight), batch_size, self._recorded)
-        values = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.variables]
-        with keras.StatelessScope(state_mapping=values):
-            outputs = model(x, training=False)
+        outputs, stand_ins = self._model.with_zeros(x, training=False)
         terms = self._terms(y, outputs, weight)
-        zeros = {id(value) for _, value in values}
+        zeros = {id(value) for value in stand_ins}
         for term in terms:
             if term.per_row is None and keras_internals.is_computed_from(term.denominator, zeros):
                 raise InputError(

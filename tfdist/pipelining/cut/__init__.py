@@ -3,7 +3,7 @@
 from tfdist.pipelining.cut.crossing import Crossing
 from tfdist.pipelining.cut.cutting import Cut, TracedModel, cut_model, trace_model
 from tfdist.pipelining.cut.description import StageDescription, describe_stages
-from tfdist.pipelining.cut.graph import Graph
+from tfdist.pipelining.cut.graph import Graph, Tensor
 from tfdist.pipelining.cut.stage_graph import StageGraph
 from tfdist.pipelining.cut.timing import measure_seconds
 from tfdist.pipelining.cut.variables import StageVariables, initialize, without_values
@@ -15,6 +15,7 @@ __all__ = [
     "StageDescription",
     "StageGraph",
     "StageVariables",
+    "Tensor",
     "TracedModel",
     "cut_model",
     "describe_stages",

@@ -88,7 +88,7 @@ def _has_state(name: str, received: str) -> str:
 
 
 def _allowed(graph: Graph) -> np.ndarray:
-    """Returns before which positions may be cut: not before the first, nor directly behind the entry of a nested model."""
+    """Returns before which positions may be cut: not before the first, nor directly after the entry of a nested model."""
     ordered = [graph.calls[i] for i in graph.order]
     return np.array([False, *(not call.is_entry for call in ordered[:-1]), False])
 
@@ -123,7 +123,7 @@ def _after_layers(graph: Graph, cut: AfterLayers, stages: int) -> list[int]:
 
 
 def _end(ordered: Sequence[Call], name: str) -> int:
-    """Returns the position behind a layer, or behind all layers of a nested model, by its name."""
+    """Returns the position after a layer, or after all layers of a nested model, by its name."""
     for pattern in (re.escape(name), rf".*/{re.escape(name)}"):  # a layer of a nested model may be named without it
         matches = [re.fullmatch(rf"({pattern}(?: \(\d+\))?)(?:/.*)?", call.name) for call in ordered]
         called = {found[1] for found in matches if found}
@@ -141,7 +141,7 @@ def _end(ordered: Sequence[Call], name: str) -> int:
 
 
 def crossing_bytes(graph: Graph, run: AbstractRun) -> list[int]:
-    """Returns the bytes per row that cross a cut behind each position of `graph.order`; see `stage.crossings`."""
+    """Returns the bytes per row that cross a cut after each position of `graph.order`; see `crossing.boundaries`."""
     last = last_uses(graph, {call: position for position, call in enumerate(graph.order)}, len(graph.order) - 1)
     change = [0] * (len(graph.order) + 1)
     for position, i in enumerate(graph.order):

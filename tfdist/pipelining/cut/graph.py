@@ -95,7 +95,7 @@ class Graph:
       calls: all calls in the order in which Keras runs them.
       order: indices of the calls in the order in which the model is cut: as in depth-first search from the outputs, with
         the input that takes the longest chain of calls first. A short side branch, such as the projection of a residual,
-        is then computed immediately before its use, and an auxiliary output immediately behind the layer that it reads.
+        is then computed immediately before its use, and an auxiliary output immediately after the layer that it reads.
     """
 
     model: keras.Model

@@ -10,6 +10,7 @@ import re
 from tfdist.errors import InputError
 from tfdist.pipelining.schedules.schedule import Action, Schedule
 from tfdist.storage import AnyPath, path_of, storage_of
+from tfdist.storage.text import read_text
 
 _ACTION = re.compile(r"([0-9]{1,6})([FBIW])([0-9]{1,6})")
 _SKIPPED = re.compile(r"[0-9]*(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*|")
@@ -61,15 +62,8 @@ def read_csv(processes: int, micro_batches: int, file: AnyPath) -> Schedule:
     Raises:
       InputError: there is no such file, or it contains something else.
     """
-    path = path_of(file)
-    try:
-        text = storage_of(path).read(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise InputError(
-            f"csv:FILE must name a file with a schedule, a line for each process. Received: {file}: {reason}. Write, for "
-            "example, csv:schedule.csv."
-        ) from error
+    rule = "csv:FILE must name a file with a schedule, a line for each process."
+    text = read_text(file, rule, "Write, for example, csv:schedule.csv.")
     return parse_csv(processes, micro_batches, text, str(file))
 
 
