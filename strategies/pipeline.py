@@ -57,7 +57,7 @@ class Pipeline(HasStages):
         self.grid = parse_grid(mesh_shape, cluster.size)
         self.schedule = check_executable(make_schedule(pipeline_schedule, self.grid.stages, micro_batches))
         self.cut = cut
-        self.stage, replica = self.grid.coordinates(cluster.rank)
+        self.pipeline_rank, replica = self.grid.coordinates(cluster.rank)
         options: dict[str, Any] = {"intra_op_threads": intra_op_threads, "groups": self.grid.groups()}
         if communication != "auto":
             options["communication"] = communication
@@ -77,8 +77,8 @@ class Pipeline(HasStages):
         self.group.roles = {rank: self.grid.role(rank) for rank in range(cluster.size)}
         self.communication = self._engine.communication
         self.job = self._engine.process_collectives
-        self.collectives = self.job.group(self.grid.ranks_of_stage(self.stage))
-        self.pipeline = self.job.group(self.grid.ranks_of_replica(replica))
+        self.collectives = self.job.group(self.grid.ranks_of_stage(self.pipeline_rank))
+        self.pipeline_collectives = self.job.group(self.grid.ranks_of_replica(replica))
         self.replicas, self.local_replicas = self.grid.replicas, range(replica, replica + 1)
 
     @property

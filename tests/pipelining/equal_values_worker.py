@@ -33,7 +33,7 @@ def main(path: str) -> None:
     trainer.save(path)
     trainer.fit(x, x, batch_size=8, steps=1, verbose=0)  # the states of random layers are still there
     try:
-        other = "" if strategy.stage else str(np.asarray(model.get_layer("last").kernel))
+        other = "" if strategy.pipeline_rank else str(np.asarray(model.get_layer("last").kernel))
     except tfdist.errors.InputError as error:
         other = str(error)
     print(json.dumps({"before": before, "after": weights(trainer), "other": other}), flush=True)

@@ -10,27 +10,33 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Collection
 
-_ROUNDS = 20  # a process may start another one while it is being killed
+_SECONDS = 5.0  # for which killed processes are awaited: those in an uninterruptible sleep may last longer
+_PAUSE = 0.01
 
 
 def kill_marked(variable: str, spare: Collection[int] = ()) -> None:
     """Kills every process that had this variable when its program was started, even outside of its process group (Linux).
 
+    It returns when two searches in succession have found none: a process may start another one while it is being killed, and
+    has no variables for a moment while it replaces its program.
+
     Args:
       variable: NAME=VALUE.
       spare: ids of processes that are not killed.
     """
-    for _ in range(_ROUNDS):
+    deadline, without = time.monotonic() + _SECONDS, 0
+    while without < 2 and time.monotonic() < deadline:
         found = [pid for pid in _marked(variable.encode()) if pid not in spare]
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:  # has ended
                 pass
-        if not found:
-            return
+        without = 0 if found else without + 1
+        time.sleep(_PAUSE)
 
 
 def _marked(variable: bytes) -> list[int]:

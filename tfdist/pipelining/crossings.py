@@ -9,7 +9,7 @@ from tfdist.errors import InputError
 from tfdist.pipelining import cut
 
 
-class Crossing(NamedTuple):
+class CrossingSpec(NamedTuple):
     """A tensor that crosses from a stage to the next, for a micro-batch.
 
     Attributes:
@@ -21,14 +21,14 @@ class Crossing(NamedTuple):
     has_gradient: bool
 
 
-def crossings_of(found: Sequence[cut.Crossing], rows: int) -> list[Crossing]:
+def crossings_of(found: Sequence[cut.Crossing], rows: int) -> list[CrossingSpec]:
     """Returns what crosses between two stages for a number of rows.
 
     Raises:
       InputError: another size is unknown.
     """
     what = "Tensors between the stages of a pipeline"
-    return [Crossing(spec_of(each, rows, what), each.has_gradient) for each in found]
+    return [CrossingSpec(spec_of(each, rows, what), each.has_gradient) for each in found]
 
 
 def spec_of(tensor: cut.Crossing | cut.Tensor, rows: int, what: str) -> tf.TensorSpec:

@@ -34,16 +34,18 @@ def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
     """
     for number, (variable, stages) in enumerate(cut.shared):
         first, *others = sorted({strategy.schedule.process_of(stage) for stage in stages})
-        if strategy.stage in (first, *others) and others:
+        if strategy.pipeline_rank in (first, *others) and others:
             _copy(strategy, variable, first, others, f"shared/{number}/initial value")
 
 
 def _copy(strategy: HasStages, variable: keras.Variable, first: int, others: Sequence[int], tag: str) -> None:
     def exchange() -> list[tf.Tensor]:
-        if strategy.stage != first:
-            return Link(strategy.pipeline, first).receive([tf.TensorSpec(variable.shape, variable.dtype)], tag)
+        if strategy.pipeline_rank != first:
+            return Link(strategy.pipeline_collectives, first).receive(
+                [tf.TensorSpec(variable.shape, variable.dtype)], tag
+            )
         for other in others:
-            Link(strategy.pipeline, other).send([tf.identity(keras_internals.value_of(variable))], tag)
+            Link(strategy.pipeline_collectives, other).send([tf.identity(keras_internals.value_of(variable))], tag)
         return []
 
     with strategy.process_device():

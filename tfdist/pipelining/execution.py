@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.pipelining.action_clock import ActionClock, NoClock
-from tfdist.pipelining.crossings import Crossing
+from tfdist.pipelining.crossings import CrossingSpec
 from tfdist.pipelining.messages import Link
 from tfdist.pipelining.schedules import BACKWARD, FORWARD, Action, Schedule
 
@@ -44,11 +44,11 @@ class Stage(Protocol):
         """Values of the trainable variables of the stage."""
 
     @property
-    def received(self) -> Sequence[Crossing]:
+    def received(self) -> Sequence[CrossingSpec]:
         """What the stage before it sends."""
 
     @property
-    def sent(self) -> Sequence[Crossing]:
+    def sent(self) -> Sequence[CrossingSpec]:
         """What it sends to the next stage."""
 
     def forward(self, micro_batch: int, received: Sequence[tf.Tensor]) -> Forward:
@@ -179,7 +179,7 @@ class _Execution:
             Link(self._collectives, message.target).send(sent, message.tag)
 
 
-def _with_gradients(values: Sequence[Any], crossings: Sequence[Crossing]) -> list[Any]:
+def _with_gradients(values: Sequence[Any], crossings: Sequence[CrossingSpec]) -> list[Any]:
     """Returns the values of the crossings whose gradients are sent back."""
     return [value for value, crossing in zip(values, crossings, strict=True) if crossing.has_gradient]
 

@@ -111,13 +111,13 @@ def _micro_batch(strategy: HasStages, model: StagedModel, inputs: Any, rows: int
     for number, stage in model.stages.items():
         before, after = (strategy.schedule.process_of(number + step) for step in (-1, 1))
         received = local
-        if before != strategy.stage and stage.received:
+        if before != strategy.pipeline_rank and stage.received:
             specs = [crossing.spec for crossing in crossings_of(stage.received, rows)]
-            received = Link(strategy.pipeline, before).receive(specs, f"forward/{rows}/{number}")
+            received = Link(strategy.pipeline_collectives, before).receive(specs, f"forward/{rows}/{number}")
         outputs, local = stage.call(model.cut.named_inputs(inputs), received, training=False)
         losses += [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in stage.take_data_losses()]
-        if after != strategy.stage and stage.sent:
-            Link(strategy.pipeline, after).send(local, f"forward/{rows}/{number + 1}")
+        if after != strategy.pipeline_rank and stage.sent:
+            Link(strategy.pipeline_collectives, after).send(local, f"forward/{rows}/{number + 1}")
     return outputs, losses
 
 

@@ -17,24 +17,24 @@ class HasStages(HasCollectives):
 
     Attributes:
       grid: the processes of the job.
-      stage: number of this process in its pipeline.
+      pipeline_rank: number of this process in its pipeline.
       schedule: the order in which stages compute micro-batches.
       cut: where the model is cut into stages, as in `--cut`.
       job: collectives of all processes.
-      pipeline: collectives of the processes of this replica's pipeline, in the order of their stages.
+      pipeline_collectives: collectives of the processes of this replica's pipeline, in the order of their stages.
     """
 
     grid: ProcessGrid
-    stage: int
+    pipeline_rank: int
     schedule: Schedule
     cut: str
     job: Collectives
-    pipeline: Collectives
+    pipeline_collectives: Collectives
 
     @functools.cached_property
     def peers(self) -> Group:
         """See base class; those with the same stage."""
-        return self.group.subgroup(self.grid.ranks_of_stage(self.stage))
+        return self.group.subgroup(self.grid.ranks_of_stage(self.pipeline_rank))
 
     @property
     def job_collectives(self) -> Collectives:
@@ -58,4 +58,4 @@ class HasStages(HasCollectives):
     @property
     def is_last(self) -> bool:
         """Whether this process has the last stage, which computes outputs and the loss."""
-        return self.stage == self.grid.stages - 1
+        return self.pipeline_rank == self.grid.stages - 1

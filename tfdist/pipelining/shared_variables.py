@@ -36,12 +36,12 @@ def summed_over_stages(
 def _summed(gradient: tf.Tensor, holders: Sequence[int], strategy: HasStages, tag: str) -> tf.Tensor:
     first, *others = holders
     spec = [tf.TensorSpec(gradient.shape, gradient.dtype)]
-    if strategy.stage != first:
-        link = Link(strategy.pipeline, first)
+    if strategy.pipeline_rank != first:
+        link = Link(strategy.pipeline_collectives, first)
         link.send([gradient], f"{tag}/part")
         return link.receive(spec, f"{tag}/sum")[0]
     for other in others:
-        gradient += Link(strategy.pipeline, other).receive(spec, f"{tag}/part")[0]
+        gradient += Link(strategy.pipeline_collectives, other).receive(spec, f"{tag}/part")[0]
     for other in others:
-        Link(strategy.pipeline, other).send([gradient], f"{tag}/sum")
+        Link(strategy.pipeline_collectives, other).send([gradient], f"{tag}/sum")
     return gradient

@@ -30,7 +30,7 @@ class StageBlocks(VariableBlocks):
     def names_written(self, names: Sequence[str]) -> set[str]:
         """See base class; what several stages have, such as tied weights and the optimizer's step, the first writes."""
         everyone = self._strategy.group.gather("stages/names", list(names), LONG_SECONDS)
-        earlier = everyone[: self._strategy.grid.ranks_of_stage(self._strategy.stage)[0]]
+        earlier = everyone[: self._strategy.grid.ranks_of_stage(self._strategy.pipeline_rank)[0]]
         return set(names).difference(*earlier)
 
     def forms_of_all(self, forms: Mapping[str, Any]) -> dict[str, Any]:

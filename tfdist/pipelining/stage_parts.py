@@ -41,7 +41,9 @@ class StageParts(ModelParts):
         check_stages_of(model)
         cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
         with strategy.process_device():
-            part = StagedModel(model, cut, schedule.stages_of(strategy.stage), functools.partial(forward, strategy))
+            part = StagedModel(
+                model, cut, schedule.stages_of(strategy.pipeline_rank), functools.partial(forward, strategy)
+            )
         synchronize_shared(strategy, cut)
         return part
 
@@ -66,4 +68,4 @@ class StageParts(ModelParts):
     def outputs(self, outputs: Any) -> Any:
         """See base class; sent by the last stage to all others."""
         own = tf.nest.map_structure(lambda output: output if self.computes_outputs else output[:0], outputs)
-        return gathered(own, self._strategy.pipeline)
+        return gathered(own, self._strategy.pipeline_collectives)

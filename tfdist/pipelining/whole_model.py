@@ -27,10 +27,10 @@ def whole_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model
     if strategy.local_replicas.start == 0:
         for process in range(1, strategy.grid.stages):
             variables = _variables_of(strategy, model, process)
-            if strategy.stage == 0:
+            if strategy.pipeline_rank == 0:
                 missing += variables
                 values += _received(strategy, variables, process)
-            elif strategy.stage == process:
+            elif strategy.pipeline_rank == process:
                 _send(strategy, variables)
     # States of random layers have values everywhere; they are set anew in every step.
     without = [(v, value) for v, value in zip(missing, values, strict=True) if keras_internals.value_of(v) is None]
@@ -55,14 +55,14 @@ def _received(strategy: HasStages, variables: list[keras.Variable], process: int
     specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
     with strategy.process_device():
         return tf.function(
-            lambda: Link(strategy.pipeline, process).receive(specs, f"save/{process}"), autograph=False
+            lambda: Link(strategy.pipeline_collectives, process).receive(specs, f"save/{process}"), autograph=False
         )()
 
 
 def _send(strategy: HasStages, variables: list[keras.Variable]) -> None:
     def send() -> None:
         values = [tf.identity(keras_internals.value_of(variable)) for variable in variables]
-        Link(strategy.pipeline, 0).send(values, f"save/{strategy.stage}")
+        Link(strategy.pipeline_collectives, 0).send(values, f"save/{strategy.pipeline_rank}")
 
     with strategy.process_device():
         tf.function(send, autograph=False)()

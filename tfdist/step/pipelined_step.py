@@ -71,7 +71,9 @@ class PipelinedStep(Step):
         stages = {
             number: _Stage(self, graph, parts, totals, batch_size) for number, graph in self._model.stages.items()
         }
-        sums = run_schedule(strategy.schedule, strategy.stage, stages, strategy.pipeline, self._clock)
+        sums = run_schedule(
+            strategy.schedule, strategy.pipeline_rank, stages, strategy.pipeline_collectives, self._clock
+        )
         found: dict[int, Sum] = {}
         for number, stage in stages.items():
             for variable, gradient in zip(stage.trained, sums[number], strict=True):
@@ -129,7 +131,7 @@ class PipelinedStep(Step):
                 tf.add_n([tf.zeros([], floatx), *squares]),
             ]
         )
-        [everyone] = self._strategy.pipeline.all_gather([own[None]], name="stages/agreed")
+        [everyone] = self._strategy.pipeline_collectives.all_gather([own[None]], name="stages/agreed")
         total, failed, norm = tf.unstack(tf.reduce_sum(everyone, axis=0))
         return gradients, tf.cast(total, value.dtype), tf.equal(failed, 0), tf.sqrt(norm)
 

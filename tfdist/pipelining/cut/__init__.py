@@ -1,6 +1,6 @@
 """Cutting a functional or sequential Keras model into stages, each with its own calls of layers and its own variables."""
 
-from tfdist.pipelining.cut.crossing import Crossing
+from tfdist.pipelining.cut.boundaries import Crossing
 from tfdist.pipelining.cut.cutting import Cut, TracedModel, cut_model, trace_model
 from tfdist.pipelining.cut.description import StageDescription, describe_stages
 from tfdist.pipelining.cut.graph import Graph, Tensor

@@ -11,10 +11,10 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.grammar.cut import AfterLayers, Balanced, parse_cut
 from tfdist.pipelining.cut.abstract_run import AbstractRun, run_abstractly
-from tfdist.pipelining.cut.boundaries import Load, places
-from tfdist.pipelining.cut.crossing import Boundary, boundaries
+from tfdist.pipelining.cut.boundaries import Boundary, boundaries
 from tfdist.pipelining.cut.graph import Graph, graph_of
 from tfdist.pipelining.cut.model_checks import check_model
+from tfdist.pipelining.cut.places import Load, places
 from tfdist.pipelining.cut.stage_graph import StageGraph
 from tfdist.pipelining.cut.timing import measure_seconds
 from tfdist.pipelining.cut.variables import assign_variables

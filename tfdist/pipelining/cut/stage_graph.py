@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.pipelining.cut.abstract_run import AbstractRun
-from tfdist.pipelining.cut.crossing import LOGITS, MASK, VALUE, Crossing
+from tfdist.pipelining.cut.boundaries import LOGITS, MASK, VALUE, Crossing
 from tfdist.pipelining.cut.graph import Call, Graph
 from tfdist.pipelining.cut.variables import StageVariables
 
