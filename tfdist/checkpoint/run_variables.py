@@ -94,32 +94,37 @@ class RunVariables:
         differing = {id(variable) for variable in exchanges.own_variables}
         self._exchanged = _named(_EXCHANGES, [*exchanges.variables, *exchanges.own_variables], differing)
         self._forms = {name: _form(held) for name, held in self._variables.items()}
+        self._written: frozenset[str] = frozenset()  # names; see `collect`
 
     def collect(self) -> None:
         """Learns which variables other processes have, before the run is saved or restored; every process must call it."""
-        found = self._strategy.blocks.forms_of_all(
-            {name: [dtype, *shape] for name, (dtype, shape) in self._forms.items()}
-        )
+        forms = {name: _form(held) for name, held in self._held().items()}
+        found = self._strategy.blocks.of_all({name: [dtype, *shape] for name, (dtype, shape) in forms.items()})
         kinds = (_MODEL, _STATISTICS, _OPTIMIZER)
         ordered = sorted(
-            found, key=lambda name: [name.removeprefix(_LOCAL).startswith(kind) for kind in kinds], reverse=True
+            (name for name in found.forms if name.removeprefix(_LOCAL).startswith(kinds)),
+            key=lambda name: [name.removeprefix(_LOCAL).startswith(kind) for kind in kinds],
+            reverse=True,
         )
-        self._forms = {name: (found[name][0], tuple(found[name][1:])) for name in ordered}
+        self._forms = {name: (found.forms[name][0], tuple(found.forms[name][1:])) for name in ordered}
+        self._written = found.written
 
     def parts(self) -> list[Part]:
-        """Returns copies on the host of the blocks that this process writes; every process must call it."""
+        """Returns copies on the host of the blocks that this process writes, after `collect`."""
+        return [
+            Part(name, self._saved_shape(held), offset, values)
+            for name, held in self._held().items()
+            if name in self._written
+            for offset, values in self._strategy.blocks.written(held.variable, held.per_replica)
+        ]
+
+    def _held(self) -> dict[str, _RunVariable]:
+        """Returns all variables of this process by name."""
         states = {
             f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _RunVariable(variable, state.per_replica)
             for state, variable in self._store.items()
         }
-        every = {**self._variables, **self._exchanged, **states}
-        written = self._strategy.blocks.names_written(list(every))
-        return [
-            Part(name, self._saved_shape(held), offset, values)
-            for name, held in every.items()
-            if name in written
-            for offset, values in self._strategy.blocks.written(held.variable, held.per_replica)
-        ]
+        return {**self._variables, **self._exchanged, **states}
 
     def replicated(self) -> dict[str, tf.Variable]:
         """Returns the replicated variables by name, except states of random layers, which differ between replicas."""

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
@@ -22,6 +22,18 @@ class Replicas(Protocol):
 
     def local(self, value: Any) -> list[Any]:
         """Returns this process's values of a per-replica variable, in the order of `local_replicas`."""
+
+
+class VariablesOfAll(NamedTuple):
+    """The variables of all processes of a job.
+
+    Attributes:
+      forms: dtype and shape by name, as JSON.
+      written: names of those of which this process writes its blocks.
+    """
+
+    forms: dict[str, Any]
+    written: frozenset[str]
 
 
 class VariableBlocks:
@@ -65,21 +77,13 @@ class VariableBlocks:
         """Whether this process writes the variables that all replicas have with the same values."""
         return self._replicas.is_chief
 
-    def names_written(self, names: Sequence[str]) -> set[str]:
-        """Returns the names of the variables of which this process writes its blocks; every process must call it.
-
-        Args:
-          names: names of this process's variables.
-        """
-        return set(names)
-
-    def forms_of_all(self, forms: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the forms of the variables of all processes, which may have different ones; every process must call it.
+    def of_all(self, forms: Mapping[str, Any]) -> VariablesOfAll:
+        """Returns the variables of all processes, which may have different ones; every process must call it.
 
         Args:
           forms: dtype and shape of this process's variables by name, as JSON.
         """
-        return dict(forms)
+        return VariablesOfAll(dict(forms), frozenset(forms))
 
     def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
         """Returns all copies of a variable, or of its blocks, on this process's devices: (owner, offset, values).

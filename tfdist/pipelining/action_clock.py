@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist.distribution.clock import time_after
+
 
 class ActionClock:
     """Notes when the actions of this process begin and end, while they are traced.
@@ -17,12 +19,12 @@ class ActionClock:
 
     def begin(self, before: Sequence[tf.Tensor], received: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns what the next action must wait for: a reading that follows these tensors."""
-        self._times.append(_time_after([*before, *received]))
+        self._times.append(time_after([*before, *received]))
         return self._times[-1:]
 
     def end(self, results: Sequence[tf.Tensor]) -> None:
         """Reads the clock when the results of an action are available."""
-        self._times.append(_time_after(results))
+        self._times.append(time_after(results))
 
     def read(self) -> tf.Tensor:
         """Returns start and end of each action, [actions, 2] float64, in seconds since the epoch."""
@@ -38,8 +40,3 @@ class NoClock(ActionClock):
 
     def end(self, results: Sequence[tf.Tensor]) -> None:
         """See base class."""
-
-
-def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    with tf.control_dependencies(list(tensors)):
-        return tf.timestamp()

@@ -1,10 +1,10 @@
 """Variables of a pipelined job on the host: each is in the processes of its stage, and some are in all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.distribution.variable_blocks import VariableBlocks
+from tfdist.distribution.variable_blocks import VariableBlocks, VariablesOfAll
 from tfdist.pipelining.has_stages import HasStages
 
 
@@ -27,15 +27,14 @@ class StageBlocks(VariableBlocks):
         """See base class."""
         return self._strategy.local_replicas.start == 0
 
-    def names_written(self, names: Sequence[str]) -> set[str]:
-        """See base class; what several stages have, such as tied weights and the optimizer's step, the first writes."""
-        everyone = self._strategy.group.gather("stages/names", list(names), LONG_SECONDS)
-        earlier = everyone[: self._strategy.grid.ranks_of_stage(self._strategy.pipeline_rank)[0]]
-        return set(names).difference(*earlier)
+    def of_all(self, forms: Mapping[str, Any]) -> VariablesOfAll:
+        """See base class; in the order of the stages.
 
-    def forms_of_all(self, forms: Mapping[str, Any]) -> dict[str, Any]:
-        """See base class; in the order of the stages."""
+        What several stages have, such as tied weights and the optimizer's step, the first of them writes.
+        """
+        everyone = self._strategy.group.gather("stages/forms", dict(forms), LONG_SECONDS)
         found: dict[str, Any] = {}
-        for each in self._strategy.group.gather("stages/forms", dict(forms), LONG_SECONDS):
-            found = {**found, **{name: form for name, form in each.items() if name not in found}}
-        return found
+        for each in everyone:
+            found |= {name: form for name, form in each.items() if name not in found}
+        earlier = everyone[: self._strategy.grid.ranks_of_stage(self._strategy.pipeline_rank)[0]]
+        return VariablesOfAll(found, frozenset(forms).difference(*earlier))

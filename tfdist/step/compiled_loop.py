@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.indexed_batch import IndexedBatch
+from tfdist.distribution.clock import time_after
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import NotFiniteError
-from tfdist.step.clock import time_after
 from tfdist.step.step import Step
 
 

@@ -17,10 +17,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, using
+from tfdist.distribution import clock
 from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Reducer, unscaled
 from tfdist.gradients.accumulation import Accumulated, accumulated_until
-from tfdist.step import clock, loss
+from tfdist.step import loss
 from tfdist.step.in_micro_steps import InMicroSteps
 from tfdist.step.metrics import LossShare, ModelMetrics, track_outputs
 from tfdist.step.settings import Settings

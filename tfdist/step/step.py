@@ -1,8 +1,8 @@
 """One training step as two replica functions.
 
-`compute` is everything up to the reduced gradients and the global loss; `apply` updates weights and optimizer state. A
-loss or gradient that is not finite therefore changes neither. Collectives and updates are never inside a condition
-within a replica function, where tf.distribute forbids them.
+`compute` is everything up to the reduced gradients and the global loss; `apply` updates weights and optimizer state. A loss
+or gradient that is not finite changes neither. Collectives and updates are never inside a condition within a replica
+function, where tf.distribute forbids them.
 """
 
 import contextlib
@@ -17,9 +17,10 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica, Recording, using
 from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
+from tfdist.distribution import clock
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.gradients import Reducer, accumulated, unscaled
-from tfdist.step import clock, loss, randomness
+from tfdist.step import loss, randomness
 from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.in_micro_steps import InMicroSteps
@@ -123,8 +124,7 @@ class Step:
             return self._computed(batch, step, with_norm)
 
     def _computed(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
-        has_clock = not self._strategy.compiles_replicas  # XLA's programs cannot read one
-        no_time = tf.zeros([], tf.float64)
+        has_clock, no_time = not self._strategy.compiles_replicas, tf.zeros([], tf.float64)  # XLA's programs have none
         arrived = clock.time_after(batch) if has_clock else no_time
         batch = clock.available_after(arrived, batch) if has_clock else batch
         has_batch_size = isinstance(batch, ReplicaRows)

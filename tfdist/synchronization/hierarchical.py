@@ -88,7 +88,10 @@ class HierarchicalExchanges(PeriodicExchanges):
         """Returns what is compiled for the exchange of a level; None for what is left after an exchange of all."""
         if level not in self._of_level:
             function = self._begin_levels if level is None else functools.partial(self._exchange_group, level)
-            run = lambda share: self._strategy.run(function, share)  # noqa: E731
+
+            def run(share: tf.Tensor) -> Any:
+                return self._strategy.run(function, share)
+
             spec = tf.TensorSpec([], keras.config.floatx())
             self._of_level[level] = tf.function(run, autograph=False).get_concrete_function(spec)
         return self._of_level[level]

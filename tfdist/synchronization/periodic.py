@@ -44,10 +44,9 @@ class PeriodicExchanges(Exchanges):
         self._exchange = self._make_exchange(
             self._weights, self._optimizer, strategy, reducer, self._global_weights, store
         )
-        rows = lambda: tf.convert_to_tensor(self._exchange.rows)  # noqa: E731
         averages = [average for _, average in keras_internals.weight_averages(self._optimizer)]
-        self._mean = ReplicaMean([*self._weights, *averages], strategy, rows)
-        self._mean_in_agreement = ReplicaMean(averages, strategy, rows)
+        self._mean = ReplicaMean([*self._weights, *averages], strategy, self._rows)
+        self._mean_in_agreement = ReplicaMean(averages, strategy, self._rows)
         self._compiled: Any = None
         self._batch_size, self._rate = 0, 1.0
         self._last: int | None = None  # step of the last exchange; None before local training begins
@@ -75,8 +74,7 @@ class PeriodicExchanges(Exchanges):
         self._batch_size, self._rate = batch_size, rate
         if self.is_local_step(step) and self._last in (None, step):
             self._last = step
-            take_over = lambda: self._strategy.run(lambda: self._global_weights.take_over(self._weights))  # noqa: E731
-            tf.function(take_over, autograph=False).get_concrete_function()()
+            tf.function(self._take_over_global_weights, autograph=False).get_concrete_function()()
 
     def at(self, step: int) -> Mapping[str, float]:
         """See base class; returns `replica_divergence`."""
@@ -95,6 +93,18 @@ class PeriodicExchanges(Exchanges):
         """See base class; right after an exchange, only averages of weights may differ between replicas."""
         agree = self._last is None or self._last == step
         return self._mean_in_agreement() if agree else self._mean()
+
+    def _rows(self) -> tf.Tensor:
+        """Returns the number of rows since the last exchange."""
+        return tf.convert_to_tensor(self._exchange.rows)
+
+    def _take_over_global_weights(self) -> None:
+        """Makes the weights of all replicas the global ones."""
+        self._strategy.run(lambda: self._global_weights.take_over(self._weights))
+
+    def _exchange_all(self, rows: tf.Tensor) -> Any:
+        """Exchanges the weights of all replicas, each of which has trained on this many rows."""
+        return self._strategy.run(self._exchange.exchange, rows)
 
     @property
     def _period(self) -> int:
@@ -118,8 +128,7 @@ class PeriodicExchanges(Exchanges):
     def _exchanged(self, share: tf.Tensor) -> ExchangeResult:
         """Exchanges the weights; the first time, processes compare the calls that they will make."""
         if self._compiled is None:
-            exchange = lambda rows: self._strategy.run(self._exchange.exchange, rows)  # noqa: E731
-            self._compiled = tf.function(exchange, autograph=False).get_concrete_function(
+            self._compiled = tf.function(self._exchange_all, autograph=False).get_concrete_function(
                 tf.TensorSpec([], share.dtype)
             )
             assert self._exchange.recording is not None

@@ -77,7 +77,10 @@ class _RoundLoop:
 
         replicas, variables = len(self._strategy.local_replicas), len(self._step.variables)
         start = (tf.constant(0), _nothing_spent(replicas), _no_result(variables))
-        going = lambda done, _, result: tf.logical_and(done < steps, result.may_continue)  # noqa: E731
+
+        def going(done: tf.Tensor, _: _Spent, result: LoopResult) -> tf.Tensor:
+            return tf.logical_and(done < steps, result.may_continue)
+
         _, spent, end = tf.while_loop(going, body, start, parallel_iterations=1)
         return end._replace(
             losses=end.losses.stack(),

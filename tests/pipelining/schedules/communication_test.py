@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.pipelining.schedules.arbitrary_schedules import any_schedules, durations, named_schedules
 from tfdist.errors import InputError
 from tfdist.pipelining.schedules import Action, make_schedule, simulate
-from tfdist.pipelining.schedules.communication import Exchange, exchanges, separate_messages
+from tfdist.pipelining.schedules.communication import Exchange, exchanges
 from tfdist.pipelining.schedules.rendezvous import run_with_rendezvous
 
 
@@ -68,6 +68,20 @@ def test_activations_and_gradients_that_cross_are_fused():
         for step in program
     ]
     assert " ".join(said) == "0F0 0F0 0F1 0F1+1B0 0B0 0F2 0F2+1B1 0B1 1B2 0B2"
+
+
+def separate_messages(schedule):
+    """Returns the steps of each process if every message is an exchange of its own, just before or after its action."""
+    programs = []
+    for row in schedule.actions:
+        steps = []
+        for action in row:
+            receive, send = schedule.messages_of(action)
+            steps += [Exchange((receive,))] if receive else []
+            steps += [action]
+            steps += [Exchange((send,))] if send else []
+        programs.append(tuple(steps))
+    return tuple(programs)
 
 
 def test_1f1b_deadlocks_with_messages_one_by_one():

@@ -57,23 +57,6 @@ def exchanges(schedule: Schedule) -> tuple[Program, ...]:
     return tuple(_program(row, between) for row, between in zip(schedule.actions, gaps, strict=True))
 
 
-def separate_messages(schedule: Schedule) -> tuple[Program, ...]:
-    """Returns the steps of each process if every message is an exchange of its own, just before or after its action.
-
-    If sends wait for their receive, this deadlocks with 1F1B and most other schedules.
-    """
-    programs = []
-    for row in schedule.actions:
-        steps: list[Step] = []
-        for action in row:
-            receive, send = schedule.messages_of(action)
-            steps += [Exchange((receive,))] if receive else []
-            steps += [action]
-            steps += [Exchange((send,))] if send else []
-        programs.append(tuple(steps))
-    return tuple(programs)
-
-
 def _program(actions: tuple[Action, ...], gaps: list[list[Message]]) -> Program:
     """Returns the steps of a process from its actions and the messages before each, and after the last."""
     steps: list[Step] = []
