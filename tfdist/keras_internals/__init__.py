@@ -7,7 +7,7 @@ from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
 from tfdist.keras_internals.convolutions import convolutions_of_no_rows
 from tfdist.keras_internals.data import Adapted, adapted, count_rows, is_batched
-from tfdist.keras_internals.deferred import deferred_weights, refuse_values, with_values
+from tfdist.keras_internals.deferred import deferred_weights, read_by, refuse_values
 from tfdist.keras_internals.draws import keyed, neutral
 from tfdist.keras_internals.fitting import (
     compilation,
@@ -102,6 +102,7 @@ from tfdist.keras_internals.optimizers import (
     velocities_of,
     weight_averages,
 )
+from tfdist.keras_internals.saving import weights_in_file
 from tfdist.keras_internals.tf_internals import (
     always_run,
     captured_through,
@@ -183,6 +184,7 @@ __all__ = [
     "data_losses",
     "embeddings",
     "flat_losses",
+    "read_by",
     "refuse_values",
     "rebind_variables",
     "replaced_learning_rate",
@@ -260,11 +262,11 @@ __all__ = [
     "wait_for_devices",
     "weight_averages",
     "weight_losses",
+    "weights_in_file",
     "weighted_sum",
     "without_memory_optimizer",
     "with_autograph",
     "with_mask_and_logits_of",
-    "with_values",
     "without_autograph",
     "without_optimizer",
     "wrap_call",

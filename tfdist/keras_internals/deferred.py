@@ -1,8 +1,9 @@
 """Weights without values: a process creates those of a whole model, but holds only the values of its own part."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -15,17 +16,14 @@ from tfdist.errors import InputError
 def deferred_weights() -> Iterator[None]:
     """Context in which the weights of layers get no values; other variables, such as states of random layers, do.
 
-    Shapes, dtypes and initializers are those of ordinary weights. Assigning to a weight sets its initial value.
+    Shapes, dtypes and initializers are those of ordinary weights. Assigning to a weight, also later, sets its initial value.
     """
     kind, add_weight = keras.Variable, keras.Layer.add_weight
-    initialize, assign, register = (
-        kind._initialize_with_initializer,
-        kind._direct_assign,
-        keras_variables.register_uninitialized_variable,
-    )
+    initialize, register = kind._initialize_with_initializer, keras_variables.register_uninitialized_variable
 
     def defer(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         variable._value, variable._initializer = None, initializer
+        variable._direct_assign = functools.partial(_assign, variable)
 
     def deferred(self: keras.Layer, *args: Any, **kwargs: Any) -> keras.Variable:
         kind._initialize_with_initializer = defer
@@ -36,39 +34,45 @@ def deferred_weights() -> Iterator[None]:
             kind._initialize_with_initializer = initialize
             keras_variables.register_uninitialized_variable = register
 
-    def assigned(variable: keras.Variable, value: Any) -> None:
-        if variable._value is not None:
-            assign(variable, value)
-        else:
-            given = tf.cast(value, variable.dtype)
-            variable._initializer = lambda *_, **__: given
-
-    keras.Layer.add_weight, kind._direct_assign = deferred, assigned
+    keras.Layer.add_weight = deferred
     try:
         yield
     finally:
-        keras.Layer.add_weight, kind._direct_assign = add_weight, assign
+        keras.Layer.add_weight = add_weight
+
+
+def _assign(variable: keras.Variable, value: Any) -> None:
+    if variable._value is not None:
+        type(variable)._direct_assign(variable, value)
+    elif not isinstance(variable._initializer, _Refused):
+        given = tf.cast(value, variable.dtype)
+        variable._initializer = lambda *_, **__: given
+
+
+class _Refused(NamedTuple):
+    """An initializer that raises `InputError`."""
+
+    message: str
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise InputError(self.message)
 
 
 def refuse_values(variables: Sequence[keras.Variable], message: str) -> None:
-    """Makes variables without values raise `InputError` when they are read, instead of returning initial values."""
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise InputError(message)
-
+    """Makes variables without values raise `InputError` when they are read, and ignore values that are assigned."""
     for variable in variables:
         if variable._value is None:
-            variable._initializer = refuse
+            variable._initializer = _Refused(message)
 
 
 @contextlib.contextmanager
-def with_values(variables: Sequence[keras.Variable], values: Sequence[Any]) -> Iterator[None]:
-    """Context in which variables without values have these."""
+def read_by(variables: Sequence[keras.Variable], read: Callable[[keras.Variable], Any]) -> Iterator[None]:
+    """Context in which a read of a variable without a value returns that of a function, which is called for each read."""
     initializers = [variable._initializer for variable in variables]
-    for variable, value in zip(variables, values, strict=True):
-        variable._initialize(keras.ops.convert_to_tensor(value, variable._dtype))
+    for variable in variables:
+        variable._initializer = lambda *_, variable=variable, **__: read(variable)
     try:
         yield
     finally:
         for variable, initializer in zip(variables, initializers, strict=True):
-            variable._value, variable._initializer = None, initializer
+            variable._initializer = initializer

@@ -260,7 +260,7 @@ def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
         return {
             v.path: np.asarray(tf.convert_to_tensor(strategy.local(v.value)[0]), np.float64)
             for v in whole.variables
-            if tf.as_dtype(v.dtype).is_floating and keras_internals.value_of(v) is not None
+            if tf.as_dtype(v.dtype).is_floating and (strategy.is_chief or keras_internals.value_of(v) is not None)
         }
 
 

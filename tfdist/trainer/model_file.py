@@ -10,7 +10,7 @@ from tfdist.storage import AnyPath, path_of, storage_of
 
 def save_model(model: keras.Model, path: AnyPath) -> None:
     """Writes a model that Keras alone can load; the path never has an incomplete one. See `Trainer.save`."""
-    with storage_of(path).staged(path_of(path)) as local:
+    with storage_of(path).staged(path_of(path)) as local, keras_internals.weights_in_file():
         _save(model, str(local))
 
 
