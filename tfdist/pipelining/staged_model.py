@@ -1,6 +1,7 @@
 """`StagedModel`: the part of a model that one process of a pipeline trains, as a Keras model that can be compiled."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -83,6 +84,15 @@ class StagedModel(keras.Model):
     weights = variables
     trainable_weights = trainable_variables
     non_trainable_weights = non_trainable_variables
+
+    def load_weights(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Loads the weights of the whole model from a file, of which this process keeps those of its stages.
+
+        Args:
+          filepath: file that a model like the whole one has saved.
+          **kwargs: see base class.
+        """
+        self.whole.load_weights(filepath, **kwargs)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the outputs of the whole model; zeros in a process that does not have the last stage."""
