@@ -20,6 +20,14 @@ def test_what_is_written_is_a_copy(single, mirrored2):
         assert values.flags.owndata
 
 
+def test_what_is_not_copied_shares_the_memory_of_the_variable(single, mirrored2):
+    for strategy in (single, mirrored2):
+        with strategy.scope():
+            variable = tf.Variable(tf.ones([3]))
+        [(_, first)], [(_, second)] = (strategy.blocks.written(variable, False, copied=False) for _ in range(2))
+        assert np.shares_memory(first, second) and first.tolist() == [1.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("name", ["single", "mirrored2", "mesh2x2"])
 def test_blocks_are_read_back(name, request):
     strategy = request.getfixturevalue(name)

@@ -47,7 +47,8 @@ class Checkpoints:
       best: metric whose best value is followed, such as "val_accuracy" or "val_auc(mode=max)", with Keras's names: of an
         evaluation with `val_`, otherwise of an epoch. The run is then also saved whenever the value is better than all
         before, and at its end. The best checkpoint is kept besides the newest ones; see `Trainer.load_best`.
-      in_background: whether training continues while a checkpoint is written, once it has been copied to host memory.
+      in_background: whether training continues while a checkpoint is written, once it has been copied to host memory;
+        otherwise a CPU needs no memory for a copy.
       strict: whether the run ends if a checkpoint cannot be written; otherwise a warning is logged, and the next one is
         tried.
       flags: flags of the run, stored in each checkpoint for information.

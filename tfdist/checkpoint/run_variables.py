@@ -109,13 +109,13 @@ class RunVariables:
         self._forms = {name: (found.forms[name][0], tuple(found.forms[name][1:])) for name in ordered}
         self._written = found.written
 
-    def parts(self) -> list[Part]:
-        """Returns copies on the host of the blocks that this process writes, after `collect`."""
+    def parts(self, copied: bool = True) -> list[Part]:
+        """Returns the blocks that this process writes, on the host, after `collect`; `copied`: see `VariableBlocks.written`."""
         return [
             Part(name, self._saved_shape(held), offset, values)
             for name, held in self._held().items()
             if name in self._written
-            for offset, values in self._strategy.blocks.written(held.variable, held.per_replica)
+            for offset, values in self._strategy.blocks.written(held.variable, held.per_replica, copied)
         ]
 
     def _held(self) -> dict[str, _RunVariable]:

@@ -31,7 +31,9 @@ class MeshBlocks(VariableBlocks):
         super().__init__(strategy)
         self._devices = devices
 
-    def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    def written(
+        self, variable: tf.Variable, per_replica: bool, copied: bool = True
+    ) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """See base class; each block is saved by the process of the first device that has it."""
         blocks = self._devices.own_blocks(variable)
         return [((0, *offset), values[np.newaxis]) for offset, values in blocks] if per_replica else blocks

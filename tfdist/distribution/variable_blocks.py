@@ -54,8 +54,10 @@ class VariableBlocks:
         """
         self._replicas = replicas
 
-    def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """Returns what this process saves of a variable: copies on the host, each with its offset in the saved array.
+    def written(
+        self, variable: tf.Variable, per_replica: bool, copied: bool = True
+    ) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """Returns what this process saves of a variable: values on the host, each with its offset in the saved array.
 
         There is no communication. The blocks of all processes cover the variable without overlap.
 
@@ -63,8 +65,11 @@ class VariableBlocks:
           variable: TensorFlow variable of this strategy.
           per_replica: whether each replica has its own value; the saved array then has an additional first dim over all
             replicas.
+          copied: whether the values are copies; otherwise they may share the variable's memory, and need not be those of now
+            once it is assigned.
         """
-        values = [_copied(value) for value in self._replicas.local(variable)]
+        read = _copied if copied else _shared
+        values = [read(value) for value in self._replicas.local(variable)]
         if per_replica:
             return [
                 ((replica, *(0,) * value.ndim), value[np.newaxis])
@@ -129,6 +134,11 @@ class VariableBlocks:
     def full_variables(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
         """Context in which the chief can read the full variables, to save them; every process must enter it."""
         return contextlib.nullcontext()
+
+
+def _shared(value: Any) -> np.ndarray:
+    """Returns a value on the host, which shares the memory of a variable on the host."""
+    return np.asarray(tf.convert_to_tensor(value))
 
 
 def _copied(value: Any) -> np.ndarray:

@@ -13,13 +13,14 @@ def run_variables(program: Program, state: TrainState) -> RunVariables:
     return RunVariables(program.model, program.strategy, program.store, state.callbacks, program.exchanges)
 
 
-def saved(program: Program, state: TrainState, batches: BatchSchedule) -> Saved:
+def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: bool = True) -> Saved:
     """Returns the current state, for a checkpoint; every process must call it.
 
     Args:
       program: what is trained.
       state: state of the run.
       batches: the run's batches.
+      copied: whether training may continue while it is written; otherwise it need not be copied.
     """
     variables = run_variables(program, state)
     variables.collect()
@@ -35,4 +36,4 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule) -> Saved:
         "callbacks": callbacks,
     }
     best = [state.best.best.step] if state.best and state.best.best else []
-    return Saved(state.step, program.settings.seed, [*variables.parts(), *arrays], values, variables, kept=best)
+    return Saved(state.step, program.settings.seed, [*variables.parts(copied), *arrays], values, variables, kept=best)

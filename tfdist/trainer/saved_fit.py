@@ -63,6 +63,7 @@ def fit(
     """
     given = _with_clients(given, program.settings, schedule, balance)
     strategy, data = program.strategy, given.data
+    copied = checkpoints is None or checkpoints.in_background
     state.best = watched(callbacks, checkpoints, program, state.best_before, evaluates=data.test is not None)
     with (
         checks.watchdog(strategy.group) as watchdog,
@@ -70,7 +71,7 @@ def fit(
             checkpoints,
             strategy,
             state.step,
-            lambda: saved(program, state, batches),
+            lambda: saved(program, state, batches, copied),
             synchronizer(reporting.ledger, reporting.reporter),
             state.best,
         ) as saving,
