@@ -118,7 +118,7 @@ TASKS = {
             Method("slowmo(period=16)"),
             Method("easgd(period=16)"),
             Method("adaptive(rule=adacomm)"),
-            Method("adaptive(rule=qsr)"),
+            Method("adaptive(rule=qsr, period=4, alpha=0.04)"),
             Method("adaptive(rule=divergence)"),
         ),
     ),
