@@ -14,6 +14,7 @@ from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Examples, inputs_alone
 from tfdist.data.source import ArraySource
 from tfdist.data.stream import StreamSource
+from tfdist.data.structures import with_tuples
 from tfdist.errors import InputError
 
 
@@ -21,8 +22,8 @@ def as_data_set(value: Any, name: str, steps: int | None = None, test_steps: int
     """Wraps data returned by a user's function.
 
     Args:
-      value: arrays (x, y) or (x, y, sample_weight), where structures of arrays are dicts; other data that `as_examples`
-        accepts; a pair of these, for training and test; or a `DataSet`.
+      value: arrays (x, y) or (x, y, sample_weight), where structures of arrays are dicts, as two lists or tuples would be a
+        pair; other data that `as_examples` accepts; a pair of these, for training and test; or a `DataSet`.
       name: name of the data set.
       steps: batches of the training data that are counted as an epoch; by default all.
       test_steps: the same for the test data.
@@ -124,9 +125,9 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
     """Wraps data in one of the forms of Keras's `fit`.
 
     Args:
-      value: arrays (x, y) or (x, y, sample_weight), or x alone, for a model whose layers add the loss; a
-        `tf.data.Dataset` of batches or of single examples; a `keras.utils.PyDataset`, a Python generator or a data loader,
-        of batches; or `Examples`.
+      value: arrays (x, y) or (x, y, sample_weight), each an array or a list, tuple or dict of arrays; or x alone, for a
+        model whose layers add the loss; a `tf.data.Dataset` of batches or of single examples; a
+        `keras.utils.PyDataset`, a Python generator or a data loader, of batches; or `Examples`.
       steps: batches of a global batch each that are counted as an epoch; by default all of the data.
 
     Raises:
@@ -139,9 +140,9 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
             value = value.map(inputs_alone)
         return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
     if isinstance(value, tuple | list) and len(value) in (2, 3):
-        return ArraySource(tuple(value))
+        return ArraySource(_arrays(value))
     if isinstance(value, np.ndarray | tf.Tensor | dict) or (isinstance(value, tuple | list) and len(value) == 1):
-        return ArraySource(inputs_alone(value[0] if isinstance(value, tuple | list) else value))
+        return ArraySource(inputs_alone(with_tuples(value[0] if isinstance(value, tuple | list) else value)))
     if isinstance(value, keras.utils.PyDataset):
         return from_py_dataset(value, steps)
     if isinstance(value, Iterator) or is_data_loader(value):
@@ -150,6 +151,12 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
         "A data set must be arrays (x, y), a tf.data.Dataset, a keras.utils.PyDataset, a generator of batches, a Source, "
         f"a pair of those for training and test, or a DataSet. Received: {type(value).__name__}."
     )
+
+
+def _arrays(value: Any) -> Any:
+    """Returns (x, y) or (x, y, sample_weight) in the form that tf.data takes; weights that are None are left out."""
+    has_weights = len(value) == 3 and value[2] is not None
+    return tuple(with_tuples(part) for part in value[: 3 if has_weights else 2])
 
 
 def is_data_loader(value: Any) -> bool:

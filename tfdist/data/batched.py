@@ -5,6 +5,7 @@ Its rows are one stream, which is cut into global batches again, so that every s
 
 import logging
 import math
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from tfdist.data.examples import Element, Examples, Transform, as_is, chain, che
 from tfdist.data.row_partition import RowPartition
 from tfdist.data.source import ArraySource
 from tfdist.data.stream import shares_of, transformed
+from tfdist.data.structures import with_tuples
 from tfdist.errors import InputError
 
 _FOREVER = 2**62  # rows of data without an end
@@ -220,7 +222,8 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
       InputError: Keras does not accept the data, or it has no end and there is no `steps`.
     """
     try:
-        found = keras_internals.adapted(data)
+        is_generator = isinstance(data, types.GeneratorType)
+        found = keras_internals.adapted((with_tuples(batch) for batch in data) if is_generator else data)
     except ValueError as error:
         raise InputError(str(error).splitlines()[0]) from error
     if found.length is None and steps is None:
@@ -248,7 +251,7 @@ def _begin_epoch(data: keras.utils.PyDataset, number: int) -> np.int64:
 
 def _as_arrays(batch: Any) -> Element:
     check_element(batch)
-    return tf.nest.map_structure(np.asarray, batch)
+    return tf.nest.map_structure(np.asarray, with_tuples(batch))
 
 
 def _leaves(batch: Any) -> list[np.ndarray]:

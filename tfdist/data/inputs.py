@@ -13,6 +13,7 @@ from tfdist.data.batched import from_dataset
 from tfdist.data.examples import Element, Examples, inputs_alone
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import StreamSource
+from tfdist.data.structures import has_arrays
 from tfdist.errors import InputError
 
 
@@ -59,16 +60,12 @@ def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) ->
 
 
 def _arrays(x: Any) -> Any:
-    """Returns x with lists of arrays as tuples, since tf.data turns a list into one tensor; nested numbers are an array."""
+    """Returns x with tuples instead of lists of arrays; nested numbers are an array."""
     if isinstance(x, dict):
         return {name: _arrays(part) for name, part in x.items()}
-    if isinstance(x, tuple | list) and all(np.ndim(part) for part in x) and any(_is_array(part) for part in x):
+    if isinstance(x, tuple | list) and has_arrays(x):
         return tuple(_arrays(part) for part in x)
     return np.asarray(x)
-
-
-def _is_array(part: Any) -> bool:
-    return hasattr(part, "shape") or isinstance(part, dict)
 
 
 class Padded(Source):

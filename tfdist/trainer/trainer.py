@@ -175,11 +175,11 @@ class Trainer(CanPredict):
         where the previous `fit` ended.
 
         Args:
-          x: inputs, as arrays, with `y`; or all data: arrays (x, y); a `tf.data.Dataset`, `keras.utils.PyDataset` or
-            generator of batches, whose rows are used in the order in which they come, the same on every process; a
-            `tf.data.Dataset` of single examples, which is shuffled; a `DataSet`, a source; or a pair of these for training
-            and validation. tf.data's autotuning is disabled, because its thread delays the end of a run by up to a minute:
-            `AUTOTUNE` then means one parallel call per core.
+          x: inputs, as an array or a list, tuple or dict of arrays, with `y`; or all data: arrays (x, y); a
+            `tf.data.Dataset`, `keras.utils.PyDataset` or generator of batches, whose rows are used in the order in which they
+            come, the same on every process; a `tf.data.Dataset` of single examples, which is shuffled; a `DataSet`, a source;
+            or a pair of these for training and validation. tf.data's autotuning is disabled, because its thread delays the
+            end of a run by up to a minute: `AUTOTUNE` then means one parallel call per core.
           y: targets, as arrays.
           batch_size: global batch size, over all replicas; by default that of the first batch of `x`, or 32.
           epochs: number of passes over the data, with those before `initial_epoch`; 1 if `steps` is not given either.

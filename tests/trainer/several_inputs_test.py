@@ -1,0 +1,84 @@
+"""Lists of inputs, outputs and weights are those of Keras, in each method and form of data."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.errors import InputError
+
+RANDOM = np.random.default_rng(0)
+pytestmark = pytest.mark.usefixtures("float64")
+X = [RANDOM.standard_normal((40, size)) for size in (3, 2)]
+Y = [RANDOM.standard_normal((40, size)) for size in (1, 2)]
+WEIGHTS = [RANDOM.random(40), RANDOM.random(40)]
+
+
+class Batches(keras.utils.PyDataset):
+    """Four batches of lists."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = slice(10 * index, 10 * index + 10)
+        return [x[rows] for x in X], [y[rows] for y in Y]
+
+
+def generator():
+    while True:
+        yield from map(Batches().__getitem__, range(4))
+
+
+def build():
+    keras.utils.set_random_seed(1)
+    first, second = keras.Input((3,)), keras.Input((2,))
+    both = keras.layers.Dense(4, "tanh")(keras.layers.Concatenate()([first, second]))
+    return keras.Model(
+        [first, second], [keras.layers.Dense(1, name="one")(both), keras.layers.Dense(2, name="two")(both)]
+    )
+
+
+def compiled():
+    return {"optimizer": keras.optimizers.SGD(0.1), "loss": ["mse", "mae"], "loss_weights": [1.0, 0.5]}
+
+
+def trainer_of(strategy):
+    keras.utils.clear_session(free_memory=False)
+    with strategy.scope():
+        return tfdist.Trainer(build(), **compiled())
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        {"x": X, "y": Y},
+        {"x": X, "y": Y, "sample_weight": WEIGHTS, "validation_data": (X, Y, WEIGHTS)},
+        {"x": X, "y": Y, "validation_data": [X, Y, None], "validation_split": 0.0},
+        {"x": X, "y": Y, "validation_split": 0.25},
+    ],
+    ids=["arrays", "weights", "validation", "split"],
+)
+def test_lists_are_those_of_keras(mirrored2, fit):
+    arguments = fit | {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
+    keras.utils.clear_session(free_memory=False)
+    plain = build()
+    plain.compile(**compiled())
+    wanted = plain.fit(**arguments).history
+    found = trainer_of(mirrored2).fit(**arguments).history
+    assert {name: pytest.approx(values, rel=1e-12) for name, values in wanted.items()} == found
+
+
+def test_batches_evaluations_and_predictions_have_lists(single):
+    trainer = trainer_of(single)
+    wanted = trainer.evaluate(tuple(X), tuple(Y))
+    trainer_evaluations = [trainer.evaluate(X, Y), trainer.evaluate((X, Y)), trainer.evaluate(Batches())]
+    assert trainer_evaluations == [pytest.approx(wanted, rel=1e-12)] * 3
+    assert [output.shape for output in trainer.predict(X, verbose=0)] == [(40, 1), (40, 2)]
+    of_batches = trainer.fit(Batches(), shuffle=False, verbose=0).history
+    assert trainer_of(single).fit(generator(), steps_per_epoch=4, verbose=0).history == of_batches
+
+
+def test_lists_of_numbers_are_no_arrays(single):
+    with pytest.raises(InputError, match="`x` must be an array. Received: a list of int"):
+        trainer_of(single).fit([1, 2, 3], [1, 2, 3])
