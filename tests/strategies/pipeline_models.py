@@ -13,7 +13,10 @@ from tfdist.layers import SyncBatchNormalization
 
 EXAMPLES = 64
 CLASSES, FEATURES, LENGTH, VOCABULARY = 3, 6, 6, 16
-CUTS = {"skip": {2: "third", 3: "second,fourth", 4: "first,third,fourth"}}  # by number of stages; others are automatic
+CUTS = {
+    "skip": {2: "third", 3: "second,fourth", 4: "first,third,fourth"},
+    "text": {2: "words"},
+}  # by number of stages; others are automatic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +137,15 @@ class Root(layers.Layer):
         return keras.ops.sqrt(x * self.scale)
 
 
+def text() -> Made:
+    """A first stage without trainable variables, whose results have no static number of rows."""
+    words = np.array(["a", "b", "c", "d"])
+    vectorization = layers.TextVectorization(output_sequence_length=LENGTH, vocabulary=words, name="words")
+    model = keras.Sequential([keras.Input((), dtype="string"), vectorization, layers.Embedding(6, 8), layers.Flatten()])
+    model.add(layers.Dense(CLASSES))
+    return Made(model, np.array([" ".join(words[row]) for row in _integers(4, LENGTH)]), _integers(CLASSES))
+
+
 def overflowing() -> Made:
     """A row for which only a gradient of the first stage is not finite."""
     inputs = keras.Input((FEATURES,))
@@ -209,5 +221,17 @@ def normalized(replicas: int = 1, micro_batches: int = 1) -> Made:
 
 MODELS: Mapping[str, Callable[..., Made]] = {
     make.__name__: make
-    for make in (regularized, frozen, tied, skip, masked, several, overflowing, dropped, exposing, normalized)
+    for make in (
+        regularized,
+        frozen,
+        tied,
+        skip,
+        masked,
+        several,
+        text,
+        overflowing,
+        dropped,
+        exposing,
+        normalized,
+    )
 }

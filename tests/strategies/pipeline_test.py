@@ -45,7 +45,7 @@ MASKS = tuple(
     Case("exposing", "gradients", schedule, 4, steps=1) for schedule in ("1f1b", "1f1b", "gpipe", INTERLEAVED)
 )
 BESIDE = {
-    TWO: (Case("dropped", micro_batches=1), Case("normalized(micro_batches=4)", "adamw")),
+    TWO: (Case("dropped", micro_batches=1), Case("normalized(micro_batches=4)", "adamw"), Case("text", "adamw")),
     THREE: (),
     TWO_BY_TWO: (
         Case("overflowing", "adamw", options="loss_scale"),

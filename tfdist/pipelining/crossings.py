@@ -31,6 +31,12 @@ def crossings_of(found: Sequence[cut.Crossing], rows: int) -> list[CrossingSpec]
     return [CrossingSpec(spec_of(each, rows, what), each.has_gradient) for each in found]
 
 
+def with_static_shapes(tensors: Sequence[tf.Tensor], crossings: Sequence[CrossingSpec]) -> list[tf.Tensor]:
+    """Returns tensors with the static shapes of what crosses, which some operations, such as those on text, do not keep."""
+    pairs = zip(tensors, crossings, strict=True)
+    return [x if x.shape.is_fully_defined() else tf.ensure_shape(x, crossing.spec.shape) for x, crossing in pairs]
+
+
 def spec_of(tensor: cut.Crossing | cut.Tensor, rows: int, what: str) -> tf.TensorSpec:
     """Returns the static shape and the dtype of a tensor for a number of rows.
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.pipelining.action_clock import ActionClock, NoClock
-from tfdist.pipelining.crossings import CrossingSpec
+from tfdist.pipelining.crossings import CrossingSpec, with_static_shapes
 from tfdist.pipelining.messages import Link
 from tfdist.pipelining.schedules import BACKWARD, FORWARD, Action, Schedule
 
@@ -140,6 +140,7 @@ class _Execution:
             inputs = [tf.identity(tensor) for tensor in received]
             tape.watch(_with_gradients(inputs, stage.received))
             sent, loss = stage.forward(action.micro_batch, inputs)
+            sent = with_static_shapes(sent, stage.sent)
             sent = [tf.identity(tensor) for tensor in sent]  # one that only passes through is a target and a source
         self._live[action.stage, action.micro_batch] = _Live(tape, inputs, sent, loss)
         return sent, [*sent, loss]
@@ -159,6 +160,7 @@ class _Execution:
         sent = [
             tf.zeros_like(x) if g is None else tf.convert_to_tensor(g) for g, x in zip(of_inputs, inputs, strict=True)
         ]
+        sent = with_static_shapes(sent, _with_gradients(stage.received, stage.received))
         return sent, [*sent, *(each for each in sums if each is not None)]
 
     def _received(self, action: Action) -> list[tf.Tensor]:

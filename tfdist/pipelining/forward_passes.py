@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.pipelining.crossings import crossings_of
+from tfdist.pipelining.crossings import crossings_of, with_static_shapes
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.messages import Link
 from tfdist.pipelining.staged_model import StagedModel
@@ -117,6 +117,7 @@ def _micro_batch(strategy: HasStages, model: StagedModel, inputs: Any, rows: int
         outputs, local = stage.call(model.cut.named_inputs(inputs), received, training=False)
         losses += [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in stage.take_data_losses()]
         if after != strategy.pipeline_rank and stage.sent:
+            local = with_static_shapes(local, crossings_of(stage.sent, rows))
             Link(strategy.pipeline_collectives, after).send(local, f"forward/{rows}/{number + 1}")
     return outputs, losses
 

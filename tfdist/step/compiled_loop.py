@@ -264,7 +264,8 @@ def _one(
     def skip() -> tf.Tensor:
         strategy.run(step.skip, computed)
         first = [strategy.local(gradient)[0] for gradient in computed.gradients]
-        return tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in first])
+        # Not tf.stack, which makes floats of no gradients: a stage of a pipeline may have no trainable variables.
+        return tf.convert_to_tensor([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in first], tf.bool)
 
     return _StepResult(
         loss,
