@@ -174,6 +174,12 @@ def sequential() -> Made:
     return model, numbers(6).astype("float32")
 
 
+def branching() -> Made:
+    """Layers that read their weights in a branch first."""
+    spectral = [layers.SpectralNormalization(layers.Dense(6, "tanh")) for _ in range(3)]
+    return keras.Sequential([keras.Input((6,)), *spectral, layers.Dense(2)]), numbers(6)
+
+
 MODELS: dict[str, Callable[[], Made]] = {
     function.__name__: function
     for function in (
@@ -193,6 +199,7 @@ MODELS: dict[str, Callable[[], Made]] = {
         operations,
         regularized,
         sequential,
+        branching,
     )
 }
 

@@ -140,8 +140,13 @@ class _Tracer:
     def run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
         """Runs the calls, and notes what each uses."""
         self.values.update(zip(self._graph.inputs.values(), inputs, strict=True))
-        scope = keras_internals.UsageScope(lambda variable: tf.compat.v1.placeholder(variable.dtype, variable.shape))
         trace = tf.compat.v1.get_default_graph()
+
+        def stand_in(variable: keras.Variable) -> tf.Tensor:
+            with trace.as_default():  # the first read may be in a branch, whose tensors no other branch may use
+                return tf.compat.v1.placeholder(variable.dtype, variable.shape)
+
+        scope = keras_internals.UsageScope(stand_in)
         with scope:
             for call in self._graph.calls:
                 scope.read, scope.written = {}, {}
