@@ -1,4 +1,7 @@
-"""Weights that must be equal are so, although each process has drawn its own, and those of other stages cannot be read."""
+"""Weights that must be equal are so, although each process has drawn its own, and those of other stages cannot be read.
+
+Over Horovod, as `tests/strategies/pipeline_test.py` has replicas over TensorFlow only.
+"""
 
 import json
 import pathlib
@@ -13,10 +16,20 @@ from tests import processes
 @pytest.mark.processes
 def test_replicas_and_stages_begin_with_equal_weights(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "model.keras"
-    with processes.job([sys.executable, "-m", "tests.pipelining.equal_values_worker", str(file)], 4) as job:
-        ended = job.wait(200)
-    assert [end.code for end in ended] == [0] * 4, "\n".join(end.output for end in ended)
-    lines = ([line for line in end.output.splitlines() if line.startswith('{"before')] for end in ended)
+    launch = [
+        sys.executable,
+        "-m",
+        "tfdist.launch",
+        "--processes=4",
+        "--launcher=horovod",
+        f"--log_dir={tmp_path}",
+        "--",
+    ]
+    with processes.job([*launch, sys.executable, "-m", "tests.pipelining.equal_values_worker", str(file)], 1) as job:
+        [end] = job.wait(200)
+    assert end.code == 0, end.output
+    logs = [(tmp_path / f"rank-{rank}.log").read_text().splitlines() for rank in range(4)]
+    lines = ([line for line in log if line.startswith('{"before')] for log in logs)
     first, second, third, fourth = (json.loads(found[-1]) for found in lines)
     for when in ("before", "after"):
         assert first[when] == second[when] and third[when] == fourth[when]  # replicas of a stage

@@ -19,7 +19,7 @@ def synchronize_replicas(strategy: HasStages, variables: Sequence[keras.Variable
 
     def broadcast() -> list[tf.Tensor]:
         values = [tf.identity(keras_internals.value_of(variable)) for variable in floating]
-        return strategy.collectives.broadcast(values, name="stages/initial values")
+        return strategy.collectives.broadcast(values, name="stages/initial_values")
 
     with strategy.process_device():
         values = tf.function(broadcast, autograph=False)()
