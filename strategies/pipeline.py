@@ -12,6 +12,7 @@ from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.coordination import Group
 from tfdist.distribution.factory import create
 from tfdist.errors import InputError
+from tfdist.pipelining.activation_compression import METHODS
 from tfdist.pipelining.equal_values import synchronize_replicas
 from tfdist.pipelining.execution import check_executable
 from tfdist.pipelining.has_stages import HasStages
@@ -37,6 +38,7 @@ class Pipeline(HasStages):
         pipeline_schedule: str = "1f1b",
         micro_batches: int = 1,
         cut: str = "auto",
+        activation_compression: str = "none",
         communication: str = "auto",
         intra_op_threads: int = 0,
         start_timeout_seconds: float = 120.0,
@@ -50,13 +52,14 @@ class Pipeline(HasStages):
           pipeline_schedule: the order of micro-batches, as in `--pipeline_schedule`.
           micro_batches: number of parts of a replica's rows in each step.
           cut: where the model is cut into stages, as in `--cut`.
+          activation_compression: compression of messages between stages, as in `--activation_compression`.
           communication: the engine's implementation, as in `--communication`.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
           start_timeout_seconds: how long to wait for the other processes' servers, over TensorFlow.
         """
         self.grid = parse_grid(mesh_shape, cluster.size)
         self.schedule = check_executable(make_schedule(pipeline_schedule, self.grid.stages, micro_batches))
-        self.cut = cut
+        self.cut, self.activation_compression = cut, METHODS[activation_compression]()
         self.pipeline_rank, replica = self.grid.coordinates(cluster.rank)
         options: dict[str, Any] = {"intra_op_threads": intra_op_threads, "groups": self.grid.groups()}
         if communication != "auto":

@@ -124,7 +124,7 @@ def test_the_stages_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, *PIPELINE)
     assert "2 stages in 2 processes, 2 replicas, each step 2 micro-batches of 4 rows per replica" in found
     assert "(4x16x16 float32)" in found and "summed over the 2 replicas" in found
-    assert re.search(r"^1f1b +3\d\.\d% +2 1 +\S+ KiB, \S+ KiB$", found, re.MULTILINE), found
+    assert re.search(r"^1f1b +3\d\.\d% +2 1 +\S+ KiB, \S+ KiB +8.0 KiB, 8.0 KiB$", found, re.MULTILINE), found
     assert re.search(r"^gpipe +3\d\.\d% +2 2 ", found, re.MULTILINE)
     assert re.search(r"^interleaved\(chunks=2\) ", found, re.MULTILINE)
     assert "does not support it: zb_h1" in found
@@ -154,7 +154,25 @@ def test_json_of_a_pipeline(capfd: pytest.CaptureFixture[str]) -> None:
         state = sum(stage["bytes"][kind] for kind in ("variables", "gradients", "optimizer_state"))
         assert held == state + live * stage["bytes"]["activations"]
         assert stage["bytes"]["optimizer_state"] == 2 * stage["bytes"]["gradients"], "AdamW has two slots"
+    assert schedules["1f1b"]["message_bytes"] == [2 * first["sent_bytes"]] * 2, "activations, and their gradients"
     assert all(f"{note}\n" in text for note in record["notes"])
+
+
+def test_messages_of_a_step(capfd: pytest.CaptureFixture[str]) -> None:
+    large = (
+        "--mesh_shape=stage:2",
+        "--micro_batches=2",
+        *LANGUAGE[:2],
+        "--batch_size=64",
+        "--activation_compression=int8",
+    )
+    record = json.loads(printed(capfd, "--json", *large, "--pipeline_schedule=interleaved(chunks=2)"))
+    code = 32 * 16 * 16 + 4 * 32 + 4
+    assert record["activation_compression"] == "int8"
+    assert [stage["sent_bytes"] for stage in record["stages"]] == [code, code, code, 0]
+    found = {each["schedule"]: each["message_bytes"] for each in record["schedules"]}
+    assert found["1f1b"] == [2 * code, 2 * code]
+    assert found["interleaved(chunks=2)"] == [2 * 3 * code, 2 * 3 * code]
 
 
 def test_measured_stages(capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,8 @@ from tfdist.export import ExportConfig
 
 # Users have these names in scripts: names may be added but not renamed.
 NAMES = """
-    accumulate_steps all_reduce augment balance base_batch_size batch_norm batch_size best bucket_mb bucket_order callbacks
+    accumulate_steps activation_compression all_reduce augment balance base_batch_size batch_norm batch_size best
+    bucket_mb bucket_order callbacks
     check_sync check_sync_every checkpoint_async checkpoint_every checkpoint_strict
     clip_norm clip_value commit_dir commit_every communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator cut data_dir dataset

@@ -32,6 +32,7 @@ def training_record() -> dict:
         "loss_scale": 1024.0,
         "skipped_steps": 1,
         "payload_bytes": 400,
+        "message_bytes": 100,
         "compression_ratio": 2.0,
         "sync_period": 8,
         "replica_divergence": 0.5,

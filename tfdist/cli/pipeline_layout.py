@@ -58,6 +58,7 @@ def main(config: LayoutConfig, output: Output) -> int:
         micro_batches=config.micro_batches,
         rows=rows,
         cut=config.cut,
+        activation_compression=config.activation_compression,
         measures=config.measure_stages,
     )
     notes = list(_notes(plan, grid, config))
@@ -93,10 +94,11 @@ def _lines(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutCon
         stages = " and ".join(map(str, shared.stages))
         yield f"In stages {stages}: {shared.path}, {byte_size(shared.bytes)}, whose gradients are summed over these stages"
     yield ""
-    yield f"Schedules with {_count(config.micro_batches, 'micro-batch')}; for each process, live micro-batches and memory:"
+    micro_batches = _count(config.micro_batches, "micro-batch")
+    yield f"Schedules with {micro_batches}; live micro-batches, memory and messages of each process:"
     timed = ["step"] if config.measure_stages else []
     rows_of = [_schedule_row(each, config.measure_stages) for each in plan.schedules]
-    yield from text_table([("schedule", "idle", *timed, "live", "memory"), *rows_of])
+    yield from text_table([("schedule", "idle", *timed, "live", "memory", "sent in a step"), *rows_of])
 
 
 def _header(plan: "PipelinePlan") -> tuple[str, ...]:
@@ -128,6 +130,7 @@ def _schedule_row(plan: "SchedulePlan", is_timed: bool) -> tuple[str, ...]:
         *([_milliseconds(plan.step_seconds or 0.0)] if is_timed else []),
         " ".join(map(str, plan.live)),
         ", ".join(map(byte_size, plan.process_bytes)),
+        ", ".join(map(byte_size, plan.message_bytes)),
     )
 
 
@@ -164,6 +167,7 @@ def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutCon
         "micro_batch_examples": rows,
         "pipeline_schedule": config.pipeline_schedule,
         "cut": config.cut,
+        "activation_compression": config.activation_compression,
         "stages": [_stage_facts(stage) for stage in plan.stages],
         "shared_variables": [dataclasses.asdict(shared) for shared in plan.shared],
         "schedules": [_schedule_facts(each) for each in plan.schedules],
@@ -199,6 +203,7 @@ def _schedule_facts(plan: "SchedulePlan") -> dict[str, Any]:
         "idle": plan.idle,
         "live_micro_batches": list(plan.live),
         "process_bytes": list(plan.process_bytes),
+        "message_bytes": list(plan.message_bytes),
         "step_seconds": plan.step_seconds,
     }
 

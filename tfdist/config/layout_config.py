@@ -15,7 +15,7 @@ _WITH_LAYOUT, _WITH_STAGES = taking("layout"), taking("pipeline_schedule")
 _OF_A_PLAN = (  # flags on which memory and communication of a step depend
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"
-    " intra_op_threads"
+    " activation_compression intra_op_threads"
 ).split()
 
 

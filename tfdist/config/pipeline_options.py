@@ -9,6 +9,7 @@ from tfdist.grammar.cut import parse_cut
 from tfdist.grammar.pipeline_schedule import ZBH1, OneFOneB, parse_pipeline_schedule
 
 DEFAULT_SCHEDULE = OneFOneB.name
+ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")
 
 
 def schedule_text(text: str) -> str:
@@ -57,4 +58,13 @@ class PipelineOptions:
         check=cut_text,
         is_option=True,
         elsewhere=("auto",),
+    )
+    activation_compression: str = flag_field(
+        "none",
+        DEVICES,
+        "Compression of activations and their gradients between the stages of --strategy=pipeline in training: none, bf16 or "
+        "fp16 (casts to 2 bytes), or int8 (1 byte, with a scale per block of 256 elements).",
+        choices=ACTIVATION_COMPRESSION,
+        is_option=True,
+        elsewhere=("none",),
     )

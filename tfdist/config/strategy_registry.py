@@ -195,7 +195,15 @@ DECLARATIONS = (
     Declaration(
         name="pipeline",
         help="stages of the model in several processes",
-        options=("mesh_shape", "pipeline_schedule", "micro_batches", "cut", "communication", "intra_op_threads"),
+        options=(
+            "mesh_shape",
+            "pipeline_schedule",
+            "micro_batches",
+            "cut",
+            "activation_compression",
+            "communication",
+            "intra_op_threads",
+        ),
         accepts={"communication": ("auto", "ring", "nccl", "gloo", "mpi")},
         refuses=(
             Refusal(

@@ -329,18 +329,20 @@ class VerifyConfig(TrainConfig):
         0.0,
         CHECKS,
         "Maximum relative difference that passes. 0 chooses it by optimizer and --float64, and 4 times the rounding "
-        "error in bfloat16. Required with float16 or --compression; dgc and signsgd are different algorithms and match "
-        "one device at no tolerance.",
+        "error in bfloat16. Required with float16, --compression or --activation_compression; dgc and signsgd are different "
+        "algorithms and match one device at no tolerance.",
     )
 
     def __post_init__(self) -> None:
         """Requires a tolerance for features that differ from one device by design: loss scale and compression."""
         super().__post_init__()
-        if not self.tolerance and (self.precision == "mixed_float16" or self.compression != "none"):
+        compressed = [name for name in ("compression", "activation_compression") if getattr(self, name) != "none"]
+        if not self.tolerance and (self.precision == "mixed_float16" or compressed):
+            names = ("precision", *(compressed or ("compression",)))
+            received = [flag_text(name, getattr(self, name)) for name in names]
             raise InputError(
                 "With float16 or compression, results differ from those of one device by more than rounding: set "
-                f"--tolerance, or leave them out. Received: {flag_text('precision', self.precision)} "
-                f"{flag_text('compression', self.compression)}."
+                f"--tolerance, or leave them out. Received: {' '.join(received)}."
             )
         if parse_sync(self.sync).exchanges_weights:
             raise InputError(

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.pipelining.action_clock import ActionClock, NoClock
+from tfdist.pipelining.activation_compression import EXACT, ActivationCompression
 from tfdist.pipelining.crossings import CrossingSpec, with_static_shapes
 from tfdist.pipelining.messages import Link
 from tfdist.pipelining.schedules import BACKWARD, FORWARD, Action, Schedule
@@ -75,6 +76,7 @@ def run_schedule(
     stages: Mapping[int, Stage],
     collectives: Collectives,
     clock: ActionClock | None = None,
+    compression: ActivationCompression = EXACT,
 ) -> dict[int, list[Sum]]:
     """Computes the forward and backward passes of this process's stages with all micro-batches.
 
@@ -84,12 +86,13 @@ def run_schedule(
       stages: the stages of this process, by their numbers.
       collectives: collectives of the pipeline's processes.
       clock: notes when actions begin and end; None notes nothing.
+      compression: of the messages between processes.
 
     Returns:
       For each stage, the sum over micro-batches of the gradients of its variables, in their order; None where the loss does
       not depend on a variable.
     """
-    return _Execution(schedule, process, stages, collectives, clock or NoClock()).run()
+    return _Execution(schedule, process, stages, collectives, clock or NoClock(), compression).run()
 
 
 class _Live(NamedTuple):
@@ -111,12 +114,14 @@ class _Execution:
         stages: Mapping[int, Stage],
         collectives: Collectives,
         clock: ActionClock,
+        compression: ActivationCompression,
     ):
         self._schedule = schedule
         self._clock = clock
         self._actions = schedule.actions[process]
         self._stages = stages
         self._collectives = collectives
+        self._compression = compression
         self._live: dict[tuple[int, int], _Live] = {}
         self._sums: dict[int, list[Sum]] = {number: [None] * len(stage.variables) for number, stage in stages.items()}
         self._local: dict[Action, list[tf.Tensor]] = {}  # results for other stages of this process
@@ -171,14 +176,17 @@ class _Execution:
             return self._local.pop(dataclasses.replace(action, stage=action.stage + before), [])
         stage = self._stages[action.stage]
         crossings = stage.received if action.kind == FORWARD else _with_gradients(stage.sent, stage.sent)
-        return Link(self._collectives, message.source).receive([crossing.spec for crossing in crossings], message.tag)
+        return self._link(message.source).receive([crossing.spec for crossing in crossings], message.tag)
 
     def _send(self, action: Action, sent: list[tf.Tensor]) -> None:
         message = self._schedule.messages_of(action).send
         if message is None:
             self._local[action] = sent
         else:
-            Link(self._collectives, message.target).send(sent, message.tag)
+            self._link(message.target).send(sent, message.tag)
+
+    def _link(self, other: int) -> Link:
+        return Link(self._collectives, other, self._compression)
 
 
 def _with_gradients(values: Sequence[Any], crossings: Sequence[CrossingSpec]) -> list[Any]:

@@ -6,6 +6,7 @@ from tfdist.collectives import Collectives
 from tfdist.coordination import Group
 from tfdist.data import check_batch_size
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.pipelining.activation_compression import ActivationCompression
 from tfdist.pipelining.schedules import Schedule
 from tfdist.sharding.process_grid import ProcessGrid
 
@@ -20,6 +21,7 @@ class HasStages(HasCollectives):
       pipeline_rank: number of this process in its pipeline.
       schedule: the order in which stages compute micro-batches.
       cut: where the model is cut into stages, as in `--cut`.
+      activation_compression: compression of activations and their gradients between stages, in training.
       job: collectives of all processes.
       pipeline_collectives: collectives of the processes of this replica's pipeline, in the order of their stages.
     """
@@ -28,6 +30,7 @@ class HasStages(HasCollectives):
     pipeline_rank: int
     schedule: Schedule
     cut: str
+    activation_compression: ActivationCompression
     job: Collectives
     pipeline_collectives: Collectives
 

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdist.collectives import Collectives
+from tfdist.collectives import Collectives, Wire
+from tfdist.pipelining.activation_compression import EXACT, ActivationCompression
 
 _CARRIERS = {2: tf.float16, 4: tf.int32, 8: tf.int64}  # by size of an element; every engine carries them
 
@@ -16,26 +17,46 @@ class Link(NamedTuple):
     Attributes:
       collectives: collectives of the pipeline's processes, whose ranks are their stages.
       other: rank of the other process among them.
+      compression: how the tensors are encoded, alike on both sides.
     """
 
     collectives: Collectives
     other: int
+    compression: ActivationCompression = EXACT
 
     def send(self, tensors: Sequence[tf.Tensor], tag: str) -> None:
         """Sends tensors of static shapes; does nothing if there are none."""
         if tensors:
-            self.collectives.send([_as(tensor, self._carrier(tensor.dtype)) for tensor in tensors], self.other, tag=tag)
+            wire = self.collectives.wire
+            encoded = [self.compression.encode(tensor, wire) for tensor in tensors]
+            self.collectives.send(
+                [_as(tensor, _carrier(tensor.dtype, wire)) for tensor in encoded], self.other, tag=tag
+            )
 
     def receive(self, specs: Sequence[tf.TensorSpec], tag: str) -> list[tf.Tensor]:
         """Returns the tensors that the other process sends with this tag, of static shapes."""
         if not specs:
             return []
-        packed = [tf.TensorSpec(spec.shape, self._carrier(spec.dtype)) for spec in specs]
-        found = self.collectives.receive(packed, self.other, tag=tag)
-        return [_as(tensor, spec.dtype) for tensor, spec in zip(found, specs, strict=True)]
+        wire = self.collectives.wire
+        encoded = [self.compression.sent_as(spec, wire) for spec in specs]
+        carried = [_carried(spec, wire) for spec in encoded]
+        found = self.collectives.receive(carried, self.other, tag=tag)
+        codes = [_as(tensor, spec.dtype) for tensor, spec in zip(found, encoded, strict=True)]
+        return [self.compression.decode(code, spec, wire) for code, spec in zip(codes, specs, strict=True)]
 
-    def _carrier(self, dtype: tf.DType) -> tf.DType:
-        return dtype if dtype in self.collectives.wire.gathers else _CARRIERS.get(dtype.size, tf.int32)
+
+def message_bytes(spec: tf.TensorSpec, compression: ActivationCompression, wire: Wire) -> int:
+    """Returns the bytes that a tensor of static shape has in a message."""
+    sent = _carried(compression.sent_as(spec, wire), wire)
+    return int(sent.shape.num_elements() * sent.dtype.size)
+
+
+def _carried(spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape, _carrier(spec.dtype, wire))
+
+
+def _carrier(dtype: tf.DType, wire: Wire) -> tf.DType:
+    return dtype if dtype in wire.gathers else _CARRIERS.get(dtype.size, tf.int32)
 
 
 def _as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

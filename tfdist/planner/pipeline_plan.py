@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 
 from tfdist import keras_internals
+from tfdist.collectives.replica_context import ReplicaContextCollectives
 from tfdist.errors import InputError
+from tfdist.pipelining.activation_compression import METHODS, ActivationCompression
 from tfdist.pipelining.crossings import crossings_of
 from tfdist.pipelining.cut import Cut, TracedModel, cut_model, describe_stages, measure_seconds, trace_model
 from tfdist.pipelining.cut.graph import Graph
+from tfdist.pipelining.messages import message_bytes
 from tfdist.pipelining.schedules import Schedule, make_schedule, simulate
 from tfdist.pipelining.stage_costs import StageSeconds, count_operations, measure_stage
 
@@ -26,7 +29,7 @@ class SentTensor:
       name: name of the tensor.
       shape: its static shape.
       dtype: its element type.
-      bytes: its size.
+      bytes: its size in a message.
       has_gradient: whether its gradient, of the same size, is sent back.
     """
 
@@ -80,6 +83,8 @@ class SchedulePlan:
       idle: share of the time of all processes in which they do not compute, predicted from the costs of the stages.
       live: for each process, the most micro-batches of its stages whose activations it keeps at the same time.
       process_bytes: for each process, bytes of variables, gradients, optimizer state and live activations.
+      message_bytes: for each process, bytes that it sends to others of its pipeline in a step: activations, their gradients,
+        and gradients of shared variables.
       step_seconds: predicted time of all micro-batches; None if stages were not measured.
     """
 
@@ -87,6 +92,7 @@ class SchedulePlan:
     idle: float
     live: tuple[int, ...]
     process_bytes: tuple[int, ...]
+    message_bytes: tuple[int, ...]
     step_seconds: float | None
 
 
@@ -133,6 +139,7 @@ def plan_pipeline(
     micro_batches: int,
     rows: int,
     cut: str = "auto",
+    activation_compression: str = "none",
     measures: bool = False,
 ) -> PipelinePlan:
     """Plans the training of a model in stages, each in a process of its own.
@@ -145,12 +152,14 @@ def plan_pipeline(
       micro_batches: number of micro-batches of a step.
       rows: rows of a micro-batch.
       cut: where the model is cut, as in `--cut`.
+      activation_compression: compression of messages, as in `--activation_compression`.
       measures: whether to measure the time of each stage on this device.
 
     Raises:
       InputError: the model cannot be cut in this way, or the schedule cannot be used.
     """
-    planner = _Planner(trace_model(model), slots, processes, rows, cut, measures)
+    compression = METHODS[activation_compression]()
+    planner = _Planner(trace_model(model), slots, processes, rows, cut, compression, measures)
     requested = make_schedule(schedule, processes, micro_batches)
     found, impossible = {requested.name: planner.plan(requested)}, {}
     for name in COMPARED:
@@ -179,9 +188,17 @@ class _Planner:
     """Plans schedules, which may need different numbers of stages."""
 
     def __init__(
-        self, traced: TracedModel, slots: Mapping[int, int], processes: int, rows: int, cut: str, measures: bool
+        self,
+        traced: TracedModel,
+        slots: Mapping[int, int],
+        processes: int,
+        rows: int,
+        cut: str,
+        compression: ActivationCompression,
+        measures: bool,
     ):
         self._traced, self._slots, self._rows, self._cut, self._measures = traced, slots, rows, cut, measures
+        self._compression = compression
         self._seconds: Callable[[Graph], Sequence[float]] = functools.cache(measure_seconds)
         self._known: dict[int, _Stages] = {}
 
@@ -208,6 +225,7 @@ class _Planner:
             timeline.bubble,
             tuple(int(count) for count in schedule.live_activations()),
             tuple(held + int(live) for held, live in zip(state, activations, strict=True)),
+            sent_in_a_step(schedule, stages.plans, stages.cut),
             timeline.makespan if seconds else None,
         )
 
@@ -228,7 +246,7 @@ class _Planner:
                     found.name,
                     tuple(crossing.spec.shape),
                     crossing.spec.dtype.name,
-                    crossing.spec.shape.num_elements() * crossing.spec.dtype.size,
+                    message_bytes(crossing.spec, self._compression, ReplicaContextCollectives.wire),
                     crossing.has_gradient,
                 )
                 for found, crossing in zip(stage.sent, crossings_of(stage.sent, self._rows), strict=True)
@@ -246,3 +264,19 @@ class _Planner:
 
     def _slot_bytes(self, variable: keras.Variable) -> int:
         return self._slots.get(id(variable), 0) * keras_internals.bytes_of(variable)
+
+
+def sent_in_a_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cut) -> tuple[int, ...]:
+    """Returns for each process the bytes of its messages in a step; see `SchedulePlan`."""
+    sent = [0] * schedule.processes
+    for number, stage in enumerate(stages[:-1]):
+        process, after = schedule.process_of(number), schedule.process_of(number + 1)
+        if process != after:
+            sent[process] += schedule.micro_batches * stage.sent_bytes
+            sent[after] += schedule.micro_batches * sum(tensor.bytes for tensor in stage.sent if tensor.has_gradient)
+    for variable, numbers in cut.shared:
+        first, *others = sorted({schedule.process_of(number) for number in numbers})
+        for other in others:  # a part of the gradient to the first process, and the sum back
+            sent[first] += keras_internals.bytes_of(variable)
+            sent[other] += keras_internals.bytes_of(variable)
+    return tuple(sent)

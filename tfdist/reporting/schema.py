@@ -7,7 +7,7 @@ A training window consists of the steps since the previous training record. Its 
      "step_seconds_max": 0.0098, "slowest_rank": 1, "slowest_rank_cost": 0.03,
      "dropped_rows": 24, "dropped_micro_steps": 3, "dropped_rank": 1,
      "data_wait_seconds": 0.0002, "gradient_norm": 1.7,
-     "loss_scale": 32768.0, "skipped_steps": 0, "payload_bytes": 410216, "compression_ratio": 1.0,
+     "loss_scale": 32768.0, "skipped_steps": 0, "payload_bytes": 410216, "message_bytes": 0, "compression_ratio": 1.0,
      "sync_period": 8, "replica_divergence": 0.02,
      "exposed_communication_seconds": 0.0011, "codec_seconds": 0.0, "compression_error": 0.02,
      "compression_cosine": 0.999,
@@ -82,8 +82,12 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "gradient_norm": Field("", "global norm of the reduced gradients, before clipping, at the last step"),
         "loss_scale": Field("", "what the loss is multiplied by, after the window's last step"),
         "skipped_steps": Field("steps", "steps of the window that changed nothing, because a gradient overflowed"),
-        "payload_bytes": Field("bytes", "what one replica hands to the engine in a step for the sum of gradients"),
-        "compression_ratio": Field("", "size of the gradients over `payload_bytes`"),
+        "payload_bytes": Field(
+            "bytes",
+            "what the chief hands to the engine in a step, for its replica's sum of gradients and as `message_bytes`",
+        ),
+        "message_bytes": Field("bytes", "of these, what it sends to other stages of a pipeline"),
+        "compression_ratio": Field("", "size of the gradients over what is sent for their sum"),
         "sync_period": Field("steps", "number of steps between exchanges of weights, as in force after the last step"),
         "replica_divergence": Field(
             "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"

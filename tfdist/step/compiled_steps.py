@@ -345,26 +345,31 @@ class Steps:
 
     @property
     def cost(self) -> dict[str, float]:
-        """What a step sends: `payload_bytes` of one replica and the `compression_ratio`.
+        """What a step sends: `payload_bytes`, of these `message_bytes`, and the `compression_ratio` of gradients.
 
         Empty before the first step, and if the engine itself sums the gradients.
         """
-        sent = self._current.sent if self._current else None
-        payload = self.compression.payload_bytes(sent) if sent else 0
+        step = self._current
+        if step is None or step.sent is None:
+            return {}
         exact_bytes = sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs)
-        return cost_of(payload, exact_bytes)
+        return cost_of(self.compression.payload_bytes(step.sent), exact_bytes, step.message_bytes)
 
 
-def cost_of(payload_bytes: float, exact_bytes: int) -> dict[str, float]:
+def cost_of(summed_bytes: float, exact_bytes: int, message_bytes: int = 0) -> dict[str, float]:
     """Returns what a step sends, as fields of a record; empty if that is nothing, or not known.
 
     Args:
-      payload_bytes: bytes that a replica sends per step.
+      summed_bytes: bytes that a replica sends per step for the sum of gradients.
       exact_bytes: size of all gradients without compression.
+      message_bytes: bytes that the process sends besides, to other stages of a pipeline.
     """
-    if not payload_bytes:
-        return {}
-    return {"payload_bytes": payload_bytes, "compression_ratio": exact_bytes / payload_bytes}
+    payload = summed_bytes + message_bytes
+    return {
+        **({"payload_bytes": payload} if payload else {}),
+        **({"message_bytes": message_bytes} if message_bytes else {}),
+        **({"compression_ratio": exact_bytes / summed_bytes} if summed_bytes else {}),
+    }
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.collectives import Recording
 from tfdist.errors import InputError
 from tfdist.gradients import unscaled
 from tfdist.pipelining import cut
@@ -39,6 +40,7 @@ class PipelinedStep(Step):
         """
         super().__init__(*args, **kwargs)
         self._clock = clock
+        self._messages = Recording(self._strategy.pipeline_collectives)
         # As in the whole model, so that layers of different stages draw different numbers.
         self._seeds = randomness.seed_states(self._model.whole)
         shared = {id(variable): min(stages) for variable, stages in self._model.cut.shared}
@@ -49,7 +51,12 @@ class PipelinedStep(Step):
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
         """See base class; without a time of its own, which would contain that of waiting for other stages."""
-        return super().compute(batch, step, with_norm)._replace(busy=tf.zeros([], tf.float64))
+        self._messages = Recording(self._strategy.pipeline_collectives)  # of the latest trace
+        computed = super().compute(batch, step, with_norm)._replace(busy=tf.zeros([], tf.float64))
+        if self._strategy.replicas == 1:
+            self.sent = Recording(self._recorded)  # gradients stay in this process
+        self.message_bytes = self._messages.payload_bytes
+        return computed
 
     def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
         """See base class; the optimizer of a stage without trainable variables counts its updates, too."""
@@ -72,7 +79,12 @@ class PipelinedStep(Step):
             number: _Stage(self, graph, parts, totals, batch_size) for number, graph in self._model.stages.items()
         }
         sums = run_schedule(
-            strategy.schedule, strategy.pipeline_rank, stages, strategy.pipeline_collectives, self._clock
+            strategy.schedule,
+            strategy.pipeline_rank,
+            stages,
+            self._messages,
+            self._clock,
+            strategy.activation_compression,
         )
         found: dict[int, Sum] = {}
         for number, stage in stages.items():
@@ -118,7 +130,7 @@ class PipelinedStep(Step):
         messages of two stages contain different tensors, and an engine's sums may depend on them.
         """
         floatx = keras.config.floatx()
-        gradients = summed_over_stages(gradients, self.variables, self._model.cut, self._strategy)
+        gradients = summed_over_stages(gradients, self.variables, self._model.cut, self._strategy, self._messages)
         squares = [
             tf.cast(tf.reduce_sum(tf.square(gradient)), floatx)
             for gradient, is_first in zip(gradients, self._is_first, strict=True)

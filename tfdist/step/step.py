@@ -109,7 +109,7 @@ class Step:
         self._own = [i for i, variable in enumerate(self._restored) if id(variable) not in whole]
         self._recorded = Recording(self._collectives)
         self.sent: Recording | None = None
-        self.sends_rows = False
+        self.sends_rows, self.message_bytes = False, 0  # bytes to other stages of a pipeline
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
         """Runs forward pass, backward pass and reduction. A replica function.

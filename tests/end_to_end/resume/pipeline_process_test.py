@@ -21,6 +21,7 @@ LAUNCH = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--restart_bac
 FLAGS = [
     "--strategy=pipeline",
     "--micro_batches=2",
+    "--activation_compression=int8",
     "--model=tests.end_to_end.chaos.network:network",  # local BatchNorm, and dropout
     "--dataset=digits",
     "--batch_size=48",
