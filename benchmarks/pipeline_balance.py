@@ -3,8 +3,10 @@
     python benchmarks/pipeline_balance.py
 
 The model is a chain of layers over rows of tokens. One is heavy: an attention with few parameters that takes as long as many
-others, so that it can be compensated. The prediction is the simulated schedule with the measured time of each layer, taken on
-one core by each process while the other one measures too.
+others, so that it can be compensated. The cut by time rests on the time of each layer by itself. The prediction is the
+simulated schedule with the time of each stage for a micro-batch, measured by the same step without communication, so that both
+processes compute all the time: cores that share caches and memory then take longer than a layer by itself, which is timed while
+the other process may be tracing.
 """
 
 import argparse
@@ -27,9 +29,11 @@ def uneven() -> Any:
     layers = keras.layers
     x = inputs = keras.Input((TOKENS, WIDTH))
     for number in range(LAYERS):
-        x = layers.Add()([x, layers.Dense(WIDTH, activation="relu")(x)])
+        inner = layers.Dense(WIDTH, activation="relu", name=f"dense{number}")(x)
+        x = layers.Add(name=f"add{number}")([x, inner])
         if number == 1:
-            x = layers.Add()([x, layers.MultiHeadAttention(16, WIDTH // 16)(x, x)])
+            heavy = layers.MultiHeadAttention(16, WIDTH // 16, name="heavy")(x, x)
+            x = layers.Add(name="after_heavy")([x, heavy])
     return keras.Model(inputs, x)
 
 
@@ -43,26 +47,37 @@ def rank_program(given: argparse.Namespace) -> None:
     with strategy.process_device():
         traced = trace_model(uneven())
         everyone = strategy.group.gather("seconds", measure_seconds(traced.graph, rows=ROWS), 300)
-    seconds = np.mean(everyone, axis=0)
+    seconds = list(np.mean(everyone, axis=0))
     x = np.zeros((given.micro_batches * ROWS, TOKENS, WIDTH), "float32")
-    sides, predicted = {}, {}
+    sides, alone, layers = {}, {}, {}
     for cut in CUTS:
-        stages = cut_model(traced, cut, 2, rows=ROWS, seconds=lambda graph: list(seconds)).stages
+        stages = cut_model(traced, cut, 2, rows=ROWS, seconds=lambda graph: seconds).stages
         index = {id(call): i for i, call in enumerate(traced.graph.calls)}
-        times = [sum(float(seconds[index[id(call)]]) for call in stage.calls) for stage in stages]
+        layers[cut] = [sum(float(seconds[index[id(call)]]) for call in stage.calls) for stage in stages]
+        after = [stage.calls[-1].layer.name for stage in stages[:-1]]  # the same layers in all its trainers
+
+        def problem(_: int, after: list[str] = after) -> Problem:
+            return Problem(uneven, (x, x), ",".join(after))
+
+        sides[cut] = Pipelined(strategy, "1f1b", given.micro_batches, problem)
+        alone[cut] = Pipelined(strategy, "1f1b", given.micro_batches, problem, communicates=False)
+    steps: dict[str, list[float]] = {cut: [] for cut in CUTS}
+    own: dict[str, list[list[float]]] = {cut: [] for cut in CUTS}
+    for _ in range(given.rounds):
+        for cut in CUTS:
+            steps[cut].append(max(sides[cut].seconds()))
+            own[cut].append([seconds / given.micro_batches for seconds in alone[cut].seconds()])
+    for cut in CUTS:
+        times = [statistics.median(each) for each in zip(*own[cut], strict=True)]
         forward, backward = [t / 3 for t in times], [2 * t / 3 for t in times]
         schedule = make_schedule("1f1b", 2, given.micro_batches)
-        predicted[cut] = (times, simulate(schedule, forward=forward, backward=backward).makespan)
-        sides[cut] = Pipelined(
-            strategy, "1f1b", given.micro_batches, lambda stages, cut=cut: Problem(uneven, (x, x), cut)
-        )
-    steps: dict[str, list[float]] = {cut: [] for cut in CUTS}
-    for _ in range(given.rounds):
-        for cut, side in sides.items():
-            steps[cut].append(side.seconds())
-    for cut in CUTS:
-        times, makespan = predicted[cut]
-        found = {"cut": cut, "stages": times, "predicted": makespan, "measured": statistics.median(steps[cut])}
+        found = {
+            "cut": cut,
+            "layers": layers[cut],
+            "stages": times,
+            "predicted": simulate(schedule, forward=forward, backward=backward).makespan,
+            "measured": statistics.median(steps[cut]),
+        }
         if strategy.is_chief:
             print(RESULT + json.dumps(found), flush=True)
     strategy.group.barrier("end")
@@ -82,13 +97,13 @@ def main() -> None:
         return
     options = ["--rank", f"--micro_batches={given.micro_batches}", f"--rounds={given.rounds}"]
     print(
-        "| cut | stages (ms) | predicted step (ms) | measured step (ms) | measured / predicted |"
-        "\n| --- | --- | --- | --- | --- |"
+        "| cut | layers by themselves (ms) | stages (ms) | predicted step (ms) | measured step (ms) | measured / predicted |"
+        "\n| --- | --- | --- | --- | --- | --- |"
     )
     for row in results_of([sys.executable, __file__, *options], 2, given.launcher, 8):
-        stages = " + ".join(f"{1e3 * seconds:.0f}" for seconds in row["stages"])
+        layers, stages = (" + ".join(f"{1e3 * s:.0f}" for s in row[name]) for name in ("layers", "stages"))
         times = f"{1e3 * row['predicted']:.0f} | {1e3 * row['measured']:.0f}"
-        print(f"| `{row['cut']}` | {stages} | {times} | {row['measured'] / row['predicted']:.2f} |")
+        print(f"| `{row['cut']}` | {layers} | {stages} | {times} | {row['measured'] / row['predicted']:.2f} |")
 
 
 if __name__ == "__main__":

@@ -63,16 +63,16 @@ class Pipelined:
 
         strategy.schedule = make_schedule(schedule, strategy.grid.stages, micro_batches)
         model, (x, y), strategy.cut = problem(strategy.schedule.stages)
-        pipeline = strategy.pipeline
+        pipeline = strategy.pipeline_collectives
         if not communicates:
-            strategy.pipeline = NoCommunication(pipeline)
+            strategy.pipeline_collectives = NoCommunication(pipeline)
         keras.utils.set_random_seed(0)
         with strategy.scope():
             self.trainer = tfdist.Trainer(model(), optimizer=keras.optimizers.SGD(LEARNING_RATE), loss="mse")
         self._x, self._y = x, y
         self._strategy, self._schedule = strategy, strategy.schedule
         self.fit(1)
-        strategy.pipeline = pipeline
+        strategy.pipeline_collectives = pipeline
 
     def fit(self, steps: int) -> list[dict[str, float]]:
         """Trains, and returns a record for each step."""
@@ -90,9 +90,12 @@ class Pipelined:
         )
         return [record for record in found.records if record["kind"] == "train"]
 
-    def seconds(self, field: str = "step_seconds") -> float:
-        """Returns the seconds of a step: `step_seconds`, or `step_seconds_max`, the most of a rank before the update."""
-        return self.fit(2)[-1][field]  # the first one waits for the input pipeline
+    def seconds(self) -> list[float]:
+        """Returns the seconds of a step in each process, which begin it together."""
+        self._strategy.group.barrier("step", 600)
+        mine = self.fit(2)[-1]["step_seconds"]  # the first one waits for the input pipeline
+        found: list[float] = self._strategy.group.gather("seconds", mine, 600)
+        return found
 
 
 def results_of(command: Sequence[str], processes: int, launcher: str, minutes: float) -> list[dict[str, Any]]:

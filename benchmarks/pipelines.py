@@ -8,8 +8,12 @@ A stage takes t for the forward and backward pass of a micro-batch, while the ot
 the slowest, measured in the same processes by the same step without communication. The ideal step of M micro-batches in S
 stages takes (M + S - 1) t. Cores that share caches and memory compute faster while others wait, so that a step can be
 faster than this. For two stages there is therefore a second bound, (M - 1) t + 2 u, where u is the time of a stage while the
-other process is idle. Measured steps include the update and the input pipeline, both bounds do not. For PyTorch
-(`pipelines_torch.py`), t is measured likewise.
+other process is idle. For PyTorch (`pipelines_torch.py`), t and u are measured likewise.
+
+    python benchmarks/pipelines.py --launcher=tensorflow,horovod --torch --rounds=7
+
+is the comparison of both engines with PyTorch: for each number of micro-batches, the sides run one right after the other. It
+takes an idle machine, one core a process, and a stage of 250 ms or more, as with the rows of `blocks.py`.
 """
 
 import argparse
@@ -107,11 +111,11 @@ def rank_of_schedules(strategy: Any, given: argparse.Namespace) -> Iterator[dict
         own: dict[str, list[float]] = {"together": [], "alone": []}
         steps: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(given.rounds):
-            own["together"].append(together.seconds("step_seconds_max") / ALONE)
+            own["together"].append(max(together.seconds()) / ALONE)
             for single in singles:
-                own["alone"].append(single.seconds("step_seconds_max") / ALONE * BLOCKS / 2 / (BLOCKS - 1))
+                own["alone"].append(max(single.seconds()) / ALONE * BLOCKS / 2 / (BLOCKS - 1))
             for name, side in sides.items():
-                steps[name].append(side.seconds())
+                steps[name].append(max(side.seconds()))
         yield {"micro_batches": micro_batches, **own, "steps": steps}
 
 
@@ -124,7 +128,7 @@ def rank_of_messages(strategy: Any, given: argparse.Namespace) -> Iterator[dict[
     """Measures messages that two processes send to each other in turn, 20 in a call."""
     import tensorflow as tf
 
-    rank, pipeline, trips = strategy.stage, strategy.pipeline, 10
+    rank, pipeline, trips = strategy.pipeline_rank, strategy.pipeline_collectives, 10
     here, there = ("there", "back") if rank == 0 else ("back", "there")
 
     def ping_pong(x: tf.Tensor) -> tf.Tensor:
@@ -179,6 +183,13 @@ def table(sides: dict[str, list[dict[str, Any]]], stages: int) -> str:
     return "\n".join(lines)
 
 
+def _launchers(text: str) -> list[str]:
+    found = text.split(",")
+    if not {*found} <= {"tensorflow", "horovod"}:
+        raise argparse.ArgumentTypeError(f"must be tensorflow, horovod or both. Received: {text}.")
+    return found
+
+
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -187,7 +198,9 @@ def main() -> None:
     """Runs the processes of each side; prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", choices=("transformer", "waits", "messages"), default="transformer")
-    parser.add_argument("--launcher", choices=("tensorflow", "horovod"), default="tensorflow")
+    parser.add_argument(
+        "--launcher", type=_launchers, default=["tensorflow"], help="tensorflow, horovod, or both with a comma"
+    )
     parser.add_argument("--schedules", type=lambda text: text.split(","), default=["gpipe", "1f1b"])
     parser.add_argument("--micro_batches", type=_numbers, default=[2, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=3, help="steps of each schedule, in turn")
@@ -201,16 +214,21 @@ def main() -> None:
         return
     processes = 4 if given.what == "waits" else 2
     options = [f"--schedules={','.join(given.schedules)}", f"--rounds={given.rounds}", f"--what={given.what}", "--rank"]
-    options += [f"--micro_batches={','.join(map(str, given.micro_batches))}", f"--kib={','.join(map(str, given.kib))}"]
-    ours = [sys.executable, __file__, *options]
-    found = {"tfdist": results_of(ours, processes, given.launcher, given.minutes)}
+    options += [f"--kib={','.join(map(str, given.kib))}"]
+    ours, peers = [sys.executable, __file__, *options], [str(starting.PEERS), str(TORCH), *options]
     if given.what == "messages":
-        for row in found["tfdist"]:
-            print(f"{row['kib']} KiB: {1e3 * row['seconds']:.2f} ms")
+        for launcher in given.launcher:
+            for row in results_of(ours, processes, launcher, given.minutes):
+                print(f"{launcher}: {row['kib']} KiB: {1e3 * row['seconds']:.2f} ms")
         return
+    sides = {f"tfdist, {launcher}": (ours, launcher) for launcher in given.launcher}
     if given.torch:
-        peers = [str(starting.PEERS), str(TORCH), *options]
-        found["PyTorch"] = results_of(peers, processes, "tensorflow", given.minutes)
+        sides["PyTorch"] = (peers, "tensorflow")
+    found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    for micro_batches in given.micro_batches:
+        for side, (command, launcher) in sides.items():
+            one = [*command, f"--micro_batches={micro_batches}"]
+            found[side] += results_of(one, processes, launcher, given.minutes)
     print(table(found, processes))
     if given.what == "transformer":
         print(f"\nA message has {ROWS * TOKENS * WIDTH * 4 / KIB:.0f} KiB.")
