@@ -14,7 +14,6 @@ from tfdist.distribution.factory import create
 from tfdist.errors import InputError
 from tfdist.pipelining.activation_compression import METHODS
 from tfdist.pipelining.equal_values import synchronize_replicas
-from tfdist.pipelining.execution import check_executable
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedules import make_schedule
 from tfdist.pipelining.stage_blocks import StageBlocks
@@ -58,7 +57,7 @@ class Pipeline(HasStages):
           start_timeout_seconds: how long to wait for the other processes' servers, over TensorFlow.
         """
         self.grid = parse_grid(mesh_shape, cluster.size)
-        self.schedule = check_executable(make_schedule(pipeline_schedule, self.grid.stages, micro_batches))
+        self.schedule = make_schedule(pipeline_schedule, self.grid.stages, micro_batches)
         self.cut, self.activation_compression = cut, METHODS[activation_compression]()
         self.pipeline_rank, replica = self.grid.coordinates(cluster.rank)
         options: dict[str, Any] = {"intra_op_threads": intra_op_threads, "groups": self.grid.groups()}

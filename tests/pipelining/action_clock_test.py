@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from tfdist.collectives import OneReplica
 from tfdist.pipelining.action_clock import ActionClock
-from tfdist.pipelining.execution import Forward, run_schedule
+from tfdist.pipelining.execution import run_schedule
+from tfdist.pipelining.passes import Forward
 from tfdist.pipelining.schedules import make_schedule
 
 SIZE = 600  # of matrices whose product takes some milliseconds
@@ -20,9 +21,13 @@ class SlowStage:
     def __init__(self):
         self.variables = [tf.Variable(1e-3)]
 
-    def forward(self, micro_batch, received):
-        x = tf.fill([SIZE, SIZE], self.variables[0])
-        return Forward([], tf.reduce_sum(x @ x @ x @ x))
+    def arguments(self, micro_batch):
+        return [tf.constant(float(micro_batch))]
+
+    def forward(self, arguments, received):
+        x = tf.fill([SIZE, SIZE], self.variables[0] + 0.0 * arguments[0])
+        total = tf.reduce_sum(x @ x @ x @ x)
+        return Forward([], total, total)
 
     def gradients(self, found):
         return found
@@ -33,7 +38,7 @@ def run(clock):
     schedule = make_schedule("gpipe", 1, 3)
 
     def step():
-        [total] = run_schedule(schedule, 0, {0: stage}, OneReplica(), clock)[0]
+        [total] = run_schedule(schedule, 0, {0: stage}, OneReplica(), clock).gradients[0]
         return total, clock.read() if clock else ()
 
     return tf.function(step, autograph=False).get_concrete_function()

@@ -104,6 +104,7 @@ from tfdist.keras_internals.optimizers import (
 )
 from tfdist.keras_internals.saving import weights_in_file
 from tfdist.keras_internals.tf_internals import (
+    add_functions,
     always_run,
     captured_through,
     enable_float_conversion,
@@ -163,6 +164,7 @@ __all__ = [
     "RecordedScope",
     "Adapted",
     "adapted",
+    "add_functions",
     "always_run",
     "adders_of",
     "attentions_placed",

@@ -205,6 +205,16 @@ def operations_of(graph: tf.Graph) -> Iterator[tf.Operation]:
         yield from operations_of(function.graph)
 
 
+def add_functions(source: tf.Graph) -> None:
+    """Adds the functions that a graph calls to the function that is being traced, which then keeps them alive.
+
+    `tf.graph_util.import_graph_def` would add copies that exist in the graph only, and not in the runtime.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    for function in source._functions.values():
+        graph._add_function_recursive(function)
+
+
 def always_run(tensor: tf.Tensor) -> tf.Tensor:
     """Makes the operation that computes a tensor one that its function always runs; it must have side effects.
 

@@ -1,7 +1,8 @@
 """A training step in a process that has some stages of a model: it computes its actions of a pipeline schedule."""
 
+import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -13,8 +14,9 @@ from tfdist.gradients import unscaled
 from tfdist.pipelining import cut
 from tfdist.pipelining.action_clock import ActionClock
 from tfdist.pipelining.crossings import crossings_of
-from tfdist.pipelining.execution import Forward, Sum, run_schedule
+from tfdist.pipelining.execution import run_schedule
 from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.passes import Forward, Gradient
 from tfdist.pipelining.shared_variables import summed_over_stages
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
@@ -22,6 +24,26 @@ from tfdist.step.metrics import LossShare
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.step import Computed, Step, dense
 from tfdist.step.validation import inner_optimizer
+
+
+class MicroBatch(NamedTuple):
+    """What the forward pass of a stage is given for a micro-batch.
+
+    Attributes:
+      rows: (x, y) or (x, y, sample_weight).
+      number: scalar; its number in the step.
+      step: scalar int64; number of updates done before.
+      replica: number of the replica.
+      totals: denominators of the losses; empty in stages other than the last.
+      batch_size: rows of the global batch.
+    """
+
+    rows: Any
+    number: tf.Tensor
+    step: tf.Tensor
+    replica: tf.Tensor | int
+    totals: list[tf.Tensor]
+    batch_size: int | tf.Tensor
 
 
 class PipelinedStep(Step):
@@ -51,6 +73,7 @@ class PipelinedStep(Step):
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
         """See base class; without a time of its own, which would contain that of waiting for other stages."""
+        self._step, _, _ = self._drawn_from(step)
         self._messages = Recording(self._strategy.pipeline_collectives)  # of the latest trace
         computed = super().compute(batch, step, with_norm)._replace(busy=tf.zeros([], tf.float64))
         if self._strategy.replicas == 1:
@@ -75,9 +98,11 @@ class PipelinedStep(Step):
         strategy = self._strategy
         totals = self._totals(batch, batch_size) if strategy.is_last else []
         parts = _split(batch, strategy.micro_batches)
-        stages = {
-            number: _Stage(self, graph, parts, totals, batch_size) for number, graph in self._model.stages.items()
-        }
+        micro_batches = [
+            MicroBatch(rows, tf.constant(number), self._step, strategy.collectives.rank, totals, batch_size)
+            for number, rows in enumerate(parts)
+        ]
+        stages = {number: _Stage(self, graph, micro_batches) for number, graph in self._model.stages.items()}
         sums = run_schedule(
             strategy.schedule,
             strategy.pipeline_rank,
@@ -86,17 +111,16 @@ class PipelinedStep(Step):
             self._clock,
             strategy.activation_compression,
         )
-        found: dict[int, Sum] = {}
+        found: dict[int, Gradient] = {}
         for number, stage in stages.items():
-            for variable, gradient in zip(stage.trained, sums[number], strict=True):
+            for variable, gradient in zip(stage.trained, sums.gradients[number], strict=True):
                 before = found.get(id(variable))
                 found[id(variable)] = gradient if before is None else before if gradient is None else before + gradient
         gradients = [found[id(variable)] for variable in self.variables]
         without = (i for i, g in enumerate(gradients) if g is None and not self._is_shared[i])
         self._without_gradient.append(frozenset(without))
         whole = [dense(gradient, variable) for gradient, variable in zip(gradients, self.variables, strict=True)]
-        value = tf.add_n([share for stage in stages.values() for share in stage.shares])
-        return whole, value
+        return whole, sums.share
 
     def _totals(self, batch: Any, batch_size: int | tf.Tensor) -> list[tf.Tensor]:
         """Returns the denominators of the losses, which the first backward pass needs.
@@ -148,18 +172,14 @@ class PipelinedStep(Step):
         return gradients, tf.cast(total, value.dtype), tf.equal(failed, 0), tf.sqrt(norm)
 
     def forward(
-        self,
-        graph: cut.StageGraph,
-        batch: Any,
-        received: Sequence[tf.Tensor],
-        totals: list[tf.Tensor],
-        batch_size: int | tf.Tensor,
+        self, graph: cut.StageGraph, micro_batch: MicroBatch, received: Sequence[tf.Tensor]
     ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
         """Returns what a stage sends for a micro-batch, and its share of the loss; updates metrics in the last stage."""
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(micro_batch.rows)
+        totals, batch_size = micro_batch.totals, micro_batch.batch_size
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         share = loss.floating(rows) / loss.floating(batch_size)
-        with scalars_weighted(share):
+        with scalars_weighted(share), self._draws(micro_batch):
             outputs, sent = graph.call(self._model.cut.named_inputs(x), received, training=True)
         terms = self._terms(y, outputs, weight) if graph.is_last else []
         shares = loss.shares_of_losses(
@@ -173,6 +193,14 @@ class PipelinedStep(Step):
             self._metrics.update(y, outputs, weight, LossShare(value, of_terms, rows, batch_size))
         return sent, value
 
+    def _draws(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
+        """Returns the context of random operations outside of the model's generators."""
+        if self._strategy.replicas * self._strategy.micro_batches == 1:
+            return contextlib.nullcontext()
+        return randomness.of_micro_batch(
+            self._seeds, self.settings.seed, micro_batch.step, micro_batch.replica, micro_batch.number
+        )
+
     @property
     def loss_scale(self) -> tf.Tensor | None:
         """The current factor of the loss; None without loss scaling."""
@@ -180,33 +208,25 @@ class PipelinedStep(Step):
 
 
 class _Stage:
-    """A stage in one step; see `tfdist.pipelining.execution.Stage`."""
+    """A stage in one step; see `tfdist.pipelining.execution.FedStage`."""
 
-    def __init__(
-        self,
-        step: PipelinedStep,
-        graph: cut.StageGraph,
-        batches: Sequence[Any],
-        totals: list[tf.Tensor],
-        batch_size: Any,
-    ):
-        self._step, self._graph, self._batches = step, graph, batches
-        self._totals, self._batch_size = totals, batch_size
+    def __init__(self, step: PipelinedStep, graph: cut.StageGraph, micro_batches: Sequence[MicroBatch]):
+        self._step, self._graph, self._micro_batches = step, graph, micro_batches
         self.trained = graph.variables.trainable
         self.variables = [variable.value for variable in self.trained]
-        rows = keras.tree.flatten(batches[0])[0].shape[0]
+        rows = keras.tree.flatten(micro_batches[0].rows)[0].shape[0]
         self.received, self.sent = crossings_of(graph.received, rows), crossings_of(graph.sent, rows)
-        self.shares: list[tf.Tensor] = []
 
-    def forward(self, micro_batch: int, received: Sequence[tf.Tensor]) -> Forward:
-        batch = self._batches[micro_batch]
-        sent, value = self._step.forward(self._graph, batch, received, self._totals, self._batch_size)
-        self.shares.append(value)
-        scale = self._step.loss_scale
-        return Forward(sent, value if scale is None else value * tf.cast(scale, value.dtype))
+    def arguments(self, micro_batch: int) -> MicroBatch:
+        return self._micro_batches[micro_batch]
 
-    def gradients(self, found: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Sum]:
-        scale = self._step.loss_scale
+    def forward(self, arguments: MicroBatch, received: Sequence[tf.Tensor]) -> Forward:
+        sent, value = self._step.forward(self._graph, arguments, received)
+        self._scale = self._step.loss_scale
+        return Forward(sent, value if self._scale is None else value * tf.cast(self._scale, value.dtype), value)
+
+    def gradients(self, found: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Gradient]:
+        scale = self._scale
         whole = [None if g is None else tf.convert_to_tensor(g) for g in found]
         return whole if scale is None else [None if g is None else unscaled(g, scale) for g in whole]
 

@@ -54,6 +54,24 @@ def own(
 
 
 @contextlib.contextmanager
+def of_micro_batch(
+    states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int, micro_batch: tf.Tensor
+) -> Iterator[None]:
+    """Context in which such operations depend only on (seed, step, replica, micro-batch), for code that is traced once.
+
+    Args:
+      states: result of `seed_states`.
+      seed: seed of the run.
+      step: scalar int64, number of updates done before this step.
+      replica: index of this replica.
+      micro_batch: scalar int32, number of the micro-batch in the step.
+    """
+    key = tf.random.experimental.stateless_fold_in(_key(seed, len(states), step, replica), micro_batch)
+    with keras_internals.keyed(key, frozenset(id(state) for state in states)):
+        yield
+
+
+@contextlib.contextmanager
 def not_training(
     states: Sequence[keras.Variable],
     seed: int,

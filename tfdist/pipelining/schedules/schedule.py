@@ -35,6 +35,11 @@ class Action:
         """Whether the gradients of the stage's weights are complete after it, and its activations are no longer needed."""
         return self.kind in (BACKWARD, WEIGHT_GRADIENT)
 
+    @property
+    def receives(self) -> bool:
+        """Whether it has an input from a neighboring stage, if there is one, and a result for the other."""
+        return self.kind != WEIGHT_GRADIENT
+
 
 class Message(NamedTuple):
     """Activations or their gradients, on the way from one process to another.

@@ -1,0 +1,270 @@
+"""The forward and the backward pass of a stage as functions, which are traced once and called for each micro-batch.
+
+The backward pass is traced inside of the trace of the forward pass. The tensors of the forward pass that it uses are the
+residuals: results of the one function and arguments of the other. So nothing else connects the two, and they may be called in
+different functions, in different steps, or eagerly.
+
+The backward pass may have two parts. What the gradients of the stage's inputs need belongs to the first, and all else to the
+second, so that no operation is computed twice. Qi et al., Zero Bubble Pipeline Parallelism, 2024 (arXiv:2401.10241).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import tensorflow as tf
+
+from tfdist.pipelining import subgraphs
+from tfdist.pipelining.crossings import CrossingSpec, with_static_shapes
+
+Function: TypeAlias = Any  # a concrete function
+Gradient: TypeAlias = tf.Tensor | None  # None if the loss does not depend on the variable
+
+
+class Forward(NamedTuple):
+    """The result of the forward pass of a stage with one micro-batch, while it is traced.
+
+    Attributes:
+      sent: what the next stage gets.
+      loss: scalar to differentiate besides: in the last stage the loss, elsewhere losses of its own layers.
+      share: scalar; what the micro-batch contributes to the reported loss.
+    """
+
+    sent: Sequence[tf.Tensor]
+    loss: tf.Tensor
+    share: tf.Tensor
+
+
+class Stage(Protocol):
+    """A stage of a model, as it is traced."""
+
+    @property
+    def variables(self) -> Sequence[tf.Variable]:
+        """Values of the trainable variables of the stage."""
+
+    @property
+    def received(self) -> Sequence[CrossingSpec]:
+        """What the stage before it sends."""
+
+    @property
+    def sent(self) -> Sequence[CrossingSpec]:
+        """What it sends to the next stage."""
+
+    def forward(self, arguments: Any, received: Sequence[tf.Tensor]) -> Forward:
+        """Computes the forward pass of a micro-batch, in a tape, from tensors that are arguments, and from variables."""
+
+    def gradients(self, found: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> Sequence[Gradient]:
+        """Returns the gradients of the variables as they are summed over micro-batches."""
+
+
+class ForwardResult(NamedTuple):
+    """The result of a forward pass.
+
+    Attributes:
+      sent: what the next stage gets.
+      share: scalar; what the micro-batch contributes to the reported loss.
+      residuals: what the backward pass needs, among them the values that the forward pass has read of variables.
+    """
+
+    sent: list[tf.Tensor]
+    share: tf.Tensor
+    residuals: list[tf.Tensor]
+
+
+class BackwardResult(NamedTuple):
+    """The result of a backward pass.
+
+    Attributes:
+      of_variables: gradients of the variables, in their order.
+      of_inputs: gradients of the received tensors that have one, for the stage before.
+    """
+
+    of_variables: list[Gradient]
+    of_inputs: list[tf.Tensor]
+
+
+class InputResult(NamedTuple):
+    """The result of the first part of a backward pass.
+
+    Attributes:
+      of_inputs: gradients of the received tensors that have one, for the stage before.
+      residuals: what the second part needs.
+    """
+
+    of_inputs: list[tf.Tensor]
+    residuals: list[tf.Tensor]
+
+
+class Passes:
+    """The passes of a stage; callable eagerly, or any number of times in a function.
+
+    Side effects of the forward pass, such as updates of metrics, happen in each call.
+    """
+
+    def __init__(self, stage: Stage, arguments: Any, split: bool = False):
+        """Traces the passes.
+
+        Args:
+          stage: the stage.
+          arguments: structure of all that `stage.forward` is given besides received tensors. Tensors are arguments, whose
+            values may change from call to call; other leaves are constant.
+          split: whether the backward pass has two parts.
+        """
+        self._stage, self._split = stage, split
+        self._leaves = tf.nest.flatten(arguments, expand_composites=True)
+        self._structure = arguments
+        specs = [*self._tensors(arguments), *(crossing.spec for crossing in stage.received)]
+        traced = tf.function(self._trace, autograph=False)
+        self._forward = traced.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in specs))
+        self._check_captures()
+        self._extract()
+
+    def forward(self, arguments: Any, received: Sequence[tf.Tensor]) -> ForwardResult:
+        """Computes the forward pass of a micro-batch."""
+        found = self._forward(*self._tensors(arguments), *received)
+        count = len(self._stage.sent)
+        return ForwardResult(found[:count], found[count], found[count + 1 :])
+
+    def backward(self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]) -> BackwardResult:
+        """Computes the whole backward pass.
+
+        Args:
+          residuals: those of the forward pass.
+          gradients: of the tensors that were sent and have one, from the next stage.
+        """
+        if self._split:
+            of_inputs, left = self.backward_input(residuals, gradients)
+            return BackwardResult(self.backward_weight(left), of_inputs)
+        found = self._backward(*residuals, *gradients)
+        count = len(found) - len(self._of_inputs)
+        return BackwardResult(self._with_none(found[:count]), found[count:])
+
+    def backward_input(self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]) -> InputResult:
+        """Computes the first part of the backward pass: the gradients that the stage before waits for.
+
+        Args:
+          residuals: those of the forward pass.
+          gradients: of the tensors that were sent and have one, from the next stage.
+        """
+        given = [*residuals, *gradients]
+        found = self._backward_input(*(given[place] for place in self._places_of_input))
+        count = len(self._of_inputs)
+        return InputResult(found[:count], [*found[count:], *(given[place] for place in self._places_of_weight)])
+
+    def backward_weight(self, residuals: Sequence[tf.Tensor]) -> list[Gradient]:
+        """Computes the second part of the backward pass: the gradients of the variables.
+
+        Args:
+          residuals: those of the first part.
+        """
+        return self._with_none(self._backward_weight(*residuals))
+
+    @property
+    def parts(self) -> tuple[Function, ...]:
+        """The functions of the backward pass: one, or two if it is split."""
+        return (self._backward_input, self._backward_weight) if self._split else (self._backward,)
+
+    def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the results of the forward pass, and traces the backward pass."""
+        stage = self._stage
+        count = len(tensors) - len(stage.received)
+        with tf.GradientTape() as tape:
+            inputs = [tf.identity(tensor) for tensor in tensors[count:]]
+            tape.watch(with_gradients(inputs, stage.received))
+            sent, loss, share = stage.forward(self._structured(tensors[:count]), inputs)
+            sent = with_static_shapes(sent, stage.sent)
+            sent = [tf.identity(tensor) for tensor in sent]  # one that only passes through is a target and a source
+        sources = [*stage.variables, *with_gradients(inputs, stage.received)]
+        targets = [*with_gradients(sent, stage.sent), loss]
+
+        def backward(*gradients: tf.Tensor) -> tuple[list[Gradient], list[tf.Tensor]]:
+            found = tape.gradient(targets, sources, output_gradients=[*gradients, tf.ones_like(loss)])
+            own, of_inputs = found[: len(stage.variables)], found[len(stage.variables) :]
+            crossings = with_gradients(stage.received, stage.received)
+            whole = [
+                tf.zeros(crossing.spec.shape, crossing.spec.dtype)
+                if gradient is None
+                else tf.convert_to_tensor(gradient)
+                for gradient, crossing in zip(of_inputs, crossings, strict=True)
+            ]
+            return list(stage.gradients(own)), with_static_shapes(whole, crossings)
+
+        specs = [crossing.spec for crossing in with_gradients(stage.sent, stage.sent)]
+        self._traced = tf.function(backward, autograph=False).get_concrete_function(*specs)
+        return [*sent, share, *self._find_residuals()]
+
+    def _find_residuals(self) -> list[tf.Tensor]:
+        """Returns the tensors of the forward pass, whose graph is the current one, that the backward pass needs."""
+        graph = self._traced.graph
+        of_variables, self._of_inputs = self._traced.structured_outputs
+        self._gradients_of = [gradient is not None for gradient in of_variables]
+        self._of_variables = [gradient for gradient in of_variables if gradient is not None]
+        effects = subgraphs.with_effects(graph)
+        self._needed = subgraphs.operations_before([*self._of_variables, *self._of_inputs, *effects])
+        outside = {id(inner): outer for outer, inner in tf.compat.v1.get_default_graph().captures}
+        residuals: list[tf.Tensor] = []
+        self._values: dict[str, Any] = {}
+        self._arguments: list[tf.Tensor] = []
+        for outer, inner in graph.captures:
+            if inner.op not in self._needed:
+                continue
+            if not hasattr(outer, "graph") or id(outer) in outside:
+                self._values[inner.name] = outside.get(id(outer), outer)
+            elif outer.op.type == "Const":
+                self._values[inner.name] = tf.get_static_value(outer)
+            else:
+                residuals.append(outer)
+                self._arguments.append(inner)
+        captured = {id(inner) for _, inner in graph.captures}
+        self._arguments += [tensor for tensor in graph.inputs if id(tensor) not in captured]
+        return residuals
+
+    def _extract(self) -> None:
+        """Makes functions of the backward pass."""
+        graph = self._traced.graph
+        outside = frozenset(tensor.op for tensor in graph.inputs)
+        results = [*self._of_variables, *self._of_inputs]
+        if not self._split:
+            self._backward = subgraphs.extracted(graph, self._needed - outside, self._arguments, results, self._values)
+            return
+        of_input = subgraphs.operations_before(self._of_inputs) - outside
+        of_weight = self._needed - outside - of_input
+        of_weight |= subgraphs.constants_among(subgraphs.operations_before(of_weight))
+        crossing = [x for x in subgraphs.inputs_of(of_weight, self._of_variables) if x.name not in self._values]
+        made, given = ([x for x in crossing if (x.op in outside) is is_given] for is_given in (False, True))
+        places = {tensor.name: place for place, tensor in enumerate(self._arguments)}
+        used = [x for x in subgraphs.inputs_of(of_input, self._of_inputs) if x.name not in self._values]
+        self._places_of_input = [places[tensor.name] for tensor in used]
+        self._places_of_weight = [places[tensor.name] for tensor in given]
+        self._backward_input = subgraphs.extracted(graph, of_input, used, [*self._of_inputs, *made], self._values)
+        self._backward_weight = subgraphs.extracted(graph, of_weight, [*made, *given], self._of_variables, self._values)
+
+    def _check_captures(self) -> None:
+        """Raises `ValueError` if a pass would depend on a tensor of the function in which it is traced."""
+        for outer, _ in self._forward.graph.captures:
+            if hasattr(outer, "graph"):
+                raise ValueError(f"The passes of a stage depend on arguments and variables alone. Received: {outer}.")
+
+    def _tensors(self, arguments: Any) -> list[tf.Tensor]:
+        """Returns the tensors among the leaves of arguments."""
+        leaves = tf.nest.flatten(arguments, expand_composites=True)
+        return [leaf for leaf, first in zip(leaves, self._leaves, strict=True) if _is_tensor(first)]
+
+    def _structured(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """Returns arguments with these tensors, and all other leaves as they were when the passes were created."""
+        values = iter(tensors)
+        leaves = [next(values) if _is_tensor(leaf) else leaf for leaf in self._leaves]
+        return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
+
+    def _with_none(self, found: Sequence[tf.Tensor]) -> list[Gradient]:
+        """Returns the gradient of each variable, None for those without one."""
+        values = iter(found)
+        return [next(values) if has_gradient else None for has_gradient in self._gradients_of]
+
+
+def with_gradients(values: Sequence[Any], crossings: Sequence[CrossingSpec]) -> list[Any]:
+    """Returns the values of the crossings whose gradients are sent back."""
+    return [value for value, crossing in zip(values, crossings, strict=True) if crossing.has_gradient]
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, tf.Tensor | tf.TensorSpec)
