@@ -33,6 +33,7 @@ from pipelined import RESULT, Pipelined, Problem, equal_cut, results_of
 TORCH = starting.HERE / "pipelines_torch.py"
 ALONE = 4  # micro-batches of a step without communication
 FORWARD, BACKWARD = 0.1, 0.2  # seconds that a stage of --what=waits waits
+WEIGHTS = 0.1  # of BACKWARD, for the gradients of the weights, if the schedule computes them by themselves
 KIB = 1024
 
 
@@ -51,8 +52,14 @@ def transformer() -> Any:
     return keras.Model(inputs, x)
 
 
-def waiting(parts: int, stages: int) -> Any:
-    """Returns a model whose parts wait as long as a stage, divided by the number of parts per stage."""
+def waiting(parts: int, stages: int, of_weights: float) -> Any:
+    """Returns a model whose parts wait as long as a stage, divided by the number of parts per stage.
+
+    Args:
+      parts: number of parts.
+      stages: number of stages.
+      of_weights: seconds that the gradients of a stage's weights take, after those of its input.
+    """
     import keras
     import tensorflow as tf
 
@@ -66,12 +73,19 @@ def waiting(parts: int, stages: int) -> Any:
         return tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype), x.shape)
 
     @tf.custom_gradient
-    def wait_twice(x: tf.Tensor) -> Any:
-        return wait(x, FORWARD * share), lambda gradient: wait(gradient, BACKWARD * share)
+    def waited(x: tf.Tensor, weight: tf.Tensor) -> Any:
+        def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            of_input = wait(gradient, (BACKWARD - of_weights) * share)
+            return of_input, tf.reduce_sum(wait(of_input, of_weights * share) if of_weights else of_input)
+
+        return wait(x, FORWARD * share), backward
 
     class Wait(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.weight = self.add_weight(shape=(), name="weight")
+
         def call(self, x: tf.Tensor) -> tf.Tensor:
-            return wait_twice(x)
+            return waited(x, tf.convert_to_tensor(self.weight))
 
         def compute_output_spec(self, x: Any) -> Any:
             return keras.KerasTensor(x.shape, x.dtype)
@@ -83,12 +97,13 @@ def waiting(parts: int, stages: int) -> Any:
     return keras.Model(inputs, x)
 
 
-def problem_of(what: str, micro_batches: int, processes: int) -> Any:
+def problem_of(what: str, micro_batches: int, processes: int, schedule: str = "gpipe") -> Any:
     """Returns what is trained, for a number of stages."""
+    of_weights = WEIGHTS if schedule == "zb_h1" else 0.0
 
     def waits(stages: int) -> Problem:
         x = np.zeros((micro_batches, 8), "float32")
-        return Problem(lambda: waiting(stages, processes), (x, x), equal_cut(stages, stages))
+        return Problem(lambda: waiting(stages, processes, of_weights), (x, x), equal_cut(stages, stages))
 
     def computes(stages: int) -> Problem:
         return Problem(transformer, arrays(micro_batches), equal_cut(BLOCKS, stages))
@@ -106,8 +121,10 @@ def rank_of_schedules(strategy: Any, given: argparse.Namespace) -> Iterator[dict
         most = _almost_one_stage(problem(processes))
         singles.append(Pipelined(strategy, "gpipe", ALONE, lambda stages: most, communicates=False))
     for micro_batches in given.micro_batches:
-        problem = problem_of(given.what, micro_batches, processes)
-        sides = {name: Pipelined(strategy, name, micro_batches, problem) for name in given.schedules}
+        sides = {
+            name: Pipelined(strategy, name, micro_batches, problem_of(given.what, micro_batches, processes, name))
+            for name in given.schedules
+        }
         own: dict[str, list[float]] = {"together": [], "alone": []}
         steps: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(given.rounds):
@@ -175,8 +192,9 @@ def table(sides: dict[str, list[dict[str, Any]]], stages: int) -> str:
             t, u = (statistics.median(row[name] or [float("nan")]) for name in ("together", "alone"))
             m, first = row["micro_batches"], statistics.median(row["steps"].get("gpipe", [float("nan")]))
             for name, seconds in row["steps"].items():
-                chunks = int(re.findall(r"\d+", name)[-1]) if "interleaved" in name else 1
-                step, bubble = statistics.median(seconds), (stages - 1) / chunks
+                # With zb_h1, a third of it is left if the parts of a pass take equally long.
+                divisor = int(re.findall(r"\d+", name)[-1]) if "interleaved" in name else 3 if name == "zb_h1" else 1
+                step, bubble = statistics.median(seconds), (stages - 1) / divisor
                 second = (m - bubble) * t + 2 * bubble * u
                 times = f"{1e3 * t:.0f} | {1e3 * u:.0f} | {1e3 * step:.0f} | {step / (m + bubble) / t:.3f}"
                 lines.append(f"| {library} | {name} | {m} | {times} | {step / second:.3f} | {step / first:.3f} |")

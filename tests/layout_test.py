@@ -127,7 +127,7 @@ def test_the_stages_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^1f1b +3\d\.\d% +2 1 +\S+ KiB, \S+ KiB +8.0 KiB, 8.0 KiB$", found, re.MULTILINE), found
     assert re.search(r"^gpipe +3\d\.\d% +2 2 ", found, re.MULTILINE)
     assert re.search(r"^interleaved\(chunks=2\) ", found, re.MULTILINE)
-    assert "does not support it: zb_h1" in found
+    assert re.search(r"^zb_h1 ", found, re.MULTILINE)
     again = printed(capsys, *PIPELINE, "--strategy=pipeline", "--cut=auto", "--pipeline_schedule=1f1b")
     assert again == found
 
@@ -148,7 +148,6 @@ def test_json_of_a_pipeline(capfd: pytest.CaptureFixture[str]) -> None:
     assert last["sent"] == [] and last["forward_seconds"] is None and first["sent_bytes"] == 4 * 16 * 16 * 4
     assert f"{first['last_layer']} (4x16x16 float32)" in text and f"{first['parameters']:,}" in text
     schedules = {each["schedule"]: each for each in record["schedules"]}
-    assert schedules["zb_h1"]["is_executed"] is False and schedules["1f1b"]["is_executed"] is True
     for stage, held in zip(record["stages"], schedules["1f1b"]["process_bytes"], strict=True):
         live = 2 if stage is first else 1
         state = sum(stage["bytes"][kind] for kind in ("variables", "gradients", "optimizer_state"))

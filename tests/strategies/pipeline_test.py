@@ -26,26 +26,31 @@ COVER = {
         Case("masked", "sgd", "gpipe", 1),
         Case("tied", "adamw", "1f1b", 4),
         Case("regularized", "sgd", INTERLEAVED, 8, "clip"),
-        Case("several", "adamw", "csv", 8),
+        Case("several", "adamw", "zb_h1", 8),
     ),
     THREE: (
         Case("skip", "adamw", "gpipe", 8),
         Case("tied", "sgd", "1f1b", 1, "clip"),
         Case("frozen", "adamw", INTERLEAVED, 6),
-        Case("several", "sgd", "csv", 4),
+        Case("several", "sgd", "zb_h1", 4),
     ),
     TWO_BY_TWO: (
         Case("masked", "adamw", "gpipe", 4),
         Case("skip", "sgd", "1f1b", 8, "clip"),
         Case("frozen", "sgd", INTERLEAVED, 4),
-        Case("regularized", "adamw", "csv", 1),
+        Case("regularized", "adamw", "zb_h1", 1),
     ),
 }
 MASKS = tuple(
-    Case("exposing", "gradients", schedule, 4, steps=1) for schedule in ("1f1b", "1f1b", "gpipe", INTERLEAVED)
+    Case("exposing", "gradients", schedule, 4, steps=1) for schedule in ("1f1b", "zb_h1", "gpipe", INTERLEAVED)
 )
 BESIDE = {
-    TWO: (Case("dropped", micro_batches=1), Case("normalized(micro_batches=4)", "adamw"), Case("text", "adamw")),
+    TWO: (
+        Case("several", "adamw", "csv", 8),
+        Case("dropped", micro_batches=1),
+        Case("normalized(micro_batches=4)", "adamw"),
+        Case("text", "adamw"),
+    ),
     THREE: (),
     TWO_BY_TWO: (
         Case("overflowing", "adamw", options="loss_scale"),
@@ -133,7 +138,9 @@ def product() -> list[tuple[Job, tuple[Case, ...]]]:
     found = []
     for mesh in ("stage:2", "stage:3", "stage:4", "stage:2;data:2"):
         stages = sizes(mesh)[0]
-        combined = itertools.product(LAYERS, ("gpipe", "1f1b", "csv", INTERLEAVED), (1, 4, 6 if stages == 3 else 8))
+        combined = itertools.product(
+            LAYERS, ("gpipe", "1f1b", "zb_h1", "csv", INTERLEAVED), (1, 4, 6 if stages == 3 else 8)
+        )
         possible = [
             (model, schedule, count)
             for model, schedule, count in combined
@@ -187,7 +194,7 @@ def test_dropout_differs_between_layers_stages_replicas_and_micro_batches() -> N
     rows = found[0][:, found[0].any(axis=(0, 2))]
     assert rows.shape == (4, 16, 32)
     assert len(np.unique(rows.reshape(-1, 32), axis=0)) == 4 * 16
-    for other in found[1:]:  # again, and with other orders of computation
+    for other in found[1:]:  # with other orders of computation
         np.testing.assert_array_equal(found[0], other)
 
 

@@ -140,13 +140,8 @@ def _tensor(tensor: Any) -> str:
 
 
 def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig) -> Iterator[str]:
-    from tfdist.planner.pipeline_plan import NOT_EXECUTED
-
     for name, reason in plan.impossible.items():
         yield f"Not possible: {name}. {reason}"
-    forecasts = [each.name for each in plan.schedules if each.name in NOT_EXECUTED]
-    if forecasts:
-        yield f"Predicted only, as --pipeline_schedule does not support it: {', '.join(forecasts)}."
     if config.measure_stages:
         yield "A step is predicted without messages, sums over replicas, and the update."
     else:
@@ -195,11 +190,8 @@ def _stage_facts(stage: "StagePlan") -> dict[str, Any]:
 
 
 def _schedule_facts(plan: "SchedulePlan") -> dict[str, Any]:
-    from tfdist.planner.pipeline_plan import NOT_EXECUTED
-
     return {
         "schedule": plan.name,
-        "is_executed": plan.name not in NOT_EXECUTED,
         "idle": plan.idle,
         "live_micro_batches": list(plan.live),
         "process_bytes": list(plan.process_bytes),

@@ -4,23 +4,16 @@ import dataclasses
 
 from tfdist.config.fields import flag_field
 from tfdist.config.topics import DEVICES
-from tfdist.errors import InputError
 from tfdist.grammar.cut import parse_cut
-from tfdist.grammar.pipeline_schedule import ZBH1, OneFOneB, parse_pipeline_schedule
+from tfdist.grammar.pipeline_schedule import OneFOneB, parse_pipeline_schedule
 
 DEFAULT_SCHEDULE = OneFOneB.name
 ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")
 
 
 def schedule_text(text: str) -> str:
-    """Normalizes `--pipeline_schedule`; raises `InputError` for a schedule that cannot be executed."""
-    schedule = parse_pipeline_schedule(text)
-    if isinstance(schedule, ZBH1):
-        raise InputError(
-            "Schedules that split the backward pass (I and W) cannot be executed yet. Received: "
-            f"{schedule}. Use {OneFOneB.name}."
-        )
-    return str(schedule)
+    """Normalizes `--pipeline_schedule`."""
+    return str(parse_pipeline_schedule(text))
 
 
 def cut_text(text: str) -> str:
@@ -37,7 +30,7 @@ class PipelineOptions:
         DEFAULT_SCHEDULE,
         DEVICES,
         "Pipeline schedule, the order of forward and backward passes, for --strategy=pipeline: gpipe, 1f1b, "
-        "interleaved(chunks=2) or csv:FILE (docs/guides/pipelines.md).",
+        "interleaved(chunks=2), zb_h1 or csv:FILE (docs/guides/pipelines.md).",
         check=schedule_text,
         is_option=True,
         elsewhere=(DEFAULT_SCHEDULE,),

@@ -18,7 +18,6 @@ from tfdist.pipelining.schedules import Schedule, make_schedule, simulate
 from tfdist.pipelining.stage_costs import StageSeconds, count_operations, measure_stage
 
 COMPARED = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
-NOT_EXECUTED = ("zb_h1",)
 
 
 @dataclasses.dataclass(frozen=True)
