@@ -24,6 +24,7 @@ from tfdist.collectives.declared_groups import distinct_groups
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.distribution.all_reduce_plan import AllReducePlan, plan_all_reduce
 from tfdist.distribution.horovod_rendezvous import describe_communication, start_horovod
+from tfdist.distribution.sharded_optimizer import optimizer_shards
 
 
 class Horovod(HasCollectives):
@@ -41,6 +42,7 @@ class Horovod(HasCollectives):
         groups: Sequence[Sequence[int]] = (),
         all_reduce: str = "engine",
         topology: str = "",
+        shard: str = "none",
     ):
         """Starts Horovod.
 
@@ -54,6 +56,7 @@ class Horovod(HasCollectives):
             process sets, which cannot be added later. The same on every process.
           all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
           topology: numbers of replicas by host, as in `--topology`.
+          shard: which state is divided among the replicas, `none` or `optimizer`, as in `--shard`.
         """
         share_cores(cluster, intra_op_threads)
         use_one_gpu(cluster.local_rank)
@@ -78,6 +81,7 @@ class Horovod(HasCollectives):
         self.local_replicas = range(hvd.rank(), hvd.rank() + 1)
         self.collectives = HorovodCollectives(declared=sets)
         self.tuned = plans[0].tuned(self.collectives)
+        self.optimizer_shards = optimizer_shards(shard, self)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """See base class."""

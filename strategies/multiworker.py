@@ -13,6 +13,7 @@ from tfdist.collectives.declared_groups import distinct_groups
 from tfdist.collectives.process_groups import ProcessGroups
 from tfdist.coordination import Group
 from tfdist.distribution.all_reduce_plan import plan_all_reduce
+from tfdist.distribution.sharded_optimizer import optimizer_shards
 from tfdist.distribution.tf_distribute import TensorFlowStrategy
 from tfdist.distribution.tf_server import starting, with_addresses
 from tfdist.distribution.variable_creation import VariableCreation
@@ -32,6 +33,7 @@ class MultiWorker(TensorFlowStrategy):
         groups: Sequence[Sequence[int]] = (),
         all_reduce: str = "engine",
         topology: str = "",
+        shard: str = "none",
     ):
         """Starts this process's TensorFlow server and waits for those of the other processes.
 
@@ -45,6 +47,7 @@ class MultiWorker(TensorFlowStrategy):
             every process, each with one replica.
           all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
           topology: numbers of replicas by host, as in `--topology`.
+          shard: which state is divided among the replicas, `none` or `optimizer`, as in `--shard`.
         """
         share_cores(cluster, intra_op_threads)
         group = join(cluster)
@@ -67,6 +70,7 @@ class MultiWorker(TensorFlowStrategy):
         super().__init__("multiworker", engine, cluster=cluster, group=group, options=options, make_group=some)
         self._make_process_group = some
         self.tuned = plan.tuned(self.collectives)
+        self.optimizer_shards = optimizer_shards(shard, self)
         self._variable_creation = VariableCreation(group)
 
     @functools.cached_property

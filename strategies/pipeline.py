@@ -11,6 +11,7 @@ from tfdist import keras_internals
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.coordination import Group
 from tfdist.distribution.factory import create
+from tfdist.distribution.sharded_optimizer import optimizer_shards
 from tfdist.errors import InputError
 from tfdist.pipelining.activation_compression import METHODS
 from tfdist.pipelining.equal_values import synchronize_replicas
@@ -38,6 +39,7 @@ class Pipeline(HasStages):
         micro_batches: int = 1,
         cut: str = "auto",
         activation_compression: str = "none",
+        shard: str = "none",
         communication: str = "auto",
         intra_op_threads: int = 0,
         start_timeout_seconds: float = 120.0,
@@ -52,6 +54,7 @@ class Pipeline(HasStages):
           micro_batches: number of parts of a replica's rows in each step.
           cut: where the model is cut into stages, as in `--cut`.
           activation_compression: compression of messages between stages, as in `--activation_compression`.
+          shard: which state is divided among the replicas of each stage, `none` or `optimizer`, as in `--shard`.
           communication: the engine's implementation, as in `--communication`.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
           start_timeout_seconds: how long to wait for the other processes' servers, over TensorFlow.
@@ -82,6 +85,7 @@ class Pipeline(HasStages):
         self.collectives = self.job.group(self.grid.ranks_of_stage(self.pipeline_rank))
         self.pipeline_collectives = self.job.group(self.grid.ranks_of_replica(replica))
         self.replicas, self.local_replicas = self.grid.replicas, range(replica, replica + 1)
+        self.optimizer_shards = optimizer_shards(shard, self)
 
     @property
     def blocks(self) -> StageBlocks:

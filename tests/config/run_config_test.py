@@ -142,7 +142,12 @@ def test_each_strategy_names_the_implementations_that_it_has():
         ({"profile_steps": "50:60", "steps": 50}, "--profile_steps=50:60 --steps=50"),
         ({"mesh_shape": "data:2"}, "--mesh_shape=data:2 --strategy=auto"),
         ({"layout": "ffn:model", "strategy": "mirrored"}, "--layout=ffn:model --strategy=mirrored"),
-        ({"shard": "optimizer", "strategy": "horovod"}, "--shard=optimizer --strategy=horovod"),
+        ({"shard": "optimizer", "strategy": "mirrored"}, "--shard=optimizer --strategy=mirrored"),
+        ({"shard": "gradients", "strategy": "horovod"}, "--shard=gradients --strategy=horovod"),
+        (
+            {"shard": "optimizer", "strategy": "horovod", "sync": "local_sgd(period=4)"},
+            r"--shard=optimizer --sync=local_sgd\(period=4\)",
+        ),
         ({"strategy": "mesh", "compression": "int8"}, "--compression=int8 --strategy=mesh"),
         ({"strategy": "mesh", "jit_compile": True}, "--jit_compile=true --strategy=mesh"),
     ],

@@ -19,7 +19,7 @@ The prefix of a name determines what happens to a value if the number of replica
 With an unchanged number of replicas, each gets its own values back, bit for bit.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -29,7 +29,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.format import Checkpoint, Part
-from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.strategy import HasCollectives
 from tfdist.distribution.variable_blocks import Read
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.errors import InputError
@@ -53,10 +53,19 @@ _NAMED_AT_MOST = 10  # maximum number of reported differences between two models
 
 
 class _RunVariable(NamedTuple):
-    """A TensorFlow variable, and whether each replica has its own value."""
+    """A variable of this process.
+
+    Attributes:
+      variable: the TensorFlow variable; None if another process has its value.
+      form: dtype and shape.
+      per_replica: whether each replica has its own value.
+      is_here_only: whether no other replica has it, so that this process writes it.
+    """
 
     variable: tf.Variable
+    form: tuple[str, tuple[int, ...]]
     per_replica: bool
+    is_here_only: bool = False
 
 
 class RunVariables:
@@ -65,7 +74,7 @@ class RunVariables:
     def __init__(
         self,
         model: keras.Model,
-        strategy: Strategy,
+        strategy: HasCollectives,
         store: StateStore,
         callbacks: CallbackStates,
         exchanges: Exchanges,
@@ -86,19 +95,22 @@ class RunVariables:
         own = [variable for variable in model.variables if id(variable) in moving]
         replicated = [variable for variable in model.variables if id(variable) not in moving]
         local = {id(v) for v in (*model.trainable_variables, *model.optimizer.variables) if exchanges.has_local_weights}
-        self._variables = {
+        every = {
             **_named(_MODEL, replicated, local),
             **_named(_STATISTICS, own, moving),
-            **_named(_OPTIMIZER, model.optimizer.variables, local),
+            **_named(_OPTIMIZER, model.optimizer.variables, local, strategy.optimizer_shards.is_here_only),
         }
+        self._own_forms = {name: held.form for name, held in every.items()}
+        self._forms = self._own_forms  # of all processes; see `collect`
+        # Of a sharded optimizer, other processes have the rest.
+        self._variables = {name: held for name, held in every.items() if held.variable is not None}
         differing = {id(variable) for variable in exchanges.own_variables}
         self._exchanged = _named(_EXCHANGES, [*exchanges.variables, *exchanges.own_variables], differing)
-        self._forms = {name: _form(held) for name, held in self._variables.items()}
         self._written: frozenset[str] = frozenset()  # names; see `collect`
 
     def collect(self) -> None:
         """Learns which variables other processes have, before the run is saved or restored; every process must call it."""
-        forms = {name: _form(held) for name, held in self._held().items()}
+        forms = {**self._own_forms, **{name: held.form for name, held in self._held().items()}}
         found = self._strategy.blocks.of_all({name: [dtype, *shape] for name, (dtype, shape) in forms.items()})
         kinds = (_MODEL, _STATISTICS, _OPTIMIZER)
         ordered = sorted(
@@ -115,22 +127,29 @@ class RunVariables:
             Part(name, self._saved_shape(held), offset, values)
             for name, held in self._held().items()
             if name in self._written
-            for offset, values in self._strategy.blocks.written(held.variable, held.per_replica, copied)
+            for offset, values in self._blocks_written(held, copied)
         ]
 
     def _held(self) -> dict[str, _RunVariable]:
         """Returns all variables of this process by name."""
         states = {
-            f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _RunVariable(variable, state.per_replica)
+            f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _RunVariable(
+                variable, _form(variable), state.per_replica
+            )
             for state, variable in self._store.items()
         }
         return {**self._variables, **self._exchanged, **states}
+
+    def _blocks_written(self, held: _RunVariable, copied: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        if held.is_here_only:
+            return [((0,) * len(held.form[1]), np.array(held.variable))]
+        return self._strategy.blocks.written(held.variable, held.per_replica, copied)
 
     def replicated(self) -> dict[str, tf.Variable]:
         """Returns the replicated variables by name, except states of random layers, which differ between replicas."""
         store = {f"{_STATE}{state.name}": variable for state, variable in self._store.items() if not state.per_replica}
         held_by_all = {**self._variables, **self._exchanged}.items()
-        own = {name: held.variable for name, held in held_by_all if not held.per_replica}
+        own = {name: held.variable for name, held in held_by_all if not (held.per_replica or held.is_here_only)}
         return {
             name: v
             for name, v in {**own, **store}.items()
@@ -217,7 +236,7 @@ class RunVariables:
     def _exchanges_in(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Same as `_names_in` for the exchanges; empty if the run in the checkpoint had none, or others."""
         saved = [name for name in checkpoint.values["order"] if name.removeprefix(_LOCAL).startswith(_EXCHANGES)]
-        if [_form(held) for held in self._exchanged.values()] != [_form_in(checkpoint, name) for name in saved]:
+        if [held.form for held in self._exchanged.values()] != [_form_in(checkpoint, name) for name in saved]:
             if saved and self._exchanged:
                 raise InputError(
                     "A run is resumed with its own way of exchanging weights. Received: the checkpoint "
@@ -232,12 +251,17 @@ class RunVariables:
         return [*self._forms, *self._exchanged]
 
 
-def _named(prefix: str, variables: Sequence[keras.Variable], per_replica: Collection[int]) -> dict[str, _RunVariable]:
+def _named(
+    prefix: str,
+    variables: Sequence[keras.Variable],
+    per_replica: Collection[int],
+    is_here_only: Callable[[keras.Variable], bool] = lambda variable: False,
+) -> dict[str, _RunVariable]:
     """Returns variables by name; `per_replica` has the ids of those of which each replica has its own value."""
     named = unique_names((f"{prefix}{v.path}", v) for v in variables)
     return {
         f"{_LOCAL if id(v) in per_replica and prefix != _STATISTICS else ''}{name}": _RunVariable(
-            keras_internals.value_of(v), id(v) in per_replica
+            keras_internals.value_of(v), _form(v), id(v) in per_replica, is_here_only(v)
         )
         for name, v in named.items()
     }
@@ -248,8 +272,8 @@ def _form_in(checkpoint: Checkpoint, name: str) -> tuple[str, tuple[int, ...]]:
     return entry.dtype, entry.shape[1:] if name.startswith(_PER_REPLICA) else entry.shape
 
 
-def _form(held: _RunVariable) -> tuple[str, tuple[int, ...]]:
-    return held.variable.dtype.name, tuple(held.variable.shape)
+def _form(variable: tf.Variable | keras.Variable) -> tuple[str, tuple[int, ...]]:
+    return tf.as_dtype(variable.dtype).name, tuple(variable.shape)
 
 
 def _is_rate(name: str) -> bool:

@@ -10,7 +10,7 @@ from tfdist.cli import environment_flags, open_strategy
 from tfdist.config.fields import takes_options
 from tfdist.config.run_config import RunConfig
 from tfdist.distribution import factory, tf_distribute
-from tfdist.distribution.strategy import Strategy, strategy_in_use
+from tfdist.distribution.strategy import HasCollectives, Strategy, strategy_in_use
 from tfdist.errors import InputError, names_arguments
 from tfdist.gradients.compression import check
 
@@ -66,7 +66,13 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
             f"{model.name}, which has {model.dtype_policy.name}. Call keras.config.set_dtype_policy before the model "
             "is created, or use tfdist.run."
         )
-    keras_fit.attach(model, keras_fit.Distributed(model, strategy or _found(model, config), config))
+    found = strategy or _found(model, config)
+    if isinstance(found, HasCollectives) and found.optimizer_shards.parts > 1:
+        raise InputError(
+            "Keras's own fit updates whole optimizers. Received: a strategy with shard='optimizer'. Load it without, or use "
+            "tfdist.Trainer."
+        )
+    keras_fit.attach(model, keras_fit.Distributed(model, found, config))
     return model
 
 

@@ -81,6 +81,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "Clients make no micro-steps: lower --batch_size, which is that of a client, or leave out --accumulate_steps.",
     ),
     (
+        ("shard", "sync"),
+        lambda c: c.shard == "optimizer" and parse_sync(c.sync).exchanges_weights,
+        "Replicas that train locally need their whole optimizer: leave out --shard or use --sync=every_step.",
+    ),
+    (
         ("sync", "ema"),
         lambda c: parse_sync(c.sync).trains_clients and c.ema,
         "Clients start each round from the global weights: leave out --ema, or give an outer optimizer.",

@@ -18,7 +18,7 @@ from tfdist.errors import InputError
 from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS
 from tfdist.grammar.spec import nearest, parse
 from tfdist.grammar.straggler import parse_straggler
-from tfdist.sharding.layouts import STAGES, parse_layout, parse_shard
+from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of, parse_mesh
 from tfdist.sharding.process_grid import check_axes, parse_grid
 
@@ -91,8 +91,8 @@ DECLARATIONS = (
         name="multiworker",
         help="several processes, by TensorFlow",
         processes=Processes.SEVERAL,
-        options=("communication", "intra_op_threads", *_OF_ALL_REDUCE),
-        accepts={"communication": ("auto", "ring", "nccl")},
+        options=("communication", "intra_op_threads", "shard", *_OF_ALL_REDUCE),
+        accepts={"communication": ("auto", "ring", "nccl"), "shard": OF_REPLICAS},
         auto=lambda cluster, devices: cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS,
         adopts=("MultiWorkerMirroredStrategy",),
         trials=(Trial(processes=2),),
@@ -124,8 +124,8 @@ DECLARATIONS = (
     Declaration(
         name="horovod",
         help="several processes, by Horovod",
-        options=("communication", "intra_op_threads", *_OF_ALL_REDUCE),
-        accepts={"communication": ("auto", "gloo", "mpi")},
+        options=("communication", "intra_op_threads", "shard", *_OF_ALL_REDUCE),
+        accepts={"communication": ("auto", "gloo", "mpi"), "shard": OF_REPLICAS},
         auto=lambda cluster, devices: cluster.source in HOROVOD_LAUNCHERS,
         trials=(
             Trial(
@@ -201,10 +201,11 @@ DECLARATIONS = (
             "micro_batches",
             "cut",
             "activation_compression",
+            "shard",
             "communication",
             "intra_op_threads",
         ),
-        accepts={"communication": ("auto", "ring", "nccl", "gloo", "mpi")},
+        accepts={"communication": ("auto", "ring", "nccl", "gloo", "mpi"), "shard": OF_REPLICAS},
         refuses=(
             Refusal(
                 "accumulate_steps",
@@ -368,8 +369,8 @@ class TrainerOptions(PipelineOptions):
     shard: str = flag_field(
         "none",
         DEVICES,
-        "State to shard over the batch axis of a mesh, as in ZeRO: none, optimizer (optimizer state), gradients (also "
-        "gradients) or parameters (also parameters).",
+        "State to shard over replicas, as in ZeRO: none, optimizer (optimizer state) or, over the batch axis of a mesh, "
+        "gradients (also gradients) or parameters (also parameters).",
         choices=STAGES,
         is_option=True,
         elsewhere=("none",),
@@ -382,5 +383,9 @@ class TrainerOptions(PipelineOptions):
         elsewhere=("",),
     )
     shard_min_elements: int = flag_field(
-        1024, DEVICES, "Minimum number of elements of variables to shard with --shard.", is_option=True
+        1024,
+        DEVICES,
+        "Minimum number of elements of variables to shard with --shard, for --strategy=mesh.",
+        is_option=True,
+        elsewhere=(1024,),
     )

@@ -23,6 +23,7 @@ from tfdist.config.strategy_declaration import Declaration
 from tfdist.coordination import Group
 from tfdist.data import check_batch_size
 from tfdist.distribution.model_parts import ModelParts
+from tfdist.distribution.optimizer_shards import OptimizerShards
 from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.distribution.variable_adoption import VariableAdoption
 from tfdist.distribution.variable_blocks import VariableBlocks
@@ -258,6 +259,21 @@ class HasCollectives(Strategy):
     collectives: Collectives
     tuned: TunedCollectives | None = None
     sums_gradients: bool = False
+
+    @functools.cached_property
+    def optimizer_shards(self) -> OptimizerShards:
+        """Which part of the optimizer's state each replica has."""
+        return OptimizerShards(self)
+
+    @property
+    def parts(self) -> ModelParts:
+        """See base class."""
+        return ModelParts(self._complete)
+
+    @contextlib.contextmanager
+    def _complete(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+        with self.blocks.full_variables(variables), self.optimizer_shards.complete(variables):
+            yield
 
     @property
     def job_collectives(self) -> Collectives:

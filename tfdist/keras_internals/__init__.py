@@ -82,6 +82,7 @@ from tfdist.keras_internals.models import (
     weight_losses,
     weighted_sum,
 )
+from tfdist.keras_internals.optimizer_slots import averages_of, build_for_some, with_values, with_values_only
 from tfdist.keras_internals.optimizers import (
     constant_learning_rate,
     disable_gradient_aggregation,
@@ -269,6 +270,11 @@ __all__ = [
     "without_memory_optimizer",
     "with_autograph",
     "with_mask_and_logits_of",
+    "with_values",
+    "with_values",
+    "with_values_only",
+    "averages_of",
+    "build_for_some",
     "without_autograph",
     "without_optimizer",
     "wrap_call",

@@ -98,6 +98,7 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "codec_seconds": Field("s", "time of a step for encoding and decoding, last measured without communication"),
         "compression_error": Field("", "||sent - exact|| / ||exact|| of the gradient with the largest, last measured"),
         "compression_cosine": Field("", "cosine of sent and exact of the gradient with the smallest, last measured"),
+        "optimizer_state_bytes": Field("bytes", "optimizer state that the chief's process has, if it is sharded"),
         "peak_memory_bytes": Field("bytes", "most resident memory the chief's process ever had"),
         "device_peak_memory_bytes": Field("bytes", "most memory ever allocated on one of the chief's devices"),
     }

@@ -42,6 +42,7 @@ class Layout:
 
 
 STAGES = ("none", "optimizer", "gradients", "parameters")
+OF_REPLICAS = STAGES[:2]  # which replicas in processes of their own can shard
 
 
 @dataclasses.dataclass(frozen=True)

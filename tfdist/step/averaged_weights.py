@@ -41,4 +41,7 @@ class AveragedWeights(TemporaryValues):
 
     def _values(self, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See base class."""
-        return [tf.convert_to_tensor(keras_internals.value_of(average)) for average in self._averages]
+        held = [keras_internals.value_of(average) for average in self._averages]
+        # A replica that does not have an average passes the weight in its place.
+        values = [mine if value is None else tf.convert_to_tensor(value) for value, mine in zip(held, own, strict=True)]
+        return self._strategy.optimizer_shards.from_owners(self._variables, values, "averages")

@@ -267,6 +267,11 @@ def _one(
         # Not tf.stack, which makes floats of no gradients: a stage of a pipeline may have no trainable variables.
         return tf.convert_to_tensor([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in first], tf.bool)
 
+    updated = [variable for i, variable in enumerate(step.variables) if i not in unused]
+    gradient_finite = tf.cond(finite, update, skip)
+    # Not in the condition, whose graph differs between replicas that update different weights, and with it names of calls.
+    with tf.control_dependencies([gradient_finite]):
+        strategy.run(lambda: strategy.optimizer_shards.exchange(updated))
     return _StepResult(
         loss,
         finite,
@@ -274,7 +279,7 @@ def _one(
         may_continue=step.may_continue(computed)
         if going is None
         else tf.logical_and(going, step.may_continue(computed)),
-        gradient_finite=tf.cond(finite, update, skip),
+        gradient_finite=gradient_finite,
         arrived=strategy.local(computed.arrived)[0],
         busy=tf.stack(strategy.local(computed.busy)),
         dropped=[

@@ -166,7 +166,7 @@ class Step:
 
     def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
         """Updates the weights and the optimizer's state."""
-        self._strategy.apply(inner_optimizer(self._model.optimizer), gradients, variables)
+        self._strategy.optimizer_shards.apply(inner_optimizer(self._model.optimizer), gradients, variables)
 
     def skip(self, computed: Computed) -> None:
         """Skips the step: only the loss scale changes, and the forward pass is undone. A replica function."""

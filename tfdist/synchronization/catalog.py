@@ -91,4 +91,9 @@ def checked_sync(given: str | Sync, strategy: HasCollectives) -> Sync:
             f"Replicas of strategy {strategy.name} cannot train locally, as its engine compiles whole steps. Received: "
             f"sync={sync}. Use sync=every_step, or mirrored, multiworker or horovod."
         )
+    if sync.exchanges_weights and strategy.optimizer_shards.parts > 1:
+        raise InputError(
+            f"Replicas that train locally need their whole optimizer. Received: sync={sync} and a strategy with "
+            "shard='optimizer'. Leave out one of them."
+        )
     return sync

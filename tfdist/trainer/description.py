@@ -37,6 +37,7 @@ def describe(
         "data": describe_data(data),
         "strategy": describe_strategy(program.strategy),
         "stages": describe_stages(program.model, program.strategy),
+        "optimizer": describe_optimizer(program.model, program.strategy),
         "chosen": strategy_reason,
         "batch": data.train.batch_text
         or _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, allocation),
@@ -70,6 +71,15 @@ def describe_strategy(strategy: HasCollectives) -> str:
     processes = f" in {strategy.cluster.size} processes" if strategy.cluster.size > 1 else ""
     replicas, devices = _plural(strategy.replicas, "replica"), _plural(strategy.devices_in_total, f"{kind} device")
     return f"{strategy.name}, {replicas} on {devices}{processes}"
+
+
+def describe_optimizer(model: keras.Model, strategy: HasCollectives) -> str:
+    """Returns for example `state sharded over 2 replicas, 215.0 KiB + 214.1 KiB`; empty if it is not sharded."""
+    parts = strategy.optimizer_shards.state_bytes(model.optimizer)
+    if len(parts) == 1:
+        return ""
+    sizes = f"{' + '.join(map(byte_size, parts))}" if len(parts) <= _SHOWN else f"at most {byte_size(max(parts))} each"
+    return f"state sharded over {len(parts)} replicas, {sizes}"
 
 
 def describe_stages(model: keras.Model, strategy: HasCollectives) -> str:

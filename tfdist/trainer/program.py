@@ -120,11 +120,14 @@ def build(
     check_form(model, element_spec)
     batched = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), element_spec)
     with strategy.scope():
-        with must_fit(element_spec):
+        with must_fit(element_spec), strategy.optimizer_shards.built_later(model):
             keras_internals.build(model, batched)
         check_trains(model)
+    strategy.optimizer_shards.build(model)
+    with strategy.scope():
         check_equal(strategy.peers, model)
-        strategy.synchronize([*model.variables, *model.optimizer.variables])
+        own = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_of_all(v)]
+        strategy.synchronize([*model.variables, *own])
     metrics.check_names(model)
     metrics.check_sums(keras_internals.metrics_of(model))
     check_metric_names(keras_internals.names_of_compiled_metrics(model))

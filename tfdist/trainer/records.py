@@ -56,6 +56,8 @@ class Recorder:
         self._timer, self._reporter = timer, reporter
         self._advised = False
         self._slow_rank = SlowRank()
+        parts = program.strategy.optimizer_shards.state_bytes(program.model.optimizer)
+        self._state_bytes = parts[0] if len(parts) > 1 else None
         self._dropped_rows = DroppedRows(state.step, batches.position.batch_size)
 
     def train(self, gradient_norm: float, inspected: Mapping[str, float]) -> None:
@@ -82,6 +84,7 @@ class Recorder:
             **({} if scale is None else {"loss_scale": scale, "skipped_steps": window.skipped}),
             **program.cost,
             **inspected,
+            **({} if self._state_bytes is None else {"optimizer_state_bytes": self._state_bytes}),
             **peak_memory(),
         }
         self._state.progress.window = RunningMetrics()

@@ -1,0 +1,175 @@
+"""`ShardedOptimizer`: each replica has a part of the optimizer's state, and updates that part of the weights.
+
+This is stage 1 of ZeRO (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
+arXiv:1910.02054). With weights w of which replica r owns w_r, slots s_r, and gradients g that are summed over replicas as
+always:
+
+    w_r, s_r = update(w_r, s_r, g_r)        on replica r
+    w = all_gather(w_r)
+
+A part consists of whole variables, as in PyTorch's `ZeroRedundancyOptimizer`, so that updates that are no elementwise
+functions (LARS, LAMB, Muon, Adafactor) are the same. Everything before the update sees all gradients, so that results are
+bitwise equal to those without shards. Memory: 1/N of the slots, if no variable is larger than that. Cost: P (N - 1) / N
+elements received in a step beside the all-reduce of the gradients, for P parameters and N replicas.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives.dtype_casting import to_transferable
+from tfdist.distribution.optimizer_shards import OptimizerShards, byte_count
+from tfdist.errors import InputError
+from tfdist.sharding.balanced_parts import Message, balanced_owners, messages
+
+if TYPE_CHECKING:
+    from tfdist.distribution.strategy import HasCollectives
+
+_LEAST_BYTES = 2**22  # of a message: small variables share one
+
+
+class ShardedOptimizer(OptimizerShards):
+    """The optimizer's state, divided by trained variables among replicas in processes of their own."""
+
+    _strategy: "HasCollectives"
+
+    def __init__(self, strategy: "HasCollectives"):
+        """Initializes the shards; no state is created yet.
+
+        Args:
+          strategy: the strategy, whose `replicas` are known.
+
+        Raises:
+          InputError: this process has several replicas.
+        """
+        super().__init__(strategy)
+        if len(strategy.local_replicas) != 1:
+            raise InputError(
+                "--shard=optimizer needs one replica in each process. Received: "
+                f"{len(strategy.local_replicas)} in this one. Start one process per device."
+            )
+        self.parts, self._rank = strategy.replicas, strategy.local_replicas.start
+        self._owners: dict[int, int] = {}  # by the id of a trained variable, or of a variable of the optimizer
+
+    def built_later(self, model: keras.Model) -> contextlib.AbstractContextManager:
+        """See base class."""
+        return keras_internals.without_optimizer(model)
+
+    def build(self, model: keras.Model) -> None:
+        """See base class; the same division on every process, without communication.
+
+        Raises:
+          InputError: there are fewer trained variables than replicas.
+        """
+        variables = list(model.trainable_variables)
+        if 0 < len(variables) < self.parts:
+            raise InputError(
+                "--shard=optimizer needs a trained variable for each replica. Received: "
+                f"{len(variables)} variables, {self.parts} replicas. Leave out --shard."
+            )
+        owners = balanced_owners([byte_count(variable) for variable in variables], self.parts)
+        mine = {number for number, owner in enumerate(owners) if owner == self._rank}
+        with self._strategy.process_device():
+            slots = keras_internals.build_for_some(model.optimizer, variables, mine)
+        self._owners = {id(variable): owner for variable, owner in zip(variables, owners, strict=True)}
+        self._owners |= {slot: owners[number] for slot, number in slots.items()}
+
+    def apply(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        """See base class; the weights whose state this replica has."""
+        mine = [i for i, variable in enumerate(variables) if self.is_here_only(variable)]
+        if mine:
+            with keras_internals.averages_of(optimizer, [variables[i] for i in mine]):
+                super().apply(optimizer, [gradients[i] for i in mine], [variables[i] for i in mine])
+        else:
+            optimizer.iterations.assign_add(1)
+
+    def exchange(self, variables: Sequence[keras.Variable]) -> None:
+        """See base class; the owner of a variable sends it to all."""
+        values = [tf.identity(keras_internals.value_of(variable)) for variable in variables]
+        updated = self.from_owners(variables, values, "updated")
+        others = [i for i, variable in enumerate(variables) if not self.is_here_only(variable)]
+        with self._strategy.own_copies([variables[i] for i in others]):
+            for i in others:
+                keras_internals.value_of(variables[i]).assign(updated[i])
+
+    def state_bytes(self, optimizer: keras.Optimizer) -> list[int]:
+        """See base class; those of variables that all have count in each."""
+        owned = [(self._owners.get(id(variable)), byte_count(variable)) for variable in optimizer.variables]
+        return [sum(count for owner, count in owned if owner in (None, part)) for part in range(self.parts)]
+
+    def is_here_only(self, variable: keras.Variable) -> bool:
+        """See base class; also whether this replica updates a trained variable."""
+        return self._owners.get(id(variable)) == self._rank
+
+    def is_of_all(self, variable: keras.Variable) -> bool:
+        """See base class."""
+        return id(variable) not in self._owners
+
+    def from_owners(
+        self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor], name: str
+    ) -> list[tf.Tensor]:
+        """See base class; in vectors of a few variables of each owner."""
+        found = list(values)
+        for dtype in dict.fromkeys(value.dtype for value in values):
+            numbers = [i for i, value in enumerate(values) if value.dtype == dtype]
+            sizes = [values[i].shape.num_elements() for i in numbers]
+            owners = [self._owners[id(variables[i])] for i in numbers]
+            plan = messages(sizes, owners, self.parts, _LEAST_BYTES // dtype.size)
+            own = [values[i] for i in numbers]
+            for place, message in enumerate(plan):
+                for number, value in self._exchanged(message, own, f"optimizer/{name}/{dtype.name}/{place}").items():
+                    found[numbers[number]] = value
+        return found
+
+    def _exchanged(self, message: Message, values: Sequence[tf.Tensor], name: str) -> dict[int, tf.Tensor]:
+        """Returns the values of the variables in a message that others own, by number."""
+        collectives = self._strategy.collectives
+        mine = [tf.reshape(values[piece.number], [-1]) for piece in message.pieces[self._rank]]
+        dtype = values[0].dtype
+        padding = message.length - sum(vector.shape[0] for vector in mine)
+        vector = tf.concat([*mine, tf.zeros([padding], dtype)], 0)
+        [whole] = collectives.all_gather([to_transferable(vector, collectives)], name=name)
+        found = {}
+        for owner, pieces in enumerate(message.pieces):
+            for number, start in pieces if owner != self._rank else ():
+                begin = owner * message.length + start
+                part = whole[begin : begin + values[number].shape.num_elements()]
+                found[number] = tf.cast(tf.reshape(part, values[number].shape), dtype)
+        return found
+
+    @contextlib.contextmanager
+    def complete(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+        """See base class; one variable at a time, so that only the chief has them all."""
+        missing, values = [], []
+        for variable in variables:
+            owner = self._owners.get(id(variable), 0)
+            is_slot = not variable.trainable and id(variable) in self._owners
+            if is_slot and owner:
+                value = self._sent_by(owner, variable)
+                if self._rank == 0:
+                    missing.append(variable)
+                    values.append(value)
+        with keras_internals.with_values(missing, values):
+            yield
+
+    def _sent_by(self, owner: int, variable: keras.Variable) -> tf.Tensor:
+        strategy = self._strategy
+
+        def send() -> tf.Tensor:
+            held = keras_internals.value_of(variable)
+            own = tf.zeros(variable.shape, variable.dtype) if held is None else tf.identity(held)
+            sent = [to_transferable(own, strategy.collectives)]
+            return tf.cast(strategy.collectives.broadcast(sent, owner, name="optimizer/complete")[0], own.dtype)
+
+        return strategy.local(tf.function(lambda: strategy.run(send), autograph=False)())[0]
+
+
+def optimizer_shards(shard: str, strategy: "HasCollectives") -> OptimizerShards:
+    """Returns the shards for a value of `--shard`, `none` or `optimizer`."""
+    return ShardedOptimizer(strategy) if shard == "optimizer" else OptimizerShards(strategy)

@@ -1,0 +1,78 @@
+"""Division of whole variables into parts of about equal size. Does not use TensorFlow."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Piece(NamedTuple):
+    """A variable in a message.
+
+    Attributes:
+      number: number of the variable.
+      start: its first element in the vector of its owner.
+    """
+
+    number: int
+    start: int
+
+
+class Message(NamedTuple):
+    """What all owners send at a time: vectors of one length.
+
+    Attributes:
+      length: elements of each vector; shorter ones are padded.
+      pieces: for each owner, the variables in its vector.
+    """
+
+    length: int
+    pieces: list[list[Piece]]
+
+
+def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
+    """Returns which of several owners gets each variable: the largest first, to the one that has least so far.
+
+    The largest owner has at most 4/3 of what the best division gives it (Graham, 1969). The first owner has the largest
+    variable, so that only others may have none.
+
+    Args:
+      sizes: size of each variable.
+      parts: number of owners.
+    """
+    loads = [0] * parts
+    owners = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owner = loads.index(min(loads))
+        owners[number] = owner
+        loads[owner] += sizes[number]
+    return owners
+
+
+def messages(sizes: Sequence[int], owners: Sequence[int], parts: int, least: int) -> list[Message]:
+    """Returns the messages in which all owners send their variables to all, with little padding.
+
+    Each owner sends its largest variables first, so that those of a message have similar sizes.
+
+    Args:
+      sizes: number of elements of each variable.
+      owners: owner of each.
+      parts: number of owners.
+      least: number of elements up to which small variables share a message.
+    """
+    queues = [
+        sorted((i for i, owner in enumerate(owners) if owner == part), key=lambda i: -sizes[i]) for part in range(parts)
+    ]
+    found = []
+    while any(queues):
+        limit = max(least, *(sizes[queue[0]] for queue in queues if queue))
+        taken = [_take(queue, sizes, limit) for queue in queues]
+        found.append(Message(max(length for _, length in taken), [pieces for pieces, _ in taken]))
+    return found
+
+
+def _take(queue: list[int], sizes: Sequence[int], limit: int) -> tuple[list[Piece], int]:
+    pieces, length = [], 0
+    while queue and length + sizes[queue[0]] <= limit:
+        number = queue.pop(0)
+        pieces.append(Piece(number, length))
+        length += sizes[number]
+    return pieces, length
