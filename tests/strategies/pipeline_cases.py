@@ -29,6 +29,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "clip": {"clip": Clip(norm=0.3)},
     "loss_scale": {"loss_scale": LossScale(initial=2.0**10, growth_interval=5)},
+    "recompute": {},
 }
 
 
@@ -66,7 +67,9 @@ class Case:
     @property
     def on_one_device(self) -> "Case":
         """What a single device computes."""
-        return dataclasses.replace(self, schedule="1f1b", micro_batches=6 if self.batch_size == 24 else 1, fault="")
+        options = "" if self.options == "recompute" else self.options
+        count = 6 if self.batch_size == 24 else 1
+        return dataclasses.replace(self, schedule="1f1b", micro_batches=count, options=options, fault="")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +101,7 @@ def make_trainer(strategy: tfdist.Strategy, case: Case) -> tuple[tfdist.Trainer,
     with strategy.scope():
         model = parse(case.model)
         made = MODELS[model.name](**model.args)
+        tfdist.recompute(made.model, "full" if case.options == "recompute" else "none")
         options = {**made.options, **OPTIONS[case.options]}
         return tfdist.Trainer(made.model, optimizer=OPTIMIZERS[case.optimizer](), seed=3, **options), made
 

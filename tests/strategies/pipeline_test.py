@@ -47,11 +47,11 @@ MASKS = tuple(
 BESIDE = {
     TWO: (
         Case("several", "adamw", "csv", 8),
-        Case("dropped", micro_batches=1),
+        Case("dropped", micro_batches=1, options="recompute"),
         Case("normalized(micro_batches=4)", "adamw"),
         Case("text", "adamw"),
     ),
-    THREE: (),
+    THREE: (Case("tied", "adamw", "1f1b", 4, "recompute"),),
     TWO_BY_TWO: (
         Case("overflowing", "adamw", options="loss_scale"),
         Case("normalized(replicas=2)", micro_batches=1),
