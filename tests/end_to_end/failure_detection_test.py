@@ -94,20 +94,28 @@ def test_a_rank_that_does_not_come_to_the_first_step() -> None:
     assert " on_train_begin\n" in report
 
 
-def test_a_rank_that_is_stopped() -> None:
+@pytest.mark.parametrize(
+    ("strategy", "found"),
+    [
+        (("--strategy=horovod",), "in a call: 0; no answer: 1."),
+        (("--strategy=pipeline", "--communication=gloo"), "in a call: 0 (stage 0); no answer: 1 (stage 1)."),
+    ],
+    ids=["horovod", "pipeline"],
+)
+def test_a_rank_that_is_stopped(strategy: tuple[str, ...], found: str) -> None:
     """With Horovod, because multiworker's engine detects it by itself after about ten seconds, and ends with code 5."""
     limits = (
         "--stall_warning_seconds=2",
         "--stall_shutdown_seconds=4",
         "--eval_every=1000000",
     )  # an evaluation is not limited
-    with processes.job(train(*LONG, *limits, "--strategy=horovod"), 2) as job:
+    with processes.job(train(*LONG, *limits, *strategy), 2) as job:
         job.wait_for(0, "step 20/", START_SECONDS)
         job.processes[1].send_signal(signal.SIGSTOP)
         began = time.monotonic()
         job.wait_for(0, "Ending with code 4.", END_SECONDS)
         assert time.monotonic() - began < 4 + 10
-        assert "in a call: 0; no answer: 1." in job.output(0)
+        assert found in job.output(0)
         job.processes[1].send_signal(signal.SIGCONT)
         ended = job.wait(END_SECONDS)
     assert ended[0].code == 4

@@ -230,7 +230,8 @@ class Watchdog:
         elsewhere = [rank for rank, where in sorted(answers.items()) if not where["call"]]
         silent = [rank for rank in self._group.ranks if rank not in answers]
         kinds = {"in a call": arrived, "not in a call": elsewhere, "no answer": silent}
-        summary = "; ".join(f"{kind}: {', '.join(map(str, ranks))}" for kind, ranks in kinds.items() if ranks)
+        named = {kind: [f"{rank}{self._group.role(rank)}" for rank in ranks] for kind, ranks in kinds.items()}
+        summary = "; ".join(f"{kind}: {', '.join(ranks)}" for kind, ranks in named.items() if ranks)
         speakers = list(answers)
         if asked["first"]:
             # Only ranks in the call may print: a rank that has just joined the run receives earlier queries, with
