@@ -29,6 +29,9 @@ MORE_SEEDS = {
     "horovod2": (20,),  # SIGKILL in a write with commits on two hosts
     "horovod2_local": (11, 38),  # SIGKILL in a step with commits on two hosts; SIGTERM in a step under the launcher
     "multiworker2_local": (11,),  # SIGKILL in a step with commits on two hosts
+    "multiworker2_diloco": (3,),  # SIGTERM in a step under the launcher
+    "pipeline2_tensorflow": (11,),  # SIGKILL of the second stage in a step, with commits
+    "pipeline2_horovod": (4,),  # SIGKILL in writes, under the launcher
     "horovod2_mpi": (16, 96),  # SIGKILL in a step with commits on two hosts; SIGTERM in a step under the launcher
 }
 

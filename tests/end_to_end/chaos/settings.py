@@ -20,6 +20,8 @@ _TRAINING = (
 )
 _COMPRESSED = ("--compression=topk(ratio=0.1)", "--compression_min_bytes=64")
 _LOCAL = ("--sync=local_sgd(period=8)", *_COMPRESSED)  # checkpoints and commits fall between exchanges
+_DILOCO = ("--sync=diloco(period=8)",)
+_PIPELINE = ("--strategy=pipeline", "--micro_batches=2", "--activation_compression=int8")
 _SHARDED = ("--strategy=mesh", "--mesh_shape=data:4", "--shard=optimizer", "--shard_min_elements=64")
 
 
@@ -60,6 +62,10 @@ SETTINGS = {
         Setting("horovod2_mpi", 2, "horovod", ("--strategy=horovod", "--communication=mpi", *_COMPRESSED)),
         Setting("horovod2_local", 2, "horovod", ("--strategy=horovod", "--communication=gloo", *_LOCAL)),
         Setting("multiworker2_local", 2, "tensorflow", ("--strategy=multiworker", *_LOCAL)),
+        Setting("multiworker2_diloco", 2, "tensorflow", ("--strategy=multiworker", *_DILOCO)),
+        Setting("pipeline2_tensorflow", 2, "tensorflow", _PIPELINE, ""),
+        Setting("pipeline2_horovod", 2, "horovod", (*_PIPELINE, "--communication=gloo"), ""),
+        Setting("pipeline2x2", 4, "tensorflow", (*_PIPELINE, "--mesh_shape=stage:2;data:2", *_COMPRESSED), ""),
         Setting("mesh1x4", 1, "tensorflow", _SHARDED, ""),
         Setting("mesh2x2", 2, "tensorflow", _SHARDED, ""),
     )
