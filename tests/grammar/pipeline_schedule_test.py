@@ -3,7 +3,16 @@
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.grammar.pipeline_schedule import ZBH1, FromCSV, GPipe, Interleaved, OneFOneB, parse_pipeline_schedule
+from tfdist.grammar.pipeline_schedule import (
+    ZBH1,
+    FromCSV,
+    GPipe,
+    Interleaved,
+    OneFOneB,
+    PipeDream,
+    TwoBW,
+    parse_pipeline_schedule,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,6 +24,9 @@ from tfdist.grammar.pipeline_schedule import ZBH1, FromCSV, GPipe, Interleaved, 
         ("interleaved", Interleaved(chunks=2)),
         ("interleaved(chunks=4)", Interleaved(chunks=4)),
         ("zb_h1", ZBH1()),
+        ("pipedream", PipeDream()),
+        ("pipedream(vertical_sync=True)", PipeDream(vertical_sync=True)),
+        ("2bw", TwoBW()),
         ("csv:schedule.csv", FromCSV(file="schedule.csv")),
         ("csv:runs/my run/schedule (2).csv", FromCSV(file="runs/my run/schedule (2).csv")),
         ("csv:s3://bucket/schedule.csv", FromCSV(file="s3://bucket/schedule.csv")),
@@ -31,8 +43,7 @@ def test_texts(text, wanted):
         ("", "expected a name"),
         ("g-pipe", 'g-pipe is not a known pipeline schedule. Did you mean "gpipe"?'),
         ("1F1B", 'Did you mean "1f1b"?'),
-        ("dualpipe", "Known: 1f1b, csv:FILE, gpipe, interleaved, zb_h1."),
-        ("pipedream", "pipedream is not a known pipeline schedule."),
+        ("dualpipe", "Known: 1f1b, 2bw, csv:FILE, gpipe, interleaved, pipedream, zb_h1."),
         ("gpipe(chunks=2)", 'gpipe has no parameter "chunks".'),
         ("interleaved(2)", "expected key=value"),
         ("interleaved(chunks=1)", "at least 2. Received: 1. With one part, write 1f1b."),

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -136,13 +136,18 @@ def run_case(strategy: tfdist.Strategy, case: Case) -> Outcome:
     with FAULTS[case.fault]():
         trainer, made = make_trainer(strategy, case)
         history = fit(trainer, made, case)
+    return outcome_of(trainer, made, history.records)
+
+
+def outcome_of(trainer: tfdist.Trainer, made: Made, all_records: Sequence[Mapping[str, Any]]) -> Outcome:
+    """Evaluates and predicts; see `Outcome`."""
     weight = None if made.weight is None else made.weight[:EVALUATED]
     evaluation = trainer.evaluate(
         _first(made.x, EVALUATED), _first(made.y, EVALUATED), sample_weight=weight, batch_size=16
     )
     predictions = trainer.predict(_first(made.x, PREDICTED), batch_size=8, verbose=0)
     numbers = {"loss", "accuracy", "skipped_steps", "loss_scale", *trainer.model.metrics_names}
-    records = [{name: record[name] for name in numbers if name in record} for record in history.records]
+    records = [{name: record[name] for name in numbers if name in record} for record in all_records]
     variables = values(trainer)
     return Outcome(variables, records, evaluation, keras.tree.flatten(predictions), digest_of(variables))
 
@@ -168,13 +173,13 @@ def digest_of(variables: Mapping[str, np.ndarray]) -> str:
 def _labels_of_the_next_micro_batch() -> Iterator[None]:
     from tfdist.step import pipelined_step
 
-    split = pipelined_step._split
+    split = pipelined_step.split_rows
 
     def shifted(batch: Any, micro_batches: int) -> list[Any]:
         parts = split(batch, micro_batches)
         return [(x, *after[1:]) for (x, *_), after in zip(parts, [*parts[1:], parts[0]], strict=True)]
 
-    with mock.patch.object(pipelined_step, "_split", shifted):
+    with mock.patch.object(pipelined_step, "split_rows", shifted):
         yield
 
 

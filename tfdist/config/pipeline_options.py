@@ -1,11 +1,13 @@
 """Checks of the options of pipelines, as flags and as arguments of `load_strategy`."""
 
 import dataclasses
+from typing import Any
 
 from tfdist.config.fields import flag_field
 from tfdist.config.topics import DEVICES
+from tfdist.errors import InputError
 from tfdist.grammar.cut import parse_cut
-from tfdist.grammar.pipeline_schedule import OneFOneB, parse_pipeline_schedule
+from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH, OneFOneB, parse_pipeline_schedule
 
 DEFAULT_SCHEDULE = OneFOneB.name
 ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")
@@ -22,6 +24,26 @@ def cut_text(text: str) -> str:
     return text.strip()
 
 
+def check_without_flush(config: Any) -> None:
+    """Raises `InputError` for flags that need all stages at the end of each step, with a schedule that does not wait there."""
+    schedule = parse_pipeline_schedule(config.pipeline_schedule)
+    if not isinstance(schedule, WITHOUT_FLUSH):
+        return
+    rules = (
+        ("clip_norm", 0.0, "Stages are updated before the norm of all gradients is known: leave out --clip_norm"),
+        ("find", "", "A search needs gradients of the newest weights: search with another --pipeline_schedule"),
+    )
+    for flag, accepted, rule in rules:
+        found = getattr(config, flag, accepted)
+        if found != accepted:
+            raise InputError(f"{rule}, or use 1f1b. Received: --{flag}={found} --pipeline_schedule={schedule}.")
+    if getattr(config, "precision", "") == "mixed_float16":
+        raise InputError(
+            "A loss scale skips a step in all stages, and these are updated one after the other: use "
+            f"--precision=mixed_bfloat16, or 1f1b. Received: --precision=mixed_float16 --pipeline_schedule={schedule}."
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
     """Options of pipelines."""
@@ -30,7 +52,7 @@ class PipelineOptions:
         DEFAULT_SCHEDULE,
         DEVICES,
         "Pipeline schedule, the order of forward and backward passes, for --strategy=pipeline: gpipe, 1f1b, "
-        "interleaved(chunks=2), zb_h1 or csv:FILE (docs/guides/pipelines.md).",
+        "interleaved(chunks=2), zb_h1, pipedream, pipedream(vertical_sync=True), 2bw or csv:FILE (docs/guides/pipelines.md).",
         check=schedule_text,
         is_option=True,
         elsewhere=(DEFAULT_SCHEDULE,),

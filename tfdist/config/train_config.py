@@ -25,6 +25,7 @@ from tfdist.config.topics import CHECKS, DURATION, GRADIENTS, MODEL, OUTPUT, TRA
 from tfdist.config.uneven_options import UnevenOptions
 from tfdist.errors import InputError
 from tfdist.grammar.decay import DECAYS
+from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH, parse_pipeline_schedule
 from tfdist.grammar.search import search_text
 from tfdist.grammar.spec import parse
 from tfdist.grammar.straggler import parse_straggler
@@ -353,6 +354,11 @@ class VerifyConfig(TrainConfig):
             raise InputError(
                 "A step without the rows of late ranks is not that of one device, and matches it at no tolerance: leave out "
                 f"--straggler. Received: {flag_text('straggler', self.straggler)}."
+            )
+        if isinstance(parse_pipeline_schedule(self.pipeline_schedule), WITHOUT_FLUSH):
+            raise InputError(
+                "Gradients of older weights are not those of one device, and match it at no tolerance: use another "
+                f"--pipeline_schedule. Received: {flag_text('pipeline_schedule', self.pipeline_schedule)}."
             )
         if parse(self.decay).name == "plateau":
             raise InputError(

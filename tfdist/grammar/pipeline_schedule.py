@@ -71,6 +71,34 @@ class ZBH1(PipelineSchedule):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PipeDream(PipelineSchedule):
+    """1F1B without a flush; gradients are those of older weights (Narayanan et al., SOSP 2019).
+
+    Attributes:
+      vertical_sync: whether all stages compute a batch with weights of the same age.
+    """
+
+    name: ClassVar[str] = "pipedream"
+
+    vertical_sync: bool = False
+
+    def __post_init__(self) -> None:
+        """Validates the parameters."""
+        if not isinstance(self.vertical_sync, bool):
+            raise InputError(
+                "pipedream: vertical_sync must be True, for weights of the same age in all stages, or False. "
+                f"Received: {self.vertical_sync!r}. Write pipedream(vertical_sync=True)."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoBW(PipelineSchedule):
+    """1F1B without a flush; gradients are those of the weights one update ago (Narayanan et al., arXiv:2006.09503)."""
+
+    name: ClassVar[str] = "2bw"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FromCSV(PipelineSchedule):
     """A schedule from a file in the format of torch.distributed.pipelining: a line for each process.
 
@@ -87,7 +115,10 @@ class FromCSV(PipelineSchedule):
         return f"{self.name}:{self.file}"
 
 
-NAMED: dict[str, type[PipelineSchedule]] = {kind.name: kind for kind in (GPipe, OneFOneB, Interleaved, ZBH1)}
+NAMED: dict[str, type[PipelineSchedule]] = {
+    kind.name: kind for kind in (GPipe, OneFOneB, Interleaved, ZBH1, PipeDream, TwoBW)
+}
+WITHOUT_FLUSH = (PipeDream, TwoBW)
 _KNOWN = (*NAMED, f"{_CSV}:FILE")
 
 

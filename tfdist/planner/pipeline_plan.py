@@ -176,6 +176,15 @@ def plan_pipeline(
     return PipelinePlan(stages.plans, shared, tuple(ordered), impossible, stages.has_loops)
 
 
+def _times(schedule: Schedule, forward: Sequence[float], backward: Sequence[float]) -> tuple[float, float]:
+    """Returns the share of idle time, and the time of a step; without a flush, in the midst of training."""
+    if schedule.has_flush:
+        timeline = simulate(schedule, forward=forward, backward=backward)
+        return timeline.bubble, timeline.makespan
+    each = [sum(both) for both in zip(forward, backward, strict=True)]
+    return 1 - sum(each) / len(each) / max(each), schedule.micro_batches * max(each)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Stages:
     cut: Cut
@@ -216,16 +225,18 @@ class _Planner:
         seconds = [plan.seconds for plan in stages.plans if plan.seconds]
         forward = [each.forward for each in seconds] or [float(plan.operations) for plan in stages.plans]
         backward = [each.backward for each in seconds] or [2 * each for each in forward]
-        timeline = simulate(schedule, forward=forward, backward=backward)
+        idle, makespan = _times(schedule, forward, backward)
         activations = schedule.live_activations([plan.activation_bytes for plan in stages.plans])
         state = [self._state_bytes(stages.cut, schedule.stages_of(process)) for process in range(schedule.processes)]
+        versions = [plan.gradient_bytes * delay for plan, delay in zip(stages.plans, schedule.delays, strict=False)]
+        state = [held + older for held, older in zip(state, versions or [0] * len(state), strict=True)]
         return SchedulePlan(
             schedule.name,
-            timeline.bubble,
+            idle,
             tuple(int(count) for count in schedule.live_activations()),
             tuple(held + int(live) for held, live in zip(state, activations, strict=True)),
             sent_in_a_step(schedule, stages.plans, stages.cut),
-            timeline.makespan if seconds else None,
+            makespan if seconds else None,
         )
 
     def _stage(self, cut: Cut, number: int, operations: int) -> StagePlan:

@@ -8,7 +8,7 @@ A training window consists of the steps since the previous training record. Its 
      "dropped_rows": 24, "dropped_micro_steps": 3, "dropped_rank": 1,
      "data_wait_seconds": 0.0002, "gradient_norm": 1.7,
      "loss_scale": 32768.0, "skipped_steps": 0, "payload_bytes": 410216, "message_bytes": 0, "compression_ratio": 1.0,
-     "sync_period": 8, "replica_divergence": 0.02,
+     "sync_period": 8, "replica_divergence": 0.02, "staleness": 0.52,
      "exposed_communication_seconds": 0.0011, "codec_seconds": 0.0, "compression_error": 0.02,
      "compression_cosine": 0.999,
      "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}
@@ -88,6 +88,9 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         ),
         "message_bytes": Field("bytes", "of these, what it sends to other stages of a pipeline"),
         "compression_ratio": Field("", "size of the gradients over what is sent for their sum"),
+        "staleness": Field(
+            "updates", "age of the weights of a gradient, mean over all parameters, in pipelines without a flush"
+        ),
         "sync_period": Field("steps", "number of steps between exchanges of weights, as in force after the last step"),
         "replica_divergence": Field(
             "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, using
 from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.errors import InputError
 from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
@@ -20,7 +21,10 @@ from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.grammar.rules import own_code
 from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.staleness import without_flush_of
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
+from tfdist.step.delayed_loop import compile_delayed_loop
+from tfdist.step.delayed_step import DelayedStep
 from tfdist.step.dropping_step import DroppingStep
 from tfdist.step.local_loop import compile_local_loop
 from tfdist.step.local_step import LocalSGDStep
@@ -107,7 +111,11 @@ class SummedByEngine(Compression):
 
 
 class Steps:
-    """Creates the steps of a built model. Loops are compiled once for each set of options; all share the state."""
+    """Creates the steps of a built model. Loops are compiled once for each set of options; all share the state.
+
+    Attributes:
+      end: step at which the current run ends: steps may read later batches before.
+    """
 
     def __init__(
         self,
@@ -133,6 +141,7 @@ class Steps:
         self.specs = specs(model)
         self.compression = SummedByEngine() if strategy.sums_gradients else compression
         self.overrides: dict[str, str] = {}
+        self.end = 0
         large = [spec.name for spec in self.specs if spec.shape.num_elements() * spec.dtype.size >= SPARSE_MIN_BYTES]
         rows = {variable.path for variable in keras_internals.embeddings(model)} & set(large)
         self._settings = replace(settings, sparse=frozenset(rows) if self.compression.takes_rows else frozenset())
@@ -179,14 +188,21 @@ class Steps:
           batch_size: see `Settings`.
           rate: returns the learning rate, given the optimizer's number of updates.
         """
+        if pipeline := without_flush_of(self.strategy):
+            name = pipeline.schedule.name
+            raise InputError(f"A search needs gradients of the newest weights. Received: {name}. Use another schedule.")
         step = self._step(batch_size)
         optimizer = inner_optimizer(self.model.optimizer)
         context = functools.partial(keras_internals.replaced_learning_rate, optimizer, rate)
         return _traced_in(context, compile_loop(step, self.strategy))
 
     def _together(self, batch_size: int | None, make: Callable[[Step, HasCollectives], Loop]) -> tuple[Step, Loop]:
-        step = self._step(batch_size)
-        return step, make(step, self.strategy)
+        if pipeline := without_flush_of(self.strategy):
+            settings = replace(self._settings, batch_size=batch_size)
+            step = DelayedStep(self.model, pipeline, self.reducer(), self._store, settings, self._metrics)
+            return step, compile_delayed_loop(step, pipeline, lambda: self.end)
+        one = self._step(batch_size)
+        return one, make(one, self.strategy)
 
     def _local(self, batch_size: int | None) -> tuple[Step, Loop]:
         settings = replace(self._settings, batch_size=batch_size, sparse=frozenset())

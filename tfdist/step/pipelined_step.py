@@ -97,7 +97,7 @@ class PipelinedStep(Step):
         """Returns the gradients of this replica's rows, and its share of the losses of these stages."""
         strategy = self._strategy
         totals = self._totals(batch, batch_size) if strategy.is_last else []
-        parts = _split(batch, strategy.micro_batches)
+        parts = split_rows(batch, strategy.micro_batches)
         micro_batches = [
             MicroBatch(rows, tf.constant(number), self._step, strategy.collectives.rank, totals, batch_size)
             for number, rows in enumerate(parts)
@@ -172,19 +172,29 @@ class PipelinedStep(Step):
         return gradients, tf.cast(total, value.dtype), tf.equal(failed, 0), tf.sqrt(norm)
 
     def forward(
-        self, graph: cut.StageGraph, micro_batch: MicroBatch, received: Sequence[tf.Tensor]
+        self,
+        graph: cut.StageGraph,
+        micro_batch: MicroBatch,
+        received: Sequence[tf.Tensor],
+        values: contextlib.AbstractContextManager[Any] | None = None,
     ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
-        """Returns what a stage sends for a micro-batch, and its share of the loss; updates metrics in the last stage."""
+        """Returns what a stage sends for a micro-batch, and its share of the loss; updates metrics in the last stage.
+
+        Args:
+          graph: the stage.
+          micro_batch: the micro-batch.
+          received: what the stage before has sent.
+          values: context in which variables have other values.
+        """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(micro_batch.rows)
         totals, batch_size = micro_batch.totals, micro_batch.batch_size
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         share = loss.floating(rows) / loss.floating(batch_size)
-        with scalars_weighted(share), self._draws(micro_batch):
+        with values or contextlib.nullcontext(), scalars_weighted(share), self._draws(micro_batch):
             outputs, sent = graph.call(self._model.cut.named_inputs(x), received, training=True)
+            of_layers = graph.take_data_losses(), graph.weight_losses()
         terms = self._terms(y, outputs, weight) if graph.is_last else []
-        shares = loss.shares_of_losses(
-            graph.take_data_losses(), graph.weight_losses(), terms, totals if terms else [], share
-        )
+        shares = loss.shares_of_losses(*of_layers, terms, totals if terms else [], share)
         value = tf.add_n(
             [tf.zeros([], keras.config.floatx()), *(tf.cast(each, keras.config.floatx()) for each in shares)]
         )
@@ -231,7 +241,7 @@ class _Stage:
         return whole if scale is None else [None if g is None else unscaled(g, scale) for g in whole]
 
 
-def _split(batch: Any, micro_batches: int) -> list[Any]:
+def split_rows(batch: Any, micro_batches: int) -> list[Any]:
     """Returns the micro-batches of a replica's rows."""
     first = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
     rows = first.shape[0]

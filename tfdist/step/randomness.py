@@ -26,8 +26,15 @@ def reseed(states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica
       step: scalar int64, number of updates done before this step.
       replica: index of this replica.
     """
-    for i, state in enumerate(states):
-        state.assign(tf.cast(tf.abs(_key(seed, i, step, replica)), state.dtype))
+    for state, value in zip(states, seed_values(states, seed, step, replica), strict=True):
+        state.assign(value)
+
+
+def seed_values(
+    states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int
+) -> list[tf.Tensor]:
+    """Returns the values that `reseed` assigns."""
+    return [tf.cast(tf.abs(_key(seed, i, step, replica)), state.dtype) for i, state in enumerate(states)]
 
 
 @contextlib.contextmanager

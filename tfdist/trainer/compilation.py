@@ -15,6 +15,7 @@ from tfdist.step.validation import (
     check_not_wrapped,
     check_optimizer,
     check_own_clipping,
+    check_without_flush,
     default_loss_scale,
     without_loss_scale,
 )
@@ -63,4 +64,5 @@ def compile_model(
     check_means(model, strategy.replicas, parts)
     found = dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(whole))
     check_options(found, optimizer)
+    check_without_flush(strategy, model, found)
     return checked_straggler(found, strategy)

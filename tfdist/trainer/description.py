@@ -89,8 +89,12 @@ def describe_stages(model: keras.Model, strategy: HasCollectives) -> str:
     assert isinstance(model, StagedModel)
     sizes = " + ".join(f"{_count(stage.variables.all):,}" for stage in model.cut.stages)
     micro_batches = _plural(strategy.micro_batches, "micro-batch").replace("batchs", "batches")
-    idle = simulate(strategy.schedule, forward=1.0, backward=2.0).bubble
-    schedule = f"{strategy.schedule.name} with {micro_batches}, {idle:.0%} of the time idle if stages take equally long"
+    schedule = f"{strategy.schedule.name} with {micro_batches}"
+    if strategy.schedule.has_flush:
+        idle = simulate(strategy.schedule, forward=1.0, backward=2.0).bubble
+        schedule += f", {idle:.0%} of the time idle if stages take equally long"
+    else:
+        schedule += f", gradients of weights {'/'.join(map(str, strategy.schedule.delays))} updates old"
     return f"{len(model.cut.stages)}, of {sizes} parameters; {schedule}"
 
 

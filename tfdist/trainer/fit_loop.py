@@ -124,6 +124,7 @@ class FitLoop:
         self._iterator = iterator
         self._reporting.reporter.start(self._plan(first))
         self._note.note(state.step)
+        self._program.steps.end = self._end
         self._program.drain()  # discards what earlier calls of the model added to its layers' metrics
         self._program.exchanges.begin(state.step, self._batch_size, self._batches.rate)
         state.callbacks.start(self._callbacks.callbacks, self._model.optimizer)

@@ -10,6 +10,7 @@ from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.diagnostics import advice
 from tfdist.errors.arguments import with_argument_names
+from tfdist.pipelining.staleness import staleness
 from tfdist.reporting import Reporter, StepTimer
 from tfdist.reporting.memory import peak_memory
 from tfdist.reporting.timing import cost_of_slowest, over_ranks
@@ -83,6 +84,7 @@ class Recorder:
             "gradient_norm": gradient_norm,
             **({} if scale is None else {"loss_scale": scale, "skipped_steps": window.skipped}),
             **program.cost,
+            **staleness(program.strategy, program.model, self._state.step),
             **inspected,
             **({} if self._state_bytes is None else {"optimizer_state_bytes": self._state_bytes}),
             **peak_memory(),

@@ -25,6 +25,33 @@ def test_the_versions_that_are_kept(processes, more):
     assert stashed_versions(schedule, vertical_sync=True) == (processes,) * processes
 
 
-def test_the_flag_does_not_offer_it():
-    with pytest.raises(InputError, match="pipedream is not a known pipeline schedule"):
-        make_schedule("pipedream", 2, 4)
+@given(st.integers(1, 6), st.integers(1, 20))
+def test_delays_are_those_of_the_order_without_a_flush(processes, micro_batches):
+    """A batch uses the newest weights at its first forward pass: that in its stage or, with vertical sync, in the first one."""
+    steps = 8
+    unending = pipedream(processes, steps * micro_batches)
+    for vertical_sync in (False, True):
+        schedule = make_schedule(f"pipedream(vertical_sync={vertical_sync})", processes, micro_batches)
+        assert not schedule.has_flush
+        versions = weight_versions(unending, vertical_sync=vertical_sync)
+        for stage, delay in enumerate(schedule.delays):
+            for step in range(steps):
+                updates = versions[stage, step * micro_batches] // micro_batches
+                assert updates == max(step - delay, 0)
+
+
+@pytest.mark.parametrize(("processes", "micro_batches"), [(2, 1), (3, 2), (4, 3), (4, 8)])
+def test_2bw_is_pipedream_with_vertical_sync(processes, micro_batches):
+    schedule = make_schedule("2bw", processes, micro_batches)
+    assert schedule.delays == (1,) * processes
+    assert schedule.delays == pipedream(processes, micro_batches, vertical_sync=True).delays
+
+
+def test_2bw_needs_micro_batches():
+    with pytest.raises(InputError, match="2bw needs at least 3 micro-batches, .* Received: 2"):
+        make_schedule("2bw", 4, 2)
+
+
+def test_micro_batches_of_later_steps_are_live():
+    assert make_schedule("pipedream", 4, 1).live_activations() == (4, 3, 2, 1)
+    assert make_schedule("1f1b", 4, 1).live_activations() == (1, 1, 1, 1)

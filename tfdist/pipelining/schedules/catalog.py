@@ -9,6 +9,7 @@ from tfdist.grammar import pipeline_schedule as grammar
 from tfdist.pipelining.schedules.checks import check_schedule
 from tfdist.pipelining.schedules.csv_file import read_csv
 from tfdist.pipelining.schedules.orders import gpipe, interleaved, one_f_one_b, zb_h1
+from tfdist.pipelining.schedules.pipedream import pipedream, two_bw
 from tfdist.pipelining.schedules.schedule import Schedule
 
 # Functions of the numbers of processes and micro-batches, and of the parameters in the flag.
@@ -17,6 +18,8 @@ _SCHEDULES: Mapping[type[grammar.PipelineSchedule], Callable[..., Schedule]] = {
     grammar.OneFOneB: one_f_one_b,
     grammar.Interleaved: interleaved,
     grammar.ZBH1: zb_h1,
+    grammar.PipeDream: pipedream,
+    grammar.TwoBW: two_bw,
     grammar.FromCSV: read_csv,
 }
 
@@ -25,7 +28,8 @@ def make_schedule(spec: str | grammar.PipelineSchedule, processes: int, micro_ba
     """Returns a schedule, checked.
 
     Args:
-      spec: "gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1" or "csv:FILE", or what `parse_pipeline_schedule` makes of it.
+      spec: "gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1", "pipedream", "2bw" or "csv:FILE", or what
+        `parse_pipeline_schedule` makes of it.
       processes: number of processes of a pipeline, at least 1.
       micro_batches: number of micro-batches of a batch, at least 1.
 

@@ -91,6 +91,8 @@ class Schedule:
       stages: number of stages: S * chunks. Stage v is in process v % S.
       micro_batches: number of micro-batches, M.
       actions: the actions of each process, in their order.
+      delays: for each stage, how many updates older than the newest weights those are with which it computes a batch; empty
+        for a schedule that ends each step with an empty pipeline, in which all weights are the newest.
     """
 
     name: str
@@ -98,6 +100,12 @@ class Schedule:
     stages: int
     micro_batches: int
     actions: tuple[tuple[Action, ...], ...]
+    delays: tuple[int, ...] = ()
+
+    @property
+    def has_flush(self) -> bool:
+        """Whether the pipeline is empty at the end of each step."""
+        return not self.delays
 
     @property
     def chunks(self) -> int:
@@ -155,6 +163,8 @@ class Schedule:
           sizes: size of one micro-batch's activations, for each stage; 1 by default, which counts them.
         """
         sizes = sizes or [1] * self.stages
+        if not self.has_flush:  # micro-batches of later steps take the places of those that have ended
+            return tuple(size * (self.stages - stage) for stage, size in enumerate(sizes))
         found = []
         for row in self.actions:
             live: float = 0

@@ -1,0 +1,182 @@
+"""The compiled loop around steps without a flush; what its stages report is merged once per call.
+
+Between two calls, the micro-batches that have begun are tensors. They are computed anew if the next call has another iterator:
+that of another run, whose weights may be those of a checkpoint.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.pipelining.has_stages import HasStages
+from tfdist.step.clock import time_after
+from tfdist.step.compiled_loop import Loop, LoopResult, taken_apart
+from tfdist.step.delayed_step import Carried, DelayedStep
+
+
+class _Ahead(NamedTuple):
+    """What is carried from step to step.
+
+    Attributes:
+      carried: what the step takes.
+      numbers: indices of the examples of the batches that were read ahead, in their order.
+    """
+
+    carried: Carried
+    numbers: list[tf.Tensor]
+
+
+class _Progress(NamedTuple):
+    """What the loop carries.
+
+    Attributes:
+      ahead: what a step takes.
+      going: scalar bool; whether all steps of this stage were finite so far.
+      reports: array of [2]: a step's share of the loss, and whether the stage was updated.
+      squares: scalar; sum of the squared gradients of the latest step, if requested.
+      gradient_finite: [variables] bool.
+      waited: scalar float64; seconds that this process waited for data.
+      numbers: array of the indices of the examples.
+    """
+
+    ahead: _Ahead
+    going: tf.Tensor
+    reports: tf.TensorArray
+    squares: tf.Tensor
+    gradient_finite: tf.Tensor
+    waited: tf.Tensor
+    numbers: tf.TensorArray
+
+
+@dataclasses.dataclass
+class _Held:
+    """What is kept between calls."""
+
+    iterator: Any = None
+    step: int = -1
+    ahead: _Ahead | None = None
+
+
+def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[], int]) -> Loop:
+    """Returns a function as `compile_loop` does.
+
+    Args:
+      step: the step.
+      strategy: the strategy.
+      end: returns the step at which the run ends; no later batch is read.
+    """
+    held = _Held()
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def begin(iterator: Iterator[Any], first_step: tf.Tensor, last: tf.Tensor) -> _Ahead:
+        batches: list[Any] = []
+        numbers: list[tf.Tensor] = []
+        for place in range(step.read_ahead):
+            latest = (batches[-1], numbers[-1]) if batches else None
+            batch, of_examples = _read(iterator, strategy, first_step + place < last, latest)
+            batches.append(batch)
+            numbers.append(of_examples)
+        return _Ahead(strategy.run(step.begin, first_step, batches), numbers)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def run(
+        iterator: Iterator[Any],
+        first_step: tf.Tensor,
+        steps: tf.Tensor,
+        with_norm: tf.Tensor,
+        last: tf.Tensor,
+        ahead: _Ahead,
+    ) -> tuple[_Ahead, LoopResult]:
+        def body(done: tf.Tensor, so_far: _Progress) -> tuple[tf.Tensor, _Progress]:
+            number, ahead = first_step + tf.cast(done, tf.int64), so_far.ahead
+            started = tf.timestamp()
+            latest = (ahead.carried.latest[0], ahead.numbers[-1]) if step.read_ahead else None
+            with tf.control_dependencies([started]):
+                batch, numbers = _read(iterator, strategy, number + step.read_ahead < last, latest)
+            arrived = time_after(batch)
+            wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
+            carried, made = strategy.run(step.advance, ahead.carried, batch, number, wanted, so_far.going)
+            own, *others = [*ahead.numbers, numbers]
+            report = tf.stack([tf.cast(x, tf.float64) for x in (made.share, made.finite)])
+            return done + 1, _Progress(
+                ahead=_of_shapes(_Ahead(carried, others), ahead),
+                going=made.finite,
+                reports=so_far.reports.write(done, report),
+                squares=made.squares,
+                gradient_finite=tf.where(so_far.going, made.gradient_finite, so_far.gradient_finite),
+                waited=so_far.waited + arrived - started,
+                numbers=so_far.numbers.write(done, own),
+            )
+
+        start = _Progress(
+            ahead=ahead,
+            going=tf.constant(True),
+            reports=tf.TensorArray(tf.float64, size=0, dynamic_size=True, element_shape=[2]),
+            squares=tf.zeros([], keras.config.floatx()),
+            gradient_finite=tf.ones([len(step.variables)], tf.bool),
+            waited=tf.zeros([], tf.float64),
+            numbers=tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
+        )
+        _, found = tf.while_loop(lambda done, _: done < steps, body, (tf.constant(0), start), parallel_iterations=1)
+        strategy.run(step.save, found.ahead.carried)
+        return found.ahead, _merged(found, strategy)
+
+    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+        last = tf.constant(end(), tf.int64)
+        if held.iterator is not iterator or held.step != int(first_step):
+            held.ahead = begin(iterator, first_step, last)
+        ahead, result = run(iterator, first_step, steps, with_norm, last, held.ahead)
+        held.iterator, held.step, held.ahead = iterator, int(first_step) + int(steps), ahead
+        return result
+
+    return loop
+
+
+def _read(iterator: Iterator[Any], strategy: HasStages, is_needed: tf.Tensor, latest: Any) -> Any:
+    """Returns the next batch and the indices of its examples, or at the end of the run the latest once more.
+
+    Args:
+      iterator: iterator of the batches.
+      strategy: the strategy.
+      is_needed: scalar bool; whether there is a next batch.
+      latest: the latest batch and its indices; None if there is a next batch.
+    """
+    if latest is None:
+        return taken_apart(next(iterator), strategy)
+    found = tf.cond(is_needed, lambda: taken_apart(next(iterator), strategy), lambda: latest)
+    return _of_shapes(found, latest)
+
+
+def _of_shapes(found: Any, before: Any) -> Any:
+    """Returns the tensors with the static shapes that they have had before."""
+    return tf.nest.map_structure(lambda x, y: tf.ensure_shape(x, y.shape), found, before)
+
+
+def _merged(found: _Progress, strategy: HasStages) -> LoopResult:
+    """Merges the reports of all stages, in one message."""
+    own = tf.concat([found.reports.stack(), [[tf.cast(found.squares, tf.float64), 1.0]]], axis=0)
+
+    def gather() -> tf.Tensor:
+        return strategy.pipeline_collectives.all_gather([own], name="stages/reports")[0]
+
+    everyone = tf.reshape(strategy.run(gather), [strategy.grid.stages, -1, 2])
+    shares, updated = tf.unstack(everyone, axis=-1)  # each [stages, steps + 1]
+    bad = tf.reduce_any(tf.equal(updated[:, :-1], 0), axis=0)
+    failed = tf.reduce_any(bad)
+    done = tf.where(failed, tf.argmax(tf.cast(bad, tf.int32)) + 1, tf.size(bad, tf.int64))
+    losses, floatx = tf.reduce_sum(shares[:, :-1], axis=0), keras.config.floatx()
+    return LoopResult(
+        losses=tf.cast(losses[:done], floatx),
+        counted=tf.logical_not(bad)[:done],
+        norm=tf.cast(tf.sqrt(tf.reduce_sum(shares[:, -1])), floatx),
+        may_continue=tf.logical_not(failed),
+        gradient_finite=found.gradient_finite,
+        waited=found.waited,
+        busy=tf.zeros([1], tf.float64),
+        numbers=found.numbers.concat(),
+        skipped=tf.zeros([0], tf.int32),
+        sizes=tf.zeros([0], tf.int32),
+    )

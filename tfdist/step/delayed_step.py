@@ -1,0 +1,362 @@
+"""A training step without a flush: stages begin the forward passes of later batches before the update of earlier ones.
+
+Stage s is w = S - 1 - s micro-batches ahead. In step t it computes, for each m < M, the forward pass of micro-batch
+t M + m + w of the run and the backward pass of micro-batch t M + m, and then updates its weights. So a step ends with w
+micro-batches that have begun. What the next step needs of them are tensors that this one returns, and every message is
+received in the step in which it is sent. `tfdist.pipelining.schedules.pipedream` has the equations.
+
+What has begun is a function of the data and of the versions of the weights. Only the versions are saved: a run that resumes
+computes these forward passes again. Therefore neither saving nor evaluating changes the result.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Recording, using
+from tfdist.distribution.strategy import State
+from tfdist.pipelining.crossings import CrossingSpec, crossings_of
+from tfdist.pipelining.messages import Link
+from tfdist.pipelining.passes import Forward, Passes
+from tfdist.step import randomness
+from tfdist.step.pipelined_step import MicroBatch, PipelinedStep, split_rows
+from tfdist.step.step import Computed
+
+Weights = list[tf.Tensor]
+
+
+class Begun(NamedTuple):
+    """A micro-batch between its forward and its backward pass.
+
+    Attributes:
+      residuals: what the backward pass needs.
+      share: its contribution to the reported loss.
+      state: values of the stage's other variables, such as moving statistics, after its forward pass.
+    """
+
+    residuals: list[tf.Tensor]
+    share: tf.Tensor
+    state: list[tf.Tensor]
+
+
+class Carried(NamedTuple):
+    """What a step takes from the step before it.
+
+    Attributes:
+      older: the weights of 1, 2, ... updates ago.
+      state: values of the stage's other variables after the latest forward pass.
+      latest: the latest batch that was read, if that is not the one of the step before; then of length 1.
+      received: what the stage before has sent for the next forward pass.
+      begun: micro-batches, in their order.
+    """
+
+    older: list[Weights]
+    state: list[tf.Tensor]
+    latest: list[Any]
+    received: list[tf.Tensor]
+    begun: list[Begun]
+
+
+class Made(NamedTuple):
+    """The result of a step in one stage.
+
+    Attributes:
+      share: scalar; what the stage contributes to the loss of the global batch.
+      finite: scalar bool; whether this and the stage's gradients are finite, so that it was updated.
+      squares: scalar; sum of the squared gradients, if requested, else 0.
+      gradient_finite: [variables] bool.
+    """
+
+    share: tf.Tensor
+    finite: tf.Tensor
+    squares: tf.Tensor
+    gradient_finite: tf.Tensor
+
+
+class DelayedStep(PipelinedStep):
+    """The step of one stage, whose gradients are those of older weights.
+
+    Attributes:
+      delay: D, how many updates older than the newest weights those of a batch are.
+      read_ahead: how many batches are read before the step that ends with their update.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        """Initializes the step and creates its state; see base class."""
+        super().__init__(*args, **kwargs)
+        schedule = self._strategy.schedule
+        [(self._number, self._graph)] = self._model.stages.items()
+        self._count = schedule.micro_batches
+        self._ahead = schedule.stages - 1 - self._number
+        self.delay = schedule.delays[self._number]
+        self.read_ahead = -(-self._ahead // self._count)
+        variables = self._graph.variables
+        others = (*variables.non_trainable, *variables.others)
+        self._others = [variable for variable in others if not variable.trainable]
+        self._seed_places = {id(state): place for place, state in enumerate(self._seeds)}
+        # NaN stands for a version that there was not: the weights of the first step take its place.
+        store, nan = args[3], float("nan")
+        self._versions = store.variables(
+            [
+                State(f"delayed/{v.path}", (self.delay, *v.shape), tf.as_dtype(v.dtype), per_replica=False, initial=nan)
+                for v in (self.variables if self.delay else [])
+            ]
+        )
+        self._passes: Passes | None = None
+        self._stage = _Stage(self, self._graph)
+
+    def begin(self, step: tf.Tensor, batches: Sequence[Any]) -> Carried:
+        """Computes the forward passes that come before a step. A replica function.
+
+        Args:
+          step: scalar int64; number of updates done.
+          batches: the next `read_ahead` batches.
+        """
+        state = [tf.identity(keras_internals.value_of(variable)) for variable in self._others]
+        carried = Carried(self._saved_versions(), state, list(batches[-1:]), [], [])
+        with using(self._collectives):
+            work = _Work(self, step, carried, dict(enumerate(batches)))
+            for place in range(self._ahead):
+                received = work.receive(FILL, place)
+                work.forward(place, received, FILL, place)
+            return work.carried(work.receive(FILL, self._ahead))
+
+    def advance(
+        self, carried: Carried, batch: Any, step: tf.Tensor, with_norm: tf.Tensor, going: tf.Tensor
+    ) -> tuple[Carried, Made]:
+        """Computes a step of the stage, and updates its weights unless its gradients are not finite. A replica function.
+
+        Args:
+          carried: result of the step before.
+          batch: this replica's rows of batch `step + read_ahead`.
+          step: scalar int64; number of updates done.
+          with_norm: scalar bool; whether to compute the norm.
+          going: scalar bool; if False, nothing is updated.
+        """
+        self._recorded = Recording(self._collectives)
+        with using(self._recorded):
+            before = [tf.identity(variable) for variable in self._restored]
+            batches = {self.read_ahead: batch}
+            if carried.latest:
+                batches[self.read_ahead - 1] = carried.latest[0]
+            totals = self._totals(batch, self.batch_size) if self._graph.is_last else []
+            work = _Work(self, step, carried, batches, totals)
+            received = carried.received
+            for place in range(self._count):
+                work.forward(self._ahead + place, received, "F", place)
+                received = work.receive("F", place)
+                work.backward(place)
+            weights = self.weights()
+            made = self._updated(work, before, with_norm, going)
+        latest = [batch] if self.read_ahead else []
+        older = [weights, *carried.older][: self.delay]
+        return work.carried(received)._replace(older=older, latest=latest), made
+
+    def save(self, carried: Carried) -> None:
+        """Assigns the versions of the weights to variables, which are saved. A replica function."""
+        for variable, versions in zip(self._versions, zip(*carried.older, strict=True), strict=True):
+            variable.assign(tf.stack(versions))
+
+    def weights(self) -> Weights:
+        """Returns the newest weights."""
+        return [tf.identity(keras_internals.value_of(variable)) for variable in self.variables]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the global batch."""
+        assert self.settings.batch_size is not None  # a pipeline's batches are equally large
+        return self.settings.batch_size
+
+    def passes(self, arguments: Any) -> Passes:
+        """Returns the passes of the stage, traced when they are first needed."""
+        if self._passes is None:
+            self._passes = Passes(self._stage, arguments)
+        return self._passes
+
+    def seeded(self, state: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+        """Returns values of the stage's other variables with the seeds of a step."""
+        seeds = randomness.seed_values(self._seeds, self.settings.seed, step, self._strategy.collectives.rank)
+        return [
+            seeds[self._seed_places[id(variable)]] if id(variable) in self._seed_places else value
+            for variable, value in zip(self._others, state, strict=True)
+        ]
+
+    def stateless_forward(
+        self, micro_batch: MicroBatch, received: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns what the stage sends and values of its other variables, and its share of the loss.
+
+        Args:
+          micro_batch: the micro-batch.
+          received: values of the weights and of other variables, and what the stage before has sent.
+        """
+        own = [*self.variables, *self._others]
+        scope = keras_internals.RecordedScope(zip(own, received[: len(own)], strict=True))
+        sent, share = self.forward(self._graph, micro_batch, received[len(own) :], values=scope)
+        return [*sent, *(tf.identity(scope.get_current_value(variable)) for variable in self._others)], share
+
+    def _saved_versions(self) -> list[Weights]:
+        newest = self.weights()
+        found = [
+            tf.where(tf.math.is_nan(saved), value[None], saved)
+            for saved, value in zip(map(tf.convert_to_tensor, self._versions), newest, strict=False)
+        ]
+        return [[versions[age] for versions in found] for age in range(self.delay)]
+
+    def _updated(self, work: "_Work", before: list[tf.Tensor], with_norm: tf.Tensor, going: tf.Tensor) -> Made:
+        """Reduces the gradients of the step and applies them, in the last of its operations."""
+        self._without_gradient.append(frozenset())
+        state = [tf.convert_to_tensor(variable) for variable in self._state]
+        self.sent = Recording(self._recorded)
+        with tf.control_dependencies(work.done[-1]):
+            gradients = [tf.identity(gradient) for gradient in work.sums]
+        reduced = self._reducer.reduce([*gradients, work.share], state, self.sent, name="gradients")
+        *whole, value = reduced.totals
+        checked = [tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]
+        finite = tf.logical_and(going, tf.reduce_all(tf.stack(checked)))
+        zero = tf.zeros([], value.dtype)
+        squares = tf.cond(
+            with_norm,
+            lambda: tf.add_n([zero, *(tf.cast(tf.reduce_sum(tf.square(g)), value.dtype) for g in whole)]),
+            lambda: zero,
+        )
+        nothing = tf.zeros([], tf.float64)
+        clipped = self.settings.clip(whole, zero)  # by value: a norm is refused
+        computed = Computed(clipped, reduced.state, [], before, value, finite, squares, nothing, nothing, [])
+        unused = self.unused()
+
+        def update() -> tf.Tensor:
+            self.apply(computed, unused)
+            for variable, new in zip(self._others, work.state, strict=True):
+                variable.assign(new)
+            return tf.ones([len(whole)], tf.bool)
+
+        def skip() -> tf.Tensor:
+            self.undo(computed)
+            found = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in whole]
+            return tf.stack(found) if found else tf.ones([0], tf.bool)
+
+        return Made(value, finite, squares, tf.cond(finite, update, skip))
+
+
+FILL = "fill"
+
+
+class _Work:
+    """The passes of a step, or before the first one, while they are traced.
+
+    Attributes:
+      sums: sums of the gradients of the weights.
+      share: sum of the shares of the loss.
+      state: values of the stage's other variables after the latest backward pass's micro-batch.
+      done: results of each pass, in their order.
+    """
+
+    def __init__(
+        self,
+        step: DelayedStep,
+        number: tf.Tensor,
+        carried: Carried,
+        batches: Mapping[int, Any],
+        totals: Sequence[tf.Tensor] = (),
+    ):
+        self._step, self._number, self._carried, self._totals = step, number, carried, list(totals)
+        self._stage, self._link = step._stage, step._strategy.pipeline_collectives
+        self._parts = {ahead: split_rows(batch, step._count) for ahead, batch in batches.items()}
+        self._versions = [step.weights(), *carried.older]
+        self._begun = deque(carried.begun)
+        self._latest = carried.state
+        self.sums = [tf.zeros(v.shape, v.dtype) for v in step.variables]
+        self.share = tf.zeros([], keras.config.floatx())
+        self.state: list[tf.Tensor] = []
+        self.done: list[list[tf.Tensor]] = [[], []]
+
+    def carried(self, received: list[tf.Tensor]) -> Carried:
+        """Returns what the next step takes, with the same versions and batch."""
+        latest = self._carried.latest
+        return self._carried._replace(state=self._latest, received=received, begun=list(self._begun), latest=latest)
+
+    def receive(self, kind: str, place: int) -> list[tf.Tensor]:
+        """Returns what the stage before has sent with this tag; nothing in the first stage."""
+        stage = self._stage
+        if not stage.number:
+            return []
+        with tf.control_dependencies(self.done[-2]):
+            specs = [crossing.spec for crossing in stage.from_before]
+            return Link(self._link, stage.number - 1).receive(specs, f"{stage.number - 1}{kind}{place}")
+
+    def forward(self, ahead: int, received: list[tf.Tensor], kind: str, place: int) -> None:
+        """Computes the forward pass of a micro-batch, as many after the first one of the step, and sends the result."""
+        step, stage = self._step, self._stage
+        batch, part = divmod(ahead, step._count)
+        number = self._number + batch
+        state = self._latest if part else step.seeded(self._latest, number)
+        replica = step._strategy.collectives.rank
+        rows = self._parts[batch][part]
+        arguments = MicroBatch(rows, tf.constant(part), number, replica, self._totals, step.batch_size)
+        passes = step.passes(arguments)
+        with tf.control_dependencies(self.done[-1]):
+            made = passes.forward(arguments, [*self._versions[step.delay - batch], *state, *received])
+        count = len(stage.to_next)
+        sent, self._latest = made.sent[:count], made.sent[count:]
+        self._begun.append(Begun(list(made.residuals), made.share, list(self._latest)))
+        if sent:
+            Link(self._link, stage.number + 1).send(sent, f"{stage.number}{kind}{place}")
+        self.done.append([*made.sent, made.share])
+
+    def backward(self, place: int) -> None:
+        """Computes the backward pass of the first micro-batch that has begun, and sends the gradients of its inputs."""
+        step, stage, begun = self._step, self._stage, self._begun.popleft()
+        specs = [crossing.spec for crossing in stage.to_next if crossing.has_gradient]
+        gradients: list[tf.Tensor] = []
+        if specs:
+            with tf.control_dependencies(self.done[-2]):
+                gradients = Link(self._link, stage.number + 1).receive(specs, f"{stage.number + 1}B{place}")
+        assert step._passes
+        with tf.control_dependencies(self.done[-1]):
+            found = step._passes.backward(begun.residuals, gradients).of_inputs
+        own, sent = found[: len(step.variables)], found[len(step.variables) :]
+        self.sums = [before + gradient for before, gradient in zip(self.sums, own, strict=True)]
+        self.share += begun.share
+        self.state = begun.state
+        if sent:
+            Link(self._link, stage.number - 1).send(sent, f"{stage.number}B{place}")
+        self.done.append([*sent, *self.sums])
+
+
+class _Stage:
+    """A stage as a function of its weights and its other variables, which it gets as if they were received.
+
+    Attributes:
+      number: number of the stage.
+      from_before: what the stage before sends.
+      to_next: what it sends to the next stage.
+    """
+
+    variables: Sequence[tf.Variable] = ()
+
+    def __init__(self, step: DelayedStep, graph: Any):
+        self._step = step
+        self.number = graph.index
+        rows = step.batch_size // step._strategy.replicas // step._count
+        self.from_before, self.to_next = crossings_of(graph.received, rows), crossings_of(graph.sent, rows)
+        state = [_crossing(variable, has_gradient=False) for variable in step._others]
+        weights = [_crossing(variable, has_gradient=True) for variable in step.variables]
+        self.received, self.sent = [*weights, *state, *self.from_before], [*self.to_next, *state]
+
+    def forward(self, arguments: Any, received: Sequence[tf.Tensor]) -> Forward:
+        """See `tfdist.pipelining.passes.Stage`."""
+        sent, share = self._step.stateless_forward(arguments, received)
+        return Forward(sent, share, share)
+
+    def gradients(self, found: Sequence[Any]) -> list[Any]:
+        """See `tfdist.pipelining.passes.Stage`; there are none besides those of what is received."""
+        return []
+
+
+def _crossing(variable: Any, *, has_gradient: bool) -> CrossingSpec:
+    return CrossingSpec(tf.TensorSpec(variable.shape, variable.dtype), has_gradient)
