@@ -61,6 +61,11 @@ class Pipeline(HasStages):
         """
         self.grid = parse_grid(mesh_shape, cluster.size)
         self.schedule = make_schedule(pipeline_schedule, self.grid.stages, micro_batches)
+        if not self.schedule.has_flush and (shard, activation_compression) != ("none", "none"):
+            raise InputError(
+                "A schedule without a flush has neither a sharded optimizer nor compressed activations. Received: "
+                f"{self.schedule.name}, shard={shard} and activation_compression={activation_compression}. Use 1f1b."
+            )
         self.cut, self.activation_compression = cut, METHODS[activation_compression]()
         self.pipeline_rank, replica = self.grid.coordinates(cluster.rank)
         options: dict[str, Any] = {"intra_op_threads": intra_op_threads, "groups": self.grid.groups()}

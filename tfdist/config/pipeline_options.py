@@ -31,6 +31,8 @@ def check_without_flush(config: Any) -> None:
         return
     rules = (
         ("clip_norm", 0.0, "Stages are updated before the norm of all gradients is known: leave out --clip_norm"),
+        ("shard", "none", "Stages are updated inside of the loop of steps: leave out --shard"),
+        ("activation_compression", "none", "Messages of these schedules are exact: leave out --activation_compression"),
         ("find", "", "A search needs gradients of the newest weights: search with another --pipeline_schedule"),
     )
     for flag, accepted, rule in rules:

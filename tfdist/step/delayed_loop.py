@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.distribution.clock import time_after
 from tfdist.pipelining.has_stages import HasStages
-from tfdist.step.clock import time_after
 from tfdist.step.compiled_loop import Loop, LoopResult, taken_apart
 from tfdist.step.delayed_step import Carried, DelayedStep
 
