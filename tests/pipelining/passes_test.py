@@ -195,3 +195,25 @@ def test_a_stage_is_traced_once(schedule: str, micro_batches: int) -> None:
 
     tf.function(step, autograph=False).get_concrete_function()
     assert part.calls == 1
+
+
+def test_side_effects_for_weights_alone_belong_to_the_second_part() -> None:
+    noted: list[str] = []
+
+    def note(x: tf.Tensor, name: str) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(lambda value: noted.append(name) or value, [x], x.dtype), x.shape)
+
+    @tf.custom_gradient
+    def noting(x: tf.Tensor, weight: tf.Tensor):
+        return x * weight, lambda gradient: (note(gradient, "I"), tf.reduce_sum(note(gradient, "W")))
+
+    part = Part(passing)
+    part.variables = [tf.Variable(1.0, dtype=tf.float64)]
+    part.forward = lambda arguments, received: Forward(
+        [noting(received[0], tf.convert_to_tensor(part.variables[0]))], arguments[0], arguments[0]
+    )
+    passes = Passes(part, part.arguments(0), split=True)
+    left = passes.backward_input(passes.forward(part.arguments(0), tensors(0)[:1]).residuals, tensors(1)[:1]).residuals
+    assert noted == ["I"]
+    passes.backward_weight(left)
+    assert noted == ["I", "W"]

@@ -197,7 +197,8 @@ class Passes:
         graph = self._traced.graph
         of_variables, self._of_inputs = self._traced.structured_outputs
         self._gradients_of = [gradient is not None for gradient in of_variables]
-        self._of_variables = [gradient for gradient in of_variables if gradient is not None]
+        self._of_variables = [_result(gradient) for gradient in of_variables if gradient is not None]
+        self._of_inputs = [_result(gradient) for gradient in self._of_inputs]
         effects = subgraphs.with_effects(graph)
         self._needed = subgraphs.operations_before([*self._of_variables, *self._of_inputs, *effects])
         outside = {id(inner): outer for outer, inner in tf.compat.v1.get_default_graph().captures}
@@ -264,6 +265,11 @@ class Passes:
 def with_gradients(values: Sequence[Any], crossings: Sequence[CrossingSpec]) -> list[Any]:
     """Returns the values of the crossings whose gradients are sent back."""
     return [value for value, crossing in zip(values, crossings, strict=True) if crossing.has_gradient]
+
+
+def _result(output: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor behind an output of a function, which itself waits for all of the function's side effects."""
+    return output.op.inputs[0]
 
 
 def _is_tensor(leaf: Any) -> bool:
