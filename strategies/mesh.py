@@ -6,7 +6,7 @@ Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1
 import contextlib
 import logging
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -22,18 +22,16 @@ from tfdist.distribution.dtensor import (
     Devices,
     engine_mesh,
     lay_batch,
-    over_rows,
     refuse_crashes,
     sum_together,
 )
 from tfdist.distribution.dtensor_variables import MeshBlocks, MeshVariables
 from tfdist.distribution.outside_calls import refuse_calls_outside
 from tfdist.distribution.strategy import HasCollectives, State
-from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors.engine_errors import layout_refused
-from tfdist.layers.rematerialization import rematerialize, waiting
-from tfdist.sharding.dim_names import Dims
-from tfdist.sharding.layouts import Layout, Placement, given_way, idle, laid_out, parse_layout, parse_shard
+from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of
+from tfdist.layers.rematerialization import rematerialize
+from tfdist.sharding.layouts import Layout, Placement, idle, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of
 from tfdist.sharding.variable_layouts import dims_of_uninitialized, is_gathered_in_turn, placement
 
@@ -41,123 +39,6 @@ _log = logging.getLogger(__name__)
 _SAME_SEED = (
     "Call keras.utils.set_random_seed with the same seed on every process: each draws its devices' initial values."
 )
-
-
-class MeshLayouts(TensorLayouts):
-    """Layouts on a mesh, by the rules for the names of dims.
-
-    Attributes:
-      row_shards: number of devices over which rows are sharded.
-      devices_per_replica: number of devices of the mesh.
-      dims: names of dims that a model has used so far.
-    """
-
-    def __init__(self, devices: Devices, rules: Mapping[str, str], gathers_all: bool):
-        """Initializes the layouts.
-
-        Args:
-          devices: devices of the mesh.
-          rules: mesh axes by name of dim.
-          gathers_all: whether parameters are sharded when no layer computes with them.
-        """
-        self._devices, self._rules, self._gathers_all = devices, rules, gathers_all
-        self.row_shards, self.devices_per_replica = devices.mesh.axes[rules["batch"]], devices.mesh.size
-        self.dims: set[str] = set()
-
-    def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See base class; outside of compiled functions, as in a functional model, the layout is only validated."""
-        mesh, names = self._devices.mesh, given_way(dims, self._rules)
-        self.dims |= {name for name in names if name}
-        shape = [mesh.size if size is None else size for size in x.shape]  # unknown dims count as divisible
-        layout = laid_out(name, names, shape, self._rules, mesh, lenient=("batch",))
-        if not tf.is_tensor(x) or not tf.inside_function():
-            return x
-
-        def place(tensor: tf.Tensor) -> tf.Tensor:
-            return self._devices.relaid(tensor, layout) if tensor.shape.rank == len(layout.axes) else tensor
-
-        return keras_internals.with_mask_and_logits_of(place(x), x, place)
-
-    def by_rows(self, tensors: Any) -> Any:
-        """See base class; sharded by rows only.
-
-        Losses over sharded classes either do not compile or are silently wrong in float64
-        (tests/traps/dtensor_test.py), and rows cut out of a batch would be laid out as required by a layer with sharded
-        inputs.
-        """
-        axis = self._rules["batch"]
-
-        def place(tensor: tf.Tensor) -> tf.Tensor:
-            return self._devices.relaid(tensor, over_rows(tensor.shape, axis, self._devices.mesh.axes[axis]))
-
-        return keras.tree.map_structure(lambda x: keras_internals.with_mask_and_logits_of(place(x), x, place), tensors)
-
-    @contextlib.contextmanager
-    def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        """See base class."""
-        if not self._gathers_all:
-            yield
-            return
-        held = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
-        values = [self.computed_from(variable, part, ()) for variable, part in zip(variables, held, strict=True)]
-        own = zip(variables, values, strict=True)
-        with keras_internals.RecordedScope(own, zip(variables, held, strict=True)) as scope:
-            yield
-        for variable, value in scope.assigned:
-            variable.assign(value)
-
-    def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """See base class."""
-        return self._devices.relaid(value, _placement_of(variable).stored)
-
-    def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class; gathers a sharded parameter when its layer runs; its gradient is sharded again."""
-        placement = _placement_of(variable)
-        if not placement.is_gathered:
-            return held
-
-        @tf.custom_gradient
-        def gathered(part: tf.Tensor) -> Any:
-            if inputs:  # otherwise the engine would gather all layers up front
-                [part] = waiting([part], inputs[0])
-            whole = self._devices.relaid(part, placement.computed)
-            return whole, lambda gradient: _parted(self._devices, gradient, placement)
-
-        # Repeated, because TensorFlow appends an identity, which the engine might lay out as a later layer requires.
-        return self._devices.relaid(gathered(held), placement.computed)
-
-    def asking(self, name: str, query: tf.Tensor) -> tf.Tensor:
-        """Lays out an attention layer's input, so projections know it and its gradient is summed before it is sent."""
-        if not {"heads", "context"} & self._rules.keys() or query.shape.rank != 3:
-            return query
-        return self.constrain(query, ("batch", "context", None), f"the input of {name}")
-
-    def attending(
-        self, name: str, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, causal: bool
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """Implements context parallelism: each device has its part of the queries, and all keys and values."""
-        if "context" not in self._rules or query.shape.rank != 4:
-            return query, key, value, None
-        mask = self._causal_mask(query.shape[1], key.shape[1], f"the mask of {name}") if causal else None
-        query = self.constrain(query, ("batch", "context", "heads", None), f"the queries of {name}")
-        key, value = (self.constrain(x, ("batch", None, "heads", None), f"the keys of {name}") for x in (key, value))
-        return query, key, value, mask
-
-    def _causal_mask(self, queries: int, keys: int, name: str) -> tf.Tensor:
-        """Returns a sharded causal mask; Keras's would be replicated, and so would everything combined with it."""
-        own = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
-        return tf.expand_dims(own >= tf.expand_dims(tf.range(keys), 0), 0)
-
-    def attended(self, name: str, output: tf.Tensor) -> tf.Tensor:
-        """Lays out an attention layer's output, so that its gradient has the full sequence.
-
-        That is needed if the rest of the model shards the sequence over the axis of the heads: the projection's
-        gradient would move the axis between inner dims, which DTensor silently does wrong
-        (tests/traps/dtensor_test.py).
-        """
-        if "heads" not in self._rules or output.shape.rank != 3:
-            return output
-        return self.constrain(output, ("batch", "context", None), f"the output of {name}")
 
 
 class MeshOfDevices(HasCollectives):
@@ -256,9 +137,9 @@ class MeshOfDevices(HasCollectives):
         with tf.init_scope():
             value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
             self._note_drawn(variable.path, value)
-            born = self.devices.variable(value, _placement_of(variable).stored, name, variable.trainable)
+            born = self.devices.variable(value, placement_of(variable).stored, name, variable.trainable)
         keras_internals.set_tf_variable(variable, born)
-        if _placement_of(variable).is_gathered and is_gathered_in_turn(uninitialized):
+        if placement_of(variable).is_gathered and is_gathered_in_turn(uninitialized):
             rematerialize(uninitialized.owners[-1])
 
     def _note_drawn(self, name: str, value: tf.Tensor) -> None:
@@ -349,7 +230,7 @@ class MeshOfDevices(HasCollectives):
             loss, rest = loss_fn(*batch)
         found = tape.gradient(loss, stored)
         return (
-            [g if g is None else self._summed(g, _placement_of(v)) for g, v in zip(found, variables, strict=True)],
+            [g if g is None else self._summed(g, placement_of(v)) for g, v in zip(found, variables, strict=True)],
             loss,
             rest,
         )
@@ -358,7 +239,7 @@ class MeshOfDevices(HasCollectives):
         """Lays out a gradient from the backward pass as it is stored."""
         if placement.is_gathered:  # sharded since its layer's backward pass
             return self.devices.relaid(gradient, placement.gradient)
-        return _parted(self.devices, gradient, placement)
+        return parted(self.devices, gradient, placement)
 
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
@@ -369,31 +250,19 @@ class MeshOfDevices(HasCollectives):
         before the assignment (tests/traps/dtensor_test.py).
         """
         changed = [*variables, *optimizer.variables]
-        before = [(v, self.devices.relaid(keras_internals.value_of(v), _placement_of(v).slots)) for v in changed]
-        gradients = [self.devices.relaid(g, _placement_of(v).slots) for g, v in zip(gradients, variables, strict=True)]
+        before = [(v, self.devices.relaid(keras_internals.value_of(v), placement_of(v).slots)) for v in changed]
+        gradients = [self.devices.relaid(g, placement_of(v).slots) for g, v in zip(gradients, variables, strict=True)]
         with keras_internals.updates_without_effects(), keras.StatelessScope(state_mapping=before) as scope:
             optimizer.apply(gradients, list(variables))
         after = [tf.cast(scope.get_current_value(variable), variable.dtype) for variable in changed]
         for variable, value in zip(changed, after, strict=True):
-            keras_internals.value_of(variable).assign(self.devices.relaid(value, _placement_of(variable).stored))
+            keras_internals.value_of(variable).assign(self.devices.relaid(value, placement_of(variable).stored))
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
         """See base class; replicated on every device."""
         values = [tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape) for state in states]
         placed = [(value, Layout.replicated(len(value.shape))) for value in values]
         return [self.devices.variable(*each, s.name, trainable=False) for each, s in zip(placed, states, strict=True)]
-
-
-def _parted(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
-    """Lays out a gradient as stored, via its computed layout, so that the backward pass keeps the latter."""
-    whole = devices.relaid(gradient, placement.computed)
-    return whole if placement.gradient == placement.computed else devices.relaid(whole, placement.gradient)
-
-
-def _placement_of(variable: keras.Variable) -> Placement:
-    """Returns the placement of a variable; replicated, if it had a value from the start."""
-    found = keras_internals.layout_of(variable)
-    return found or Placement.same(Layout.replicated(len(variable.shape)))
 
 
 STRATEGY = MeshOfDevices

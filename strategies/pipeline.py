@@ -9,16 +9,21 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
+from tfdist.config.pipeline_options import check_axis_model
 from tfdist.coordination import Group
 from tfdist.distribution.factory import create
 from tfdist.distribution.sharded_optimizer import optimizer_shards
 from tfdist.errors import InputError
+from tfdist.layers.mesh_layouts import MeshLayouts
 from tfdist.pipelining.activation_compression import METHODS
 from tfdist.pipelining.equal_values import synchronize_replicas
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedules import make_schedule
+from tfdist.pipelining.spread_update import SpreadUpdate
 from tfdist.pipelining.stage_blocks import StageBlocks
+from tfdist.pipelining.stage_devices import StageDevices, StageLayouts, devices_of_process, prepare
 from tfdist.pipelining.stage_parts import StageParts
+from tfdist.sharding.layouts import parse_layout
 from tfdist.sharding.process_grid import parse_grid
 
 _OF_HOROVOD = ("gloo", "mpi")
@@ -38,6 +43,7 @@ class Pipeline(HasStages):
         pipeline_schedule: str = "1f1b",
         micro_batches: int = 1,
         cut: str = "auto",
+        layout: str = "",
         activation_compression: str = "none",
         shard: str = "none",
         communication: str = "auto",
@@ -49,17 +55,18 @@ class Pipeline(HasStages):
         Args:
           cluster: this process in the job.
           join: joins the job's group.
-          mesh_shape: sizes of the axes stage and data, such as "stage:2;data:2"; by default, each process is a stage.
+          mesh_shape: sizes of the axes stage, data and model, such as "stage:2;data:2"; by default, each process is a stage.
           pipeline_schedule: the order of micro-batches, as in `--pipeline_schedule`.
           micro_batches: number of parts of a replica's rows in each step.
           cut: where the model is cut into stages, as in `--cut`.
+          layout: what is sharded over the axis model, as in `--layout`.
           activation_compression: compression of messages between stages, as in `--activation_compression`.
           shard: which state is divided among the replicas of each stage, `none` or `optimizer`, as in `--shard`.
           communication: the engine's implementation, as in `--communication`.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
           start_timeout_seconds: how long to wait for the other processes' servers, over TensorFlow.
         """
-        self.grid = parse_grid(mesh_shape, cluster.size)
+        self.grid = parse_grid(mesh_shape, cluster.size, layout)
         self.schedule = make_schedule(pipeline_schedule, self.grid.stages, micro_batches)
         if not self.schedule.has_flush and (shard, activation_compression) != ("none", "none"):
             raise InputError(
@@ -71,6 +78,9 @@ class Pipeline(HasStages):
         options: dict[str, Any] = {"intra_op_threads": intra_op_threads, "groups": self.grid.groups()}
         if communication != "auto":
             options["communication"] = communication
+        if self.grid.devices > 1:
+            check_axis_model(shard=shard, schedule=pipeline_schedule)
+            prepare(self.grid.devices)
         if cluster.source in HOROVOD_LAUNCHERS or communication in _OF_HOROVOD:
             if communication not in ("auto", *_OF_HOROVOD):
                 raise InputError(
@@ -91,6 +101,18 @@ class Pipeline(HasStages):
         self.pipeline_collectives = self.job.group(self.grid.ranks_of_replica(replica))
         self.replicas, self.local_replicas = self.grid.replicas, range(replica, replica + 1)
         self.optimizer_shards = optimizer_shards(shard, self)
+        if self.grid.devices > 1:
+            self._spread(layout)
+
+    def _spread(self, layout: str) -> None:
+        """Creates the devices over which the stages of this process are spread."""
+        beside_servers = self._engine.name == "multiworker"
+        devices = devices_of_process(self.grid.devices, self.cluster, beside_servers)
+        rules = parse_layout(layout, devices.mesh)
+        layouts = MeshLayouts(devices, rules, gathers_all=False)
+        with self.process_device():
+            self.stage_devices = StageDevices(devices, rules, layouts)
+        self.layouts = StageLayouts(self.stage_devices)
 
     @property
     def blocks(self) -> StageBlocks:
@@ -118,7 +140,11 @@ class Pipeline(HasStages):
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """See base class; weights get their values when it is known which stage has them."""
-        return keras_internals.deferred_weights()
+        scopes = contextlib.ExitStack()
+        scopes.enter_context(keras_internals.deferred_weights())
+        if self.stage_devices is not None:
+            scopes.enter_context(self.stage_devices.creation())
+        return scopes
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """See base class."""
@@ -136,6 +162,15 @@ class Pipeline(HasStages):
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:
         """See base class; among the replicas of this stage."""
         synchronize_replicas(self, variables)
+
+    def apply(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        """See base class."""
+        if self.stage_devices is None:
+            super().apply(optimizer, gradients, variables)
+            return
+        SpreadUpdate(optimizer, variables, self.stage_devices).apply(gradients)
 
     def close(self) -> None:
         """See base class."""

@@ -60,6 +60,7 @@ def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():
         "communication",
         "intra_op_threads",
         "all_reduce",
+        "shard",
         "topology",
     }
     TrainConfig(strategy=AUTO, devices=2, communication="ring")

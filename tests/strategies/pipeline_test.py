@@ -14,6 +14,7 @@ import tfdist
 from tests import processes
 from tests.strategies.pipeline_cases import Case, Outcome, run_case
 from tests.workers import running
+from tfdist.sharding.mesh import parse_mesh
 
 pytestmark = pytest.mark.processes
 
@@ -58,6 +59,7 @@ BESIDE = {
         Case("normalized(replicas=2, micro_batches=2)", "adamw", micro_batches=2),
     ),
 }
+LAYOUT = "heads:model;in:model"  # of meshes with an axis model
 LAYERS = {"regularized": 5, "frozen": 8, "skip": 6, "masked": 4, "several": 7, "tied": 20}  # the last has more
 CASES_PER_JOB = 6  # of the product
 FAULTY = (Case("skip", fault="labels"), Case("tied", micro_batches=1, fault="tied"))
@@ -68,7 +70,8 @@ CASES = {
 
 def sizes(mesh: str) -> list[int]:
     """Returns the numbers of stages and replicas."""
-    return [int(part.partition(":")[2]) for part in f"{mesh};data:1".split(";")[:2]]
+    axes = parse_mesh(mesh).axes
+    return [axes["stage"], axes.get("data", 1)]
 
 
 @functools.cache
@@ -79,7 +82,8 @@ def outcomes(job: Job, cases: tuple[Case, ...]) -> list[list[Outcome]]:
     size = stages * replicas
     with tempfile.TemporaryDirectory() as directory:
         pathlib.Path(directory, "cases.pickle").write_bytes(pickle.dumps(cases))
-        command = running.command("pipeline", f"pipeline(mesh_shape='{mesh}')", directory)
+        layout = LAYOUT if "model" in mesh else ""
+        command = running.command("pipeline", f"pipeline(mesh_shape='{mesh}', layout='{layout}')", directory)
         launch = [sys.executable, "-m", "tfdist.launch", f"--processes={size}", f"--launcher={launcher}"]
         with processes.job([*launch, f"--log_dir={directory}", "--", *command], 1) as job:
             [end] = job.wait(100 + 40 * len(cases))

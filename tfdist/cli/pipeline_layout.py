@@ -23,7 +23,7 @@ _SHOWN = 3  # tensors between two stages
 
 def main(config: LayoutConfig, output: Output) -> int:
     """Prints the plan."""
-    grid = parse_grid(config.mesh_shape, parse_mesh(config.mesh_shape).size)
+    grid = _grid(config)
     rows = _rows(config, grid)
     parse_cut(config.cut)
     make_schedule(config.pipeline_schedule, grid.stages, config.micro_batches)  # before TensorFlow is loaded
@@ -66,6 +66,21 @@ def main(config: LayoutConfig, output: Output) -> int:
         output.line(line)
     output.result(_facts(plan, grid, rows, config) | {"notes": notes})
     return 0
+
+
+def _grid(config: LayoutConfig) -> ProcessGrid:
+    """Returns the processes of the mesh.
+
+    Raises:
+      InputError: it has an axis whose effect is not planned.
+    """
+    mesh = parse_mesh(config.mesh_shape)
+    if mesh.axes.get("model", 1) > 1:
+        raise InputError(
+            "The plan of a pipeline is that of stages with one device each. Received: "
+            f"--mesh_shape={mesh}. Leave out model:{mesh.axes['model']}; --strategy=mesh plans what is sharded over it."
+        )
+    return parse_grid(config.mesh_shape, mesh.size, config.layout)
 
 
 def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:

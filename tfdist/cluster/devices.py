@@ -1,5 +1,7 @@
 """Devices of this process: their number, logical CPU devices, threads. Does not place operations."""
 
+import os
+
 import tensorflow as tf
 
 from tfdist.cluster.affinity import bind_to_share
@@ -64,6 +66,12 @@ def limit_threads(count: int) -> None:
                 "The number of threads is fixed when TensorFlow first runs an operation. Received: a strategy "
                 "created after that. Load the strategy first, also before tfdist.data.load."
             ) from None
+
+
+def allow_waiting(count: int) -> None:
+    """Lets this many operations wait for others, beside those that run: each keeps one of TensorFlow's threads."""
+    have = tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    tf.config.threading.set_inter_op_parallelism_threads(have + count)
 
 
 def use_one_gpu(local_rank: int) -> None:

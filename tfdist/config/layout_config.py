@@ -11,7 +11,8 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.sharding.mesh import parse_mesh
 
-_WITH_LAYOUT, _WITH_STAGES = taking("layout"), taking("pipeline_schedule")
+_WITH_STAGES = taking("pipeline_schedule")
+_WITH_LAYOUT = tuple(name for name in taking("layout") if name not in _WITH_STAGES)
 _OF_A_PLAN = (  # flags on which memory and communication of a step depend
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"

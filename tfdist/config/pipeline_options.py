@@ -8,6 +8,8 @@ from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
 from tfdist.grammar.cut import parse_cut
 from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH, OneFOneB, parse_pipeline_schedule
+from tfdist.sharding.mesh import parse_mesh
+from tfdist.sharding.process_grid import check_axes
 
 DEFAULT_SCHEDULE = OneFOneB.name
 ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")
@@ -43,6 +45,39 @@ def check_without_flush(config: Any) -> None:
         raise InputError(
             "A loss scale skips a step in all stages, and these are updated one after the other: use "
             f"--precision=mixed_bfloat16, or 1f1b. Received: --precision=mixed_float16 --pipeline_schedule={schedule}."
+        )
+
+
+def check_mesh(config: Any) -> None:
+    """Raises `InputError` unless `--mesh_shape` and `--layout` are those of a pipeline, and fit to the other flags."""
+    if config.mesh_shape:
+        mesh = parse_mesh(config.mesh_shape)
+        check_axes(mesh, config.layout)
+        if mesh.axes.get("model", 1) > 1:
+            check_axis_model(shard=config.shard, ema=getattr(config, "ema", 0.0), schedule=config.pipeline_schedule)
+    elif config.layout:
+        raise InputError(
+            "The --layout of a pipeline needs an axis model in --mesh_shape. Received: "
+            f"--layout={config.layout} --mesh_shape=. Add for example stage:2;model:2."
+        )
+
+
+def check_axis_model(shard: str = "none", ema: float = 0.0, schedule: str = DEFAULT_SCHEDULE) -> None:
+    """Raises `InputError` for what a pipeline with an axis model does not support."""
+    if isinstance(parse_pipeline_schedule(schedule), WITHOUT_FLUSH):
+        raise InputError(
+            "Older weights are not kept with an axis model in a pipeline: use another --pipeline_schedule, such as 1f1b. "
+            f"Received: --pipeline_schedule={schedule}."
+        )
+    if ema:
+        raise InputError(
+            "Averages of weights are not supported with an axis model in a pipeline: leave out --ema. Received: "
+            f"--ema={ema}."
+        )
+    if shard != "none":
+        raise InputError(
+            "The optimizer's state is not sharded over replicas with an axis model in a pipeline: leave out --shard. Received: "
+            f"--shard={shard}."
         )
 
 

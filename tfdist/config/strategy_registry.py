@@ -11,7 +11,7 @@ from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.config import fields
 from tfdist.config.all_reduce_options import all_reduce_text, topology_text
 from tfdist.config.fields import flag_field, layout_text, mesh_text
-from tfdist.config.pipeline_options import PipelineOptions, check_without_flush
+from tfdist.config.pipeline_options import PipelineOptions, check_mesh, check_without_flush
 from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, Trial
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
@@ -19,8 +19,8 @@ from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS
 from tfdist.grammar.spec import nearest, parse
 from tfdist.grammar.straggler import parse_straggler
 from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_layout, parse_shard
-from tfdist.sharding.mesh import mesh_of, parse_mesh
-from tfdist.sharding.process_grid import check_axes, parse_grid
+from tfdist.sharding.mesh import mesh_of
+from tfdist.sharding.process_grid import parse_grid
 
 _OF_ALL_REDUCE = ("all_reduce", "topology")
 
@@ -45,8 +45,7 @@ def _check_leaves_no_step(config: Any) -> None:
 
 
 def _check_pipeline(config: Any) -> None:
-    if config.mesh_shape:
-        check_axes(parse_mesh(config.mesh_shape))
+    check_mesh(config)
     compression = getattr(config, "compression", "none")
     if parse(compression.partition(";")[0].strip()).name == "auto":
         raise InputError(
@@ -198,6 +197,7 @@ DECLARATIONS = (
         help="stages of the model in several processes",
         options=(
             "mesh_shape",
+            "layout",
             "pipeline_schedule",
             "micro_batches",
             "cut",
@@ -231,7 +231,7 @@ DECLARATIONS = (
             ),
         ),
         check=_check_pipeline,
-        check_processes=lambda config, processes: parse_grid(config.mesh_shape, processes),
+        check_processes=lambda config, processes: parse_grid(config.mesh_shape, processes, config.layout),
         runs_keras_fit=False,
         trials=(Trial(processes=2, options={"micro_batches": 2}),),
         with_one_device="Start several processes by `python -m tfdist.launch --processes=N -- ...`, or use --strategy=single.",
@@ -351,7 +351,8 @@ class TrainerOptions(PipelineOptions):
         "",
         DEVICES,
         "Axes of the device mesh for --strategy=mesh, such as data:2;model:4, by default data:DEVICES; or of the processes for "
-        "--strategy=pipeline, such as stage:2;data:2, by default stage:PROCESSES.",
+        "--strategy=pipeline, such as stage:2;data:2, by default stage:PROCESSES, and of the devices in each: "
+        "stage:2;data:2;model:2.",
         check=mesh_text,
         is_option=True,
         elsewhere=("",),
@@ -361,7 +362,7 @@ class TrainerOptions(PipelineOptions):
         "",
         DEVICES,
         "Mapping of named tensor dims to mesh axes for --strategy=mesh, such as batch:data;heads:model. By default, "
-        "the batch is sharded over the first axis.",
+        "the batch is sharded over the first axis. For --strategy=pipeline with an axis model, such as heads:model.",
         check=layout_text,
         is_option=True,
         elsewhere=("",),

@@ -2,12 +2,13 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.core.protobuf import rewriter_config_pb2
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import distribute_lib, values
 from tensorflow.python.eager import context, record
@@ -85,14 +86,70 @@ def variables_restored(function: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def captured_through(replaced: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+def outside_functions() -> Iterator[None]:
+    """As `tf.init_scope`, but gradient tapes record that are entered inside."""
+    with tf.init_scope():
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+
+def traced_inside(
+    function: Callable[..., Any], specs: Sequence[tf.TensorSpec]
+) -> tuple[Any, list[Any], list[tf.Tensor]]:
+    """Traces a function that uses tensors of the graph that is being built, such as a backward pass.
+
+    Args:
+      function: the function.
+      specs: shapes and dtypes of its arguments.
+
+    Returns:
+      The concrete function, for `call_with_captures`.
+      What it captures: for each tensor of the graph None, else the tensor or the resource from outside of the graph.
+      The tensors of the graph, in the order of the former.
+    """
+
+    def with_constants(*arguments: tf.Tensor) -> Any:
+        with _captured(_constant):
+            return function(*arguments)
+
+    traced = tf.function(with_constants, autograph=False).get_concrete_function(*specs)
+    captures = {id(inner): outer for outer, inner in ops.get_default_graph().captures}
+    outside = [captures.get(id(t), None if hasattr(t, "graph") else t) for t in traced.captured_inputs]
+    return traced, outside, [t for t, given in zip(traced.captured_inputs, outside, strict=True) if given is None]
+
+
+def call_with_captures(function: Any, arguments: Sequence[tf.Tensor], captures: Sequence[Any]) -> list[tf.Tensor]:
+    """Calls a concrete function with other values of what it captures."""
+    return list(function._call_flat(list(arguments), list(captures)))
+
+
+def captured_through(replaced: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Context in which tensors with values that the traced function captures are replaced by `replaced`."""
+
+    def of_values(tensor: tf.Tensor) -> tf.Tensor:
+        is_value = isinstance(tensor, core.Value) and tensor.dtype in dtypes.TF_VALUE_DTYPES
+        return replaced(tensor) if is_value else tensor
+
+    return _captured(of_values)
+
+
+def _constant(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a constant of the graph that is being built, if the value of a tensor of another graph is known."""
+    value = tf.get_static_value(tensor) if isinstance(tensor, core.Symbol) else None
+    return tensor if value is None else tf.constant(value, tensor.dtype)
+
+
+@contextlib.contextmanager
+def _captured(replaced: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
     graph = ops.get_default_graph()
     capture = graph.capture
 
     def capture_replaced(tensor: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
-        is_value = isinstance(tensor, core.Value) and tensor.dtype in dtypes.TF_VALUE_DTYPES
-        return capture(replaced(tensor) if is_value else tensor, *args, **kwargs)
+        own = replaced(tensor)
+        return own if getattr(own, "graph", None) is graph else capture(own, *args, **kwargs)
 
     graph.capture = capture_replaced
     try:

@@ -114,6 +114,41 @@ def set_tf_variable(variable: keras.Variable, value: tf.Variable) -> None:
     variable._value, variable._initializer = value, None
 
 
+@contextlib.contextmanager
+def initialized_by(create: Callable[[keras.Variable, Any], tf.Variable]) -> Iterator[None]:
+    """Context in which variables with a layout, and an optimizer's variables for them, are created by `create`."""
+    kind = keras.Variable
+    initialize = kind._initialize
+
+    def initialized(variable: keras.Variable, value: Any) -> None:
+        if layout_of(variable) is None or isinstance(value, tf.Variable):
+            initialize(variable, value)
+            return
+        given = value() if callable(value) else value
+        variable._value = create(variable, tf.cast(given, variable._dtype))
+
+    kind._initialize = initialized
+    try:
+        yield
+    finally:
+        kind._initialize = initialize
+
+
+def owners_of_variables(model: keras.Model) -> dict[int, list[keras.Layer]]:
+    """Returns for each variable, by its id, the layers that contain it, innermost last."""
+    found: dict[int, list[keras.Layer]] = {}
+
+    def visit(layer: keras.Layer, above: list[keras.Layer]) -> None:
+        owners = [*above, layer]
+        for variable in layer._trainable_variables:
+            found.setdefault(id(variable), owners)
+        for inner in layer._layers:
+            visit(inner, owners)
+
+    visit(model, [])
+    return found
+
+
 def create_again(variable: keras.Variable, scope: contextlib.AbstractContextManager) -> None:
     """Recreates the TensorFlow variable of a Keras variable inside a scope, with its current value."""
     value = tf.identity(variable.value)

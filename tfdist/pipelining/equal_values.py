@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfdist import keras_internals
 from tfdist.pipelining.cut import Cut
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.messages import Link
@@ -17,12 +16,11 @@ def synchronize_replicas(strategy: HasStages, variables: Sequence[keras.Variable
     if not floating or strategy.grid.replicas == 1:
         return
 
-    def broadcast() -> list[tf.Tensor]:
-        values = [tf.identity(keras_internals.value_of(variable)) for variable in floating]
+    def broadcast(values: list[tf.Tensor]) -> list[tf.Tensor]:
         return strategy.collectives.broadcast(values, name="stages/initial_values")
 
     with strategy.process_device():
-        values = tf.function(broadcast, autograph=False)()
+        values = tf.function(broadcast, autograph=False)(strategy.full_values(floating))
     for variable, value in zip(floating, values, strict=True):
         variable.assign(value)
 
@@ -35,20 +33,20 @@ def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
     for number, (variable, stages) in enumerate(cut.shared):
         first, *others = sorted({strategy.schedule.process_of(stage) for stage in stages})
         if strategy.pipeline_rank in (first, *others) and others:
-            _copy(strategy, variable, first, others, f"shared/{number}/initial value")
+            _copy(strategy, variable, first, others, f"shared/{number}/initial_value")
 
 
 def _copy(strategy: HasStages, variable: keras.Variable, first: int, others: Sequence[int], tag: str) -> None:
-    def exchange() -> list[tf.Tensor]:
+    def exchange(values: list[tf.Tensor]) -> list[tf.Tensor]:
         if strategy.pipeline_rank != first:
             return Link(strategy.pipeline_collectives, first).receive(
                 [tf.TensorSpec(variable.shape, variable.dtype)], tag
             )
         for other in others:
-            Link(strategy.pipeline_collectives, other).send([tf.identity(keras_internals.value_of(variable))], tag)
+            Link(strategy.pipeline_collectives, other).send(values, tag)
         return []
 
     with strategy.process_device():
-        received = tf.function(exchange, autograph=False)()
+        received = tf.function(exchange, autograph=False)(strategy.full_values([variable]))
     for value in received:
         variable.assign(value)

@@ -1,13 +1,19 @@
 """`HasStages`: what a strategy that trains the stages of a model in different processes has besides collectives."""
 
 import functools
+from collections.abc import Sequence
 
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
 from tfdist.data import check_batch_size
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.pipelining.activation_compression import ActivationCompression
 from tfdist.pipelining.schedules import Schedule
+from tfdist.pipelining.stage_devices import StageDevices
 from tfdist.sharding.process_grid import ProcessGrid
 
 
@@ -24,6 +30,7 @@ class HasStages(HasCollectives):
       activation_compression: compression of activations and their gradients between stages, in training.
       job: collectives of all processes.
       pipeline_collectives: collectives of the processes of this replica's pipeline, in the order of their stages.
+      stage_devices: devices over which the stages of this process are spread; None if it has one.
     """
 
     grid: ProcessGrid
@@ -33,6 +40,7 @@ class HasStages(HasCollectives):
     activation_compression: ActivationCompression
     job: Collectives
     pipeline_collectives: Collectives
+    stage_devices: StageDevices | None = None
 
     @functools.cached_property
     def peers(self) -> Group:
@@ -46,8 +54,8 @@ class HasStages(HasCollectives):
 
     @property
     def devices_in_total(self) -> int:
-        """See base class; each process has one."""
-        return self.cluster.size
+        """See base class; those of the axis model for each process."""
+        return self.cluster.size * self.grid.devices
 
     def check_batch_size(self, batch_size: int, micro_steps: int = 1) -> None:
         """See base class; a step has micro-batches instead of micro-steps."""
@@ -62,3 +70,9 @@ class HasStages(HasCollectives):
     def is_last(self) -> bool:
         """Whether this process has the last stage, which computes outputs and the loss."""
         return self.pipeline_rank == self.grid.stages - 1
+
+    def full_values(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        """Returns the values of variables of this process as tensors of its host; outside of functions."""
+        values = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
+        devices = self.stage_devices
+        return values if devices is None else [devices.devices.full_tensor(value) for value in values]

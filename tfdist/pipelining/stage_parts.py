@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -42,7 +43,11 @@ class StageParts(ModelParts):
         cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
         with strategy.process_device():
             part = StagedModel(
-                model, cut, schedule.stages_of(strategy.pipeline_rank), functools.partial(forward, strategy)
+                model,
+                cut,
+                schedule.stages_of(strategy.pipeline_rank),
+                functools.partial(forward, strategy),
+                strategy.stage_devices,
             )
         synchronize_shared(strategy, cut)
         return part
@@ -53,10 +58,14 @@ class StageParts(ModelParts):
         seconds: list[float] = self._strategy.group.broadcast("stages/seconds", mine, LONG_SECONDS)
         return seconds
 
-    def whole(self, part: keras.Model) -> contextlib.AbstractContextManager[keras.Model]:  # type: ignore[override]
+    @contextlib.contextmanager
+    def whole(self, part: keras.Model) -> Iterator[keras.Model]:
         """See base class."""
         assert isinstance(part, StagedModel)
-        return whole_model(self._strategy, part)
+        devices = self._strategy.stage_devices
+        on_host = contextlib.nullcontext() if devices is None else devices.values_on_host(part.variables)
+        with on_host, whole_model(self._strategy, part) as model:
+            yield model
 
     def regularization(self, part: keras.Model) -> float:
         """See base class; a shared variable counts once."""

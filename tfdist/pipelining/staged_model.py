@@ -11,6 +11,8 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.distribution.strategy import in_replica_function
 from tfdist.pipelining.cut import Cut, StageGraph, initialize
+from tfdist.pipelining.spread_stage import SpreadStage
+from tfdist.pipelining.stage_devices import StageDevices
 
 _ELSEWHERE = (
     "A process of a pipeline has the weights of its own stages only. Received: a read of a weight of another stage. Use the "
@@ -20,9 +22,9 @@ _ELSEWHERE = (
 
 @dataclasses.dataclass(frozen=True)
 class _Untracked:
-    """Hides a model from Keras, which would take its layers for those of the model that refers to it."""
+    """Hides an object from Keras, which would take its layers for those of the model that refers to it."""
 
-    model: keras.Model
+    value: Any
 
 
 class StagedModel(keras.Model):
@@ -33,7 +35,12 @@ class StagedModel(keras.Model):
     """
 
     def __init__(
-        self, whole: keras.Model, cut: Cut, numbers: Sequence[int], forward: Callable[["StagedModel", Any], Any]
+        self,
+        whole: keras.Model,
+        cut: Cut,
+        numbers: Sequence[int],
+        forward: Callable[["StagedModel", Any], Any],
+        devices: StageDevices | None = None,
     ):
         """Gives the variables of the stages their initial values, and no others.
 
@@ -42,13 +49,18 @@ class StagedModel(keras.Model):
           cut: how it is cut.
           numbers: numbers of the stages of this process.
           forward: computes the outputs of the whole model for its inputs, in a replica function of a pipeline.
+          devices: devices over which the stages are spread; None for one.
         """
         super().__init__(name=whole.name)
         self._whole = _Untracked(whole)
         self.cut, self._forward = cut, forward
-        self._numbers = tuple(numbers)
+        graphs = [cut.stages[number] for number in numbers]
+        stages = graphs if devices is None else [SpreadStage(graph, devices) for graph in graphs]
+        self._own = _Untracked(dict(zip(numbers, stages, strict=True)))
         self._stage_layers = list(dict.fromkeys(layer for stage in self.stages.values() for layer in stage.layers))
         for stage in self.stages.values():
+            if devices is not None:
+                devices.place(whole, stage.variables.all)
             initialize(stage.variables)
         keras_internals.refuse_values(whole.variables, _ELSEWHERE)
         if hasattr(whole, "output_names"):  # which a sequential model does not have
@@ -58,12 +70,13 @@ class StagedModel(keras.Model):
     @property
     def whole(self) -> keras.Model:
         """The model; weights of other stages have no values."""
-        return self._whole.model
+        return self._whole.value
 
     @property
-    def stages(self) -> Mapping[int, StageGraph]:
+    def stages(self) -> Mapping[int, StageGraph | SpreadStage]:
         """The stages of this process, by number."""
-        return {number: self.cut.stages[number] for number in self._numbers}
+        stages: Mapping[int, StageGraph | SpreadStage] = self._own.value
+        return stages
 
     @property
     def variables(self) -> list[keras.Variable]:

@@ -1,12 +1,16 @@
-"""The processes of a pipelined job as a grid: each has a stage and, in it, an index among the replicas of the data."""
+"""The processes of a pipelined job as a grid: each has a stage and, in it, an index among the replicas of the data.
+
+The devices of a process are the axis `model`.
+"""
 
 import dataclasses
 import itertools
 
 from tfdist.errors import InputError
+from tfdist.sharding.layouts import split_rules
 from tfdist.sharding.mesh import Mesh, parse_mesh
 
-_AXES = ("stage", "data")
+_AXES = ("stage", "data", "model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,10 +20,12 @@ class ProcessGrid:
     Attributes:
       stages: number of stages.
       replicas: number of pipelines, each of which has its own rows of a batch.
+      devices: number of devices of each process, over which its layers are spread.
     """
 
     stages: int
     replicas: int
+    devices: int = 1
 
     def coordinates(self, rank: int) -> tuple[int, int]:
         """Returns the stage and the replica of a rank."""
@@ -48,36 +54,61 @@ class ProcessGrid:
         return [*map(self.ranks_of_stage, range(self.stages)), *pipelines, *pairs]
 
 
-def check_axes(mesh: Mesh) -> None:
-    """Raises `InputError` unless these are the axes of a pipeline."""
+def check_axes(mesh: Mesh, layout: str = "") -> None:
+    """Raises `InputError` unless these are the axes of a pipeline, with rules for the axis model if it has several devices.
+
+    Args:
+      mesh: axes of `--mesh_shape`.
+      layout: value of `--layout`.
+    """
     others = [axis for axis in mesh.axes if axis not in _AXES]
     if others:
         raise InputError(
-            f"The axes of a pipeline are stage and data. Received: {others[0]} in --mesh_shape={mesh}. Leave it out, or use "
-            "--strategy=mesh, which shards layers over devices."
+            f"The axes of a pipeline are stage, data and model. Received: {others[0]} in --mesh_shape={mesh}. Leave it out, or "
+            "use --strategy=mesh, which shards layers over devices."
         )
-    if list(mesh.axes) == ["data", "stage"]:
+    ordered = {axis: mesh.axes[axis] for axis in _AXES if axis in mesh.axes}
+    if list(mesh.axes) != list(ordered):
         raise InputError(
-            f"The axis stage must come before data, so that the ranks of a stage are adjacent. Received: --mesh_shape={mesh}. "
-            f'Write "stage:{mesh.axes["stage"]};data:{mesh.axes["data"]}".'
+            "The axes of a pipeline must be in the order stage, data, model, so that the ranks of a stage are adjacent. "
+            f'Received: --mesh_shape={mesh}. Write "{Mesh(ordered)}".'
+        )
+    strange = [f"{dim}:{axis}" for dim, axis in split_rules(layout).items() if axis != "model" or dim == "batch"]
+    if strange:
+        raise InputError(
+            "The --layout of a pipeline shards dims of layers over the axis model; rows belong to the axis data. Received: "
+            f"{strange[0]} in --layout={layout}. Write for example heads:model;ffn:model."
+        )
+    if mesh.axes.get("model", 1) > 1 and not split_rules(layout):
+        raise InputError(
+            "An axis model needs rules for what is sharded over it. Received: "
+            f"--mesh_shape={mesh} without --layout. Add for example --layout=heads:model;ffn:model."
+        )
+    if "model" not in mesh.axes and split_rules(layout):
+        raise InputError(
+            "The --layout of a pipeline needs an axis model in --mesh_shape. Received: "
+            f"--layout={layout} --mesh_shape={mesh}. Add for example {mesh};model:2."
         )
 
 
-def parse_grid(mesh_shape: str, processes: int) -> ProcessGrid:
+def parse_grid(mesh_shape: str, processes: int, layout: str = "") -> ProcessGrid:
     """Returns the grid of `--mesh_shape`, such as "stage:2;data:2"; by default, each process is a stage.
 
     Args:
-      mesh_shape: sizes of the axes stage and data, each optional.
+      mesh_shape: sizes of the axes stage, data and model, each optional.
       processes: number of processes of the job.
+      layout: value of `--layout`.
 
     Raises:
-      InputError: there are other axes, or the sizes do not multiply to the number of processes.
+      InputError: there are other axes, or the sizes of stage and data do not multiply to the number of processes.
     """
     mesh = parse_mesh(mesh_shape) if mesh_shape else Mesh({"stage": processes})
-    check_axes(mesh)
-    if mesh.size != processes:
+    check_axes(mesh, layout)
+    devices = mesh.axes.get("model", 1)
+    if mesh.size != processes * devices:
+        what = "The axes of --mesh_shape" if devices == 1 else "The axes stage and data of --mesh_shape"
         raise InputError(
-            f"The axes of --mesh_shape must multiply to the number of processes. Received: {mesh} with {processes} "
-            f"process{'es' * (processes != 1)}. Start {mesh.size}, or change --mesh_shape."
+            f"{what} must multiply to the number of processes. Received: {mesh} with {processes} "
+            f"process{'es' * (processes != 1)}. Start {mesh.size // devices}, or change --mesh_shape."
         )
-    return ProcessGrid(mesh.axes.get("stage", 1), mesh.axes.get("data", 1))
+    return ProcessGrid(mesh.axes.get("stage", 1), mesh.axes.get("data", 1), devices)

@@ -22,6 +22,7 @@ from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.grammar.rules import own_code
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staleness import without_flush_of
+from tfdist.step.communication_cost import cost_of
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.delayed_loop import compile_delayed_loop
 from tfdist.step.delayed_step import DelayedStep
@@ -370,22 +371,6 @@ class Steps:
             return {}
         exact_bytes = sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs)
         return cost_of(self.compression.payload_bytes(step.sent), exact_bytes, step.message_bytes)
-
-
-def cost_of(summed_bytes: float, exact_bytes: int, message_bytes: int = 0) -> dict[str, float]:
-    """Returns what a step sends, as fields of a record; empty if that is nothing, or not known.
-
-    Args:
-      summed_bytes: bytes that a replica sends per step for the sum of gradients.
-      exact_bytes: size of all gradients without compression.
-      message_bytes: bytes that the process sends besides, to other stages of a pipeline.
-    """
-    payload = summed_bytes + message_bytes
-    return {
-        **({"payload_bytes": payload} if payload else {}),
-        **({"message_bytes": message_bytes} if message_bytes else {}),
-        **({"compression_ratio": exact_bytes / summed_bytes} if summed_bytes else {}),
-    }
 
 
 @contextlib.contextmanager

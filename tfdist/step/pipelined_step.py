@@ -18,6 +18,8 @@ from tfdist.pipelining.execution import run_schedule
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.passes import Forward, Gradient
 from tfdist.pipelining.shared_variables import summed_over_stages
+from tfdist.pipelining.spread_stage import SpreadStage
+from tfdist.pipelining.stage_devices import StageDevices
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
 from tfdist.step.metrics import LossShare
@@ -113,7 +115,7 @@ class PipelinedStep(Step):
         )
         found: dict[int, Gradient] = {}
         for number, stage in stages.items():
-            for variable, gradient in zip(stage.trained, sums.gradients[number], strict=True):
+            for variable, gradient in zip(stage.trained, stage.gradients_of(sums.gradients[number]), strict=True):
                 before = found.get(id(variable))
                 found[id(variable)] = gradient if before is None else before if gradient is None else before + gradient
         gradients = [found[id(variable)] for variable in self.variables]
@@ -173,7 +175,7 @@ class PipelinedStep(Step):
 
     def forward(
         self,
-        graph: cut.StageGraph,
+        graph: cut.StageGraph | SpreadStage,
         micro_batch: MicroBatch,
         received: Sequence[tf.Tensor],
         values: contextlib.AbstractContextManager[Any] | None = None,
@@ -212,6 +214,11 @@ class PipelinedStep(Step):
         )
 
     @property
+    def devices(self) -> StageDevices | None:
+        """Devices over which the stages of this process are spread; None if it has one."""
+        return self._strategy.stage_devices
+
+    @property
     def loss_scale(self) -> tf.Tensor | None:
         """The current factor of the loss; None without loss scaling."""
         return tf.convert_to_tensor(self._scale[0]) if self._scale else None
@@ -220,10 +227,11 @@ class PipelinedStep(Step):
 class _Stage:
     """A stage in one step; see `tfdist.pipelining.execution.FedStage`."""
 
-    def __init__(self, step: PipelinedStep, graph: cut.StageGraph, micro_batches: Sequence[MicroBatch]):
+    def __init__(self, step: PipelinedStep, graph: cut.StageGraph | SpreadStage, micro_batches: Sequence[MicroBatch]):
         self._step, self._graph, self._micro_batches = step, graph, micro_batches
         self.trained = graph.variables.trainable
-        self.variables = [variable.value for variable in self.trained]
+        devices = step.devices
+        self.variables = [variable.value for variable in self.trained] if devices is None else [devices.order]
         rows = keras.tree.flatten(micro_batches[0].rows)[0].shape[0]
         self.received, self.sent = crossings_of(graph.received, rows), crossings_of(graph.sent, rows)
 
@@ -236,9 +244,20 @@ class _Stage:
         return Forward(sent, value if self._scale is None else value * tf.cast(self._scale, value.dtype), value)
 
     def gradients(self, found: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Gradient]:
-        scale = self._scale
         whole = [None if g is None else tf.convert_to_tensor(g) for g in found]
-        return whole if scale is None else [None if g is None else unscaled(g, scale) for g in whole]
+        return whole if isinstance(self._graph, SpreadStage) else _unscaled(whole, self._scale)
+
+    def gradients_of(self, sums: Sequence[Gradient]) -> Sequence[Gradient]:
+        """Returns the gradients of `trained`, given the sums of what the backward passes have returned."""
+        if not isinstance(self._graph, SpreadStage):
+            return sums
+        [after] = sums
+        found = self._graph.taken_gradients(tf.zeros([]) if after is None else after)
+        return _unscaled(found, self._step.loss_scale)
+
+
+def _unscaled(gradients: list[Gradient], scale: tf.Tensor | None) -> list[Gradient]:
+    return gradients if scale is None else [None if g is None else unscaled(g, scale) for g in gradients]
 
 
 def split_rows(batch: Any, micro_batches: int) -> list[Any]:

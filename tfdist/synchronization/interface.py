@@ -6,8 +6,9 @@ from typing import Any
 
 import keras
 
+from tfdist.step.communication_cost import cost_of
 from tfdist.step.compiled_loop import Loop
-from tfdist.step.compiled_steps import Steps, cost_of
+from tfdist.step.compiled_steps import Steps
 
 
 class Exchanges:

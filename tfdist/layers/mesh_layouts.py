@@ -1,0 +1,144 @@
+"""Layouts of tensors in a function of the devices of a mesh, by the rules for the names of dims."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.distribution.dtensor import Devices, over_rows
+from tfdist.distribution.tensor_layouts import TensorLayouts
+from tfdist.layers.rematerialization import waiting
+from tfdist.sharding.dim_names import Dims
+from tfdist.sharding.layouts import Layout, Placement, given_way, laid_out
+
+
+class MeshLayouts(TensorLayouts):
+    """Layouts on a mesh, by the rules for the names of dims.
+
+    Attributes:
+      row_shards: number of devices over which rows are sharded.
+      devices_per_replica: number of devices of the mesh.
+      dims: names of dims that a model has used so far.
+    """
+
+    def __init__(self, devices: Devices, rules: Mapping[str, str], gathers_all: bool):
+        """Initializes the layouts.
+
+        Args:
+          devices: devices of the mesh.
+          rules: mesh axes by name of dim.
+          gathers_all: whether parameters are sharded when no layer computes with them.
+        """
+        self._devices, self._rules, self._gathers_all = devices, rules, gathers_all
+        self.row_shards, self.devices_per_replica = devices.mesh.axes[rules["batch"]], devices.mesh.size
+        self.dims: set[str] = set()
+
+    def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
+        """See base class; outside of compiled functions, as in a functional model, the layout is only validated."""
+        mesh, names = self._devices.mesh, given_way(dims, self._rules)
+        self.dims |= {name for name in names if name}
+        shape = [mesh.size if size is None else size for size in x.shape]  # unknown dims count as divisible
+        layout = laid_out(name, names, shape, self._rules, mesh, lenient=("batch",))
+        if not tf.is_tensor(x) or not tf.inside_function():
+            return x
+
+        def place(tensor: tf.Tensor) -> tf.Tensor:
+            return self._devices.relaid(tensor, layout) if tensor.shape.rank == len(layout.axes) else tensor
+
+        return keras_internals.with_mask_and_logits_of(place(x), x, place)
+
+    def by_rows(self, tensors: Any) -> Any:
+        """See base class; sharded by rows only.
+
+        Losses over sharded classes either do not compile or are silently wrong in float64
+        (tests/traps/dtensor_test.py), and rows cut out of a batch would be laid out as required by a layer with sharded
+        inputs.
+        """
+        axis = self._rules["batch"]
+
+        def place(tensor: tf.Tensor) -> tf.Tensor:
+            return self._devices.relaid(tensor, over_rows(tensor.shape, axis, self._devices.mesh.axes[axis]))
+
+        return keras.tree.map_structure(lambda x: keras_internals.with_mask_and_logits_of(place(x), x, place), tensors)
+
+    @contextlib.contextmanager
+    def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+        """See base class."""
+        if not self._gathers_all:
+            yield
+            return
+        held = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
+        values = [self.computed_from(variable, part, ()) for variable, part in zip(variables, held, strict=True)]
+        own = zip(variables, values, strict=True)
+        with keras_internals.RecordedScope(own, zip(variables, held, strict=True)) as scope:
+            yield
+        for variable, value in scope.assigned:
+            variable.assign(value)
+
+    def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+        """See base class."""
+        return self._devices.relaid(value, placement_of(variable).stored)
+
+    def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See base class; gathers a sharded parameter when its layer runs; its gradient is sharded again."""
+        placement = placement_of(variable)
+        if not placement.is_gathered:
+            return held
+
+        @tf.custom_gradient
+        def gathered(part: tf.Tensor) -> Any:
+            if inputs:  # otherwise the engine would gather all layers up front
+                [part] = waiting([part], inputs[0])
+            whole = self._devices.relaid(part, placement.computed)
+            return whole, lambda gradient: parted(self._devices, gradient, placement)
+
+        # Repeated, because TensorFlow appends an identity, which the engine might lay out as a later layer requires.
+        return self._devices.relaid(gathered(held), placement.computed)
+
+    def asking(self, name: str, query: tf.Tensor) -> tf.Tensor:
+        """Lays out an attention layer's input, so projections know it and its gradient is summed before it is sent."""
+        if not {"heads", "context"} & self._rules.keys() or query.shape.rank != 3:
+            return query
+        return self.constrain(query, ("batch", "context", None), f"the input of {name}")
+
+    def attending(
+        self, name: str, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, causal: bool
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Implements context parallelism: each device has its part of the queries, and all keys and values."""
+        if "context" not in self._rules or query.shape.rank != 4:
+            return query, key, value, None
+        mask = self._causal_mask(query.shape[1], key.shape[1], f"the mask of {name}") if causal else None
+        query = self.constrain(query, ("batch", "context", "heads", None), f"the queries of {name}")
+        key, value = (self.constrain(x, ("batch", None, "heads", None), f"the keys of {name}") for x in (key, value))
+        return query, key, value, mask
+
+    def _causal_mask(self, queries: int, keys: int, name: str) -> tf.Tensor:
+        """Returns a sharded causal mask; Keras's would be replicated, and so would everything combined with it."""
+        own = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
+        return tf.expand_dims(own >= tf.expand_dims(tf.range(keys), 0), 0)
+
+    def attended(self, name: str, output: tf.Tensor) -> tf.Tensor:
+        """Lays out an attention layer's output, so that its gradient has the full sequence.
+
+        That is needed if the rest of the model shards the sequence over the axis of the heads: the projection's
+        gradient would move the axis between inner dims, which DTensor silently does wrong
+        (tests/traps/dtensor_test.py).
+        """
+        if "heads" not in self._rules or output.shape.rank != 3:
+            return output
+        return self.constrain(output, ("batch", "context", None), f"the output of {name}")
+
+
+def parted(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
+    """Lays out a gradient as stored, via its computed layout, so that the backward pass keeps the latter."""
+    whole = devices.relaid(gradient, placement.computed)
+    return whole if placement.gradient == placement.computed else devices.relaid(whole, placement.gradient)
+
+
+def placement_of(variable: keras.Variable) -> Placement:
+    """Returns the placement of a variable; replicated, if it had a value from the start."""
+    found = keras_internals.layout_of(variable)
+    return found or Placement.same(Layout.replicated(len(variable.shape)))

@@ -1,0 +1,276 @@
+"""A stage that is spread over the devices of its process: its passes are functions of the devices, called by the host.
+
+In a step of the host, a forward pass is one operation with a gradient. It keeps on the devices what its backward pass needs,
+and gives it a number; the backward pass adds the gradients of the variables to sums, which stay on the devices, too.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.layers.mesh_layouts import placement_of
+from tfdist.pipelining.cut import StageGraph
+from tfdist.pipelining.cut.boundaries import Crossing
+from tfdist.pipelining.stage_devices import StageDevices, call_host, entered, entered_specs
+
+_NUMBER = tf.TensorSpec([], tf.int64)
+
+
+class SpreadStage:
+    """Stands for a `StageGraph`, and does what that does, in functions of the host that are being traced."""
+
+    def __init__(self, graph: StageGraph, devices: StageDevices):
+        """Initializes the stage.
+
+        Args:
+          graph: the stage.
+          devices: devices of this process, which have the stage's trainable variables.
+        """
+        self._graph, self._devices = graph, devices
+        self.index, self.is_last, self.layers = graph.index, graph.is_last, graph.layers
+        self.received: tuple[Crossing, ...] = graph.received
+        self.sent: tuple[Crossing, ...] = graph.sent
+        self.inputs, self.variables = graph.inputs, graph.variables
+        self._passes: dict[Any, _Passes] = {}
+        self._losses: list[tf.Tensor] = []
+        self._of_weights: list[tf.Tensor] = []
+
+    @property
+    def spread(self) -> list[keras.Variable]:
+        """The trainable variables, which are on the devices."""
+        return [variable for variable in self.variables.trainable if self._devices.is_here(variable)]
+
+    def call(
+        self, inputs: Mapping[str, tf.Tensor], received: Sequence[tf.Tensor], training: bool | None = None
+    ) -> tuple[Any, list[tf.Tensor]]:
+        """See `StageGraph.call`; the gradient adds those of the variables to sums on the devices."""
+        unplaced = [v.path for v in self.variables.trainable if not self._devices.is_here(v)]
+        if unplaced:
+            raise InputError(
+                "Layers of a pipeline with an axis model must be trainable or not when the trainer is created. Received: "
+                f"{unplaced[0]}, which was frozen then. Set `trainable` before."
+            )
+        own = [variable for variable in self._values() if not self._devices.is_here(variable)]
+        tensors = [*(inputs[name] for name in self.inputs), *received, *(tf.identity(v.value) for v in own)]
+        key = (bool(training), *((tuple(x.shape), x.dtype) for x in tensors))
+        if key not in self._passes:
+            self._passes[key] = _Passes(self._graph, self._devices, self.spread, own, tensors, bool(training))
+        made = self._passes[key]
+        outputs, sent, self._losses, self._of_weights, assigned = made.call(tensors)
+        for variable, value in assigned:
+            variable.assign(value)
+        return outputs, sent
+
+    def take_data_losses(self) -> list[tf.Tensor]:
+        """See `StageGraph.take_data_losses`."""
+        losses, self._losses = self._losses, []
+        return losses
+
+    def weight_losses(self) -> list[tf.Tensor]:
+        """See `StageGraph.weight_losses`; in a function, those of the latest call."""
+        if tf.inside_function():
+            return self._of_weights
+        return [self._devices.devices.full_tensor(loss) for loss in self._graph.weight_losses()]
+
+    def taken_gradients(self, after: tf.Tensor) -> list[tf.Tensor | None]:
+        """Returns the sums of the gradients of `spread`, and resets them; None where no loss depends on a variable.
+
+        Args:
+          after: the gradient of `StageDevices.order`, which all backward passes add to.
+        """
+        training = [passes for key, passes in self._passes.items() if key[0]]
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.spread]
+        found = call_host(lambda _: _summed([passes.take() for passes in training], specs), [after], specs)
+        has = [any(of_one) for of_one in zip(*(passes.has_gradient for passes in training), strict=True)]
+        return [gradient if some else None for gradient, some in zip(found, has, strict=True)]
+
+    def _values(self) -> list[keras.Variable]:
+        return [*self.variables.all, *self.variables.metrics, *self.variables.others]
+
+
+def _summed(parts: Sequence[list[Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:
+    """Returns the sums of arrays; zeros where there are none."""
+    return [
+        sum((value for value in values if value is not None), np.zeros(spec.shape, spec.dtype.as_numpy_dtype))
+        for spec, values in zip(specs, zip(*parts, strict=True), strict=True)
+    ]
+
+
+class _Results(NamedTuple):
+    """What a forward pass makes, as tensors of the devices or of the host."""
+
+    outputs: list[tf.Tensor]  # of the model, each with its mask and its logits, if it has them
+    sent: list[tf.Tensor]
+    losses: list[tf.Tensor]
+    of_weights: list[tf.Tensor]
+    assigned: list[tf.Tensor]
+
+
+class _Passes:
+    """The passes of a stage for inputs of certain shapes."""
+
+    def __init__(
+        self,
+        graph: StageGraph,
+        devices: StageDevices,
+        spread: Sequence[keras.Variable],
+        own: Sequence[keras.Variable],
+        tensors: Sequence[tf.Tensor],
+        training: bool,
+    ):
+        self._graph, self._devices, self._training = graph, devices, training
+        self._spread, self._own = list(spread), list(own)
+        self._like = [tf.TensorSpec(x.shape, x.dtype) for x in tensors]
+        self._live: dict[int, list[tf.Tensor]] = {}
+        self._numbers = itertools.count()
+        self._sums: list[tf.Tensor] | None = None
+        crossing = [False] * len(graph.inputs) + [each.has_gradient for each in graph.received]
+        self._differentiated = [i for i, has_gradient in enumerate(crossing) if has_gradient]
+        self.has_gradient = [False] * len(self._spread)
+        with keras_internals.outside_functions(), tf.device(None):
+            trace = tf.function(self._trace, autograph=False)
+            self._forward = trace.get_concrete_function(*entered_specs(self._like))
+
+    def call(self, tensors: Sequence[tf.Tensor]) -> tuple[Any, list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], Any]:
+        """Returns outputs, what is sent, losses of layers and of weights, and the values to assign to variables."""
+
+        @tf.custom_gradient
+        def passes(order: tf.Tensor, *given: tf.Tensor) -> Any:
+            number, *results = call_host(self._run_forward, [order, *given], [_NUMBER, *self._specs])
+
+            def gradient(*found: tf.Tensor) -> list[tf.Tensor | None]:
+                upstream = [found[i] for i in self._targets]
+                specs = [self._like[i] for i in self._differentiated]
+                order, *of_inputs = call_host(
+                    self._run_backward, [number, *upstream], [tf.TensorSpec([], tf.float32), *specs]
+                )
+                places = dict(zip(self._differentiated, of_inputs, strict=True))
+                return [order, *(places.get(i) for i in range(len(given)))]
+
+            return results, gradient
+
+        results = passes(tf.identity(self._devices.order), *tensors) if self._specs else []
+        iterator = iter(results)
+        found = _Results(*([next(iterator) for _ in range(count)] for count in self._counts))
+        variables = [self._own[i] for i in self._assigned]
+        outputs = self._packed(found.outputs) if self._graph.is_last else None
+        return outputs, found.sent, found.losses, found.of_weights, list(zip(variables, found.assigned, strict=True))
+
+    def take(self) -> list[np.ndarray | None]:
+        """Returns the sums of the gradients as arrays of the host, and resets them."""
+        self._live.clear()
+        sums, self._sums = self._sums, None
+        if sums is None:
+            return [None] * len(self._spread)
+        keras_internals.wait_for_devices()
+        whole = [self._devices.devices.full_tensor(x).numpy() for x in sums]
+        return [value if some else None for value, some in zip(whole, self.has_gradient, strict=True)]
+
+    def _run_forward(self, order: np.ndarray, *given: np.ndarray) -> list[np.ndarray]:
+        devices = self._devices
+        with keras_internals.without_memory_optimizer():
+            found = self._forward(*(devices.entering(x) for x in given))
+        count = len(self._specs)
+        number = next(self._numbers)
+        if self._training:
+            self._live[number] = list(found[count:])
+        return [np.asarray(number), *devices.leaving(found[:count])]
+
+    def _run_backward(self, number: np.ndarray, *upstream: np.ndarray) -> list[np.ndarray]:
+        devices = self._devices
+        if self._sums is None:
+            self._sums = list(self._zeros())
+        residuals = iter(self._live.pop(int(number)))
+        captured = [next(residuals) if given is None else given for given in self._outside]
+        entering = [devices.entering(x) for x in upstream]
+        with keras_internals.without_memory_optimizer():
+            found = keras_internals.call_with_captures(self._backward, [*entering, *self._sums], captured)
+        count = len(self._differentiated)
+        self._sums = list(found[count:])
+        return [np.zeros([], np.float32), *devices.leaving(found[:count])]
+
+    def _trace(self, *given: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the results of a forward pass, replicated, and what the backward pass needs; traces the latter, too."""
+        with self._devices.tracing():
+            values = entered(given, self._like)
+            with tf.GradientTape() as tape:
+                watched = [values[i] for i in self._differentiated]
+                tape.watch([*watched, *(keras_internals.value_of(variable) for variable in self._spread)])
+                found = self._compute(values)
+            made = [x for part in found for x in part]
+            results = [self._devices.replicated(x) for x in made]
+            self._counts = [len(part) for part in found]
+            self._specs = [tf.TensorSpec(x.shape, x.dtype) for x in results]
+            if not self._training:
+                return results
+            count = len(results) - len(found.assigned)
+            self._targets = [i for i, x in enumerate(results[:count]) if x.dtype.is_floating]
+            return [*results, *self._trace_backward(tape, watched, [made[i] for i in self._targets])]
+
+    def _compute(self, values: Sequence[tf.Tensor]) -> _Results:
+        graph = self._graph
+        first, second = len(graph.inputs), len(graph.inputs) + len(graph.received)
+        with keras_internals.RecordedScope(zip(self._own, values[second:], strict=True)) as scope:
+            inputs = dict(zip(graph.inputs, values[:first], strict=True))
+            outputs, sent = graph.call(inputs, values[first:second], training=self._training)
+            losses = graph.take_data_losses()
+            of_weights = graph.weight_losses() if self._training else []
+        assigned = {id(variable): value for variable, value in scope.assigned}
+        self._assigned = [i for i, variable in enumerate(self._own) if id(variable) in assigned]
+        tensors = []
+        if graph.is_last:
+            self._structure = keras.tree.map_structure(lambda _: None, outputs)
+            attached = [keras_internals.mask_and_logits(x) for x in keras.tree.flatten(outputs)]
+            self._has = [[each is not None for each in pair] for pair in attached]
+            for output, pair in zip(keras.tree.flatten(outputs), attached, strict=True):
+                tensors += [output, *(each for each in pair if each is not None)]
+        return _Results(tensors, list(sent), losses, of_weights, [assigned[id(self._own[i])] for i in self._assigned])
+
+    def _trace_backward(
+        self, tape: tf.GradientTape, watched: Sequence[tf.Tensor], targets: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Traces the backward pass, inside of the forward pass, and returns the tensors of that which it needs."""
+        devices, weights = self._devices.devices, [keras_internals.value_of(variable) for variable in self._spread]
+        placements = [placement_of(variable) for variable in self._spread]
+
+        def backward(*given: tf.Tensor) -> list[tf.Tensor]:
+            upstream, sums = given[: len(targets)], given[len(targets) :]
+            found = tape.gradient(list(targets), [*watched, *weights], output_gradients=list(upstream))
+            of_inputs, own = found[: len(watched)], found[len(watched) :]
+            self.has_gradient = [gradient is not None for gradient in own]
+            added = [
+                total
+                if gradient is None
+                else total + devices.relaid(tf.convert_to_tensor(gradient), placement.computed)
+                for total, gradient, placement in zip(sums, own, placements, strict=True)
+            ]
+            sent = [
+                tf.zeros_like(x) if g is None else tf.convert_to_tensor(g)
+                for g, x in zip(of_inputs, watched, strict=True)
+            ]
+            return [*(self._devices.replicated(x) for x in sent), *added]
+
+        of_sums = [tf.TensorSpec(v.shape, v.dtype) for v in weights]
+        self._backward, self._outside, residuals = keras_internals.traced_inside(
+            backward, [*(tf.TensorSpec(x.shape, x.dtype) for x in targets), *of_sums]
+        )
+        self._zeros: Callable[[], list[tf.Tensor]] = lambda: [
+            devices.lay(np.zeros(spec.shape, spec.dtype.as_numpy_dtype), placement.computed)
+            for spec, placement in zip(of_sums, placements, strict=True)
+        ]
+        return residuals
+
+    def _packed(self, tensors: Sequence[tf.Tensor]) -> Any:
+        remaining, outputs = iter(tensors), []
+        for has_mask, has_logits in self._has:
+            output = tf.identity(next(remaining))
+            mask = next(remaining) if has_mask else None
+            keras_internals.set_mask_and_logits(output, mask, next(remaining) if has_logits else None)
+            outputs.append(output)
+        return keras.tree.pack_sequence_as(self._structure, outputs)
