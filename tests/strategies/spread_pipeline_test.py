@@ -5,10 +5,9 @@ import pytest
 from tests.strategies.pipeline_cases import Case
 from tests.strategies.pipeline_test import INTERLEAVED, check, check_equal_bits, outcomes
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("float64")]
 
 BESIDE_HOROVOD, BESIDE_SERVERS = ("horovod", "stage:2;model:2"), ("tensorflow", "stage:2;model:2")
-ALL_THREE = ("horovod", "tensorflow")
 TIED = Case("tied", "adamw", "1f1b", 4, "clip")
 OTHERS = (
     Case("regularized", "sgd", "gpipe", 8),
@@ -20,7 +19,7 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("job", [BESIDE_HOROVOD, BESIDE_SERVERS], ids=["horovod", "tensorflow"])
+@pytest.mark.parametrize("job", [pytest.param(BESIDE_HOROVOD, marks=pytest.mark.full), BESIDE_SERVERS])
 def test_a_transformer_with_tied_embeddings(job: tuple[str, str]) -> None:
     ranks = [rank[0] for rank in outcomes(job, (TIED,))]
     check(ranks, TIED)
@@ -36,7 +35,7 @@ def test_other_models(case: Case) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("launcher", ALL_THREE)
+@pytest.mark.parametrize("launcher", ["horovod", "tensorflow"])
 def test_all_three_axes(launcher: str) -> None:
     cases = (TIED, Case("skip", "sgd", "gpipe", 2))
     for i, case in enumerate(cases):
