@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -139,6 +140,8 @@ def draw(results: Results) -> Figure:
     """Returns the figure: the metric over time, over bytes, and over the period."""
     figure = Figure(figsize=(15, 4.6), dpi=100, layout="constrained")
     by_time, by_bytes, by_period = figure.subplots(1, 3)
+    for axes in (by_time, by_bytes):
+        axes.set_prop_cycle(color=colormaps["tab20"].colors[::2] + colormaps["tab20"].colors[1::2])
     for method in results.by_method:
         if method.removeprefix("--sync=").startswith(SHOWN):
             by_time.plot(*_columns(results.curve(method, results.seconds)), label=method.removeprefix("--sync="))
@@ -151,6 +154,9 @@ def draw(results: Results) -> Figure:
             by_period.set_xticks([period for period, _ in points])
     plain = statistics.mean(results.finals(results.first).values())
     by_period.axhline(plain, color="#888888", linestyle="--", label="every_step")
+    # What has diverged is in the table; here it would hide all other differences.
+    near = 5 * results.margin
+    by_period.set_ylim(max(plain - near, by_period.get_ylim()[0]), min(plain + near, by_period.get_ylim()[1]))
     labels = ("seconds, computed", "MB that a rank has sent", "period, steps")
     for axes, label in zip((by_time, by_bytes, by_period), labels, strict=True):
         _finish(axes, label, "accuracy, %" if results.metric == "accuracy" else "loss, nats")

@@ -36,10 +36,12 @@ def training_record() -> dict:
         "compression_ratio": 2.0,
         "sync_period": 8,
         "replica_divergence": 0.5,
+        "staleness": 0.5,
         "exposed_communication_seconds": 0.5,
         "codec_seconds": 0.25,
         "compression_error": 0.5,
         "compression_cosine": 0.5,
+        "optimizer_state_bytes": 1 << 10,
         "peak_memory_bytes": 1 << 20,
         "device_peak_memory_bytes": 1 << 20,
     }

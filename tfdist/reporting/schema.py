@@ -10,7 +10,7 @@ A training window consists of the steps since the previous training record. Its 
      "loss_scale": 32768.0, "skipped_steps": 0, "payload_bytes": 410216, "message_bytes": 0, "compression_ratio": 1.0,
      "sync_period": 8, "replica_divergence": 0.02, "staleness": 0.52,
      "exposed_communication_seconds": 0.0011, "codec_seconds": 0.0, "compression_error": 0.02,
-     "compression_cosine": 0.999,
+     "compression_cosine": 0.999, "optimizer_state_bytes": 4194304,
      "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}
     {"schema": 1, "kind": "eval", "step": 100, "epoch": 4.45, "time": 1770000001.5, "loss": 0.12, "accuracy": 0.97}
 

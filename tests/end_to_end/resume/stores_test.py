@@ -50,7 +50,7 @@ def test_without_checkpoints_the_commits_stay(single, tmp_path):
 def test_a_commit_has_the_bits_of_a_checkpoint_and_both_are_copied_once(mirrored2, tmp_path, monkeypatch):
     copies = []
     parts = RunVariables.parts
-    monkeypatch.setattr(RunVariables, "parts", lambda state: copies.append(state) or parts(state))
+    monkeypatch.setattr(RunVariables, "parts", lambda state, *given: copies.append(state) or parts(state, *given))
     saved = [tmp_path / "copy-10", tmp_path / "copy-5"]
     look = At(11, lambda: [shutil.copytree(*each) for each in zip(newest(tmp_path / "memory"), saved, strict=True)])
     fit(make_trainer(mirrored2, **FEEDBACK), tmp_path, 11, [look], commit_every=5)
