@@ -137,8 +137,8 @@ class MeshOfDevices(HasCollectives):
         with tf.init_scope():
             value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
             self._note_drawn(variable.path, value)
-            born = self.devices.variable(value, placement_of(variable).stored, name, variable.trainable)
-        keras_internals.set_tf_variable(variable, born)
+            created = self.devices.variable(value, placement_of(variable).stored, name, variable.trainable)
+        keras_internals.set_tf_variable(variable, created)
         if placement_of(variable).is_gathered and is_gathered_in_turn(uninitialized):
             rematerialize(uninitialized.owners[-1])
 

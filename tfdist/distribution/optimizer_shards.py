@@ -7,10 +7,7 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
-
-def byte_count(variable: keras.Variable) -> int:
-    """Returns the bytes of a variable's value."""
-    return int(tf.TensorShape(variable.shape).num_elements() * tf.as_dtype(variable.dtype).size)
+from tfdist import keras_internals
 
 
 class Updates(Protocol):
@@ -57,7 +54,7 @@ class OptimizerShards:
 
     def state_bytes(self, optimizer: keras.Optimizer) -> list[int]:
         """Returns the bytes of the optimizer's variables in each part."""
-        return [sum(byte_count(variable) for variable in optimizer.variables)]
+        return [sum(keras_internals.bytes_of(variable) for variable in optimizer.variables)]
 
     def is_here_only(self, variable: keras.Variable) -> bool:
         """Returns whether this replica alone has a variable of the optimizer."""

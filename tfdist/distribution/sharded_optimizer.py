@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives.dtype_casting import to_transferable
-from tfdist.distribution.optimizer_shards import OptimizerShards, byte_count
+from tfdist.distribution.optimizer_shards import OptimizerShards
 from tfdist.errors import InputError
 from tfdist.sharding.balanced_parts import Message, balanced_owners, messages
 
@@ -71,7 +71,7 @@ class ShardedOptimizer(OptimizerShards):
                 "--shard=optimizer needs a trained variable for each replica. Received: "
                 f"{len(variables)} variables, {self.parts} replicas. Leave out --shard."
             )
-        owners = balanced_owners([byte_count(variable) for variable in variables], self.parts)
+        owners = balanced_owners([keras_internals.bytes_of(variable) for variable in variables], self.parts)
         mine = {number for number, owner in enumerate(owners) if owner == self._rank}
         with self._strategy.process_device():
             slots = keras_internals.build_for_some(model.optimizer, variables, mine)
@@ -100,7 +100,9 @@ class ShardedOptimizer(OptimizerShards):
 
     def state_bytes(self, optimizer: keras.Optimizer) -> list[int]:
         """See base class; those of variables that all have count in each."""
-        owned = [(self._owners.get(id(variable)), byte_count(variable)) for variable in optimizer.variables]
+        owned = [
+            (self._owners.get(id(variable)), keras_internals.bytes_of(variable)) for variable in optimizer.variables
+        ]
         return [sum(count for owner, count in owned if owner in (None, part)) for part in range(self.parts)]
 
     def is_here_only(self, variable: keras.Variable) -> bool:
@@ -146,7 +148,8 @@ class ShardedOptimizer(OptimizerShards):
     @contextlib.contextmanager
     def complete(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class; one variable at a time, so that only the chief has them all."""
-        missing, values = [], []
+        values: dict[int, tf.Tensor] = {}
+        missing: list[keras.Variable] = []
         for variable in variables:
             owner = self._owners.get(id(variable), 0)
             is_slot = not variable.trainable and id(variable) in self._owners
@@ -154,8 +157,8 @@ class ShardedOptimizer(OptimizerShards):
                 value = self._sent_by(owner, variable)
                 if self._rank == 0:
                     missing.append(variable)
-                    values.append(value)
-        with keras_internals.with_values(missing, values):
+                    values[id(variable)] = value
+        with keras_internals.read_by(missing, lambda variable: values[id(variable)]):
             yield
 
     def _sent_by(self, owner: int, variable: keras.Variable) -> tf.Tensor:

@@ -82,7 +82,7 @@ from tfdist.keras_internals.models import (
     weight_losses,
     weighted_sum,
 )
-from tfdist.keras_internals.optimizer_slots import averages_of, build_for_some, with_values, with_values_only
+from tfdist.keras_internals.optimizer_slots import averages_of, build_for_some, with_values_only
 from tfdist.keras_internals.optimizers import (
     constant_learning_rate,
     disable_gradient_aggregation,
@@ -119,6 +119,7 @@ from tfdist.keras_internals.tf_internals import (
     operations_of,
     outside_functions,
     outside_scopes,
+    set_first_collective_key,
     traced_inside,
     untuned_device_iterators,
     variables_restored,
@@ -149,6 +150,7 @@ from tfdist.keras_internals.variables import (
 )
 
 __all__ = [
+    "set_first_collective_key",
     "metrics_of_layers",
     "initialize",
     "states_of_generators",
@@ -280,8 +282,6 @@ __all__ = [
     "without_memory_optimizer",
     "with_autograph",
     "with_mask_and_logits_of",
-    "with_values",
-    "with_values",
     "with_values_only",
     "averages_of",
     "build_for_some",

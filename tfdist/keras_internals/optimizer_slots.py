@@ -84,16 +84,3 @@ def averages_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable])
 def with_values_only(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     """Returns the variables that have values in this process."""
     return [variable for variable in variables if variable._value is not None]
-
-
-@contextlib.contextmanager
-def with_values(variables: Sequence[keras.Variable], values: Sequence[Any]) -> Iterator[None]:
-    """Context in which variables without values have these."""
-    initializers = [variable._initializer for variable in variables]
-    for variable, value in zip(variables, values, strict=True):
-        variable._initialize(keras.ops.convert_to_tensor(value, variable._dtype))
-    try:
-        yield
-    finally:
-        for variable, initializer in zip(variables, initializers, strict=True):
-            variable._value, variable._initializer = None, initializer

@@ -281,3 +281,8 @@ def always_run(tensor: tf.Tensor) -> tf.Tensor:
     if not tf.executing_eagerly() and hasattr(graph, "control_outputs"):
         graph.control_outputs.append(tensor.op)
     return tensor
+
+
+def set_first_collective_key(key: int) -> None:
+    """Sets the first key of groups of devices that a later `MultiWorkerMirroredStrategy` uses."""
+    tf.distribute.MultiWorkerMirroredStrategy._collective_key_base = key

@@ -10,6 +10,7 @@ from tfdist import keras_internals
 from tfdist.pipelining.crossings import crossings_of, with_static_shapes
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.messages import Link
+from tfdist.pipelining.output_tensors import OutputTensors
 from tfdist.pipelining.staged_model import StagedModel
 
 _ROWS = 32  # of a micro-batch, if the number of rows is known only at run time
@@ -122,8 +123,8 @@ def _micro_batch(strategy: HasStages, model: StagedModel, inputs: Any, rows: int
     return outputs, losses
 
 
-class _Outputs:
-    """The outputs of a model as a list of tensors: with each output its mask and its logits, if it has them."""
+class _Outputs(OutputTensors):
+    """The outputs of a model, whose shapes are known without computing them."""
 
     def __init__(self, model: StagedModel, inputs: Any):
         """Traces the model without computing anything.
@@ -135,32 +136,13 @@ class _Outputs:
         with keras_internals.new_trace().as_default():
             given = keras.tree.map_structure(lambda x: tf.compat.v1.placeholder(x.dtype, [1, *x.shape[1:]]), inputs)
             outputs, _ = model.with_zeros(given, training=False)
-            self._structure = keras.tree.map_structure(lambda _: None, outputs)
-            attached = [keras_internals.mask_and_logits(output) for output in keras.tree.flatten(outputs)]
-            self._has = [[each is not None for each in pair] for pair in attached]
+            super().__init__(outputs)
             self._of_one_row = [tf.TensorSpec(x.shape, x.dtype) for x in self.tensors(outputs)]
 
     def specs(self, rows: int) -> list[tf.TensorSpec]:
         """Returns shapes and dtypes for a number of rows."""
         return [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in self._of_one_row]
 
-    def tensors(self, outputs: Any) -> list[tf.Tensor]:
-        """Returns the list for outputs; empty for None."""
-        found = []
-        for output in [] if outputs is None else keras.tree.flatten(outputs):
-            found += [output, *(each for each in keras_internals.mask_and_logits(output) if each is not None)]
-        return found
-
     def zeros(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns zeros for a number of rows."""
         return [tf.zeros([rows, *spec.shape[1:]], spec.dtype) for spec in self._of_one_row]
-
-    def packed(self, tensors: list[tf.Tensor]) -> Any:
-        """Inverse of `tensors`."""
-        remaining, outputs = iter(tensors), []
-        for has_mask, has_logits in self._has:
-            output = tf.identity(next(remaining))
-            mask = next(remaining) if has_mask else None
-            keras_internals.set_mask_and_logits(output, mask, next(remaining) if has_logits else None)
-            outputs.append(output)
-        return keras.tree.pack_sequence_as(self._structure, outputs)

@@ -17,7 +17,7 @@ class Link(NamedTuple):
     Attributes:
       collectives: collectives of the pipeline's processes, whose ranks are their stages.
       other: rank of the other process among them.
-      compression: how the tensors are encoded, alike on both sides.
+      compression: compression of the tensors; both processes must use the same.
     """
 
     collectives: Collectives

@@ -17,6 +17,7 @@ from tfdist.errors import InputError
 from tfdist.layers.mesh_layouts import placement_of
 from tfdist.pipelining.cut import StageGraph
 from tfdist.pipelining.cut.boundaries import Crossing
+from tfdist.pipelining.output_tensors import OutputTensors
 from tfdist.pipelining.stage_devices import StageDevices, call_host, entered, entered_specs
 
 _NUMBER = tf.TensorSpec([], tf.int64)
@@ -159,7 +160,7 @@ class _Passes:
         iterator = iter(results)
         found = _Results(*([next(iterator) for _ in range(count)] for count in self._counts))
         variables = [self._own[i] for i in self._assigned]
-        outputs = self._packed(found.outputs) if self._graph.is_last else None
+        outputs = self._outputs.packed(found.outputs) if self._graph.is_last else None
         return outputs, found.sent, found.losses, found.of_weights, list(zip(variables, found.assigned, strict=True))
 
     def take(self) -> list[np.ndarray | None]:
@@ -223,13 +224,9 @@ class _Passes:
             of_weights = graph.weight_losses() if self._training else []
         assigned = {id(variable): value for variable, value in scope.assigned}
         self._assigned = [i for i, variable in enumerate(self._own) if id(variable) in assigned]
-        tensors = []
         if graph.is_last:
-            self._structure = keras.tree.map_structure(lambda _: None, outputs)
-            attached = [keras_internals.mask_and_logits(x) for x in keras.tree.flatten(outputs)]
-            self._has = [[each is not None for each in pair] for pair in attached]
-            for output, pair in zip(keras.tree.flatten(outputs), attached, strict=True):
-                tensors += [output, *(each for each in pair if each is not None)]
+            self._outputs = OutputTensors(outputs)
+        tensors = self._outputs.tensors(outputs) if graph.is_last else []
         return _Results(tensors, list(sent), losses, of_weights, [assigned[id(self._own[i])] for i in self._assigned])
 
     def _trace_backward(
@@ -265,12 +262,3 @@ class _Passes:
             for spec, placement in zip(of_sums, placements, strict=True)
         ]
         return residuals
-
-    def _packed(self, tensors: Sequence[tf.Tensor]) -> Any:
-        remaining, outputs = iter(tensors), []
-        for has_mask, has_logits in self._has:
-            output = tf.identity(next(remaining))
-            mask = next(remaining) if has_mask else None
-            keras_internals.set_mask_and_logits(output, mask, next(remaining) if has_logits else None)
-            outputs.append(output)
-        return keras.tree.pack_sequence_as(self._structure, outputs)

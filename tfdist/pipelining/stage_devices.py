@@ -75,7 +75,7 @@ def prepare(size: int) -> None:
     local_device_names(size)
     allow_waiting(size)
     # tf.distribute's keys of groups would otherwise be those of DTensor, which count from 0.
-    tf.distribute.MultiWorkerMirroredStrategy._collective_key_base = _KEYS  # noqa: SLF001
+    keras_internals.set_first_collective_key(_KEYS)
 
 
 class StageDevices:
