@@ -2,6 +2,7 @@
 
     python benchmarks/pipeline_limit.py                          # 400 million parameters with AdamW
     python benchmarks/pipeline_limit.py --layers=8 --launcher=horovod
+    python benchmarks/pipeline_limit.py --launcher=horovod --budget=3072M     # each process in a control group: needs root
     python benchmarks/pipeline_limit.py --processes=1 --layers=8 --limit_mib=1600
 
 The model is a transformer of `layers * 12 * width ** 2` parameters. The table has, for each phase, the peak of anonymous
@@ -104,6 +105,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--limit_mib", type=int, default=0, help="0 for none")
+    parser.add_argument(
+        "--budget", help="such as 3072M: limit of the resident memory of each process, by benchmarks/budget.sh"
+    )
     parser.add_argument("--micro_batches", type=int, default=4)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=20, help="after which the job has failed")
@@ -115,6 +119,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         launch = ["-m", "tfdist.launch", f"--processes={given.processes}", f"--launcher={given.launcher}"]
         command = [sys.executable, *launch, f"--log_dir={directory}/logs", "--"]
+        if given.budget:
+            budget = pathlib.Path(__file__).with_name("budget.sh")
+            # The launcher of several processes stays outside. That of one is inside, and sees why the kernel killed it.
+            command = [budget, given.budget, *command] if given.processes == 1 else [*command, budget, given.budget]
         command += [sys.executable, __file__, *sys.argv[1:], f"--directory={directory}"]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60 * given.minutes

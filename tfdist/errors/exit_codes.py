@@ -30,6 +30,15 @@ MEANINGS = {
 SIGNALLED = 128  # as in a shell: 128 + number of the signal that ended the process
 
 
+def is_loss(code: int) -> bool:
+    """Returns whether the code says that something else ended a process: a signal, a lack of memory, or a lost peer.
+
+    Args:
+      code: an exit code in [0, 255].
+    """
+    return code > SIGNALLED or code in (ExitCode.PEER_LOST, ExitCode.OUT_OF_MEMORY)
+
+
 def describe(code: int) -> str:
     """Returns `code 3 (loss not finite)`, `code 137 (killed by SIGKILL)`, or `code 42`.
 

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tfdist.errors import InputError
+from tfdist.errors import ExitCode, InputError
 from tfdist.errors.exit_codes import SIGNALLED
 from tfdist.launcher.local_process import LocalProcess, NewProcess
+from tfdist.launcher.memory_cgroup import out_of_memory_kills
 
 REAP_SECONDS = 30.0  # after the first SIGKILL; most processes end within a few milliseconds
 
@@ -41,7 +42,7 @@ class Child:
       pid: id of the process and of its group.
       out: pipe from its standard output.
       err: pipe from its standard error.
-      code: its exit code, 128 + N if signal N ended it; None while it runs.
+      code: its exit code, 6 if the kernel killed it for lack of memory, 128 + N if signal N ended it; None while it runs.
       ended: `time.monotonic()` when the end was noticed.
       signalled: whether the launcher had sent it a signal before.
     """
@@ -75,13 +76,26 @@ class Child:
         self.ended = 0.0
         self.signalled = False
         self._killed: float | None = None  # time of the first SIGKILL
+        self._kills_before = out_of_memory_kills()
 
     def poll(self) -> bool:
         """Returns whether the process has ended."""
         if self.code is None and (code := self._process.poll()) is not None:
             self.ended = time.monotonic()
             self.code = code if code >= 0 else SIGNALLED - code
+            if self._is_out_of_memory():
+                self.code = ExitCode.OUT_OF_MEMORY
+                _log.warning(
+                    "tfdist.launch: the kernel killed rank %d (process %d), because the memory of its control group or "
+                    "of this host was used up. Lower --batch_size, start fewer processes here, or raise the limit.",
+                    self.rank,
+                    self.pid,
+                )
         return self.code is not None
+
+    def _is_out_of_memory(self) -> bool:
+        is_killed = self.code == SIGNALLED + signal.SIGKILL and self._killed is None
+        return is_killed and out_of_memory_kills() > self._kills_before
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process group."""

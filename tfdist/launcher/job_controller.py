@@ -375,7 +375,7 @@ class JobController:
             return not goes_without and cause.code != ExitCode.PEER_LOST
         is_lost = len(attempt.reports) < len(attempt.processes)
         is_smaller = bool(plan) and (is_lost or sum(plan.values()) < attempt.size)
-        return not (is_smaller and (cause.code > exit_codes.SIGNALLED or cause.code == ExitCode.PEER_LOST))
+        return not (is_smaller and exit_codes.is_loss(cause.code))
 
     def _shrinks(self, attempt: AttemptState, cause: Outcome, now: float) -> bool:
         """Disables the slots of failed processes; returns whether any were disabled or a launcher is lost.
