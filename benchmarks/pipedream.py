@@ -125,6 +125,7 @@ def plot(found: list[dict[str, Any]], file: pathlib.Path) -> None:
         for curve in curves:
             axes.plot(epochs, curve, color=f"C{number}", alpha=0.25)
         axes.plot(epochs, [statistics.mean(each) for each in zip(*curves, strict=True)], color=f"C{number}", label=run)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="epoch", ylabel="accuracy on the test images")
     axes.legend()
     figure.savefig(file, dpi=120, bbox_inches="tight")
