@@ -19,7 +19,7 @@ from tfdist.cli.output import TEXT, Output
 from tfdist.cluster import environment
 from tfdist.config.strategy_registry import NAMES, declared
 from tfdist.errors import ExitCode
-from tfdist.machine import engines, frameworks
+from tfdist.machine import engines, frameworks, speeds
 from tfdist.machine.children import Ended
 from tfdist.machine.frameworks import Frameworks
 from tfdist.machine.report import Finding, Status
@@ -56,6 +56,21 @@ def test_every_engine_is_tried_and_json_says_how():
     assert not horovod or horovod["automatic"]["library"] in ("gloo", "mpi")
     assert all(one["seconds"] > 0 and not one["reason"] for one in record["engines"] if one["status"] == "ok")
     assert not [one for one in record["problems"] if one["status"] == "failed"]
+
+
+def test_an_all_reduce_is_measured_without_a_directory_of_a_run(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = run("--only=multiworker", "--speed", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(done.stdout)
+    documented_json.check("doctor", record)
+    [speed] = record["speeds"]
+    assert (speed["strategy"], speed["status"], speed["flags"]) == ("multiworker", "ok", "--strategy=multiworker")
+    assert [each["bytes"] for each in speed["measurements"]] == [64 * 1024, 4 * 1024**2, 32 * 1024**2]
+    assert all(each["seconds_median"] > 0 for each in speed["measurements"])
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_horovod_that_cannot_be_imported_fails_alone(tmp_path: pathlib.Path):
@@ -173,6 +188,27 @@ def test_an_engine_that_fails_says_why_and_how_to_see_more():
         "To see its output: python -m tfdist.launch --processes=2 -- python -m tfdist.verify --strategy=multiworker "
         "'--model=mlp(hidden=(8,))' --dataset=synthetic:4x4x1 --batch_size=8 --steps=2",
     )
+
+
+def test_the_fastest_engine_is_named_with_its_flags():
+    def bench(*milliseconds: float) -> Ended:
+        rows = [{"seconds_median": each / 1000} for each in milliseconds]
+        return Ended(0, "", f"a line of TensorFlow\n{json.dumps({'measurements': rows})}\n", 1.0)
+
+    def speed(name: str, ended: Ended) -> list[speeds.Speed]:
+        return list(speeds.measured(_Fake(bench=ended), INSTALLED, [name], 1))
+
+    [multiworker] = speed("multiworker", bench(0.4, 8.7, 50))
+    gloo, mpi = speed("horovod", bench(1, 3, 60))
+    failed, _ = speed("horovod", Ended(5, "rank 1 is lost", "", 1.0))
+    assert multiworker.finding().text.split() == "multiworker 64.0 KiB 0.4 ms 4.0 MiB 8.7 ms 32.0 MiB 50 ms".split()
+    assert (mpi.status, failed.status, failed.reason) == ("missing", "failed", "rank 1 is lost")
+    assert speeds.fastest([multiworker, gloo, mpi, failed]) == Finding(
+        Status.OK,
+        "fastest for 4.0 MiB: horovod over Gloo, 2.9 times as fast as multiworker",
+        "python -m tfdist.launch --processes=2 -- python -m tfdist.train --strategy=horovod --communication=gloo",
+    )
+    assert speeds.fastest([multiworker, mpi, failed]) is None
 
 
 def test_a_wrong_result_is_a_failure():

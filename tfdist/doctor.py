@@ -15,7 +15,7 @@ from tfdist.cli.output import Output
 from tfdist.config.strategy_registry import NAMES
 from tfdist.errors import ExitCode, InputError
 from tfdist.grammar.spec import nearest
-from tfdist.machine import engines, frameworks, hardware, limits, network, variables, versions
+from tfdist.machine import engines, frameworks, hardware, limits, network, speeds, variables, versions
 from tfdist.machine.children import Children
 from tfdist.machine.report import Finding, Section, Status, lines
 
@@ -27,6 +27,7 @@ _TITLES = {
     "network": "Network",
     "frameworks": "TensorFlow and Horovod",
     "engines": "Engines: two training steps, compared with those of one device",
+    "speeds": "Speed of an all-reduce between two processes on this machine, which should be idle",
 }
 
 
@@ -54,6 +55,18 @@ class _Report:
             self._find(name, tried.finding())
             self._facts[name].append(tried.facts())
 
+    def add_speeds(self, measured: Iterable[speeds.Speed]) -> None:
+        """Adds the speeds of engines, each when it has been measured, and names the fastest."""
+        name = "speeds"
+        self._title(name)
+        found = []
+        for speed in measured:
+            self._find(name, speed.finding())
+            found.append(speed)
+        self._facts[name] = [speed.facts() for speed in found]
+        if best := speeds.fastest(found):
+            self._find(name, best)
+
     def end(self) -> bool:
         """Prints the summary; returns whether all that is installed works."""
         counts = {status: sum(each["status"] == status for each in self._problems) for status in Status}
@@ -61,7 +74,7 @@ class _Report:
         said = f"{bad} failed" if bad else "Everything installed works"
         said += f"; {counts[Status.MISSING]} missing, {counts[Status.WARNING]} warnings."
         self._output.line(f"\n{said}")
-        self._output.result({"works": not bad, **self._facts, "problems": self._problems})
+        self._output.result({"works": not bad, "speeds": [], **self._facts, "problems": self._problems})
         return not bad
 
     def _title(self, name: str) -> None:
@@ -84,6 +97,8 @@ def define_flags(values: flags.FlagValues) -> None:
     about = f"Comma-separated strategies to try: {', '.join(NAMES)}. Defaults to all."
     flags.DEFINE_string("only", "", about, flag_values=values)
     flags.DEFINE_bool("quick", False, "Do not try the engines.", flag_values=values)
+    about = "Also measure an all-reduce of each engine between two processes, and name the fastest."
+    flags.DEFINE_bool("speed", False, about, flag_values=values)
     about = "Seconds after which the trial of an engine, or an import, is ended and has failed."
     flags.DEFINE_float("deadline_seconds", 60.0, about, flag_values=values)
 
@@ -104,6 +119,8 @@ def main(values: flags.FlagValues, output: Output) -> int:
         report.add(section)
         if not values.quick and not found.problem:
             report.add_trials(engines.tried(children, found, names, seconds))
+        if values.speed and not found.problem:
+            report.add_speeds(speeds.measured(children, found, names, seconds))
     return ExitCode.DONE if report.end() else ExitCode.FAILED
 
 
@@ -117,6 +134,7 @@ def _names(text: str) -> Sequence[str]:
 
 _EXAMPLES = (
     "python -m tfdist.doctor --quick",
+    "python -m tfdist.doctor --quick --speed",
     "python -m tfdist.doctor --only=mirrored,multiworker --json",
 )
 

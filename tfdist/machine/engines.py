@@ -96,7 +96,7 @@ def _tried(children: Children, frameworks: Frameworks, declaration: Declaration,
     options = [f"--{name}={value}" for name, value in trial.options.items()]
     arguments = [f"--strategy={declaration.name}", *options, *_TRAINING]
     ended = children.run(
-        "tfdist.verify", [*arguments, "--json"], trial.processes, seconds, _variables(trial, frameworks)
+        "tfdist.verify", [*arguments, "--json"], trial.processes, seconds, variables_of(trial, frameworks)
     )
     launch = f"python -m tfdist.launch --processes={trial.processes} -- " if trial.processes > 1 else ""
     command = f"{launch}python -m tfdist.verify {shlex.join(arguments)}"
@@ -104,7 +104,7 @@ def _tried(children: Children, frameworks: Frameworks, declaration: Declaration,
     return Tried(declaration.name, trial, status, ended.seconds, _reason(ended), command=command)
 
 
-def _variables(trial: Trial, frameworks: Frameworks) -> dict[str, str]:
+def variables_of(trial: Trial, frameworks: Frameworks) -> dict[str, str]:
     """Returns variables for a trial: several replicas need a GPU each, or run on the CPU."""
     replicas = trial.processes * trial.options.get("devices", 1)
     return _WITHOUT_GPUS if 0 < frameworks.gpus < replicas else {}

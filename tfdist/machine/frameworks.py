@@ -87,7 +87,7 @@ def _devices(children: Children, seconds: float) -> tuple[list[str], Finding]:
     ended = children.run("tfdist.machine.tensorflow_probe", (), 1, seconds)
     if ended.code:
         return [], Finding(Status.FAILED, f"TensorFlow finds no devices: {ended.reason}", "nvidia-smi")
-    found = _last_object(ended.text)
+    found = last_object(ended.text)
     if found["gpus"]:
         return found["gpus"], Finding(Status.OK, f"TensorFlow's GPUs: {', '.join(found['gpus'])}")
     if os.path.exists("/proc/driver/nvidia/version"):
@@ -107,7 +107,7 @@ def _horovod(children: Children, seconds: float) -> tuple[dict[str, Any] | None,
     if ended.code:
         remedy = _REBUILD_FOR_OLDER if ended.code == _ILLEGAL else _REBUILD
         return None, Finding(Status.FAILED, f"Horovod cannot be imported: {ended.reason}", with_tools(remedy))
-    return _last_object(ended.text), None
+    return last_object(ended.text), None
 
 
 def _of_horovod(horovod: Mapping[str, Any] | None) -> list[Finding]:
@@ -126,7 +126,7 @@ def _of_horovod(horovod: Mapping[str, Any] | None) -> list[Finding]:
     ]
 
 
-def _last_object(text: str) -> dict[str, Any]:
+def last_object(text: str) -> dict[str, Any]:
     """Returns the JSON object in the last line that has one; a framework may print other lines."""
     found: dict[str, Any] = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
     return found
