@@ -10,6 +10,7 @@ import itertools
 import pathlib
 import pickle
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,9 +18,12 @@ import numpy as np
 import pytest
 
 import tfdist
+from tests.selection import cover, uncovered
 from tests.workers import running
 from tfdist.gradients import Clip
 from tfdist.testing import parity
+
+pytestmark = pytest.mark.separable
 
 IN_PROCESS = ("mirrored2", "mirrored4")
 OVER_MPI = "horovod(communication='mpi')"
@@ -68,15 +72,31 @@ QUICK_IN_PROCESS = {
     "mirrored2": SHORT_CASES[::2],
     "mirrored4": SHORT_CASES[1::2],
 }  # experts: on three processes of Horovod
-IN_PROCESSES_FLOAT32 = (("multiworker", 2), ("horovod", 2))
 FLOAT32 = tuple(parity.Case(model=model, optimizer="sgd", batch_size=13) for model in ("mlp", "cnn", "transformer"))
 DEEP = ("mlp", "cnn", "cnn_frozen", "deep_transformer", "experts", "masked", "regularized")
-CASES_PER_JOB = 5  # of the product on processes
+CASES_PER_JOB = 7  # of the product on processes
 PRODUCT = tuple(
     parity.Case(model=model, optimizer=optimizer, batch_size=batch_size, weighted=weighted)
     for model, optimizer, batch_size, weighted in itertools.product(DEEP, parity.OPTIMIZERS, (16, 13), (False, True))
     if not (weighted and (model in parity.LANGUAGE or model == "masked"))
 )
+# Strategies, with numbers of processes, or 0 for logical devices, and precisions, which run a cover of the product.
+PLACES = (
+    *((strategy, 0, "float64") for strategy in IN_PROCESS),
+    *((*job, "float64") for job in IN_PROCESSES),
+    *((strategy, size, "float32") for strategy, size in (("mirrored2", 0), ("multiworker", 2), ("horovod", 2))),
+)
+Place = tuple[str, int, str]
+POSSIBLE = {
+    (place, case.model, case.optimizer, (case.batch_size, case.weighted)): (place, case)
+    for place, case in itertools.product(PLACES, PRODUCT)
+}
+CHOSEN = [POSSIBLE[one] for one in cover(POSSIBLE, 3)]
+POSSIBLE_ON_MESHES = {
+    (stage, mesh, case.model, case.optimizer): (stage, mesh, case)
+    for stage, mesh, case in itertools.product(STAGES, parity.MESHES, MESH_PRODUCT)
+}
+CHOSEN_ON_MESHES = [POSSIBLE_ON_MESHES[one] for one in cover(POSSIBLE_ON_MESHES, 3)]
 
 
 @functools.cache
@@ -138,15 +158,25 @@ def on_a_mesh(mesh: tuple[str, str], model: str, stage: str = "none", **options:
     return tfdist.load_strategy("mesh", environment={}, shard_min_elements=1, **options)
 
 
-def numbers(cases: tuple[parity.Case, ...]) -> pytest.MarkDecorator:
-    """Parametrizes a test by the number of a case."""
-    return pytest.mark.parametrize("number", range(len(cases)), ids=[str(case) for case in cases])
+def of_devices(floatx: str) -> list[tuple[str, parity.Case]]:
+    """Returns the chosen cases on logical devices."""
+    return [(place[0], case) for place, case in CHOSEN if place[1:] == (0, floatx)]
 
 
-def jobs(cases: tuple[parity.Case, ...]) -> pytest.MarkDecorator:
-    """Parametrizes a test by the cases of one job, few enough for a slice of the product to run no others."""
-    parts = [cases[start : start + CASES_PER_JOB] for start in range(0, len(cases), CASES_PER_JOB)]
-    return pytest.mark.parametrize("cases", parts, ids=["_".join(str(case) for case in part) for part in parts])
+def in_jobs(cases: Sequence[parity.Case]) -> list[tuple[parity.Case, ...]]:
+    """Divides cases into jobs, few enough for each to take a minute."""
+    return [tuple(cases[start : start + CASES_PER_JOB]) for start in range(0, len(cases), CASES_PER_JOB)]
+
+
+def of_processes() -> list[tuple[Place, tuple[parity.Case, ...]]]:
+    """Returns the chosen cases on processes, job by job."""
+    found = {place: [case for at, case in CHOSEN if at == place] for place in PLACES if place[1]}
+    return [(place, job) for place, cases in found.items() for job in in_jobs(cases)]
+
+
+def named(value: object) -> str:
+    """Returns the name of a parameter."""
+    return "_".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def thorough(short: bool, *values: object) -> Any:
@@ -252,14 +282,6 @@ def test_logical_devices_in_float32(case: parity.Case, mirrored2: tfdist.Strateg
     assert_same_in_float32(parity.run_case(mirrored2, case), case)
 
 
-@pytest.mark.full  # in float64 above; logical devices above, also in float32
-@pytest.mark.processes
-@pytest.mark.parametrize(("strategy", "size"), IN_PROCESSES_FLOAT32)
-@numbers(FLOAT32)
-def test_processes_in_float32(strategy: str, size: int, number: int) -> None:
-    check_processes(strategy, size, "float32", FLOAT32, number)
-
-
 def test_without_reduction_the_suite_fails(mirrored2: tfdist.Strategy, float64: None) -> None:
     outcome = parity.run_case(mirrored2, parity.CASES[0], compression=parity.NoReduction())
     assert len(set(outcome.digests)) == 2
@@ -277,14 +299,26 @@ def test_with_keras_second_sum_the_suite_fails(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("strategy", IN_PROCESS)
-@pytest.mark.parametrize("case", PRODUCT, ids=str)
+@pytest.mark.parametrize(("strategy", "case"), of_devices("float64"), ids=str)
 def test_product_on_logical_devices(
     strategy: str, case: parity.Case, float64: None, request: pytest.FixtureRequest
 ) -> None:
     outcome = parity.run_case(request.getfixturevalue(strategy), case)
     assert len(set(outcome.digests)) == 1
     assert_same(outcome, case)
+
+
+def test_the_product_is_covered() -> None:
+    """Any three of place, model, optimizer, and rows with or without weights; so each case runs somewhere."""
+    chosen = [(place, case.model, case.optimizer, (case.batch_size, case.weighted)) for place, case in CHOSEN]
+    assert not uncovered(chosen, POSSIBLE, 3)
+    assert {case for _, case in CHOSEN} == {*PRODUCT}
+    assert len(chosen) < len(POSSIBLE) / 2.5
+    on_meshes = [(stage, mesh, case.model, case.optimizer) for stage, mesh, case in CHOSEN_ON_MESHES]
+    assert not uncovered(on_meshes, POSSIBLE_ON_MESHES, 3)
+    run = [(place, case) for place, cases in of_processes() for case in cases]
+    run += [((strategy, 0, floatx), case) for floatx in ("float64", "float32") for strategy, case in of_devices(floatx)]
+    assert sorted(map(str, run)) == sorted(map(str, CHOSEN))
 
 
 @pytest.mark.full
@@ -296,16 +330,14 @@ def test_product_of_layouts_of_activations(model: str, shape: str, layout: str, 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("mesh", parity.MESHES)
-@pytest.mark.parametrize("case", MESH_PRODUCT, ids=str)
+@pytest.mark.parametrize(("stage", "mesh", "case"), CHOSEN_ON_MESHES, ids=str)
 def test_product_on_meshes(stage: str, mesh: str, case: parity.Case, float64: None) -> None:
     assert_same(parity.run_case(on_a_mesh(parity.MESHES[mesh], case.model, stage), case), case)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", [MESH_IN_PROCESSES, SHARDED_IN_PROCESSES], ids=["whole", "sharded"])
-@jobs(MESH_PRODUCT_IN_PROCESSES)
+@pytest.mark.parametrize("cases", in_jobs(MESH_PRODUCT_IN_PROCESSES), ids=named)
 def test_product_on_a_mesh_over_processes(strategy: str, cases: tuple[parity.Case, ...], float64: None) -> None:
     check_job(strategy, 2, "float64", cases)
 
@@ -328,23 +360,19 @@ def test_product_on_a_mesh_in_float32(case: parity.Case) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("strategy", "size"), IN_PROCESSES)
-@jobs(PRODUCT)
-def test_product_on_processes(strategy: str, size: int, cases: tuple[parity.Case, ...], float64: None) -> None:
-    check_job(strategy, size, "float64", cases)
+@pytest.mark.parametrize(("place", "cases"), of_processes(), ids=named)
+def test_product_on_processes(place: Place, cases: tuple[parity.Case, ...], request: pytest.FixtureRequest) -> None:
+    if place[2] == "float64":
+        request.getfixturevalue("float64")
+    check_job(*place, cases)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", PRODUCT, ids=str)
-def test_product_on_logical_devices_in_float32(case: parity.Case, mirrored2: tfdist.Strategy) -> None:
-    assert_same_in_float32(parity.run_case(mirrored2, case), case)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("strategy", "size"), IN_PROCESSES_FLOAT32)
-@jobs(PRODUCT)
-def test_product_on_processes_in_float32(strategy: str, size: int, cases: tuple[parity.Case, ...]) -> None:
-    check_job(strategy, size, "float32", cases)
+@pytest.mark.parametrize(("strategy", "case"), of_devices("float32"), ids=str)
+def test_product_on_logical_devices_in_float32(
+    strategy: str, case: parity.Case, request: pytest.FixtureRequest
+) -> None:
+    assert_same_in_float32(parity.run_case(request.getfixturevalue(strategy), case), case)
 
 
 @pytest.mark.full

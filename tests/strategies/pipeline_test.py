@@ -12,6 +12,7 @@ import pytest
 
 import tfdist
 from tests import processes
+from tests.selection import cover, uncovered
 from tests.strategies.pipeline_cases import Case, Outcome, run_case
 from tests.workers import running
 from tfdist.sharding.mesh import parse_mesh
@@ -137,22 +138,29 @@ def cases(found: dict[Job, tuple[Case, ...]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("job", "case"), pairs, ids=[f"{job[1]}-{case}" for job, case in pairs])
 
 
-def product() -> list[tuple[Job, tuple[Case, ...]]]:
-    """Returns jobs with all models, meshes, schedules and numbers of micro-batches; optimizers and clipping alternate."""
+def possible() -> list[tuple[str, str, str, int]]:
+    """Returns the product of meshes, models, schedules and numbers of micro-batches, without what is refused."""
     found = []
     for mesh in ("stage:2", "stage:3", "stage:4", "stage:2;data:2"):
         stages = sizes(mesh)[0]
         combined = itertools.product(
             LAYERS, ("gpipe", "1f1b", "zb_h1", "csv", INTERLEAVED), (1, 4, 6 if stages == 3 else 8)
         )
-        possible = [
-            (model, schedule, count)
+        found += [
+            (mesh, model, schedule, count)
             for model, schedule, count in combined
             if schedule != INTERLEAVED or (count % stages == 0 and 2 * stages <= LAYERS[model])
         ]
+    return found
+
+
+def product() -> list[tuple[Job, tuple[Case, ...]]]:
+    """Returns jobs that have any three of mesh, model, schedule and number of micro-batches; the rest alternates."""
+    found: list[tuple[Job, tuple[Case, ...]]] = []
+    for mesh, some in itertools.groupby(cover(possible(), 3), key=lambda one: one[0]):
         cases = [
             Case(model, ("sgd", "adamw")[i % 2], schedule, count, "clip" if i % 4 == 2 else "")
-            for i, (model, schedule, count) in enumerate(possible)
+            for i, (_, model, schedule, count) in enumerate(some)
         ]
         for i, start in enumerate(range(0, len(cases), CASES_PER_JOB)):
             found.append(((("tensorflow", "horovod")[i % 2], mesh), tuple(cases[start : start + CASES_PER_JOB])))
@@ -174,6 +182,17 @@ def test_the_cases_are_a_pairwise_cover() -> None:
             == len({one[2] for one in models if one[0] == model})
             == 2
         )
+
+
+def test_the_product_is_covered() -> None:
+    """Any three of mesh, model, schedule and number of micro-batches; any two of these and the optimizer."""
+    chosen = [(job[1], c.model, c.schedule, c.micro_batches) for job, some in product() for c in some]
+    assert not uncovered(chosen, possible(), 3)
+    assert len(chosen) < len(possible()) / 2
+    found = [(job[1], c.model, c.schedule, c.optimizer) for job, some in product() for c in some]
+    wanted = [(*one[:3], optimizer) for one in possible() for optimizer in ("sgd", "adamw")]
+    assert not uncovered(found, wanted, 2)
+    assert {job[0] for job, _ in product()} == {"tensorflow", "horovod"}
 
 
 @cases({job: (*COVER[job], *BESIDE[job]) for job in COVER})
@@ -203,9 +222,10 @@ def test_dropout_differs_between_layers_stages_replicas_and_micro_batches() -> N
 
 
 @pytest.mark.full
+@pytest.mark.separable
 @pytest.mark.parametrize(("job", "some"), product(), ids=lambda value: "_".join(map(str, value)))
 def test_product(job: Job, some: tuple[Case, ...], float64: None) -> None:
-    """All models, meshes, schedules and numbers of micro-batches."""
+    """The cases of `product`, job by job."""
     for number, case in enumerate(some):
         ranks = [rank[number] for rank in outcomes(job, some)]
         check_equal_bits(ranks)
