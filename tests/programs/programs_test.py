@@ -1,10 +1,11 @@
 """Programs as written and started by users, on real processes: their results equal those of one device.
 
-A selection here, and the product of all programs and strategies in `make conformance`; `python -m tests.programs table` writes
+A selection here, and all programs on all strategies in `make conformance`; `python -m tests.programs table` writes
 docs/reference/programs.md.
 """
 
 import functools
+import itertools
 
 import pytest
 
@@ -34,25 +35,42 @@ def test_a_program(path: str, strategy: str) -> None:
     assert {strategy: found for strategy, found in verdicts(path, strategy).items() if not running.is_good(found)} == {}
 
 
+# A program with randomness of its own runs on one of the strategies as it is, over several seeds, and on the others without
+# randomness, where its numbers equal those of one device. `python -m tests.programs [distribution]` runs the whole product.
+STRATEGIES = ("mirrored", "multiworker", "horovod")
+AS_WRITTEN = {
+    path: STRATEGIES[place % 3]
+    for place, path in enumerate(path for path, program in PROGRAMS.items() if distribution.applies(program))
+}
+EQUAL = {
+    path: [
+        strategy for strategy in STRATEGIES if strategy != AS_WRITTEN.get(path) or not distribution.compares(program)
+    ]
+    for path, program in PROGRAMS.items()
+}
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("path", PROGRAMS)
+@pytest.mark.separable
+@pytest.mark.parametrize("path", EQUAL)
 def test_it_does_the_same_on_every_strategy(path: str) -> None:
-    found = running.verdicts(PROGRAMS[path], ["mirrored", "multiworker", "horovod"])
+    found = running.verdicts(PROGRAMS[path], EQUAL[path])
     assert {strategy: verdict for strategy, verdict in found.items() if not running.is_good(verdict)} == {}
 
 
-# Each program on one of the three strategies; `python -m tests.programs distribution` runs the product.
-AS_WRITTEN = [
-    (path, ("mirrored", "multiworker", "horovod")[place % 3])
-    for place, path in enumerate(path for path, program in PROGRAMS.items() if distribution.applies(program))
-]
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(("path", "strategy"), AS_WRITTEN)
+@pytest.mark.separable
+@pytest.mark.parametrize(("path", "strategy"), AS_WRITTEN.items())
 def test_as_written_its_losses_have_the_distribution_of_one_device(path: str, strategy: str) -> None:
     found = distribution.verdicts(PROGRAMS[path], [strategy])
     assert {name: verdict for name, verdict in found.items() if not running.is_good(verdict)} == {}
+
+
+def test_every_program_is_run_on_every_strategy() -> None:
+    run = {(path, strategy) for path, strategies in EQUAL.items() for strategy in strategies} | {*AS_WRITTEN.items()}
+    assert run == {*itertools.product(PROGRAMS, STRATEGIES)}
+    assert all(PROGRAMS[path].own_strategy in ("", *EQUAL[path]) for path in PROGRAMS)
+    assert len(AS_WRITTEN) >= 50
 
 
 def test_every_program_that_is_named_is_there() -> None:
