@@ -2,9 +2,9 @@
 # make test         the same set-up, Horovod built for the installed TensorFlow and MPI, then lint, types and every test: first in
 #                   parallel on all cores, then, two at a time, tests that start processes, beside those that wait for the clock
 # make lint         ruff and mypy
-# make conformance  what make test leaves out: the full product of strategies, models, optimizers and batches; every program
-#                   through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/45 runs the
-#                   third of 45 parts, which takes some minutes
+# make conformance  what make test leaves out: strategies, models, optimizers and batches in all combinations of three; every
+#                   program through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/20
+#                   runs the third of 20 parts, which takes at most 8 minutes
 # make chaos        SEEDS=100 runs of each strategy that are killed and preempted at random, and must end as if they were not
 # make fuzz         FUZZ_EXAMPLES=20000 arbitrary inputs for each parser of what strangers can send or write; make test tries 100
 # make peers        creates .venv-peers with PyTorch, which benchmarks/ compares with
@@ -68,9 +68,10 @@ docs: $(TESTS)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo site/index.html
 
+# The longest first, and what may share a job in one process of pytest: see tests/slicing.py.
 conformance: $(HOROVOD)
-	$(PY) -m pytest -m 'full and not processes' --slice=$(SLICE) $(PARALLEL)
-	$(PY) -m pytest -m 'full and processes' --slice=$(SLICE) $(TWO_AT_A_TIME)
+	$(PY) -m pytest -m full --slice=$(SLICE) --numprocesses=logical --maxprocesses=2 --dist=loadgroup --no-loadscope-reorder \
+	  --junit-xml=.pytest_cache/conformance/$(subst /,-of-,$(SLICE)).xml
 
 chaos: $(HOROVOD)
 	$(PY) -m tests.end_to_end.chaos --seeds=$(SEEDS)

@@ -18,6 +18,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, settings
 
 import tfdist
+from tests import slicing
 from tfdist.distribution.strategy import Strategy
 from tfdist.testing import parity
 
@@ -48,18 +49,30 @@ _FIRST = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Defines --slice."""
-    parser.addoption("--slice", default="1/1", help="N/M: the N-th of M parts of the tests, which together are all.")
+    parser.addoption(
+        "--slice", help="N/M: the N-th of M parts of the tests, which together are all; see tests/slicing.py."
+    )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects the tests of --slice, in which neighbors, which take about as long, are in different parts; orders them."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Selects the tests of --slice from those of -m; otherwise, begins with the longest."""
+    if config.getoption("--slice") is None:
+        yield
+        items.sort(
+            key=lambda item: next((n for n, one in enumerate(_FIRST) if item.path.is_relative_to(one)), len(_FIRST))
+        )
+        return
     number, parts = map(int, config.getoption("--slice").split("/"))
     if not 1 <= number <= parts:
         raise pytest.UsageError(f"--slice=N/M must have N from 1 to M. Received: {number}/{parts}.")
-    others = [item for place, item in enumerate(items) if place % parts != number - 1]
-    config.hook.pytest_deselected(items=others)
-    items[:] = items[number - 1 :: parts]
-    items.sort(key=lambda item: next((n for n, one in enumerate(_FIRST) if item.path.is_relative_to(one)), len(_FIRST)))
+    for item in items:  # before xdist reads the groups of --dist=loadgroup
+        if not slicing.is_separable(item):
+            item.add_marker(pytest.mark.xdist_group(slicing.unit_of(item)))
+    yield
+    selected = slicing.select(items, number, parts)
+    config.hook.pytest_deselected(items=[item for item in items if item not in {*selected}])
+    items[:] = selected
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,7 @@ def test_few_blocks_are_not_run():
 
 
 @pytest.mark.processes
+@pytest.mark.separable
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[] if page in QUICK else pytest.mark.full) for page in BLOCKS]
 )

@@ -14,7 +14,7 @@ pytest.importorskip("horovod")
 from tests import processes
 from tests.end_to_end.chaos.striking import child_of_rank
 
-pytestmark = [pytest.mark.processes, pytest.mark.full]
+pytestmark = [pytest.mark.processes, pytest.mark.full, pytest.mark.separable]
 
 START_SECONDS = 90.0
 LATE = 'import os, sys, time; time.sleep(20 * int(os.environ["HOROVOD_RANK"])); os.execv(sys.executable, sys.argv[1:])'

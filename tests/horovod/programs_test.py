@@ -71,6 +71,7 @@ def test_nothing_but_the_import_is_adapted():
 
 
 @pytest.mark.full
+@pytest.mark.separable
 @pytest.mark.parametrize("through", [LAUNCH, []], ids=["launched", "alone"])
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program_runs_by_itself(path, through, tmp_path):

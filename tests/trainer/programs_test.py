@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.processes, pytest.mark.full]
+pytestmark = [pytest.mark.processes, pytest.mark.full, pytest.mark.separable]
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROGRAMS = (

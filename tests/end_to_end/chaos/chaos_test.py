@@ -54,6 +54,7 @@ def test_the_end_is_that_of_an_uninterrupted_run(name: str, tmp_path: pathlib.Pa
 
 
 @pytest.mark.full
+@pytest.mark.separable
 @pytest.mark.parametrize("name", MORE_SEEDS)
 def test_so_it_is_with_more_seeds(name: str, tmp_path: pathlib.Path) -> None:
     check(name, MORE_SEEDS[name], tmp_path)

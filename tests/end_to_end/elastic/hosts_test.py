@@ -12,7 +12,7 @@ import pytest
 
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.separable]
 
 DEADLINE_SECONDS = 120.0
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}

@@ -12,7 +12,7 @@ from tests.end_to_end.resume import product
 from tests.workers import running
 from tfdist.testing import parity
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.separable]
 
 TOLERANCE = 1e-9  # in float64
 
