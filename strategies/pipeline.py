@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
-from tfdist.config.pipeline_options import check_axis_model
+from tfdist.config.pipeline_options import check_axis_model, check_without_flush
 from tfdist.coordination import Group
 from tfdist.distribution.factory import create
 from tfdist.distribution.sharded_optimizer import optimizer_shards
@@ -68,11 +68,7 @@ class Pipeline(HasStages):
         """
         self.grid = parse_grid(mesh_shape, cluster.size, layout)
         self.schedule = make_schedule(pipeline_schedule, self.grid.stages, micro_batches)
-        if not self.schedule.has_flush and (shard, activation_compression) != ("none", "none"):
-            raise InputError(
-                "A schedule without a flush has neither a sharded optimizer nor compressed activations. Received: "
-                f"{self.schedule.name}, shard={shard} and activation_compression={activation_compression}. Use 1f1b."
-            )
+        check_without_flush(pipeline_schedule, shard=shard, activation_compression=activation_compression)
         self.cut, self.activation_compression = cut, METHODS[activation_compression]()
         self.pipeline_rank, replica = self.grid.coordinates(cluster.rank)
         options: dict[str, Any] = {"intra_op_threads": intra_op_threads, "groups": self.grid.groups()}

@@ -26,26 +26,75 @@ def cut_text(text: str) -> str:
     return text.strip()
 
 
-def check_without_flush(config: Any) -> None:
-    """Raises `InputError` for flags that need all stages at the end of each step, with a schedule that does not wait there."""
-    schedule = parse_pipeline_schedule(config.pipeline_schedule)
-    if not isinstance(schedule, WITHOUT_FLUSH):
+def check_without_flush(
+    schedule: str,
+    *,
+    clip_norm: float | None = 0.0,
+    loss_scale: str = "",
+    shared: str = "",
+    shard: str = "none",
+    activation_compression: str = "none",
+    find: str = "",
+) -> None:
+    """Raises `InputError` for what needs all stages at the end of each step, with a schedule that does not wait there.
+
+    Args:
+      schedule: as in `--pipeline_schedule`; any other option is accepted for those with a flush.
+      clip_norm: maximum norm of all gradients.
+      loss_scale: what scales the loss, such as a flag; empty if nothing does.
+      shared: path of a variable of several stages; empty if there is none.
+      shard: as in `--shard`.
+      activation_compression: as in `--activation_compression`.
+      find: as in `--find`.
+    """
+    parsed = parse_pipeline_schedule(schedule)
+    if not isinstance(parsed, WITHOUT_FLUSH):
         return
     rules = (
-        ("clip_norm", 0.0, "Stages are updated before the norm of all gradients is known: leave out --clip_norm"),
-        ("shard", "none", "Stages are updated inside of the loop of steps: leave out --shard"),
-        ("activation_compression", "none", "Messages of these schedules are exact: leave out --activation_compression"),
-        ("find", "", "A search needs gradients of the newest weights: search with another --pipeline_schedule"),
-    )
-    for flag, accepted, rule in rules:
-        found = getattr(config, flag, accepted)
-        if found != accepted:
-            raise InputError(f"{rule}, or use 1f1b. Received: --{flag}={found} --pipeline_schedule={schedule}.")
-    if getattr(config, "precision", "") == "mixed_float16":
-        raise InputError(
+        (
+            clip_norm,
+            f"--clip_norm={clip_norm}",
+            "Stages are updated before the norm of all gradients is known: leave out --clip_norm",
+        ),
+        (
+            loss_scale,
+            loss_scale,
             "A loss scale skips a step in all stages, and these are updated one after the other: use "
-            f"--precision=mixed_bfloat16, or 1f1b. Received: --precision=mixed_float16 --pipeline_schedule={schedule}."
-        )
+            "--precision=mixed_bfloat16",
+        ),
+        (
+            shared,
+            shared,
+            "Stages are updated one after the other, so that a variable of several stages would differ between them: untie it",
+        ),
+        (shard != "none", f"--shard={shard}", "Stages are updated inside of the loop of steps: leave out --shard"),
+        (
+            activation_compression != "none",
+            f"--activation_compression={activation_compression}",
+            "Messages of these schedules are exact: leave out --activation_compression",
+        ),
+        (
+            find,
+            f"--find={find}",
+            "A search needs gradients of the newest weights: search with another --pipeline_schedule",
+        ),
+    )
+    received, rule = next(((text, rule) for is_refused, text, rule in rules if is_refused), ("", ""))
+    if rule:
+        raise InputError(f"{rule}, or use 1f1b. Received: {received} --pipeline_schedule={parsed}.")
+
+
+def check_flags_without_flush(config: Any) -> None:
+    """Same as `check_without_flush`, for the flags of any command with a pipeline."""
+    precision = getattr(config, "precision", "")
+    check_without_flush(
+        config.pipeline_schedule,
+        clip_norm=getattr(config, "clip_norm", 0.0),
+        loss_scale=f"--precision={precision}" if precision == "mixed_float16" else "",
+        shard=getattr(config, "shard", "none"),
+        activation_compression=getattr(config, "activation_compression", "none"),
+        find=getattr(config, "find", ""),
+    )
 
 
 def check_mesh(config: Any) -> None:

@@ -11,7 +11,7 @@ from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.config import fields
 from tfdist.config.all_reduce_options import all_reduce_text, topology_text
 from tfdist.config.fields import flag_field, layout_text, mesh_text
-from tfdist.config.pipeline_options import PipelineOptions, check_mesh, check_without_flush
+from tfdist.config.pipeline_options import PipelineOptions, check_flags_without_flush, check_mesh
 from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, Trial
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
@@ -52,7 +52,7 @@ def _check_pipeline(config: Any) -> None:
             "Each stage of a pipeline would measure and choose by itself: name a method instead of --compression=auto. "
             f"Received: --compression={compression} --strategy=pipeline."
         )
-    check_without_flush(config)
+    check_flags_without_flush(config)
 
 
 _EQUAL_ROWS = Refusal(

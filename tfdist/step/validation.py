@@ -17,7 +17,6 @@ from tfdist.layers.sync_batch_norm import is_synchronized
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step.loss import not_means
-from tfdist.step.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -64,34 +63,6 @@ def check_stages(
     received, rule = next(((text, rule) for text, is_refused, rule in rules if is_refused), ("", ""))
     if isinstance(strategy, HasStages) and rule:
         raise InputError(f"{rule} Received: {received}.")
-
-
-def check_without_flush(strategy: HasCollectives, model: keras.Model, settings: Settings) -> None:
-    """Raises `InputError` for what needs all stages at the end of a step, with a schedule that does not wait there."""
-    if not isinstance(strategy, HasStages) or strategy.schedule.has_flush:
-        return
-    assert isinstance(model, StagedModel)
-    shared = [variable.path for variable, _ in model.cut.shared]
-    rules = (
-        (
-            f"a maximum norm of {settings.clip.norm:g}",
-            settings.clip.norm,
-            "updates stages before the norm of all gradients is known: leave it out",
-        ),
-        (
-            "a loss scale",
-            settings.loss_scale,
-            "updates one stage after the other, and a loss scale skips all at once: use bfloat16",
-        ),
-        (
-            "".join(shared[:1]),
-            shared,
-            "updates one stage after the other, so that a variable of several stages would differ between them: untie it",
-        ),
-    )
-    received, rule = next(((text, rule) for text, is_refused, rule in rules if is_refused), ("", ""))
-    if rule:
-        raise InputError(f"The schedule {strategy.schedule.name} {rule}, or use 1f1b. Received: {received}.")
 
 
 def check_own_clipping(optimizer: keras.Optimizer) -> None:

@@ -5,9 +5,11 @@ from typing import Any
 
 import keras
 
+from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.optimizers.weight_average import average_weights
 from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.staleness import without_flush_of
 from tfdist.step.settings import Settings
 from tfdist.step.validation import (
     check_born_here,
@@ -15,7 +17,6 @@ from tfdist.step.validation import (
     check_not_wrapped,
     check_optimizer,
     check_own_clipping,
-    check_without_flush,
     default_loss_scale,
     without_loss_scale,
 )
@@ -64,5 +65,11 @@ def compile_model(
     check_means(model, strategy.replicas, parts)
     found = dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(whole))
     check_options(found, optimizer)
-    check_without_flush(strategy, model, found)
+    if pipeline := without_flush_of(strategy):
+        check_without_flush(
+            pipeline.schedule.name,
+            clip_norm=found.clip.norm,
+            loss_scale=str(found.loss_scale or ""),
+            shared=next((variable.path for variable, _ in model.cut.shared), ""),
+        )
     return checked_straggler(found, strategy)
