@@ -36,10 +36,11 @@ def train_delayed(case: Case, delays: Mapping[str, int]) -> Outcome:
         with tf.GradientTape() as tape:
             loss = model.compute_loss(x, y, model(x, training=True), training=True)
         found = tape.gradient(loss, [variable.value for variable in weights])
-        gradients = [tf.convert_to_tensor(gradient) for gradient in found]  # also of embeddings, as tfdist sends them
+        # Also of embeddings, as tfdist sends them. The optimizer does not get variables without a gradient.
+        pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(found, weights, strict=True) if g is not None]
         for place, variable in enumerate(weights):
             variable.assign(versions[step][place])
-        optimizer.apply(gradients, weights)
+        optimizer.apply(*map(list, zip(*pairs, strict=True)))
         versions.append([variable.numpy() for variable in weights])
         losses.append(float(loss))
     means = np.reshape(losses, (-1, LOGGED_EVERY)).mean(axis=1)

@@ -30,6 +30,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "clip": {"clip": Clip(norm=0.3)},
     "loss_scale": {"loss_scale": LossScale(initial=2.0**10, growth_interval=5)},
     "recompute": {},
+    "ema": {"ema": 0.8},
+    "check_sync": {},
 }
 
 
@@ -67,7 +69,7 @@ class Case:
     @property
     def on_one_device(self) -> "Case":
         """What a single device computes."""
-        options = "" if self.options == "recompute" else self.options
+        options = "" if self.options in ("recompute", "check_sync") else self.options
         count = 6 if self.batch_size == 24 else 1
         return dataclasses.replace(self, schedule="1f1b", micro_batches=count, options=options, fault="")
 
@@ -127,6 +129,7 @@ def fit(trainer: tfdist.Trainer, made: Made, case: Case, **options: Any) -> Any:
         batch_size=case.batch_size,
         **{"steps": case.steps, **options},
         schedule=tfdist.Schedule(log_every=5, steps_per_call=5),
+        checks=tfdist.Checks(check_sync_every=4 if case.options == "check_sync" else 0),
         verbose=0,
     )
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 
 VERTICAL = "pipedream(vertical_sync=True)"
 CASES: dict[Job, tuple[Case, ...]] = {
-    TWO: (Case("regularized", "sgd", "2bw", 2),),
+    TWO: (Case("regularized", "sgd", "2bw", 2, "ema"), Case("unused", "adamw", "pipedream", 1)),
     THREE: (Case("normalized(micro_batches=4)", "adamw", "pipedream", 4), Case("several", "sgd", VERTICAL, 1)),
 }
 MORE: dict[Job, tuple[Case, ...]] = {
@@ -31,13 +31,18 @@ MORE: dict[Job, tuple[Case, ...]] = {
         Case("regularized", "sgd", "pipedream", 1),
         Case("several", "adamw", "2bw", 4),
         Case("normalized", "adamw", "pipedream", 1),
+        Case("recurrent", "adamw", "pipedream", 2),
+        Case("regularized", "adamw", "2bw", 2, "recompute"),
     ),
     THREE: (
         Case("skip", "adamw", "pipedream", 1),
         Case("frozen", "sgd", "2bw", 2),
         Case("skip", "sgd", VERTICAL, 2),
     ),
-    TWO_BY_TWO: (Case("regularized", "adamw", "2bw", 2), Case("normalized(replicas=2)", "sgd", "pipedream", 1)),
+    TWO_BY_TWO: (
+        Case("regularized", "adamw", "2bw", 2, "check_sync"),
+        Case("normalized(replicas=2)", "sgd", "pipedream", 1),
+    ),
 }
 
 

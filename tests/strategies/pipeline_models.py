@@ -137,6 +137,31 @@ class Root(layers.Layer):
         return keras.ops.sqrt(x * self.scale)
 
 
+class WithUnusedWeight(layers.Dense):
+    """A dense layer with a weight that it does not use."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.unused = self.add_weight(shape=(4,), initializer="ones", name="unused")
+
+
+def unused() -> Made:
+    """A variable without a gradient in each stage, which no optimizer may change, not even by weight decay."""
+    inputs = x = keras.Input((FEATURES,))
+    for _ in range(4):
+        x = WithUnusedWeight(8, "tanh")(x)
+    return Made(keras.Model(inputs, layers.Dense(CLASSES)(x)), _rows(FEATURES), _integers(CLASSES))
+
+
+def recurrent() -> Made:
+    """Loops over time in several stages."""
+    inputs = keras.Input((LENGTH, FEATURES))
+    x = layers.LSTM(8, return_sequences=True, name="early")(inputs)
+    x = layers.Dense(8, "tanh", name="between")(x)
+    x = layers.GRU(8, name="late")(x)
+    return Made(keras.Model(inputs, layers.Dense(CLASSES)(x)), _rows(LENGTH, FEATURES), _integers(CLASSES))
+
+
 def text() -> Made:
     """A first stage without trainable variables, whose results have no static number of rows."""
     words = np.array(["a", "b", "c", "d"])
@@ -233,5 +258,7 @@ MODELS: Mapping[str, Callable[..., Made]] = {
         dropped,
         exposing,
         normalized,
+        unused,
+        recurrent,
     )
 }

@@ -98,7 +98,12 @@ class Passes:
     """The passes of a stage; callable eagerly, or any number of times in a function.
 
     Side effects of the forward pass, such as updates of metrics, happen in each call.
+
+    Attributes:
+      uses: for each received tensor that has a gradient, whether the results depend on it; otherwise its gradient is zeros.
     """
+
+    uses: list[bool]
 
     def __init__(self, stage: Stage, arguments: Any, split: bool = False):
         """Traces the passes.
@@ -179,6 +184,7 @@ class Passes:
         def backward(*gradients: tf.Tensor) -> tuple[list[Gradient], list[tf.Tensor]]:
             found = tape.gradient(targets, sources, output_gradients=[*gradients, tf.ones_like(loss)])
             own, of_inputs = found[: len(stage.variables)], found[len(stage.variables) :]
+            self.uses = [gradient is not None for gradient in of_inputs]
             crossings = with_gradients(stage.received, stage.received)
             whole = [
                 tf.zeros(crossing.spec.shape, crossing.spec.dtype)

@@ -37,6 +37,7 @@ class LoopResult(NamedTuple):
       sizes: [steps done] int32, how many of `numbers` belong to each step; empty if all steps have equally many.
       dropped: [steps done, 2, replicas] int32 and [steps done, local replicas, micro-steps] float64, see `Computed`; empty if
         no step leaves out rows.
+      stage_updates: [stages] int32, how often each stage of a pipeline was updated; empty if all are updated together.
     """
 
     losses: tf.Tensor
@@ -50,6 +51,7 @@ class LoopResult(NamedTuple):
     skipped: tf.Tensor
     sizes: tf.Tensor
     dropped: Sequence[tf.Tensor] = ()
+    stage_updates: tf.Tensor | tuple[()] = ()
 
     def used(self, first_step: int, replica: int = 0) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yields (first step, number of steps, indices of their examples), such that steps have equally many.
@@ -125,9 +127,28 @@ def not_finite(
     bad = [v.path for v, good in zip(variables, result.gradient_finite.numpy(), strict=True) if not good]
     where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""
     remedy = "Look for inf and NaN in the data" if step == 0 else "Try a lower --learning_rate"
-    return NotFiniteError(
-        f"The loss is {loss:g} at step {step}.{where} The weights are those before that step. {remedy}."
+    return NotFiniteError(f"The loss is {loss:g} at step {step}.{where} {_left_weights(step, result)} {remedy}.")
+
+
+def _left_weights(step: int, result: LoopResult) -> str:
+    """Returns a sentence about the weights after a step that was not finite."""
+    updates = np.asarray(result.stage_updates, np.int64)
+    counts = np.unique(updates)
+    if len(counts) < 2:
+        return "The weights are those before that step."
+    before = step - (len(result.losses) - 1) + counts
+    stages = [_numbered(np.flatnonzero(updates == count)) for count in counts]
+    left = ", ".join(f"those of {some} before step {number}" for some, number in zip(stages, before, strict=True))
+    return (
+        f"Loss or gradients of {stages[0]} are not finite, and without a flush, others are updated before that is known: the "
+        f"weights are {left}. Resume from a checkpoint."
     )
+
+
+def _numbered(stages: np.ndarray) -> str:
+    """Returns for example `stages 0 and 2`."""
+    *first, last = map(str, stages)
+    return f"stages {', '.join(first)} and {last}" if first else f"stage {last}"
 
 
 def _compiled(step: Step, strategy: HasCollectives) -> Loop:

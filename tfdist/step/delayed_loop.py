@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.distribution.clock import time_after
+from tfdist.pipelining.action_clock import ActionClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.step.compiled_loop import Loop, LoopResult, taken_apart
 from tfdist.step.delayed_step import Carried, DelayedStep
@@ -135,6 +136,35 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
     return loop
 
 
+def compile_timed_steps(
+    step: DelayedStep, strategy: HasStages, clock: ActionClock, count: int
+) -> Callable[[Any, tf.Tensor], tf.Tensor]:
+    """Returns a function (batch, number of the first step) -> times of the actions of steps, in which nothing is updated.
+
+    Args:
+      step: a step with this clock.
+      strategy: the strategy.
+      clock: the clock.
+      count: number of steps, which all compute this batch.
+    """
+
+    @tf.function(autograph=False)
+    def times(batch: Any, number: tf.Tensor) -> tf.Tensor:
+        never = number < 0
+
+        def body(done: tf.Tensor, before: Carried, found: tf.TensorArray) -> tuple[tf.Tensor, Carried, tf.TensorArray]:
+            carried, _ = strategy.run(step.advance, before, batch, number, never, never)
+            return done + 1, _of_shapes(carried, before), found.write(done, clock.read())
+
+        carried = strategy.run(step.begin, number, [batch] * step.read_ahead)
+        found = tf.TensorArray(tf.float64, size=count, element_shape=[None, 2])
+        start = (tf.constant(0), carried, found)
+        _, _, found = tf.while_loop(lambda done, *_: done < count, body, start, parallel_iterations=1)
+        return found.concat()
+
+    return times
+
+
 def _read(iterator: Iterator[Any], strategy: HasStages, is_needed: tf.Tensor, latest: Any) -> Any:
     """Returns the next batch and the indices of its examples, or at the end of the run the latest once more.
 
@@ -179,4 +209,5 @@ def _merged(found: _Progress, strategy: HasStages) -> LoopResult:
         numbers=found.numbers.concat(),
         skipped=tf.zeros([0], tf.int32),
         sizes=tf.zeros([0], tf.int32),
+        stage_updates=tf.reduce_sum(tf.cast(updated[:, :-1], tf.int32), axis=1),
     )

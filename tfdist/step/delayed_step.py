@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Recording, using
 from tfdist.distribution.strategy import State
+from tfdist.pipelining.action_clock import ActionClock, NoClock
 from tfdist.pipelining.crossings import CrossingSpec, crossings_of
 from tfdist.pipelining.messages import Link
 from tfdist.pipelining.passes import Forward, Passes
@@ -66,7 +67,8 @@ class Made(NamedTuple):
 
     Attributes:
       share: scalar; what the stage contributes to the loss of the global batch.
-      finite: scalar bool; whether this and the stage's gradients are finite, so that it was updated.
+      finite: scalar bool; whether this and the stage's gradients are finite, so that it was updated. Other stages decide for
+        themselves: in a pipeline without a flush, they may have been updated before this one knows its gradients.
       squares: scalar; sum of the squared gradients, if requested, else 0.
       gradient_finite: [variables] bool.
     """
@@ -119,7 +121,7 @@ class DelayedStep(PipelinedStep):
         state = [tf.identity(keras_internals.value_of(variable)) for variable in self._others]
         carried = Carried(self._saved_versions(), state, list(batches[-1:]), [], [])
         with using(self._collectives):
-            work = _Work(self, step, carried, dict(enumerate(batches)))
+            work = _Work(self, step, carried, dict(enumerate(batches)), NoClock())
             for place in range(self._ahead):
                 received = work.receive(FILL, place)
                 work.forward(place, received, FILL, place)
@@ -138,13 +140,14 @@ class DelayedStep(PipelinedStep):
           going: scalar bool; if False, nothing is updated.
         """
         self._recorded = Recording(self._collectives)
+        self._messages = Recording(self._strategy.pipeline_collectives)
         with using(self._recorded):
             before = [tf.identity(variable) for variable in self._restored]
             batches = {self.read_ahead: batch}
             if carried.latest:
                 batches[self.read_ahead - 1] = carried.latest[0]
             totals = self._totals(batch, self.batch_size) if self._graph.is_last else []
-            work = _Work(self, step, carried, batches, totals)
+            work = _Work(self, step, carried, batches, self._clock or NoClock(), totals)
             received = carried.received
             for place in range(self._count):
                 work.forward(self._ahead + place, received, "F", place)
@@ -152,8 +155,9 @@ class DelayedStep(PipelinedStep):
                 work.backward(place)
             weights = self.weights()
             made = self._updated(work, before, with_norm, going)
+        self.message_bytes = self._messages.payload_bytes
         latest = [batch] if self.read_ahead else []
-        older = [weights, *carried.older][: self.delay]
+        older = self._older(weights, carried.older, made.finite)
         return work.carried(received)._replace(older=older, latest=latest), made
 
     def save(self, carried: Carried) -> None:
@@ -199,6 +203,12 @@ class DelayedStep(PipelinedStep):
         sent, share = self.forward(self._graph, micro_batch, received[len(own) :], values=scope)
         return [*sent, *(tf.identity(scope.get_current_value(variable)) for variable in self._others)], share
 
+    def _older(self, weights: Weights, older: list[Weights], updated: tf.Tensor) -> list[Weights]:
+        """Returns the versions of the weights before the newest ones, given those before a step."""
+        if not older or not weights:
+            return older
+        return tf.cond(updated, lambda: [weights, *older][: self.delay], lambda: older)
+
     def _saved_versions(self) -> list[Weights]:
         newest = self.weights()
         found = [
@@ -209,12 +219,16 @@ class DelayedStep(PipelinedStep):
 
     def _updated(self, work: "_Work", before: list[tf.Tensor], with_norm: tf.Tensor, going: tf.Tensor) -> Made:
         """Reduces the gradients of the step and applies them, in the last of its operations."""
-        self._without_gradient.append(frozenset())
+        assert self._passes
+        uses = self._passes.uses[: len(self.variables)]
+        self._without_gradient.append(frozenset(place for place, is_used in enumerate(uses) if not is_used))
         state = [tf.convert_to_tensor(variable) for variable in self._state]
         self.sent = Recording(self._recorded)
         with tf.control_dependencies(work.done[-1]):
             gradients = [tf.identity(gradient) for gradient in work.sums]
         reduced = self._reducer.reduce([*gradients, work.share], state, self.sent, name="gradients")
+        if self._strategy.replicas == 1:
+            self.sent = Recording(self._recorded)  # gradients stay in this process
         *whole, value = reduced.totals
         checked = [tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]
         finite = tf.logical_and(going, tf.reduce_all(tf.stack(checked)))
@@ -262,10 +276,11 @@ class _Work:
         number: tf.Tensor,
         carried: Carried,
         batches: Mapping[int, Any],
+        clock: ActionClock,
         totals: Sequence[tf.Tensor] = (),
     ):
         self._step, self._number, self._carried, self._totals = step, number, carried, list(totals)
-        self._stage, self._link = step._stage, step._strategy.pipeline_collectives
+        self._stage, self._link, self._clock = step._stage, step._messages, clock
         self._parts = {ahead: split_rows(batch, step._count) for ahead, batch in batches.items()}
         self._versions = [step.weights(), *carried.older]
         self._begun = deque(carried.begun)
@@ -299,7 +314,7 @@ class _Work:
         rows = self._parts[batch][part]
         arguments = MicroBatch(rows, tf.constant(part), number, replica, self._totals, step.batch_size)
         passes = step.passes(arguments)
-        with tf.control_dependencies(self.done[-1]):
+        with tf.control_dependencies(self._clock.begin(self.done[-1], received)):
             made = passes.forward(arguments, [*self._versions[step.delay - batch], *state, *received])
         count = len(stage.to_next)
         sent, self._latest = made.sent[:count], made.sent[count:]
@@ -307,6 +322,7 @@ class _Work:
         if sent:
             Link(self._link, stage.number + 1).send(sent, f"{stage.number}{kind}{place}")
         self.done.append([*made.sent, made.share])
+        self._clock.end(self.done[-1])
 
     def backward(self, place: int) -> None:
         """Computes the backward pass of the first micro-batch that has begun, and sends the gradients of its inputs."""
@@ -317,7 +333,7 @@ class _Work:
             with tf.control_dependencies(self.done[-2]):
                 gradients = Link(self._link, stage.number + 1).receive(specs, f"{stage.number + 1}B{place}")
         assert step._passes
-        with tf.control_dependencies(self.done[-1]):
+        with tf.control_dependencies(self._clock.begin(self.done[-1], gradients)):
             found = step._passes.backward(begun.residuals, gradients).of_inputs
         own, sent = found[: len(step.variables)], found[len(step.variables) :]
         self.sums = [before + gradient for before, gradient in zip(self.sums, own, strict=True)]
@@ -326,6 +342,7 @@ class _Work:
         if sent:
             Link(self._link, stage.number - 1).send(sent, f"{stage.number}B{place}")
         self.done.append([*sent, *self.sums])
+        self._clock.end(self.done[-1])
 
 
 class _Stage:
