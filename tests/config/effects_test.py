@@ -82,6 +82,13 @@ def test_the_size_of_what_is_sharded_needs_sharding():
     assert without_effect(TrainConfig(**mesh, shard="optimizer"), ONE, declared("mesh")) == []
 
 
+def test_communication_is_measured_in_steps_with_a_flush():
+    measured = {"strategy": "pipeline", "measure_every": 50}
+    [text] = without_effect(TrainConfig(**measured, pipeline_schedule="2bw"), TWO, declared("pipeline"))
+    assert text.startswith("--measure_every=50 has no effect: ") and "eave it out" in text
+    assert without_effect(TrainConfig(**measured), TWO, declared("pipeline")) == []
+
+
 def test_a_script_has_fewer_flags_and_may_compute_in_float16_by_itself():
     config = RunConfig(strategy="mirrored", bucket_mb=8.0, max_skipped_steps=5)
     [text] = without_effect(config, ONE, declared("mirrored"))

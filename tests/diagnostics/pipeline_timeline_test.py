@@ -9,6 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from tests import processes
+from tests.selection import quick
 from tfdist.diagnostics.pipeline_timeline import expected_timeline
 from tfdist.pipelining.schedules import Span, Timeline, make_schedule, simulate
 
@@ -36,9 +37,17 @@ def losses(directory):
 
 
 @pytest.mark.processes
-def test_a_run_draws_its_timeline(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("schedule", quick(["1f1b", "pipedream"], "1f1b"))
+def test_a_run_draws_its_timeline(schedule: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = ("--strategy=pipeline", "--micro_batches=4", "--model=mlp", "--dataset=digits", "--batch_size=32")
+    flags = (
+        "--strategy=pipeline",
+        f"--pipeline_schedule={schedule}",
+        "--micro_batches=4",
+        "--model=mlp",
+        "--dataset=digits",
+        "--batch_size=32",
+    )
     command = [sys.executable, "-m", "tfdist.train", *flags, "--steps=4", "--log_every=1"]
     for extra in (("--output_dir=plain",), ("--output_dir=drawn", "--profile_steps=2:3")):
         with processes.job([*command, *extra], 2) as job:
@@ -47,5 +56,5 @@ def test_a_run_draws_its_timeline(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
     assert losses(tmp_path / "drawn") == losses(tmp_path / "plain")
     assert not (tmp_path / "plain" / "timeline.png").exists()
     assert imread(tmp_path / "drawn" / "timeline.png").shape[1] == 1440
-    line = r"Timeline of 1f1b at step 2: \S+ s, \d+% idle; without messages and delays \S+ s, \d+% idle\."
+    line = rf"Timeline of {schedule} at step 2: \S+ s, \d+% idle; without messages and delays \S+ s, \d+% idle\."
     assert re.search(line, ended[0].output), ended[0].output

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tfdist.config.conflicts import flag_text
+from tfdist.config.pipeline_options import DEFAULT_SCHEDULE
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import taking
 from tfdist.grammar.all_reduce import AUTO, parse_all_reduce
 from tfdist.grammar.interval import parse_period
+from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH, parse_pipeline_schedule
 from tfdist.grammar.spec import parse
 from tfdist.grammar.sync import parse_sync
 
@@ -68,6 +70,11 @@ def _compresses(config: Any, job: Job) -> bool:
 
 def _sums_gradients(config: Any, job: Job) -> bool:
     return not parse_sync(config.sync).exchanges_weights
+
+
+def _has_flush(config: Any) -> bool:
+    schedule = getattr(config, "pipeline_schedule", DEFAULT_SCHEDULE)
+    return not isinstance(parse_pipeline_schedule(schedule), WITHOUT_FLUSH)
 
 
 def _saves(config: Any, job: Job) -> bool:
@@ -127,6 +134,11 @@ EFFECTS = (
         "no step sums gradients with this --sync. Leave it out",
     ),
     Effect("measure_every", lambda c, job: _sends(c, job) or not c.measure_every, _NOTHING_SENT),
+    Effect(
+        "measure_every",
+        lambda c, job: _has_flush(c) or not c.measure_every,
+        "communication is measured in steps that end with a flush. Leave it out, or use another --pipeline_schedule",
+    ),
     Effect(
         "check_sync_every",
         lambda c, job: _has_replicas(c, job) or c.check_sync == "gradients",

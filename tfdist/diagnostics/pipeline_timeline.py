@@ -1,5 +1,6 @@
 """Measures when each process of a pipeline computes which action of a step."""
 
+import dataclasses
 import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from tfdist.diagnostics.interface import Inspection, RunView
 from tfdist.pipelining.action_clock import ActionClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedules import KINDS, Action, Schedule, Span, Timeline, simulate
+from tfdist.pipelining.schedules.steady_state import steady_state, steps_until_steady, without_end
 
 _TRIALS = 3  # of which the last is measured: the first ones compile, and fill caches
 
@@ -39,8 +41,11 @@ class PipelineTimeline(Inspection):
         """See base class."""
         strategy = self._run_view.steps.strategy
         assert isinstance(strategy, HasStages)
-        measured = measure_timeline(self._run_view, step)
-        expected = expected_timeline(strategy.schedule, measured)
+        if strategy.schedule.has_flush:
+            measured = measure_timeline(self._run_view, step)
+            expected = expected_timeline(strategy.schedule, measured)
+        else:
+            measured, expected = measure_steady_state(self._run_view, step)
         name = strategy.schedule.name
         if strategy.is_chief:
             self._record(
@@ -70,12 +75,40 @@ def measure_timeline(run_view: RunView, step: int) -> Timeline:
     clock = ActionClock()
     trial = run_view.steps.trial(run_view.batch_size, read=clock.read, clock=clock)
     batch, number = run_view.batch(step), tf.constant(step, tf.int64)
+    return _timeline(strategy.schedule, _last_of(lambda: strategy.local(trial(batch, number)[2])[0], strategy))
+
+
+def measure_steady_state(run_view: RunView, step: int) -> tuple[Timeline, Timeline]:
+    """Computes steps of a pipeline without a flush, without updates; every process must call it.
+
+    Args:
+      run_view: a run whose strategy has stages.
+      step: number of the step.
+
+    Returns:
+      The timelines of the first replica in the midst of training, for as long as a step takes: measured and expected.
+    """
+    strategy = run_view.steps.strategy
+    assert isinstance(strategy, HasStages)
+    count, clock = steps_until_steady(strategy.schedule), ActionClock()
+    compute = run_view.steps.timed_steps(run_view.batch_size, clock, count)
+    batch, number = run_view.batch(step), tf.constant(step, tf.int64)
+    times = _last_of(lambda: compute(batch, number), strategy)
+    order = without_end(strategy.schedule, count)
+    rows = [row[len(row) - len(found) :] for row, found in zip(order.actions, times, strict=True)]
+    measured = _timeline(dataclasses.replace(order, actions=tuple(rows)), times)
+    expected = expected_timeline(order, measured)
+    micro_batches = strategy.micro_batches
+    return steady_state(measured, micro_batches), steady_state(expected, micro_batches)
+
+
+def _last_of(compute: Callable[[], tf.Tensor], strategy: HasStages) -> list[list[list[float]]]:
+    """Returns start and end of each action of the processes of the first replica, in the last of some trials."""
     for _ in range(_TRIALS):
         strategy.group.barrier("timeline", LONG_SECONDS)
-        _, _, times = trial(batch, number)
-    [own] = strategy.local(times)
-    everyone = strategy.group.gather("timeline/times", own.numpy().tolist(), LONG_SECONDS)
-    return _timeline(strategy.schedule, [everyone[rank] for rank in strategy.grid.ranks_of_replica(0)])
+        times = compute()
+    everyone = strategy.group.gather("timeline/times", times.numpy().tolist(), LONG_SECONDS)
+    return [everyone[rank] for rank in strategy.grid.ranks_of_replica(0)]
 
 
 def expected_timeline(schedule: Schedule, measured: Timeline) -> Timeline:

@@ -12,19 +12,20 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, using
+from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import HasCollectives, State
-from tfdist.errors import InputError
 from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.grammar.rules import own_code
+from tfdist.pipelining.action_clock import ActionClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staleness import without_flush_of
 from tfdist.step.communication_cost import cost_of
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
-from tfdist.step.delayed_loop import compile_delayed_loop
+from tfdist.step.delayed_loop import compile_delayed_loop, compile_timed_steps
 from tfdist.step.delayed_step import DelayedStep
 from tfdist.step.dropping_step import DroppingStep
 from tfdist.step.local_loop import compile_local_loop
@@ -190,8 +191,7 @@ class Steps:
           rate: returns the learning rate, given the optimizer's number of updates.
         """
         if pipeline := without_flush_of(self.strategy):
-            name = pipeline.schedule.name
-            raise InputError(f"A search needs gradients of the newest weights. Received: {name}. Use another schedule.")
+            check_without_flush(pipeline.schedule.name, find="learning_rate")
         step = self._step(batch_size)
         optimizer = inner_optimizer(self.model.optimizer)
         context = functools.partial(keras_internals.replaced_learning_rate, optimizer, rate)
@@ -199,11 +199,14 @@ class Steps:
 
     def _together(self, batch_size: int | None, make: Callable[[Step, HasCollectives], Loop]) -> tuple[Step, Loop]:
         if pipeline := without_flush_of(self.strategy):
-            settings = replace(self._settings, batch_size=batch_size)
-            step = DelayedStep(self.model, pipeline, self.reducer(), self._store, settings, self._metrics)
+            step = self._delayed(pipeline, batch_size)
             return step, compile_delayed_loop(step, pipeline, lambda: self.end)
         one = self._step(batch_size)
         return one, make(one, self.strategy)
+
+    def _delayed(self, pipeline: HasStages, batch_size: int | None, **options: Any) -> DelayedStep:
+        settings = replace(self._settings, batch_size=batch_size)
+        return DelayedStep(self.model, pipeline, self.reducer(), self._store, settings, self._metrics, **options)
 
     def _local(self, batch_size: int | None) -> tuple[Step, Loop]:
         settings = replace(self._settings, batch_size=batch_size, sparse=frozenset())
@@ -354,6 +357,12 @@ class Steps:
             return computed.finite, computed.norm, read()
 
         return tf.function(lambda batch, number: self.strategy.run(replica_function, batch, number), autograph=False)
+
+    def timed_steps(self, batch_size: int, clock: ActionClock, count: int) -> Callable[[Any, tf.Tensor], tf.Tensor]:
+        """Compiles steps of a pipeline without a flush that update nothing; see `compile_timed_steps`."""
+        pipeline = without_flush_of(self.strategy)
+        assert pipeline
+        return compile_timed_steps(self._delayed(pipeline, batch_size, clock=clock), pipeline, clock, count)
 
     @property
     def gradient_bytes(self) -> int:

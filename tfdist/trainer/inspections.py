@@ -16,6 +16,7 @@ from tfdist.diagnostics import (
     RunView,
 )
 from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.staleness import without_flush_of
 from tfdist.trainer.options import Checks, Reporting
 
 
@@ -41,7 +42,8 @@ def inspections(
         found.append(Auto(run_view, choice))
     if checks.compression_check_every and summed:
         found.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
-    if checks.measure_every and summed:
+    # Its trials are steps with a flush.
+    if checks.measure_every and summed and not without_flush_of(run_view.steps.strategy):
         found.append(Exposure(run_view, checks.measure_every))
     if checks.check_sync_every and checks.check_sync == "gradients":
         found.append(GradientNorms(run_view, checks.check_sync_every))

@@ -1,7 +1,7 @@
 """Timelines: when each process computes which action, predicted or measured."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from tfdist.pipelining.schedules.schedule import Action
 
@@ -48,3 +48,15 @@ class Timeline:
         """The share of the time of all processes in which they do not compute, in [0, 1)."""
         total = self.makespan * len(self.spans)
         return 1 - sum(self.busy) / total if total else 0.0
+
+    def between(self, start: float, end: float) -> Self:
+        """Returns the part of a timeline between two times; actions at its borders are cut."""
+        rows = tuple(
+            tuple(
+                span._replace(start=max(span.start, start), end=min(span.end, end))
+                for span in row
+                if span.start < end and start < span.end
+            )
+            for row in self.spans
+        )
+        return dataclasses.replace(self, spans=rows)
