@@ -157,6 +157,19 @@ def test_json_of_a_pipeline(capfd: pytest.CaptureFixture[str]) -> None:
     assert all(f"{note}\n" in text for note in record["notes"])
 
 
+def test_older_weights_of_a_schedule_without_a_flush(capfd: pytest.CaptureFixture[str]) -> None:
+    """One version in the first of two stages: in the loop of steps and, for checkpoints, as a variable."""
+    flags = (*PIPELINE, "--pipeline_schedule=pipedream")
+    record = json.loads(printed(capfd, "--json", *flags))
+    first, _ = (stage["bytes"]["gradients"] for stage in record["stages"])
+    schedules = {each["schedule"]: each for each in record["schedules"]}
+    found, flushed = schedules["pipedream"], schedules["1f1b"]
+    assert found["older_weights_bytes"] == [2 * first, 0] and flushed["older_weights_bytes"] == [0, 0]
+    assert [a - b for a, b in zip(found["process_bytes"], flushed["process_bytes"], strict=True)] == [2 * first, 0]
+    note = f"Of the memory of pipedream, {byte_size(2 * first)}, 0 bytes are older weights"
+    assert note in printed(capfd, *flags)
+
+
 def test_messages_of_a_step(capfd: pytest.CaptureFixture[str]) -> None:
     large = (
         "--mesh_shape=stage:2",

@@ -163,6 +163,10 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig) -> Ite
         yield (
             "Idle time follows from the operations of each stage, a backward pass counting twice; --measure_stages measures it."
         )
+    for each in plan.schedules:
+        if any(each.older_weights_bytes):
+            sizes = ", ".join(map(byte_size, each.older_weights_bytes))
+            yield f"Of the memory of {each.name}, {sizes} are older weights: for the next steps, and once more for checkpoints."
     if plan.has_loops:
         yield "Not counted: operations and activations in loops, such as the steps of a recurrent layer."
     if grid.replicas > 1:
@@ -210,6 +214,7 @@ def _schedule_facts(plan: "SchedulePlan") -> dict[str, Any]:
         "idle": plan.idle,
         "live_micro_batches": list(plan.live),
         "process_bytes": list(plan.process_bytes),
+        "older_weights_bytes": list(plan.older_weights_bytes),
         "message_bytes": list(plan.message_bytes),
         "step_seconds": plan.step_seconds,
     }

@@ -8,6 +8,7 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.collectives.replica_context import ReplicaContextCollectives
+from tfdist.config.pipeline_options import check_without_flush
 from tfdist.errors import InputError
 from tfdist.pipelining.activation_compression import METHODS, ActivationCompression
 from tfdist.pipelining.crossings import crossings_of
@@ -81,7 +82,8 @@ class SchedulePlan:
       name: the schedule, as in `--pipeline_schedule`.
       idle: share of the time of all processes in which they do not compute, predicted from the costs of the stages.
       live: for each process, the most micro-batches of its stages whose activations it keeps at the same time.
-      process_bytes: for each process, bytes of variables, gradients, optimizer state and live activations.
+      process_bytes: for each process, bytes of variables, gradients, optimizer state, older versions and live activations.
+      older_weights_bytes: for each process, those of older versions of its weights, which schedules without a flush keep.
       message_bytes: for each process, bytes that it sends to others of its pipeline in a step: activations, their gradients,
         and gradients of shared variables.
       step_seconds: predicted time of all micro-batches; None if stages were not measured.
@@ -91,6 +93,7 @@ class SchedulePlan:
     idle: float
     live: tuple[int, ...]
     process_bytes: tuple[int, ...]
+    older_weights_bytes: tuple[int, ...]
     message_bytes: tuple[int, ...]
     step_seconds: float | None
 
@@ -168,6 +171,7 @@ def plan_pipeline(
         except InputError as error:
             impossible[name] = str(error)
     stages = planner.stages(requested.stages)
+    check_without_flush(requested.name, shared=next((variable.path for variable, _ in stages.cut.shared), ""))
     ordered = sorted(found.values(), key=lambda each: COMPARED.index(each.name) if each.name in COMPARED else -1)
     shared = tuple(
         SharedVariable(variable.path, keras_internals.bytes_of(variable), numbers)
@@ -228,13 +232,16 @@ class _Planner:
         idle, makespan = _times(schedule, forward, backward)
         activations = schedule.live_activations([plan.activation_bytes for plan in stages.plans])
         state = [self._state_bytes(stages.cut, schedule.stages_of(process)) for process in range(schedule.processes)]
-        versions = [plan.gradient_bytes * delay for plan, delay in zip(stages.plans, schedule.delays, strict=False)]
-        state = [held + older for held, older in zip(state, versions or [0] * len(state), strict=True)]
+        delays = schedule.delays or (0,) * schedule.processes
+        # Twice: as tensors of the loop of steps, and as variables for checkpoints.
+        versions = [2 * delay * plan.gradient_bytes for plan, delay in zip(stages.plans, delays, strict=False)]
+        held = zip(state, versions, activations, strict=True)
         return SchedulePlan(
             schedule.name,
             idle,
             tuple(int(count) for count in schedule.live_activations()),
-            tuple(held + int(live) for held, live in zip(state, activations, strict=True)),
+            tuple(own + older + int(live) for own, older, live in held),
+            tuple(versions),
             sent_in_a_step(schedule, stages.plans, stages.cut),
             makespan if seconds else None,
         )

@@ -5,8 +5,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.errors import InputError
-from tfdist.pipelining.schedules import check_schedule, make_schedule
-from tfdist.pipelining.schedules.pipedream import pipedream, stashed_versions, weight_versions
+from tfdist.pipelining.schedules import FORWARD, Schedule, check_schedule, make_schedule
+from tfdist.pipelining.schedules.pipedream import pipedream
+
+
+def weight_versions(schedule: Schedule, *, vertical_sync: bool = False) -> dict[tuple[int, int], int]:
+    """Returns the number of updates in the weights of a stage that compute a micro-batch, by (stage, micro-batch).
+
+    Args:
+      schedule: a schedule in which each whole backward pass, "B" or "W", is followed by the update of its stage.
+      vertical_sync: whether all stages use the version of the first stage, which is the oldest.
+    """
+    versions = {}
+    for row in schedule.actions:
+        updates = dict.fromkeys((action.stage for action in row), 0)
+        for action in row:
+            if action.kind == FORWARD:
+                versions[action.stage, action.micro_batch] = updates[action.stage]
+            elif action.completes_backward:
+                updates[action.stage] += 1
+    return {(v, m): versions[0, m] for v, m in versions} if vertical_sync else versions
+
+
+def stashed_versions(schedule: Schedule, *, vertical_sync: bool = False) -> tuple[int, ...]:
+    """Returns the largest number of versions of a stage's weights that are kept at a time, the newest included, by stage.
+
+    For stage s it is S - s, and S with vertical sync, if there are at least 2 S micro-batches.
+    """
+    versions = weight_versions(schedule, vertical_sync=vertical_sync)
+    found = []
+    for stage in range(schedule.stages):
+        row = schedule.actions[schedule.process_of(stage)]
+        left = [action.micro_batch for action in row if action.stage == stage and action.completes_backward]
+        needed = [{versions[stage, m] for m in left[updates:]} for updates in range(len(left) + 1)]
+        found.append(max(len({v for v in old if v <= updates} | {updates}) for updates, old in enumerate(needed)))
+    return tuple(found)
 
 
 @given(st.integers(1, 6), st.integers(1, 20))
