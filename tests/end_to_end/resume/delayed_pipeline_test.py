@@ -1,5 +1,6 @@
 """A pipeline without a flush resumes bit for bit: batches that have begun are not saved, but computed again."""
 
+import os
 import pathlib
 import signal
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from tests import processes
+from tests.end_to_end.chaos.striking import child_of_rank
 from tests.end_to_end.resume.command_test import shown, weights
 from tests.end_to_end.resume.pipeline_process_test import LAUNCH, SECONDS
 from tfdist import ledger
@@ -24,27 +26,55 @@ FLAGS = [
 ]
 
 
-def command(path: pathlib.Path, *more: str) -> list[str]:
+PARTS = ["--steps=200", "--steps_per_call=4", "--eval_every=40", "--checkpoint_every=50"]
+
+
+def command(path: pathlib.Path, *more: str, launch: tuple[str, ...] = ()) -> list[str]:
     train = [sys.executable, "-m", "tfdist.train", *FLAGS, f"--output_dir={path}", *more]
-    return [*LAUNCH, f"--log_dir={path.parent / 'logs'}", "--", *train]
+    return [*LAUNCH, f"--log_dir={path.parent / 'logs'}", *launch, "--", *train]
 
 
-def test_a_preempted_run_ends_as_one_that_is_never_saved_or_evaluated(tmp_path: pathlib.Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A run that is never saved or evaluated before its end."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
     flags = ["--steps=200", "--steps_per_call=10", "--eval_every=1000"]
-    with processes.job(command(whole, *flags, "--checkpoint_every=200"), 1) as job:
+    with processes.job(command(path, *flags, "--checkpoint_every=200"), 1) as job:
         [end] = job.wait(SECONDS)
     assert end.code == 0, end.output
-    flags = ["--steps=200", "--steps_per_call=4", "--eval_every=40", "--checkpoint_every=50"]
-    with processes.job(command(parts, *flags), 1) as job:
+    return path
+
+
+def check_is_whole(path: pathlib.Path, whole: pathlib.Path) -> None:
+    """Asserts that weights, their older versions, slots, statistics and records are equal, bit for bit."""
+    assert any(name.startswith("delayed/") or "/delayed/" in name for name in weights(whole))
+    assert weights(path) == weights(whole)
+    assert [x for x in shown(path) if x[0] == "train"] == [x for x in shown(whole) if x[0] == "train"]
+    assert ledger.main(str(path)) == 0
+
+
+def test_a_preempted_run_ends_as_one_that_is_never_saved_or_evaluated(
+    whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    parts = tmp_path / "parts"
+    with processes.job(command(parts, *PARTS), 1) as job:
         job.wait_for(0, "step 60/", SECONDS)
         job.processes[0].send_signal(signal.SIGTERM)
         [end] = job.wait(SECONDS)
     assert end.code == 75, end.output
-    with processes.job(command(parts, *flags), 1) as job:
+    with processes.job(command(parts, *PARTS), 1) as job:
         [end] = job.wait(SECONDS)
     assert end.code == 0, end.output
-    assert any(name.startswith("delayed/") or "/delayed/" in name for name in weights(whole))
-    assert weights(parts) == weights(whole)
-    assert [x for x in shown(parts) if x[0] == "train"] == [x for x in shown(whole) if x[0] == "train"]
-    assert ledger.main(str(parts)) == 0
+    check_is_whole(parts, whole)
+
+
+@pytest.mark.full
+def test_so_does_one_that_loses_a_stage_and_is_restarted(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    parts = tmp_path / "parts"
+    with processes.job(command(parts, *PARTS, launch=("--max_restarts=1",)), 1) as job:
+        job.wait_for(0, "step 100/", SECONDS)
+        os.kill(child_of_rank(job.processes[0].pid, 1) or 0, signal.SIGKILL)
+        [end] = job.wait(SECONDS)
+    assert end.code == 0, end.output
+    assert "rank 1 ended with code 137 (killed by SIGKILL)" in end.output, end.output
+    check_is_whole(parts, whole)
