@@ -63,6 +63,7 @@ def rank_program(given: argparse.Namespace) -> None:
     if strategy.is_chief:
         print(RESULT + json.dumps(found), flush=True)
     strategy.group.barrier("end")
+    strategy.group.leave()
     strategy.close()
 
 
@@ -128,6 +129,7 @@ def plot(found: list[dict[str, Any]], file: pathlib.Path) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="epoch", ylabel="accuracy on the test images")
     axes.legend()
+    file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120, bbox_inches="tight")
 
 
