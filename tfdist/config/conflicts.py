@@ -255,10 +255,11 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
     for field in dataclasses.fields(config):
         accepted, value = field.metadata["flag"].elsewhere, getattr(config, field.name)
         if strategy.options is not None and field.name not in strategy.options and accepted and value not in accepted:
-            others = taking(field.name)
+            others = [name for name in taking(field.name) if value in declared(name).accepts.get(field.name, (value,))]
+            is_of_value = len(others) < len(taking(field.name))
             raise _refused(
-                f"--{field.name} is for --strategy={' or '.join(others)}: use {'it' if len(others) == 1 else 'one of them'} "
-                f"or leave out --{field.name}.",
+                f"{flag_text(field.name, value) if is_of_value else f'--{field.name}'} is for --strategy="
+                f"{' or '.join(others)}: use {'it' if len(others) == 1 else 'one of them'} or leave out --{field.name}.",
                 config,
                 (field.name, "strategy"),
             )
