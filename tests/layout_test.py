@@ -195,3 +195,50 @@ def test_measured_stages(capfd: pytest.CaptureFixture[str]) -> None:
     schedules = {each["schedule"]: each for each in record["schedules"]}
     one = [forward + backward for forward, backward in times]
     assert schedules["1f1b"]["step_seconds"] == pytest.approx(sum(one) + max(one), rel=0.5)
+
+
+def test_a_sharded_optimizer_of_stages(capfd: pytest.CaptureFixture[str]) -> None:
+    argv = (*PIPELINE, "--shard=optimizer")
+    text = printed(capfd, *argv)
+    record = json.loads(printed(capfd, "--json", *argv))
+    documented_json.check("layout", record, "--strategy=pipeline ")
+    whole = json.loads(printed(capfd, "--json", *PIPELINE))
+    assert record["shard"] == "optimizer" and whole["shard"] == "none"
+    assert whole["optimizer_state_bytes"] == [[stage["bytes"]["optimizer_state"]] for stage in whole["stages"]]
+    for number, parts in enumerate(record["optimizer_state_bytes"]):
+        [state] = whole["optimizer_state_bytes"][number]
+        assert len(parts) == 2 and sum(parts) == state and max(parts) < state
+        shown = f"Optimizer state of stage {number}, sharded over 2 replicas: {' + '.join(map(byte_size, parts))}"
+        assert shown in text
+        before, after = (found["schedules"][0]["process_bytes"][number] for found in (whole, record))
+        assert before - after == state - max(parts)
+    assert "Updated weights of each stage" in text
+
+
+@pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
+def test_a_sharded_optimizer_of_replicas(strategy: str, capfd: pytest.CaptureFixture[str]) -> None:
+    argv = (f"--strategy={strategy}", "--processes=3", "--shard=optimizer", *LANGUAGE)
+    text = printed(capfd, *argv)
+    record = json.loads(printed(capfd, "--json", *argv))
+    documented_json.check("layout", record, "--strategy=horovod ")
+    parts, sizes = record["optimizer_state_bytes"], record["process_bytes"]
+    assert f"{strategy} in 3 processes, at most 3 examples on each" in text
+    assert f"Optimizer state, sharded over 3 replicas: {' + '.join(map(byte_size, parts))}" in text
+    assert len(parts) == 3 and sum(parts) == 2 * sizes["gradients"], "AdamW has two slots"
+    assert f"gradients {byte_size(sizes['gradients'])}, optimizer state at most {byte_size(max(parts))}, " in text
+    whole = json.loads(printed(capfd, "--json", *(each for each in argv if each != "--shard=optimizer")))
+    assert whole["optimizer_state_bytes"] == [sum(parts)] * 3
+
+
+def test_a_variable_that_outweighs_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--strategy=horovod", "--processes=4", "--shard=optimizer", "--model=mlp(hidden=(512,))")
+    assert "; the largest is 3.4 times the mean, because variables are not divided" in printed(capsys, *argv)
+
+
+def test_replicas_have_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    rule = "give both --strategy=multiworker or horovod and --processes or neither."
+    assert rule in printed(capsys, "--strategy=horovod", code=2)
+    assert rule in printed(capsys, "--mesh_shape=data:2", "--processes=2", code=2)
+    assert "needs a trained variable for each replica. Received: 6 variables, 7 replicas." in printed(
+        capsys, "--strategy=horovod", "--processes=7", "--shard=optimizer", "--model=mlp", code=2
+    )

@@ -1,4 +1,4 @@
-"""Print the memory per device and the communication of a step on a mesh, or of the stages of a pipeline, without training."""
+"""Print the memory per device and the communication of a step on a mesh, of a pipeline or of replicas, without training."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,27 +24,17 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
         from tfdist.cli import pipeline_layout
 
         return pipeline_layout.main(config, output)
-    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
-    import keras
+    if config.has_replicas:
+        from tfdist.cli import replica_layout
 
-    from tfdist import data, models
-    from tfdist.cli.session import sizes
+        return replica_layout.main(config, output)
+    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    from tfdist.cli.planned_model import planned_model
     from tfdist.data import check_equal_shares
-    from tfdist.layers.recompute import recompute
-    from tfdist.optimizers.catalog import create_optimizer
-    from tfdist.optimizers.weight_average import average_weights
     from tfdist.planner import layout_plan
     from tfdist.sharding.mesh import mesh_of
 
-    def make() -> Any:
-        optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
-        average_weights(optimizer, config.ema)
-        return recompute(models.build(config.model, *sizes(whole)), config.recompute), optimizer
-
-    if config.precision != "float32":
-        keras.config.set_dtype_policy(config.precision)
-    whole = data.load(config.dataset, config.data_dir)
-    abstract_model = layout_plan.AbstractModel(make)
+    abstract_model = planned_model(config)
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)
     chosen = parse_layout("" if config.layout == AUTO else config.layout, mesh)
     check_equal_shares(config.batch_size, mesh.axes[chosen["batch"]], config.accumulate_steps)
@@ -158,6 +148,7 @@ def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
 _EXAMPLES = (
     "python -m tfdist.layout --model=transformer --dataset=text --mesh_shape='data:2;model:4' --layout='heads:model;ffn:model'",
     "python -m tfdist.layout --model=transformer --dataset=text --mesh_shape=stage:2 --micro_batches=8 --measure_stages",
+    "python -m tfdist.layout --model=transformer --dataset=text --strategy=horovod --processes=4 --shard=optimizer",
 )
 
 if __name__ == "__main__":

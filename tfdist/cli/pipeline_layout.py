@@ -12,6 +12,7 @@ from tfdist.errors import InputError
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.grammar.cut import parse_cut
 from tfdist.pipelining.schedules import make_schedule
+from tfdist.sharding.balanced_parts import describe_parts
 from tfdist.sharding.mesh import parse_mesh
 from tfdist.sharding.process_grid import ProcessGrid, parse_grid
 
@@ -30,26 +31,13 @@ def main(config: LayoutConfig, output: Output) -> int:
     tensorflow_import.load_tensorflow()
     import keras
 
-    from tfdist import data, models
-    from tfdist.cli.session import sizes
+    from tfdist.cli.planned_model import planned_model
     from tfdist.cluster.devices import limit_threads
-    from tfdist.layers.recompute import recompute
-    from tfdist.optimizers.catalog import create_optimizer
-    from tfdist.optimizers.weight_average import average_weights
-    from tfdist.planner.layout_plan import AbstractModel
     from tfdist.planner.pipeline_plan import plan_pipeline
-
-    def make() -> Any:
-        optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
-        average_weights(optimizer, config.ema)
-        return recompute(models.build(config.model, *sizes(whole)), config.recompute), optimizer
 
     limit_threads(config.intra_op_threads)
     keras.utils.clear_session(free_memory=False)  # names of layers as in training
-    if config.precision != "float32":
-        keras.config.set_dtype_policy(config.precision)
-    whole = data.load(config.dataset, config.data_dir)
-    abstract_model = AbstractModel(make)
+    abstract_model = planned_model(config)
     plan = plan_pipeline(
         abstract_model.model,
         abstract_model.slots,
@@ -59,6 +47,7 @@ def main(config: LayoutConfig, output: Output) -> int:
         rows=rows,
         cut=config.cut,
         activation_compression=config.activation_compression,
+        shards=grid.replicas if config.shard == "optimizer" else 1,
         measures=config.measure_stages,
     )
     notes = list(_notes(plan, grid, config))
@@ -108,6 +97,10 @@ def _lines(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutCon
     for shared in plan.shared:
         stages = " and ".join(map(str, shared.stages))
         yield f"In stages {stages}: {shared.path}, {byte_size(shared.bytes)}, whose gradients are summed over these stages"
+    for number, parts in enumerate(plan.optimizer_parts):
+        if len(parts) > 1:
+            name = "stage" if len(plan.stages) == grid.stages else "process"
+            yield f"Optimizer state of {name} {number}, sharded over {len(parts)} replicas: {describe_parts(parts)}"
     yield ""
     micro_batches = _count(config.micro_batches, "micro-batch")
     yield f"Schedules with {micro_batches}; live micro-batches, memory and messages of each process:"
@@ -172,6 +165,8 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig) -> Ite
     if grid.replicas > 1:
         most = max(stage.gradient_bytes for stage in plan.stages)
         yield f"Gradients of each stage, at most {byte_size(most)}, are summed over the {grid.replicas} replicas once per step."
+        if config.shard == "optimizer":
+            yield f"Updated weights of each stage, at most {byte_size(most)}, are gathered from them once per step."
 
 
 def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig) -> dict[str, Any]:
@@ -182,8 +177,10 @@ def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutCon
         "pipeline_schedule": config.pipeline_schedule,
         "cut": config.cut,
         "activation_compression": config.activation_compression,
+        "shard": config.shard,
         "stages": [_stage_facts(stage) for stage in plan.stages],
         "shared_variables": [dataclasses.asdict(shared) for shared in plan.shared],
+        "optimizer_state_bytes": [list(parts) for parts in plan.optimizer_parts],
         "schedules": [_schedule_facts(each) for each in plan.schedules],
         "impossible_schedules": dict(plan.impossible),
     }

@@ -13,6 +13,7 @@ from tfdist.sharding.mesh import parse_mesh
 
 _WITH_STAGES = taking("pipeline_schedule")
 _WITH_LAYOUT = tuple(name for name in taking("layout") if name not in _WITH_STAGES)
+_WITH_REPLICAS = tuple(name for name in taking("shard") if name not in taking("layout"))
 _OF_A_PLAN = (  # flags on which memory and communication of a step depend
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"
@@ -22,7 +23,7 @@ _OF_A_PLAN = (  # flags on which memory and communication of a step depend
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayoutConfig(TrainConfig):
-    """Configuration of `tfdist.layout`: the fields of training, for strategies that split a model."""
+    """Configuration of `tfdist.layout`: the fields of training, for strategies that split a model or its state."""
 
     without_effect: ClassVar[tuple[str, ...]] = tuple(
         field.name for field in dataclasses.fields(TrainConfig) if field.name not in _OF_A_PLAN
@@ -30,9 +31,9 @@ class LayoutConfig(TrainConfig):
     strategy: str = flag_field(
         AUTO,
         DEVICES,
-        f"Distribution strategy: {', '.join((*_WITH_LAYOUT, *_WITH_STAGES))}, or auto: {_WITH_STAGES[0]} if --mesh_shape has "
-        f"an axis stage, else {_WITH_LAYOUT[0]}.",
-        choices=(AUTO, *_WITH_LAYOUT, *_WITH_STAGES),
+        f"Distribution strategy: {', '.join((*_WITH_LAYOUT, *_WITH_STAGES, *_WITH_REPLICAS))}, or auto: {_WITH_STAGES[0]} if "
+        f"--mesh_shape has an axis stage, else {_WITH_LAYOUT[0]}.",
+        choices=(AUTO, *_WITH_LAYOUT, *_WITH_STAGES, *_WITH_REPLICAS),
     )
     layout: str = flag_field(
         "",
@@ -49,10 +50,19 @@ class LayoutConfig(TrainConfig):
     measure_stages: bool = flag_field(
         False, DEVICES, "Measure the time of each stage of a pipeline on this device, and predict that of a step."
     )
+    processes: int = flag_field(
+        0, DEVICES, f"Number of processes, each with one replica, for --strategy={' or '.join(_WITH_REPLICAS)}."
+    )
 
     def __post_init__(self) -> None:
-        """Validates as for training, and requires a memory limit for a search, and a number of stages for a pipeline."""
+        """Validates as for training, and requires a memory limit for a search, and numbers of stages and of processes."""
         super().__post_init__()
+        if self.has_replicas != bool(self.processes):
+            raise InputError(
+                f"The plan of replicas needs the number of their processes: give both --strategy={' or '.join(_WITH_REPLICAS)} "
+                f"and --processes or neither. Received: {flag_text('strategy', self.strategy)} "
+                f"{flag_text('processes', self.processes)}."
+            )
         if self.has_stages and "stage" not in parse_mesh(self.mesh_shape or "data:1").axes:
             raise InputError(
                 "The plan of a pipeline needs the number of its stages: give --mesh_shape with an axis stage, such as stage:4. "
@@ -73,6 +83,11 @@ class LayoutConfig(TrainConfig):
     def has_stages(self) -> bool:
         """Whether the plan is that of a pipeline."""
         return self.strategy in _WITH_STAGES
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether the plan is that of replicas in processes of their own, which all have the whole model."""
+        return self.strategy in _WITH_REPLICAS
 
     def _complete(self) -> None:
         """See base class; chooses the strategy."""

@@ -66,11 +66,6 @@ class ShardedOptimizer(OptimizerShards):
           InputError: there are fewer trained variables than replicas.
         """
         variables = list(model.trainable_variables)
-        if 0 < len(variables) < self.parts:
-            raise InputError(
-                "--shard=optimizer needs a trained variable for each replica. Received: "
-                f"{len(variables)} variables, {self.parts} replicas. Leave out --shard."
-            )
         owners = balanced_owners([keras_internals.bytes_of(variable) for variable in variables], self.parts)
         mine = {number for number, owner in enumerate(owners) if owner == self._rank}
         with self._strategy.process_device():

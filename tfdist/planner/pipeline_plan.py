@@ -17,6 +17,7 @@ from tfdist.pipelining.cut.graph import Graph
 from tfdist.pipelining.messages import message_bytes
 from tfdist.pipelining.schedules import Schedule, make_schedule, simulate
 from tfdist.pipelining.stage_costs import StageSeconds, count_operations, measure_stage
+from tfdist.sharding.balanced_parts import sizes_of_parts
 
 COMPARED = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
 
@@ -82,7 +83,8 @@ class SchedulePlan:
       name: the schedule, as in `--pipeline_schedule`.
       idle: share of the time of all processes in which they do not compute, predicted from the costs of the stages.
       live: for each process, the most micro-batches of its stages whose activations it keeps at the same time.
-      process_bytes: for each process, bytes of variables, gradients, optimizer state, older versions and live activations.
+      process_bytes: for each process, bytes of variables, gradients, optimizer state, older versions and live activations; if
+        the optimizer's state is sharded over replicas, in the replica with the largest part.
       older_weights_bytes: for each process, those of older versions of its weights, which schedules without a flush keep.
       message_bytes: for each process, bytes that it sends to others of its pipeline in a step: activations, their gradients,
         and gradients of shared variables.
@@ -120,6 +122,8 @@ class PipelinePlan:
     Attributes:
       stages: stages of the requested schedule.
       shared: variables that several of them use.
+      optimizer_parts: for each process of a pipeline that uses the requested schedule, bytes of the optimizer's state in each
+        replica that has a part of it; one number if each replica has all of it.
       schedules: the requested schedule and those to compare it with.
       impossible: for each schedule that cannot be used, the reason.
       has_loops: whether there are loops, whose operations and activations are not counted.
@@ -127,6 +131,7 @@ class PipelinePlan:
 
     stages: tuple[StagePlan, ...]
     shared: tuple[SharedVariable, ...]
+    optimizer_parts: tuple[tuple[int, ...], ...]
     schedules: tuple[SchedulePlan, ...]
     impossible: Mapping[str, str]
     has_loops: bool
@@ -142,6 +147,7 @@ def plan_pipeline(
     rows: int,
     cut: str = "auto",
     activation_compression: str = "none",
+    shards: int = 1,
     measures: bool = False,
 ) -> PipelinePlan:
     """Plans the training of a model in stages, each in a process of its own.
@@ -155,13 +161,14 @@ def plan_pipeline(
       rows: rows of a micro-batch.
       cut: where the model is cut, as in `--cut`.
       activation_compression: compression of messages, as in `--activation_compression`.
+      shards: number of replicas over which the optimizer's state of each process is sharded; 1 if it is not.
       measures: whether to measure the time of each stage on this device.
 
     Raises:
-      InputError: the model cannot be cut in this way, or the schedule cannot be used.
+      InputError: the model cannot be cut in this way, the schedule cannot be used, or the state cannot be sharded.
     """
     compression = METHODS[activation_compression]()
-    planner = _Planner(trace_model(model), slots, processes, rows, cut, compression, measures)
+    planner = _Planner(trace_model(model), slots, processes, rows, cut, compression, shards, measures)
     requested = make_schedule(schedule, processes, micro_batches)
     found, impossible = {requested.name: planner.plan(requested)}, {}
     for name in COMPARED:
@@ -177,7 +184,8 @@ def plan_pipeline(
         SharedVariable(variable.path, keras_internals.bytes_of(variable), numbers)
         for variable, numbers in stages.cut.shared
     )
-    return PipelinePlan(stages.plans, shared, tuple(ordered), impossible, stages.has_loops)
+    parts = planner.optimizer_parts(requested)
+    return PipelinePlan(stages.plans, shared, parts, tuple(ordered), impossible, stages.has_loops)
 
 
 def _times(schedule: Schedule, forward: Sequence[float], backward: Sequence[float]) -> tuple[float, float]:
@@ -207,10 +215,11 @@ class _Planner:
         rows: int,
         cut: str,
         compression: ActivationCompression,
+        shards: int,
         measures: bool,
     ):
         self._traced, self._slots, self._rows, self._cut, self._measures = traced, slots, rows, cut, measures
-        self._compression = compression
+        self._compression, self._shards = compression, shards
         self._seconds: Callable[[Graph], Sequence[float]] = functools.cache(measure_seconds)
         self._known: dict[int, _Stages] = {}
 
@@ -271,12 +280,31 @@ class _Planner:
             seconds=measure_stage(cut, stage, self._rows) if self._measures else None,
         )
 
+    def optimizer_parts(self, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+        """Returns the bytes of the optimizer's state by process and replica; see `PipelinePlan`."""
+        cut = self.stages(schedule.stages).cut
+        return tuple(
+            tuple(self._parts(self._variables(cut, schedule.stages_of(process))))
+            for process in range(schedule.processes)
+        )
+
     def _state_bytes(self, cut: Cut, numbers: Sequence[int]) -> int:
         """Returns the bytes of variables, gradients and optimizer state in a process; a variable counts once."""
-        variables = {id(variable): variable for number in numbers for variable in cut.stages[number].variables.all}
-        return sum(
-            keras_internals.bytes_of(variable) * (2 if variable.trainable else 1) + self._slot_bytes(variable)
-            for variable in variables.values()
+        variables = self._variables(cut, numbers)
+        sizes = [keras_internals.bytes_of(variable) * (2 if variable.trainable else 1) for variable in variables]
+        return sum(sizes) + max(self._parts(variables))
+
+    def _variables(self, cut: Cut, numbers: Sequence[int]) -> list[keras.Variable]:
+        """Returns the variables of some stages, in the order of the model."""
+        own = {id(variable) for number in numbers for variable in cut.stages[number].variables.all}
+        return [variable for variable in self._traced.graph.model.variables if id(variable) in own]
+
+    def _parts(self, variables: Sequence[keras.Variable]) -> list[int]:
+        trained = [variable for variable in variables if variable.trainable]
+        return sizes_of_parts(
+            [keras_internals.bytes_of(variable) for variable in trained],
+            [*map(self._slot_bytes, trained)],
+            self._shards,
         )
 
     def _slot_bytes(self, variable: keras.Variable) -> int:

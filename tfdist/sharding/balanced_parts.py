@@ -3,6 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tfdist.errors import InputError
+from tfdist.errors.byte_sizes import byte_size
+
+_SHOWN = 8  # parts of which each is listed
+_UNBALANCED = 1.1  # largest part over the mean, from which on it is shown
+
 
 class Piece(NamedTuple):
     """A variable in a message.
@@ -37,7 +43,15 @@ def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
     Args:
       sizes: size of each variable.
       parts: number of owners.
+
+    Raises:
+      InputError: there are variables, but fewer than owners.
     """
+    if 0 < len(sizes) < parts:
+        raise InputError(
+            f"--shard=optimizer needs a trained variable for each replica. Received: {len(sizes)} variables, {parts} replicas. "
+            "Leave out --shard."
+        )
     loads = [0] * parts
     owners = [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -45,6 +59,35 @@ def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
         owners[number] = owner
         loads[owner] += sizes[number]
     return owners
+
+
+def sizes_of_parts(sizes: Sequence[int], state: Sequence[int], parts: int) -> list[int]:
+    """Returns the size of the optimizer's state that each owner has.
+
+    Args:
+      sizes: size of each variable, by which they are divided.
+      state: size of the optimizer's state for each.
+      parts: number of owners.
+
+    Raises:
+      InputError: there are variables, but fewer than owners.
+    """
+    found = [0] * parts
+    for owner, size in zip(balanced_owners(sizes, parts), state, strict=True):
+        found[owner] += size
+    return found
+
+
+def describe_parts(sizes: Sequence[int]) -> str:
+    """Returns for example `215.0 KiB + 214.1 KiB`, and by how much the largest part exceeds the mean, if it does.
+
+    Args:
+      sizes: bytes of each part.
+    """
+    text = " + ".join(map(byte_size, sizes)) if len(sizes) <= _SHOWN else f"at most {byte_size(max(sizes))} each"
+    excess = max(sizes) * len(sizes) / max(1, sum(sizes))
+    unbalanced = f"; the largest is {excess:.2g} times the mean, because variables are not divided"
+    return text + (unbalanced if excess > _UNBALANCED else "")
 
 
 def messages(sizes: Sequence[int], owners: Sequence[int], parts: int, least: int) -> list[Message]:

@@ -14,6 +14,7 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedules import simulate
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.reporting import RunPlan
+from tfdist.sharding.balanced_parts import describe_parts
 from tfdist.step.settings import Settings
 from tfdist.trainer.program import Program
 
@@ -78,8 +79,7 @@ def describe_optimizer(model: keras.Model, strategy: HasCollectives) -> str:
     parts = strategy.optimizer_shards.state_bytes(model.optimizer)
     if len(parts) == 1:
         return ""
-    sizes = f"{' + '.join(map(byte_size, parts))}" if len(parts) <= _SHOWN else f"at most {byte_size(max(parts))} each"
-    return f"state sharded over {len(parts)} replicas, {sizes}"
+    return f"state sharded over {len(parts)} replicas, {describe_parts(parts)}"
 
 
 def describe_stages(model: keras.Model, strategy: HasCollectives) -> str:

@@ -1,0 +1,27 @@
+"""The model and the optimizer of which `python -m tfdist.layout` prints a plan."""
+
+from typing import Any
+
+import keras
+
+from tfdist import data, models
+from tfdist.cli.session import sizes
+from tfdist.config.layout_config import LayoutConfig
+from tfdist.layers.recompute import recompute
+from tfdist.optimizers.catalog import create_optimizer
+from tfdist.optimizers.weight_average import average_weights
+from tfdist.planner.layout_plan import AbstractModel
+
+
+def planned_model(config: LayoutConfig) -> AbstractModel:
+    """Returns the model of the flags, as for training, without values of its variables; sets the precision."""
+    if config.precision != "float32":
+        keras.config.set_dtype_policy(config.precision)
+    whole = data.load(config.dataset, config.data_dir)
+
+    def make() -> Any:
+        optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
+        average_weights(optimizer, config.ema)
+        return recompute(models.build(config.model, *sizes(whole)), config.recompute), optimizer
+
+    return AbstractModel(make)
