@@ -143,3 +143,21 @@ def test_an_update_of_own_copies_changes_no_other_replica(mirrored2):
     assert [value.numpy().tolist() for value in mirrored2.local(variable.value)] == [[1.0, 1.0], [0.5, 0.5]]
     [_, momentum] = [v for v in optimizer.variables if v.path.endswith(("iteration", "momentum"))]
     assert [value.numpy().tolist() for value in mirrored2.local(momentum.value)] == [[0.0, 0.0], [-0.5, -0.5]]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adafactor", "lion", "muon", "ftrl"])
+def test_paths_of_state_name_the_trained_variable(optimizer):
+    """Adafactor gives the factors of all kernels one path, which would name others in another part of the model."""
+
+    def paths(*layers):
+        layers = [keras.layers.Dense(3, name=name) for name in layers]
+        model = keras.Sequential([keras.Input((3,)), *layers], name="model")
+        made = keras.optimizers.get(optimizer)
+        made.build(model.trainable_variables)
+        found = keras_internals.paths_of_state(made)
+        assert len(found) == len(set(found)) == len(made.variables)
+        return {path.partition("/")[2] for path in found}, {v.path.partition("/")[2] for v in made.variables}
+
+    both, of_keras = paths("one", "two")
+    assert both == paths("one")[0] | paths("two")[0]
+    assert both == of_keras or optimizer == "adafactor"

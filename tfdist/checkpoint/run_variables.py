@@ -95,11 +95,11 @@ class RunVariables:
         own = [variable for variable in model.variables if id(variable) in moving]
         replicated = [variable for variable in model.variables if id(variable) not in moving]
         local = {id(v) for v in (*model.trainable_variables, *model.optimizer.variables) if exchanges.has_local_weights}
-        every = {
-            **_named(_MODEL, replicated, local),
-            **_named(_STATISTICS, own, moving),
-            **_named(_OPTIMIZER, model.optimizer.variables, local, strategy.optimizer_shards.is_here_only),
-        }
+        state, paths = model.optimizer.variables, keras_internals.paths_of_state(model.optimizer)
+        of_optimizer = _named(_OPTIMIZER, state, local, strategy.optimizer_shards.is_here_only, paths)
+        every = {**_named(_MODEL, replicated, local), **_named(_STATISTICS, own, moving), **of_optimizer}
+        # Names in checkpoints of version 0.1 and before.
+        self._former = dict(zip(of_optimizer, _named(_OPTIMIZER, state, local), strict=True))
         self._own_forms = {name: held.form for name, held in every.items()}
         self._forms = self._own_forms  # of all processes; see `collect`
         # Of a sharded optimizer, other processes have the rest.
@@ -224,8 +224,9 @@ class RunVariables:
             return {own: local_there[name] for name in here if (own := local_here[name]) in self._variables}
         order = [name.removeprefix(_LOCAL) for name in checkpoint.values["order"]]
         saved = [name for name in order if name in there]  # in the order that the mapping has lost
-        replicated = [without_numbers(name) for name in here] == [without_numbers(name) for name in saved]
-        if replicated and [*here.values()] == [there.get(name) for name in saved]:
+        former = [without_numbers(self._former.get(name, name)) for name in here]
+        same = [without_numbers(name) for name in saved] in ([without_numbers(name) for name in here], former)
+        if same and [*here.values()] == [there.get(name) for name in saved]:
             pairs = zip(here, saved, strict=True)
             return {local_here[own]: local_there[name] for own, name in pairs if local_here[own] in self._variables}
         raise InputError(
@@ -256,9 +257,19 @@ def _named(
     variables: Sequence[keras.Variable],
     per_replica: Collection[int],
     is_here_only: Callable[[keras.Variable], bool] = lambda variable: False,
+    paths: Sequence[str] = (),
 ) -> dict[str, _RunVariable]:
-    """Returns variables by name; `per_replica` has the ids of those of which each replica has its own value."""
-    named = unique_names((f"{prefix}{v.path}", v) for v in variables)
+    """Returns variables by name.
+
+    Args:
+      prefix: begins the names.
+      variables: the variables.
+      per_replica: ids of those of which each replica has its own value.
+      is_here_only: returns whether no other replica has a variable.
+      paths: paths of the variables; by default Keras's.
+    """
+    found = paths or [variable.path for variable in variables]
+    named = unique_names((f"{prefix}{path}", v) for path, v in zip(found, variables, strict=True))
     return {
         f"{_LOCAL if id(v) in per_replica and prefix != _STATISTICS else ''}{name}": _RunVariable(
             keras_internals.value_of(v), _form(v), id(v) in per_replica, is_here_only(v)

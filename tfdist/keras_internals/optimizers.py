@@ -222,6 +222,28 @@ def slots(optimizer: keras.Optimizer) -> list[keras.Variable]:
     return [v for v in found if tf.as_dtype(v.dtype).is_floating]
 
 
+def paths_of_state(optimizer: keras.Optimizer) -> list[str]:
+    """Returns a path for each of a built optimizer's variables that says to which trained variable it belongs.
+
+    It is Keras's path where that has the trained variable's. Adafactor names its factors after the last part of it only, as
+    `adafactor/kernel`, so that those of different variables have equal paths: here they are `adafactor/dense_kernel_r`.
+    """
+    trained = optimizer._trainable_variables
+    found = {}
+    for attribute, held in vars(optimizer).items():
+        if (
+            not isinstance(held, list)
+            or len(held) != len(trained)
+            or attribute in ("_variables", "_trainable_variables")
+        ):
+            continue
+        for slot, variable in zip(held, trained, strict=True):
+            path = variable.path.replace("/", "_")
+            if isinstance(slot, keras.Variable) and f"/{path}_" not in slot.path:
+                found[id(slot)] = f"{optimizer.name}/{path}_{attribute.strip('_')}"
+    return [found.get(id(variable), variable.path) for variable in optimizer.variables]
+
+
 def initial_slot_values(optimizer: keras.Optimizer) -> list[float]:
     """Returns the number with which each of `slots` begins."""
     initial = float(getattr(optimizer, "initial_accumulator_value", 0.0))  # of Adagrad and Ftrl

@@ -32,6 +32,7 @@ TRAIN = (f"--checkpoint_every={CHECKPOINT_EVERY}",)
 STEPS = 450  # so that the run continues for some seconds, as the host list is read once per second
 HOROVOD = SETTINGS["horovod3"]
 LOCAL = Setting("horovod3_local", 3, "horovod", SETTINGS["horovod2_local"].flags)  # all continue from the mean
+SHARDED = Setting("horovod3_sharded", 3, "horovod", (*HOROVOD.flags, "--shard=optimizer"))
 MULTIWORKER = Setting("multiworker3", 3, "tensorflow", SETTINGS["multiworker2"].flags)
 
 
@@ -93,7 +94,7 @@ def check_goes_on_from_a_commit(run: Run, output: str) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [HOROVOD, *(pytest.param(setting, marks=pytest.mark.full) for setting in (MULTIWORKER, LOCAL))],
+    [HOROVOD, *(pytest.param(setting, marks=pytest.mark.full) for setting in (MULTIWORKER, LOCAL, SHARDED))],
     ids=lambda setting: setting.name,
 )
 def test_a_killed_process_is_done_without_and_another_joins(setting: Setting, tmp_path: pathlib.Path) -> None:

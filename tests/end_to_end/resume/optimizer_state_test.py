@@ -1,0 +1,124 @@
+"""Runs whose processes have parts of the optimizer's state resume with others: of stages, and of a sharded optimizer."""
+
+import pathlib
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests import processes
+from tests.end_to_end.resume.command_test import shown, weights
+from tfdist import keras_internals, ledger
+from tfdist import train as train_command
+from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.config.train_config import TrainConfig
+
+pytestmark = pytest.mark.processes
+
+SECONDS = 240.0
+SHARDED = "--shard=optimizer"
+PIPELINE = ("--strategy=pipeline", "--mesh_shape=stage:2;data:2", "--micro_batches=2")
+FLAGS = (
+    "--model=mlp(hidden=(32, 32))",
+    "--dataset=digits",
+    "--batch_size=48",
+    "--optimizer=adamw",
+    "--ema=0.9",
+    "--clip_norm=1",
+    "--checkpoint_every=15",
+    "--steps_per_call=5",
+    "--log_every=5",
+    "--measure_every=0",
+)
+
+
+def train(path: pathlib.Path, size: int, launcher: str, steps: int, *flags: str) -> str:
+    """Runs the training in `path` up to a step; returns what it says."""
+    launch = [f"--processes={size}", f"--launcher={launcher}", f"--log_dir={path}-logs", "--", sys.executable]
+    own = [f"--steps={steps}", f"--output_dir={path}", *flags]
+    return run("tfdist.launch", *launch, "-m", "tfdist.train", *FLAGS, *own)
+
+
+def run(module: str, *arguments: str) -> str:
+    """Runs a command to its end; returns what it says."""
+    with processes.job([sys.executable, "-m", module, *arguments], 1) as job:
+        [end] = job.wait(SECONDS)
+    assert end.code == 0, end.output
+    return end.output
+
+
+def check_close(path: pathlib.Path, other: pathlib.Path) -> None:
+    """Asserts that the newest checkpoints of two runs have the same variables, up to rounding in float32."""
+    one, two = (Checkpoint.open(newest(each / "checkpoints")[0]) for each in (path, other))
+    assert one.tensors.keys() == two.tensors.keys() and one.step == two.step
+    for name in one.tensors:
+        found, wanted = (np.asarray(each.read(name), np.float64) for each in (one, two))
+        assert np.linalg.norm(found - wanted) <= 1e-4 * np.linalg.norm(wanted) + 1e-6, name
+
+
+@pytest.mark.parametrize(
+    ("launcher", "other"),
+    [("tensorflow", "horovod"), pytest.param("horovod", "tensorflow", marks=pytest.mark.full)],
+)
+def test_stages_resume_on_another_number_of_processes_and_without_shards(
+    launcher: str, other: str, tmp_path: pathlib.Path
+) -> None:
+    path, whole = tmp_path / "run", tmp_path / "whole"
+    output = train(path, 4, launcher, 15, *PIPELINE, SHARDED)
+    assert "state sharded over 2 replicas, " in output
+    strategy = "--strategy=horovod" if other == "horovod" else "--strategy=multiworker"
+    assert "state sharded over 2 replicas, " in train(path, 2, other, 30, strategy, SHARDED)
+    run("tfdist.train", *FLAGS, "--strategy=single", "--steps=45", f"--output_dir={path}")
+    run("tfdist.train", *FLAGS, "--strategy=single", "--steps=45", f"--output_dir={whole}")
+    check_close(path, whole)
+    assert ledger.main(str(path)) == 0
+
+
+def test_stages_have_the_factors_of_one_device(tmp_path: pathlib.Path) -> None:
+    """Adafactor's are named after kernels and biases, without their layers: each stage would have the same names."""
+    path, whole = tmp_path / "run", tmp_path / "whole"
+    flags = ("--optimizer=adafactor", "--model=mlp(hidden=(8, 8))")
+    run("tfdist.train", *FLAGS, *flags, "--strategy=single", "--steps=15", f"--output_dir={path}")
+    train(path, 2, "tensorflow", 30, "--strategy=pipeline", "--micro_batches=2", *flags)
+    run("tfdist.train", *FLAGS, *flags, "--strategy=single", "--steps=45", f"--output_dir={path}")
+    run("tfdist.train", *FLAGS, *flags, "--strategy=single", "--steps=45", f"--output_dir={whole}")
+    check_close(path, whole)
+
+
+def test_factors_of_an_earlier_version_are_read(tmp_path: pathlib.Path) -> None:
+    """Which had the names that Keras gives them."""
+    flags = {"strategy": "single", "model": "mlp(hidden=(8, 8))", "optimizer": "adafactor", "checkpoint_every": "5"}
+
+    def go_on(name: str, steps: int) -> pathlib.Path:
+        train_command.main(TrainConfig(output_dir=str(tmp_path / name), steps=steps, measure_every=0, **flags))
+        return tmp_path / name
+
+    with mock.patch.object(keras_internals, "paths_of_state", lambda optimizer: [v.path for v in optimizer.variables]):
+        path = go_on("run", 5)
+    assert "optimizer/adafactor/kernel#2" in weights(path)
+    assert "optimizer/adafactor/kernel#2" not in weights(go_on("run", 10))
+    assert weights(path) == weights(go_on("whole", 10))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["tensorflow", "horovod"])
+def test_stages_with_a_sharded_optimizer_are_those_with_a_whole_one(launcher: str, tmp_path: pathlib.Path) -> None:
+    paths = {flag: tmp_path / flag.strip("-") for flag in (SHARDED, "--shard=none")}
+    for flag, path in paths.items():
+        train(path, 4, launcher, 30, *PIPELINE, flag)
+    assert weights(paths[SHARDED]) == weights(paths["--shard=none"])
+    assert shown(paths[SHARDED]) == shown(paths["--shard=none"])
+    again = tmp_path / "again"
+    train(again, 4, launcher, 15, *PIPELINE, SHARDED)
+    train(again, 4, launcher, 30, *PIPELINE, SHARDED)
+    assert weights(again) == weights(paths[SHARDED])
+
+
+@pytest.mark.parametrize("launcher", ["tensorflow", pytest.param("horovod", marks=pytest.mark.full)])
+def test_verify(launcher: str, tmp_path: pathlib.Path) -> None:
+    verify = ["tfdist.verify", SHARDED, "--model=mlp", "--optimizer=adamw", "--steps=3", "--float64"]
+    launch = ["--processes=2", f"--launcher={launcher}", f"--log_dir={tmp_path}"]
+    output = run("tfdist.launch", *launch, "--", sys.executable, "-m", *verify)
+    assert "Equal: the largest difference is " in output
+    assert "Replicas are equal bit for bit." in output
