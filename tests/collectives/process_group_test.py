@@ -103,7 +103,7 @@ def test_equal_messages_of_which_one_is_not_used(job):
 
 def test_dtypes_of_messages(job):
     for step in job[1][1]:
-        assert {"float32", "float64"} <= step["dtypes"].keys() <= set(DTYPES)
+        assert {"float32", "float64", "bool"} <= step["dtypes"].keys() <= set(DTYPES)
         for dtype, received in step["dtypes"].items():
             np.testing.assert_array_equal(received, np.arange(5).astype(dtype))
 

@@ -23,6 +23,7 @@ class Wire:
       reduces: dtypes that can be summed.
       gathers: dtypes that can be gathered, exchanged and broadcast; int32 is one of them on every engine.
       packed: dtype to which packed bytes are bitcast before they are gathered.
+      only_sends: dtypes that messages between two ranks may have, although they cannot be gathered.
       native_all_to_all: whether the engine has a native all-to-all, which costs less than the all-gather that replaces it
         otherwise.
     """
@@ -31,6 +32,12 @@ class Wire:
     gathers: frozenset[tf.DType]
     packed: tf.DType
     native_all_to_all: bool = False
+    only_sends: frozenset[tf.DType] = frozenset()
+
+    @property
+    def sends(self) -> frozenset[tf.DType]:
+        """Dtypes that messages between two ranks may have."""
+        return self.gathers | self.only_sends
 
 
 class Collectives(abc.ABC):
@@ -97,7 +104,7 @@ class Collectives(abc.ABC):
         block until the message is received. In a loop, both ranks must exchange the message in the same iteration.
 
         Args:
-          tensors: tensors of static shapes, of dtypes in `wire.gathers`.
+          tensors: tensors of static shapes, of dtypes in `wire.sends`.
           to: rank of the receiver.
           tag: identifies the message among those of a step from this rank to that one.
 

@@ -22,6 +22,7 @@ class ReplicaContextCollectives(Collectives):
         reduces=frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64]),
         gathers=frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64]),
         packed=tf.int32,
+        only_sends=frozenset([tf.bool]),
     )
 
     def __init__(

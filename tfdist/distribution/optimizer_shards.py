@@ -46,8 +46,15 @@ class OptimizerShards:
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """Updates weights with reduced gradients; in a replica function. `exchange` must follow."""
-        self._strategy.apply(optimizer, gradients, variables)
+        """Updates weights with reduced gradients; in a replica function. `exchange` must follow.
+
+        An update without variables, as in a stage of a pipeline that has none to train, counts as one, too: the steps of the
+        optimizer are those of the run in every process.
+        """
+        if variables:
+            self._strategy.apply(optimizer, gradients, variables)
+        else:
+            optimizer.iterations.assign_add(1)
 
     def exchange(self, variables: Sequence[keras.Variable]) -> None:
         """Gives all replicas the weights that only some have updated; in a replica function."""

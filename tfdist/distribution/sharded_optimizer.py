@@ -78,11 +78,8 @@ class ShardedOptimizer(OptimizerShards):
     ) -> None:
         """See base class; the weights whose state this replica has."""
         mine = [i for i, variable in enumerate(variables) if self.is_here_only(variable)]
-        if mine:
-            with keras_internals.averages_of(optimizer, [variables[i] for i in mine]):
-                super().apply(optimizer, [gradients[i] for i in mine], [variables[i] for i in mine])
-        else:
-            optimizer.iterations.assign_add(1)
+        with keras_internals.averages_of(optimizer, [variables[i] for i in mine]):
+            super().apply(optimizer, [gradients[i] for i in mine], [variables[i] for i in mine])
 
     def exchange(self, variables: Sequence[keras.Variable]) -> None:
         """See base class; the owner of a variable sends it to all."""
@@ -165,7 +162,9 @@ class ShardedOptimizer(OptimizerShards):
             sent = [to_transferable(own, strategy.collectives)]
             return tf.cast(strategy.collectives.broadcast(sent, owner, name="optimizer/complete")[0], own.dtype)
 
-        return strategy.local(tf.function(lambda: strategy.run(send), autograph=False)())[0]
+        # As a concrete function, because TensorFlow warns of retracing if one line makes several functions.
+        traced = tf.function(lambda: strategy.run(send), autograph=False).get_concrete_function()
+        return strategy.local(traced())[0]
 
 
 def optimizer_shards(shard: str, strategy: "HasCollectives") -> OptimizerShards:

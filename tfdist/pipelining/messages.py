@@ -56,7 +56,7 @@ def _carried(spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
 
 
 def _carrier(dtype: tf.DType, wire: Wire) -> tf.DType:
-    return dtype if dtype in wire.gathers else _CARRIERS.get(dtype.size, tf.int32)
+    return dtype if dtype in wire.sends else _CARRIERS.get(dtype.size, tf.int32)
 
 
 def _as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

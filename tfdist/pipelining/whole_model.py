@@ -86,7 +86,7 @@ class _Reads:
             variable, process = self._holders[number]
             if process == self._strategy.pipeline_rank:
                 with self._strategy.process_device():
-                    self._exchange(0, variable)(keras_internals.value_of(variable))
+                    self._exchange(0, variable)(tf.convert_to_tensor(keras_internals.value_of(variable)))
 
     def end(self) -> None:
         """Ends the answers of the other processes."""
@@ -106,7 +106,8 @@ class _Reads:
                 link.send(values, tag)
                 return []
 
-            self._exchanges[process, tag] = tf.function(exchange, autograph=False, input_signature=given)
+            # A concrete function, because TensorFlow warns of retracing if one line makes several functions.
+            self._exchanges[process, tag] = tf.function(exchange, autograph=False).get_concrete_function(*given)
         return self._exchanges[process, tag]
 
 

@@ -25,7 +25,6 @@ from tfdist.step import loss, randomness
 from tfdist.step.metrics import LossShare
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.step import Computed, Step, dense
-from tfdist.step.validation import inner_optimizer
 
 
 class MicroBatch(NamedTuple):
@@ -82,13 +81,6 @@ class PipelinedStep(Step):
             self.sent = Recording(self._recorded)  # gradients stay in this process
         self.message_bytes = self._messages.payload_bytes
         return computed
-
-    def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
-        """See base class; the optimizer of a stage without trainable variables counts its updates, too."""
-        if gradients:
-            super()._apply_gradients(gradients, variables)
-        else:
-            inner_optimizer(self._model.optimizer).iterations.assign_add(1)
 
     def _terms(self, y: Any, outputs: Any, weight: Any) -> list[loss.Term]:
         """See base class; micro-batches are parts of a batch."""

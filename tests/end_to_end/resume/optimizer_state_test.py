@@ -20,7 +20,7 @@ SECONDS = 240.0
 SHARDED = "--shard=optimizer"
 PIPELINE = ("--strategy=pipeline", "--mesh_shape=stage:2;data:2", "--micro_batches=2")
 FLAGS = (
-    "--model=mlp(hidden=(32, 32))",
+    "--model=mlp(hidden=(32, 24, 16, 8))",
     "--dataset=digits",
     "--batch_size=48",
     "--optimizer=adamw",
@@ -45,6 +45,7 @@ def run(module: str, *arguments: str) -> str:
     with processes.job([sys.executable, "-m", module, *arguments], 1) as job:
         [end] = job.wait(SECONDS)
     assert end.code == 0, end.output
+    assert "retracing" not in end.output, end.output
     return end.output
 
 
