@@ -123,6 +123,24 @@ class Strategy(abc.ABC):
         """The part of a model that this process trains."""
         return ModelParts(self.blocks.full_variables)
 
+    def refused_together(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Context, entered by every process, that raises on all of them if its body raises on some.
+
+        By default it does nothing: processes with the same model refuse the same.
+
+        Args:
+          name: names what the body does, the same on every process.
+        """
+        return contextlib.nullcontext()
+
+    def trace_together(self, function: Any, *args: Any) -> None:
+        """Traces a `tf.function` before it is called on every process, if some of them may fail to trace it.
+
+        Args:
+          function: the function.
+          *args: arguments of the call.
+        """
+
     @property
     def is_chief(self) -> bool:
         """Whether this process writes the run's files."""

@@ -1,7 +1,9 @@
 """`HasStages`: what a strategy that trains the stages of a model in different processes has besides collectives."""
 
+import contextlib
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -9,6 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
+from tfdist.coordination.refusals import refused_together
 from tfdist.data import check_batch_size
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.pipelining.activation_compression import ActivationCompression
@@ -46,6 +49,15 @@ class HasStages(HasCollectives):
     def peers(self) -> Group:
         """See base class; those with the same stage."""
         return self.group.subgroup(self.grid.ranks_of_stage(self.pipeline_rank))
+
+    def refused_together(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """See base class; a stage may refuse what others accept."""
+        return refused_together(self.group, name)
+
+    def trace_together(self, function: Any, *args: Any) -> None:
+        """See base class."""
+        with self.refused_together("trace"):
+            function.get_concrete_function(*args)
 
     @property
     def job_collectives(self) -> Collectives:

@@ -41,7 +41,7 @@ class StageParts(ModelParts):
         strategy, schedule = self._strategy, self._strategy.schedule
         check_stages_of(model)
         cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
-        with strategy.process_device():
+        with strategy.refused_together("stages"), strategy.process_device():
             part = StagedModel(
                 model,
                 cut,

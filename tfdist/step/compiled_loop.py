@@ -16,6 +16,7 @@ from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.distribution.clock import time_after
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import NotFiniteError
+from tfdist.step.first_trace import FirstTrace
 from tfdist.step.step import Step
 
 
@@ -152,7 +153,7 @@ def _numbered(stages: np.ndarray) -> str:
 
 
 def _compiled(step: Step, strategy: HasCollectives) -> Loop:
-    dtype = keras.config.floatx()
+    dtype, first = keras.config.floatx(), FirstTrace(strategy)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
@@ -161,7 +162,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
             with tf.control_dependencies([started]):
                 batch, numbers = taken_apart(next(iterator), strategy)
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
-            made = _one(step, strategy, batch, first_step + tf.cast(done, tf.int64), wanted)
+            made = _one(step, strategy, first, batch, first_step + tf.cast(done, tf.int64), wanted)
             arrived = time_after(_first_local(strategy, batch)) if strategy.compiles_replicas else made.arrived
             return done + 1, LoopResult(
                 losses=so_far.losses.write(done, made.loss),
@@ -212,9 +213,10 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
     The host launches all steps of a call and waits at the end; each step gets from the previous one whether it may be
     applied.
     """
+    first = FirstTrace(strategy)
 
     def numbered(batch: Any, number: tf.Tensor, *args: Any) -> _StepResult:
-        return _one(step, strategy, batch, tf.cast(number, tf.int64), *args)
+        return _one(step, strategy, first, batch, tf.cast(number, tf.int64), *args)
 
     one = strategy.compiled(numbered)
 
@@ -265,18 +267,21 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
 def _one(
     step: Step,
     strategy: HasCollectives,
+    first: FirstTrace,
     batch: Any,
     number: tf.Tensor,
     with_norm: tf.Tensor,
     going: tf.Tensor | None = None,
 ) -> _StepResult:
     """Runs one step, inside a compiled function; if `going` is False, it changes nothing."""
-    computed = strategy.run(step.compute, batch, number, with_norm)
+    with first.of("compute"):
+        computed = strategy.run(step.compute, batch, number, with_norm)
     if going is not None:
         computed = strategy.run(step.held, computed, going)
     loss, norm = (tf.cast(strategy.local(x)[0], keras.config.floatx()) for x in (computed.loss, computed.norm))
     finite = strategy.local(computed.finite)[0]
-    unused = step.unused()
+    with first.of("plan"):
+        unused = step.unused()
 
     def update() -> tf.Tensor:
         strategy.run(lambda whole: step.apply(whole, unused), computed)
@@ -284,9 +289,9 @@ def _one(
 
     def skip() -> tf.Tensor:
         strategy.run(step.skip, computed)
-        first = [strategy.local(gradient)[0] for gradient in computed.gradients]
+        own = [strategy.local(gradient)[0] for gradient in computed.gradients]
         # Not tf.stack, which makes floats of no gradients: a stage of a pipeline may have no trainable variables.
-        return tf.convert_to_tensor([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in first], tf.bool)
+        return tf.convert_to_tensor([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in own], tf.bool)
 
     updated = [variable for i, variable in enumerate(step.variables) if i not in unused]
     gradient_finite = tf.cond(finite, update, skip)

@@ -169,7 +169,8 @@ class Steps:
         """
         key = (batch_size, make, rate, local, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
-            step, loop = self._local(batch_size) if local else self._together(batch_size, make)
+            with self.strategy.refused_together("loop"):
+                step, loop = self._local(batch_size) if local else self._together(batch_size, make)
             optimizer = inner_optimizer(self.model.optimizer)
             context = functools.partial(_scheduled, optimizer, rate)
             self._loops[key] = (step, _traced_in(context, loop))

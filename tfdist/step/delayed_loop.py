@@ -16,6 +16,7 @@ from tfdist.pipelining.action_clock import ActionClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.step.compiled_loop import Loop, LoopResult, taken_apart
 from tfdist.step.delayed_step import Carried, DelayedStep
+from tfdist.step.first_trace import FirstTrace
 
 
 class _Ahead(NamedTuple):
@@ -69,7 +70,7 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
       strategy: the strategy.
       end: returns the step at which the run ends; no later batch is read.
     """
-    held = _Held()
+    held, first = _Held(), FirstTrace(strategy)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def begin(iterator: Iterator[Any], first_step: tf.Tensor, last: tf.Tensor) -> _Ahead:
@@ -80,7 +81,8 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
             batch, of_examples = _read(iterator, strategy, first_step + place < last, latest)
             batches.append(batch)
             numbers.append(of_examples)
-        return _Ahead(strategy.run(step.begin, first_step, batches), numbers)
+        with first.of("begin"):
+            return _Ahead(strategy.run(step.begin, first_step, batches), numbers)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(
@@ -99,7 +101,8 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
                 batch, numbers = _read(iterator, strategy, number + step.read_ahead < last, latest)
             arrived = time_after(batch)
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
-            carried, made = strategy.run(step.advance, ahead.carried, batch, number, wanted, so_far.going)
+            with first.of("advance"):
+                carried, made = strategy.run(step.advance, ahead.carried, batch, number, wanted, so_far.going)
             own, *others = [*ahead.numbers, numbers]
             report = tf.stack([tf.cast(x, tf.float64) for x in (made.share, made.finite)])
             return done + 1, _Progress(

@@ -71,7 +71,9 @@ class Predictor:
         with must_fit(examples.element_spec[:1]):
             for number, first in enumerate(range(0, padded, batch_size)):
                 # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
-                outputs = self._one(next(iterator), tf.constant(number, tf.uint64))
+                given = next(iterator), tf.constant(number, tf.uint64)
+                self._strategy.trace_together(self._one, *given)
+                outputs = self._one(*given)
                 arrays = [self._on_host(value, min(padded - first, batch_size)) for value in tf.nest.flatten(outputs)]
                 yield tf.nest.pack_sequence_as(outputs, [array[: size - first] for array in arrays])
 

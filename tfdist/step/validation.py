@@ -190,14 +190,17 @@ def check_same_data(strategy: Strategy, data: Examples, what: str = "training da
     """
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
     with long_timeout("its data") as deadline:
-        strategy.peers.agree("data/form", {"form of an example": spec}, f"{what}: ", deadline)
+        with strategy.refused_together("form"):
+            strategy.peers.agree("data/form", {"form of an example": spec}, f"{what}: ", deadline)
         strategy.group.agree("data/size", {"number of examples": data.size}, f"{what}: ", deadline)
-        if len(set(strategy.peers.gather("data/checksum", data.checksum, deadline))) > 1:
-            raise InputError(
-                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-                f"Received: {what} with another first batch, or of other files, on some processes. Copy the files to all "
-                "hosts; call keras.utils.set_random_seed before data is shuffled, and leave out sharding by rank."
-            )
+        checksum = data.checksum
+        with strategy.refused_together("checksum"):
+            if len(set(strategy.peers.gather("data/checksum", checksum, deadline))) > 1:
+                raise InputError(
+                    "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
+                    f"Received: {what} with another first batch, or of other files, on some processes. Copy the files to all "
+                    "hosts; call keras.utils.set_random_seed before data is shuffled, and leave out sharding by rank."
+                )
 
 
 def check_data(strategy: Strategy, data: DataSet) -> None:

@@ -119,13 +119,15 @@ def build(
     """
     check_form(model, element_spec)
     batched = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), element_spec)
+    with strategy.refused_together("build"):
+        with strategy.scope():
+            with must_fit(element_spec), strategy.optimizer_shards.built_later(model):
+                keras_internals.build(model, batched)
+            check_trains(model)
+        strategy.optimizer_shards.build(model)
     with strategy.scope():
-        with must_fit(element_spec), strategy.optimizer_shards.built_later(model):
-            keras_internals.build(model, batched)
-        check_trains(model)
-    strategy.optimizer_shards.build(model)
-    with strategy.scope():
-        check_equal(strategy.peers, model)
+        with strategy.refused_together("models"):
+            check_equal(strategy.peers, model)
         own = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_of_all(v)]
         strategy.synchronize([*model.variables, *own])
     metrics.check_names(model)

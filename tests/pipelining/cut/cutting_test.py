@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.pipelining.cut.example_models import MODELS, build
 from tfdist import keras_internals
+from tfdist.errors import InputError
 from tfdist.layers.recompute import recompute
 from tfdist.pipelining.cut import cut_model
 
@@ -141,3 +142,11 @@ def test_mixed_precision_and_recomputation_are_those_of_the_model(name):
     cut = cut_model(recompute(model), "auto", 3)
     found, _ = chained(cut, cut.named_inputs(inputs), True)
     assert_equal(tf.cast(found, "float32"), tf.cast(expected, "float32"))
+
+
+def test_a_layer_that_cannot_be_traced_is_refused_in_one_line():
+    """Keras's random rotation multiplies numbers of different dtypes in float64, on one device, too."""
+    inputs = keras.Input((4, 4, 1))
+    model = keras.Model(inputs, keras.layers.Flatten()(keras.layers.RandomRotation(0.1)(inputs)))
+    with pytest.raises(InputError, match="before training. Received: TypeError: .*RandomRotation.*Change the layer"):
+        cut_model(model, "auto", 2)

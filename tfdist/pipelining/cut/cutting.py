@@ -9,6 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.errors.engine_errors import one_line
 from tfdist.grammar.cut import AfterLayers, Balanced, parse_cut
 from tfdist.pipelining.cut.abstract_run import AbstractRun, run_abstractly
 from tfdist.pipelining.cut.boundaries import Boundary, boundaries
@@ -88,7 +90,15 @@ def trace_model(model: keras.Model) -> TracedModel:
     """
     check_model(model)
     graph = graph_of(model)
-    return TracedModel(graph, run_abstractly(graph))
+    try:
+        return TracedModel(graph, run_abstractly(graph))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            "A pipeline traces the layers of its model before training. Received: "
+            f"{type(error).__name__}: {one_line(str(error)).rstrip('.')}. Change the layer or its dtype."
+        ) from error
 
 
 def cut_model(

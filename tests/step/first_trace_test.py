@@ -1,0 +1,37 @@
+"""What one stage refuses, all processes refuse: a program that catches the error can go on in each of them."""
+
+import pathlib
+import sys
+
+import pytest
+
+from tests import processes
+from tests.workers import running
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("launcher", "schedule"),
+    [
+        ("tensorflow", "1f1b"),
+        pytest.param("tensorflow", "pipedream", marks=pytest.mark.full),
+        pytest.param("horovod", "1f1b", marks=pytest.mark.full),
+    ],
+)
+def test_no_process_waits_for_a_stage_that_refuses(launcher: str, schedule: str, tmp_path: pathlib.Path) -> None:
+    worker = running.command("refusals", "pipeline(micro_batches=2, cut='first')", tmp_path, schedule)
+    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", f"--launcher={launcher}"]
+    with processes.job([*launch, f"--log_dir={tmp_path}", "--", *worker], 1) as job:
+        [end] = job.wait(200)
+    assert end.code == 0, end.output
+    first, last = running.read(tmp_path, 2)
+    refused = "InputError: Every process must accept its part of the model. Received on rank 1 (stage 1): "
+    assert len(first["rows"]) == 4  # of fit, twice, evaluate and predict
+    for one, other in zip(first["rows"], last["rows"], strict=True):
+        assert one.startswith(refused) and "rows are refused" in one
+        assert "ValueError: " in other and "rows are refused" in other
+    [one], [other] = first["stateful"], last["stateful"]
+    assert one.startswith(refused) and "Model, loss and metrics must fit the data" in other
+    own = "InputError: The state cannot be divided. Received: 1 variable. Use another one."
+    assert first["state"] == last["state"] == [own]
