@@ -11,6 +11,7 @@ from tensorflow.dtensor.python.api import _dtensor_device
 from tensorflow.experimental import dtensor
 
 from tfdist import keras_internals
+from tfdist.keras_internals import tf_internals
 from tfdist.sharding.dim_names import name_dims
 from tfdist.sharding.layouts import Layout
 
@@ -219,3 +220,53 @@ def test_a_backward_program_traced_inside_of_the_forward_program(devices):
     assert dtensor.fetch_layout(gradient).sharding_specs == ["model", dtensor.UNSHARDED]
     expected = np.full([8, 6], 2 * 0.1 * (1 - np.tanh(0.08) ** 2))
     assert np.allclose(devices.full_tensor(gradient), expected, rtol=1e-5)
+
+
+def split(devices, function, target):
+    """Traces the gradient of a function for a sharded kernel in a program of its own, as a stage of a pipeline does.
+
+    Returns:
+      The program, with the values of what it captures of the forward program.
+    """
+    kernel = devices.variable(np.full([8, 6], 0.1, "float32"), Layout((None, "model")), "kernel")
+    traced = []
+
+    @tf.function(autograph=False)
+    def forward(x):
+        with tf.GradientTape() as tape:
+            own = function(x @ kernel)
+            replicated = devices.relaid(own, Layout((None, None)))
+        y = {"own": own, "replicated": replicated}[target]
+
+        def backward(upstream):
+            return [devices.relaid(tape.gradient(y, kernel.handle, output_gradients=upstream), Layout((None, "model")))]
+
+        traced.append(keras_internals.traced_inside(backward, [tf.TensorSpec(y.shape, y.dtype)]))
+        return traced[0][2]
+
+    residuals = forward(lay(devices, np.full([2, 8], 0.1, "float32"), None, None))
+    values = iter(residuals)
+    program, outside, _ = traced[0]
+    return program, [next(values) if outer is None else outer for outer in outside]
+
+
+def test_the_gradient_of_a_relayout_keeps_its_input(devices):
+    """So a stage differentiates what it has before that is laid out to be sent: the backward program would need it."""
+    own, replicated = (split(devices, lambda y: y, target)[1] for target in ("own", "replicated"))
+    assert [tuple(x.shape) for x in replicated if x.dtype == tf.float32] == [(2, 6), (2, 8)]
+    assert [tuple(x.shape) for x in own if x.dtype == tf.float32] == [(2, 8)]
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_shapes_must_be_constants_of_the_backward_program(devices, constant, monkeypatch):
+    """So `traced_inside` copies constants of the forward program, instead of capturing them; here the axis of a concat."""
+    if not constant:
+        monkeypatch.setattr(tf_internals, "_constant", lambda tensor: tensor)
+    program, captured = split(devices, lambda y: tf.concat([y, y], axis=1), "own")
+    upstream = lay(devices, np.ones([2, 12], "float32"), None, None)
+    if constant:
+        [gradient] = keras_internals.call_with_captures(program, [upstream], captured)
+        assert np.allclose(devices.full_tensor(gradient), 0.4)
+    else:
+        with pytest.raises(tf.errors.OpError, match="does not implement layout propagation"):
+            keras_internals.call_with_captures(program, [upstream], captured)
