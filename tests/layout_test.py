@@ -187,6 +187,26 @@ def test_messages_of_a_step(capfd: pytest.CaptureFixture[str]) -> None:
     assert found["interleaved(chunks=2)"] == [2 * 3 * code, 2 * 3 * code]
 
 
+def test_stages_on_several_devices(capfd: pytest.CaptureFixture[str]) -> None:
+    spread = ("--mesh_shape=stage:2;data:2;model:2", "--layout=heads:model;ffn:model;hedas:model", *PIPELINE[1:])
+    text = printed(capfd, *spread)
+    assert "2 stages in 2 processes with 2 devices each, 2 replicas" in text
+    assert re.search(r"^block_0_ffn_in/kernel +embed ffn +16x64 +\*,model +2.0 KiB$", text, re.MULTILINE), text
+    assert "Warning: The rule hedas:model has no effect" in text and 'Did you mean "heads"' in text
+    found, whole = (json.loads(printed(capfd, "--json", *flags)) for flags in (spread, PIPELINE))
+    for record in (found, whole):
+        documented_json.check("layout", record, "--strategy=pipeline ")
+    assert found["mesh"] == {"stage": 2, "data": 2, "model": 2} and whole["mesh"]["model"] == 1
+    assert found["layout"] == {"heads": "model", "ffn": "model", "hedas": "model"}
+    saved = sum(v["bytes"] - v["device_bytes"] for v in found["sharded_variables"])
+    for kind, times in (("variables", 1), ("gradients", 1), ("optimizer_state", 2)):
+        sizes = [sum(stage["bytes"][kind] for stage in record["stages"]) for record in (found, whole)]
+        assert sizes[0] == sizes[1] - times * saved, kind
+    assert {each["operation"] for each in found["collectives"]} == {"all-reduce"} and not whole["collectives"]
+    [summed] = {note for note in found["notes"] if "are summed over the 2 replicas" in note}
+    assert summed in whole["notes"], "whole gradients are reduced"
+
+
 def test_measured_stages(capfd: pytest.CaptureFixture[str]) -> None:
     record = json.loads(printed(capfd, "--json", "--measure_stages", *PIPELINE))
     documented_json.check("layout", record, "--strategy=pipeline ")

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import tensorflow_import
+from tfdist.cli import pipeline_devices, tensorflow_import
 from tfdist.cli.output import Output
 from tfdist.cli.text_table import text_table
 from tfdist.config.layout_config import LayoutConfig
@@ -18,6 +18,7 @@ from tfdist.sharding.process_grid import ProcessGrid, parse_grid
 
 if TYPE_CHECKING:
     from tfdist.planner.pipeline_plan import PipelinePlan, SchedulePlan, StagePlan
+    from tfdist.planner.spread_plan import SpreadPlan
 
 _SHOWN = 3  # tensors between two stages
 
@@ -34,10 +35,12 @@ def main(config: LayoutConfig, output: Output) -> int:
     from tfdist.cli.planned_model import planned_model
     from tfdist.cluster.devices import limit_threads
     from tfdist.planner.pipeline_plan import plan_pipeline
+    from tfdist.planner.spread_plan import plan_spread
 
     limit_threads(config.intra_op_threads)
     keras.utils.clear_session(free_memory=False)  # names of layers as in training
     abstract_model = planned_model(config)
+    spread = plan_spread(abstract_model, grid.devices, config.layout, rows) if grid.devices > 1 else None
     plan = plan_pipeline(
         abstract_model.model,
         abstract_model.slots,
@@ -49,27 +52,19 @@ def main(config: LayoutConfig, output: Output) -> int:
         activation_compression=config.activation_compression,
         shards=grid.replicas if config.shard == "optimizer" else 1,
         measures=config.measure_stages,
+        **({} if spread is None else {"device_bytes": spread.device_bytes}),
     )
-    notes = list(_notes(plan, grid, config))
-    for line in (*_lines(plan, grid, rows, config), *notes):
+    notes = list(_notes(plan, grid, config, spread))
+    for line in (*_lines(plan, grid, rows, config, spread), *notes):
         output.line(line)
-    output.result(_facts(plan, grid, rows, config) | {"notes": notes})
+    output.result(_facts(plan, grid, rows, config) | pipeline_devices.facts(spread) | {"notes": notes})
     return 0
 
 
 def _grid(config: LayoutConfig) -> ProcessGrid:
-    """Returns the processes of the mesh.
-
-    Raises:
-      InputError: it has an axis whose effect is not planned.
-    """
+    """Returns the processes of the mesh, whatever their number on this machine."""
     mesh = parse_mesh(config.mesh_shape)
-    if mesh.axes.get("model", 1) > 1:
-        raise InputError(
-            "The plan of a pipeline is that of stages with one device each. Received: "
-            f"--mesh_shape={mesh}. Leave out model:{mesh.axes['model']}; --strategy=mesh plans what is sharded over it."
-        )
-    return parse_grid(config.mesh_shape, mesh.size, config.layout)
+    return parse_grid(config.mesh_shape, mesh.size // mesh.axes.get("model", 1), config.layout)
 
 
 def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:
@@ -84,9 +79,12 @@ def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:
     return config.batch_size // parts
 
 
-def _lines(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig) -> Iterator[str]:
+def _lines(
+    plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig, spread: "SpreadPlan | None"
+) -> Iterator[str]:
+    devices = f" with {grid.devices} devices each" if grid.devices > 1 else ""
     yield (
-        f"{len(plan.stages)} stages in {grid.stages} processes, {_count(grid.replicas, 'replica')}, each step "
+        f"{len(plan.stages)} stages in {grid.stages} processes{devices}, {_count(grid.replicas, 'replica')}, each step "
         f"{_count(config.micro_batches, 'micro-batch')} of {_count(rows, 'row')}"
         + (" per replica" if grid.replicas > 1 else "")
     )
@@ -101,6 +99,9 @@ def _lines(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutCon
         if len(parts) > 1:
             name = "stage" if len(plan.stages) == grid.stages else "process"
             yield f"Optimizer state of {name} {number}, sharded over {len(parts)} replicas: {describe_parts(parts)}"
+    if spread is not None:
+        yield ""
+        yield from pipeline_devices.lines(spread)
     yield ""
     micro_batches = _count(config.micro_batches, "micro-batch")
     yield f"Schedules with {micro_batches}; live micro-batches, memory and messages of each process:"
@@ -147,7 +148,7 @@ def _tensor(tensor: Any) -> str:
     return f"{tensor.name} ({'x'.join(map(str, tensor.shape))} {tensor.dtype}{back})"
 
 
-def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig) -> Iterator[str]:
+def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread: "SpreadPlan | None") -> Iterator[str]:
     for name, reason in plan.impossible.items():
         yield f"Not possible: {name}. {reason}"
     if config.measure_stages:
@@ -163,15 +164,17 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig) -> Ite
     if plan.has_loops:
         yield "Not counted: operations and activations in loops, such as the steps of a recurrent layer."
     if grid.replicas > 1:
-        most = max(stage.gradient_bytes for stage in plan.stages)
+        most = max(stage.reduced_bytes for stage in plan.stages)
         yield f"Gradients of each stage, at most {byte_size(most)}, are summed over the {grid.replicas} replicas once per step."
         if config.shard == "optimizer":
             yield f"Updated weights of each stage, at most {byte_size(most)}, are gathered from them once per step."
+    if spread is not None:
+        yield from pipeline_devices.notes(spread)
 
 
 def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig) -> dict[str, Any]:
     return {
-        "mesh": {"stage": grid.stages, "data": grid.replicas},
+        "mesh": {"stage": grid.stages, "data": grid.replicas, "model": grid.devices},
         "micro_batches": config.micro_batches,
         "micro_batch_examples": rows,
         "pipeline_schedule": config.pipeline_schedule,

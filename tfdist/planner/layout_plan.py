@@ -122,6 +122,11 @@ class AbstractModel:
         self._layers, self._unknown = _layers_of(self.model)
 
     @property
+    def variables(self) -> list[keras.Variable]:
+        """The model's variables, in the order of those of a `Plan`."""
+        return [uninitialized.variable for uninitialized in self._uninitialized]
+
+    @property
     def dims(self) -> list[str]:
         """Names of all dims to which a rule may refer, in the order of the variables."""
         return list(

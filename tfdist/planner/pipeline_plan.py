@@ -49,9 +49,10 @@ class StagePlan:
       first: name of its first call of a layer.
       last: name of its last call of a layer; cut after it to repeat this stage.
       parameters: number of elements of its trainable variables.
-      variable_bytes: bytes of its variables.
-      gradient_bytes: bytes of the gradients of its trainable variables.
-      optimizer_bytes: bytes of the optimizer's state for them.
+      variable_bytes: bytes of its variables, on each device.
+      gradient_bytes: bytes of the gradients of its trainable variables, on each device.
+      optimizer_bytes: bytes of the optimizer's state for them, on each device.
+      reduced_bytes: bytes of the gradients that are summed over replicas: whole ones.
       activation_bytes: bytes that it keeps of each micro-batch for the backward pass, with what it received.
       operations: multiplications and additions of the forward pass of a micro-batch.
       sent: what it sends to the next stage for each micro-batch.
@@ -64,6 +65,7 @@ class StagePlan:
     variable_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+    reduced_bytes: int
     activation_bytes: int
     operations: int
     sent: tuple[SentTensor, ...]
@@ -83,8 +85,8 @@ class SchedulePlan:
       name: the schedule, as in `--pipeline_schedule`.
       idle: share of the time of all processes in which they do not compute, predicted from the costs of the stages.
       live: for each process, the most micro-batches of its stages whose activations it keeps at the same time.
-      process_bytes: for each process, bytes of variables, gradients, optimizer state, older versions and live activations; if
-        the optimizer's state is sharded over replicas, in the replica with the largest part.
+      process_bytes: for each process, bytes of variables, gradients, optimizer state, older versions and live activations, on
+        each device; if the optimizer's state is sharded over replicas, in the replica with the largest part.
       older_weights_bytes: for each process, those of older versions of its weights, which schedules without a flush keep.
       message_bytes: for each process, bytes that it sends to others of its pipeline in a step: activations, their gradients,
         and gradients of shared variables.
@@ -149,6 +151,7 @@ def plan_pipeline(
     activation_compression: str = "none",
     shards: int = 1,
     measures: bool = False,
+    device_bytes: Callable[[keras.Variable], int] = keras_internals.bytes_of,
 ) -> PipelinePlan:
     """Plans the training of a model in stages, each in a process of its own.
 
@@ -163,12 +166,13 @@ def plan_pipeline(
       activation_compression: compression of messages, as in `--activation_compression`.
       shards: number of replicas over which the optimizer's state of each process is sharded; 1 if it is not.
       measures: whether to measure the time of each stage on this device.
+      device_bytes: returns the bytes of a variable on each device of a process.
 
     Raises:
       InputError: the model cannot be cut in this way, the schedule cannot be used, or the state cannot be sharded.
     """
     compression = METHODS[activation_compression]()
-    planner = _Planner(trace_model(model), slots, processes, rows, cut, compression, shards, measures)
+    planner = _Planner(trace_model(model), slots, processes, rows, cut, compression, shards, measures, device_bytes)
     requested = make_schedule(schedule, processes, micro_batches)
     found, impossible = {requested.name: planner.plan(requested)}, {}
     for name in COMPARED:
@@ -217,9 +221,10 @@ class _Planner:
         compression: ActivationCompression,
         shards: int,
         measures: bool,
+        device_bytes: Callable[[keras.Variable], int],
     ):
         self._traced, self._slots, self._rows, self._cut, self._measures = traced, slots, rows, cut, measures
-        self._compression, self._shards = compression, shards
+        self._compression, self._shards, self._device_bytes = compression, shards, device_bytes
         self._seconds: Callable[[Graph], Sequence[float]] = functools.cache(measure_seconds)
         self._known: dict[int, _Stages] = {}
 
@@ -262,9 +267,10 @@ class _Planner:
             first=described.calls[0],
             last=described.calls[-1],
             parameters=described.parameters,
-            variable_bytes=described.parameter_bytes,
-            gradient_bytes=sum(map(keras_internals.bytes_of, trainable)),
+            variable_bytes=sum(map(self._device_bytes, stage.variables.all)),
+            gradient_bytes=sum(map(self._device_bytes, trainable)),
             optimizer_bytes=sum(self._slot_bytes(variable) for variable in trainable),
+            reduced_bytes=sum(map(keras_internals.bytes_of, trainable)),
             activation_bytes=self._rows * (described.activation_bytes + described.received_bytes),
             operations=operations,
             sent=tuple(
@@ -291,7 +297,7 @@ class _Planner:
     def _state_bytes(self, cut: Cut, numbers: Sequence[int]) -> int:
         """Returns the bytes of variables, gradients and optimizer state in a process; a variable counts once."""
         variables = self._variables(cut, numbers)
-        sizes = [keras_internals.bytes_of(variable) * (2 if variable.trainable else 1) for variable in variables]
+        sizes = [self._device_bytes(variable) * (2 if variable.trainable else 1) for variable in variables]
         return sum(sizes) + max(self._parts(variables))
 
     def _variables(self, cut: Cut, numbers: Sequence[int]) -> list[keras.Variable]:
@@ -302,13 +308,13 @@ class _Planner:
     def _parts(self, variables: Sequence[keras.Variable]) -> list[int]:
         trained = [variable for variable in variables if variable.trainable]
         return sizes_of_parts(
-            [keras_internals.bytes_of(variable) for variable in trained],
+            [self._device_bytes(variable) for variable in trained],
             [*map(self._slot_bytes, trained)],
             self._shards,
         )
 
     def _slot_bytes(self, variable: keras.Variable) -> int:
-        return self._slots.get(id(variable), 0) * keras_internals.bytes_of(variable)
+        return self._slots.get(id(variable), 0) * self._device_bytes(variable)
 
 
 def sent_in_a_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cut) -> tuple[int, ...]:
