@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.cluster.environment import Cluster
+from tfdist.sharding.mesh import parse_mesh
 
 
 class Processes(enum.Enum):
@@ -48,6 +49,12 @@ class Trial:
     package: str = ""
     library: str = ""
     install: str = ""
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of each process."""
+        mesh = parse_mesh(self.options.get("mesh_shape", "model:1"))
+        return int(self.options.get("devices", mesh.axes.get("model", 1)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

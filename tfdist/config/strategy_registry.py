@@ -233,7 +233,13 @@ DECLARATIONS = (
         check=_check_pipeline,
         check_processes=lambda config, processes: parse_grid(config.mesh_shape, processes, config.layout),
         runs_keras_fit=False,
-        trials=(Trial(processes=2, options={"micro_batches": 2}),),
+        trials=(
+            Trial(processes=2, options={"micro_batches": 2}),
+            Trial(
+                processes=2,
+                options={"micro_batches": 2, "mesh_shape": "stage:2;model:2", "layout": "in:model"},
+            ),
+        ),
         with_one_device="Start several processes by `python -m tfdist.launch --processes=N -- ...`, or use --strategy=single.",
     ),
 )

@@ -43,7 +43,7 @@ class Tried(NamedTuple):
         if self.trial is None:
             return self.strategy
         library = f" over {self.trial.library}" if self.trial.library else ""
-        devices = self.trial.options.get("devices", 1)
+        devices = self.trial.devices
         parts = [f"{self.trial.processes} processes"] if self.trial.processes > 1 else []
         parts += [f"{devices} devices"] if devices > 1 else []
         return ", ".join([f"{self.strategy}{library}", *parts])
@@ -62,7 +62,7 @@ class Tried(NamedTuple):
             "strategy": self.strategy,
             "library": trial.library or None if trial else None,
             "processes": trial.processes if trial else None,
-            "devices_per_process": trial.options.get("devices", 1) if trial else None,
+            "devices_per_process": trial.devices if trial else None,
             "status": str(self.status),
             "seconds": self.seconds,
             "reason": self.reason or None,
@@ -106,7 +106,7 @@ def _tried(children: Children, frameworks: Frameworks, declaration: Declaration,
 
 def variables_of(trial: Trial, frameworks: Frameworks) -> dict[str, str]:
     """Returns variables for a trial: several replicas need a GPU each, or run on the CPU."""
-    replicas = trial.processes * trial.options.get("devices", 1)
+    replicas = trial.processes * trial.devices
     return _WITHOUT_GPUS if 0 < frameworks.gpus < replicas else {}
 
 
