@@ -168,6 +168,12 @@ class Pipeline(HasStages):
             return
         SpreadUpdate(optimizer, variables, self.stage_devices).apply(gradients)
 
+    def compiled_for_variables(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See base class; a function of the devices, if the stages are spread over them."""
+        if self.stage_devices is None:
+            return super().compiled_for_variables(function)
+        return self.stage_devices.compiled(self.in_replica(function))
+
     def close(self) -> None:
         """See base class."""
         self._engine.close()

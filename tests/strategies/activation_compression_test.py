@@ -12,15 +12,18 @@ from tests.workers.activation_compression import MICRO_BATCHES, ROWS, WIDTH
 
 pytestmark = pytest.mark.processes
 
-ENGINES = {"tensorflow": 2, "horovod": 3}  # and stages
 METHODS = {"tensorflow": ("none", "int8", "int8/mixed_float16"), "horovod": ("none", "bf16", "int8")}
+SPREAD = ", mesh_shape='stage:2;model:2', layout='in:model'"
 
 
-@pytest.mark.parametrize("launcher", ENGINES)
-def test_training_with_compressed_activations(launcher: str, tmp_path: pathlib.Path) -> None:
-    stages, methods = ENGINES[launcher], METHODS[launcher]
+@pytest.mark.parametrize(
+    ("launcher", "stages", "mesh"),
+    [("tensorflow", 2, ""), ("horovod", 3, ""), pytest.param("tensorflow", 2, SPREAD, marks=pytest.mark.full)],
+)
+def test_training_with_compressed_activations(launcher: str, stages: int, mesh: str, tmp_path: pathlib.Path) -> None:
+    methods = METHODS[launcher]
     cut = {2: "second", 3: "first,third"}[stages]
-    strategy = f"pipeline(micro_batches={MICRO_BATCHES}, cut='{cut}')"
+    strategy = f"pipeline(micro_batches={MICRO_BATCHES}, cut='{cut}'{mesh})"
     command = running.command("activation_compression", strategy, tmp_path, *methods)
     launch = [sys.executable, "-m", "tfdist.launch", f"--processes={stages}", f"--launcher={launcher}"]
     with processes.job([*launch, f"--log_dir={tmp_path}", "--", *command], 1) as job:

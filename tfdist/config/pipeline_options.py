@@ -3,12 +3,12 @@
 import dataclasses
 from typing import Any
 
-from tfdist.config.fields import flag_field
+from tfdist.config.fields import AUTO, flag_field
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
 from tfdist.grammar.cut import parse_cut
 from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH, OneFOneB, parse_pipeline_schedule
-from tfdist.sharding.mesh import parse_mesh
+from tfdist.sharding.mesh import Mesh, parse_mesh
 from tfdist.sharding.process_grid import check_axes
 
 DEFAULT_SCHEDULE = OneFOneB.name
@@ -99,11 +99,17 @@ def check_flags_without_flush(config: Any) -> None:
 
 def check_mesh(config: Any) -> None:
     """Raises `InputError` unless `--mesh_shape` and `--layout` are those of a pipeline, and fit to the other flags."""
+    if config.layout == AUTO:
+        raise InputError(
+            "A layout is searched for on --strategy=mesh: name what the axis model of a pipeline shards, for example "
+            "--layout=heads:model;ffn:model. Received: --layout=auto --strategy=pipeline."
+        )
     if config.mesh_shape:
         mesh = parse_mesh(config.mesh_shape)
         check_axes(mesh, config.layout)
         if mesh.axes.get("model", 1) > 1:
-            check_axis_model(shard=config.shard, ema=getattr(config, "ema", 0.0), schedule=config.pipeline_schedule)
+            check_axis_model(shard=config.shard, schedule=config.pipeline_schedule)
+            _check_batch_norm(getattr(config, "batch_norm", "local"), mesh)
     elif config.layout:
         raise InputError(
             "The --layout of a pipeline needs an axis model in --mesh_shape. Received: "
@@ -111,17 +117,20 @@ def check_mesh(config: Any) -> None:
         )
 
 
-def check_axis_model(shard: str = "none", ema: float = 0.0, schedule: str = DEFAULT_SCHEDULE) -> None:
+def _check_batch_norm(batch_norm: str, mesh: Mesh) -> None:
+    if batch_norm == "synchronized" and mesh.axes.get("data", 1) > 1:
+        raise InputError(
+            "A layer that is spread over an axis model cannot communicate with other replicas: use --batch_norm=local, or "
+            f"leave out the axis model or data. Received: --batch_norm={batch_norm} --mesh_shape={mesh}."
+        )
+
+
+def check_axis_model(shard: str = "none", schedule: str = DEFAULT_SCHEDULE) -> None:
     """Raises `InputError` for what a pipeline with an axis model does not support."""
     if isinstance(parse_pipeline_schedule(schedule), WITHOUT_FLUSH):
         raise InputError(
             "Older weights are not kept with an axis model in a pipeline: use another --pipeline_schedule, such as 1f1b. "
             f"Received: --pipeline_schedule={schedule}."
-        )
-    if ema:
-        raise InputError(
-            "Averages of weights are not supported with an axis model in a pipeline: leave out --ema. Received: "
-            f"--ema={ema}."
         )
     if shard != "none":
         raise InputError(

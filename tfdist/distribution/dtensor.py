@@ -190,6 +190,11 @@ class _Variable(dtensor.DVariable):
         return super().assign(value, *args, **kwargs)
 
 
+def is_spread(variable: tf.Variable) -> bool:
+    """Returns whether a variable is on the devices of a mesh."""
+    return isinstance(variable, _Variable)
+
+
 def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:
     """Returns the layout that shards the first dim over an axis if its size divides it, and replicates the tensor
     otherwise.

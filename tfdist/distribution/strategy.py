@@ -307,6 +307,13 @@ class HasCollectives(Strategy):
         """Context in which plain variables and operations are placed on this process's device."""
         return contextlib.nullcontext()
 
+    def compiled_for_variables(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiles a replica function that reads and assigns variables; outside of functions, it is called like `function`.
+
+        Its arguments are results of others that were compiled in this way.
+        """
+        return self.compiled(lambda *args: self.run(function, *args))
+
     @property
     def step_collectives(self) -> Collectives:
         """Collectives of training steps: those of the replicas, with the algorithms of `--all_reduce`."""

@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.errors import InputError
 from tfdist.layers.mesh_layouts import placement_of
 from tfdist.pipelining.stage_devices import StageDevices, call_host, entered, entered_specs
 
@@ -23,11 +22,6 @@ class SpreadUpdate:
           variables: the variables, on the devices.
           devices: the devices.
         """
-        if keras_internals.weight_averages(optimizer):
-            raise InputError(
-                "Averages of weights are not supported with an axis model in a pipeline. Received: an optimizer that averages "
-                "them. Leave out ema."
-            )
         self._optimizer, self._variables, self._devices = optimizer, list(variables), devices
         self._own = [variable for variable in optimizer.variables if not devices.is_here(variable)]
         self._like = [tf.TensorSpec(v.shape, v.dtype) for v in (*variables, *self._own)]

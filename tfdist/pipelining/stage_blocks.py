@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.distribution.dtensor import is_spread
 from tfdist.distribution.variable_blocks import VariableBlocks, VariablesOfAll
 from tfdist.pipelining.has_stages import HasStages
 
@@ -26,6 +30,12 @@ class StageBlocks(VariableBlocks):
     def _writes_same(self) -> bool:
         """See base class."""
         return self._strategy.local_replicas.start == 0
+
+    def written(
+        self, variable: tf.Variable, per_replica: bool, copied: bool = True
+    ) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """See base class; the value of a variable on several devices is copied to be put together."""
+        return super().written(variable, per_replica, copied or is_spread(variable))
 
     def of_all(self, forms: Mapping[str, Any]) -> VariablesOfAll:
         """See base class; in the order of the stages.

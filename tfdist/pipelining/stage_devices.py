@@ -18,8 +18,8 @@ from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors import InputError
 from tfdist.keras_internals import UninitializedVariable
 from tfdist.layers.mesh_layouts import MeshLayouts, placement_of
-from tfdist.sharding.dim_names import Dims
-from tfdist.sharding.layouts import Layout, Shard
+from tfdist.sharding.dim_names import ATTENTIONS, Dims, dims_of
+from tfdist.sharding.layouts import Layout, Shard, idle
 from tfdist.sharding.mesh import Mesh
 from tfdist.sharding.variable_layouts import placement
 
@@ -123,6 +123,18 @@ class StageDevices:
                 found = UninitializedVariable(variable, owners.get(id(variable), []))
                 keras_internals.set_layout(variable, placement(found, self._rules, self.devices.mesh, Shard()))
 
+    def idle(self, model: keras.Model) -> list[str]:
+        """Returns warnings about rules that have no effect on a model, and about an axis that is not used.
+
+        Args:
+          model: the whole model: a rule may be for another stage.
+        """
+        owners = keras_internals.owners_of_variables(model)
+        dims = {dim for v in model.trainable_variables for dim in dims_of(v, owners.get(id(v), [])) if dim}
+        attends = any(isinstance(layer, ATTENTIONS) for layer in keras_internals.layers_of(model))
+        found = dims | self.layouts.dims | ({"context"} if attends else set())
+        return idle(self._rules, found, Shard(), self.devices.mesh)
+
     def creation(self) -> contextlib.AbstractContextManager:
         """Context in which variables with layouts, and the optimizer's variables for them, are created on the devices."""
         return keras_internals.initialized_by(self._create)
@@ -152,13 +164,29 @@ class StageDevices:
 
         layouts = self.layouts
         attentions = keras_internals.attentions_placed(layouts.asking, layouts.attending, layouts.attended)
+        products = keras_internals.products_keep_dims() if "context" in self._rules else contextlib.nullcontext()
         before, self._inside = self._inside, True
         try:
-            with attentions, keras_internals.captured_through(copied), _without_messages():
+            with products, attentions, keras_internals.captured_through(copied), _without_messages():
                 yield
             refuse_crashes(tf.compat.v1.get_default_graph())
         finally:
             self._inside = before
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiles a function of the devices that is called outside of functions of the host."""
+
+        def traced(*args: Any) -> Any:
+            with self.tracing():
+                return function(*args)
+
+        program = tf.function(traced, autograph=False)
+
+        def called(*args: Any) -> Any:
+            with keras_internals.without_memory_optimizer():
+                return program(*args)
+
+        return called
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
         """See `TensorLayouts.constrain`; the identity in functions of the host."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from tfdist.pipelining.model_checks import check_stages_of
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.pipelining.whole_model import whole_model
 
+_log = logging.getLogger(__name__)
 _ROWS = 8  # of the micro-batch with which calls are measured: the batch size is not known yet
 
 
@@ -50,6 +52,9 @@ class StageParts(ModelParts):
                 strategy.stage_devices,
             )
         synchronize_shared(strategy, cut)
+        if strategy.is_chief and strategy.stage_devices is not None:
+            for line in strategy.stage_devices.idle(model):
+                _log.warning("%s", line)
         return part
 
     def _measured(self, graph: Graph) -> list[float]:

@@ -26,8 +26,8 @@ class TemporaryValues(abc.ABC):
           strategy: strategy of the replicas.
         """
         self._variables, self._strategy = list(variables), strategy
-        self._take = strategy.compiled(lambda: strategy.run(self._taken))
-        self._restore = strategy.compiled(lambda own: strategy.run(self._assign, own))
+        self._take = strategy.compiled_for_variables(self._taken)
+        self._restore = strategy.compiled_for_variables(self._assign)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
