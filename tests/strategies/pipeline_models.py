@@ -67,7 +67,7 @@ def frozen() -> Made:
         found.append(layers.BatchNormalization(trainable=False, moving_mean_initializer=mean))
         found.append(layers.Conv2D(3, 3, padding="same", activation="relu"))
     model = keras.Sequential([*found, layers.Flatten(), layers.Dense(CLASSES)])
-    tfdist.name_dims(model, {"conv2d.*/kernel": "* * * *"})
+    tfdist.name_dims(model, {".*conv2d.*/kernel": "* * * *"})
     return Made(model, _rows(6, 6, 1), _integers(CLASSES))
 
 
