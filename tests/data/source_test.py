@@ -93,3 +93,14 @@ def test_a_sample_of_arrays_in_memory_is_all_of_them_unless_they_are_large(monke
     assert len(source.look_at(4)[0]) == 100 == len(source.map(lambda x, y: (x, y)).look_at(4)[0])
     monkeypatch.setattr("tfdist.data.source._LOOK_AT_BYTES", 160)
     assert source.look_at(4)[0].numpy().tolist() == list(range(0, 100, 10))
+
+
+def test_checksums_tell_arrays_apart():
+    x = np.arange(40, dtype="float32").reshape(20, 2)
+    other = x.copy()
+    other[17, 1] += 1
+    found = [ArraySource(arrays).checksum for arrays in ((x, x), (x.copy(), x), (other, x), (x, other), (x[::-1], x))]
+    assert found[0] == found[1] and len(set(found[1:])) == 4
+    assert ArraySource((x, x)).in_order().map(lambda x, y: (x + 1, y)).checksum == found[0]
+    words = np.array(["a", "b"])
+    assert ArraySource((words, words)).checksum != ArraySource((words, words[::-1])).checksum

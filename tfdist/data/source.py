@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data import shuffle
+from tfdist.data.batches import checksum
 from tfdist.data.examples import Element, Examples, Origins, Transform, as_is, chain, check_element, spec_of_one
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
@@ -56,9 +57,8 @@ class Source(Examples):
     def look_at(self, rows: int) -> Element:
         """See base class; examples from all over the data, since those of a class are often stored together."""
         count = min(max(rows, self._rows_to_look_at), self.size)
-        indices = tf.constant(np.arange(count, dtype=np.int64) * self.size // count)
         with tf.device("CPU:0"):
-            return next(iter(tf.data.Dataset.from_tensors(indices).map(self._fetched)))
+            return next(iter(tf.data.Dataset.from_tensors(_spread(count, self.size)).map(self._fetched)))
 
     @keras_internals.without_autograph
     def _fetched(self, indices: tf.Tensor) -> Element:
@@ -187,9 +187,21 @@ class ArraySource(Source):
         return keras_internals.with_autograph(self._transform)(*gathered)
 
     @property
+    def checksum(self) -> int:
+        """See base class; of examples from all over the arrays, which are all if they are small."""
+        indices = _spread(max(1, self._rows_to_look_at), self.size)
+        with tf.device("CPU:0"):
+            return checksum(tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors))
+
+    @property
     def _rows_to_look_at(self) -> int:
         """See base class."""
         return self.size * _LOOK_AT_BYTES // max(self._bytes, _LOOK_AT_BYTES)
+
+
+def _spread(count: int, size: int) -> tf.Tensor:
+    """Returns the indices of `count` of `size` examples, at equal distances."""
+    return tf.constant(np.arange(count, dtype=np.int64) * size // count)
 
 
 def _constant(array: np.ndarray) -> tf.Tensor:

@@ -184,23 +184,21 @@ def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras
 
 
 def check_same_data(strategy: Strategy, data: Examples, what: str = "training data") -> None:
-    """Raises `InputError` unless all processes have equally many examples, and peers of the same shapes and dtypes.
+    """Raises `InputError` unless all processes have the same examples, as far as their number, form and checksum show.
 
-    Otherwise their steps would not match, and one process would wait forever. `what` names the data in messages.
+    Otherwise their steps would not match, and one process would wait forever; or a stage of a pipeline would have the
+    inputs, and another one the targets, of different examples. `what` names the data in messages.
     """
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
     with long_timeout("its data") as deadline:
-        with strategy.refused_together("form"):
-            strategy.peers.agree("data/form", {"form of an example": spec}, f"{what}: ", deadline)
+        strategy.group.agree("data/form", {"form of an example": spec}, f"{what}: ", deadline)
         strategy.group.agree("data/size", {"number of examples": data.size}, f"{what}: ", deadline)
-        checksum = data.checksum
-        with strategy.refused_together("checksum"):
-            if len(set(strategy.peers.gather("data/checksum", checksum, deadline))) > 1:
-                raise InputError(
-                    "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-                    f"Received: {what} with another first batch, or of other files, on some processes. Copy the files to all "
-                    "hosts; call keras.utils.set_random_seed before data is shuffled, and leave out sharding by rank."
-                )
+        if len(set(strategy.group.gather("data/checksum", data.checksum, deadline))) > 1:
+            raise InputError(
+                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
+                f"Received: {what} with other values, or of other files, on some processes. Copy the files to all hosts; call "
+                "keras.utils.set_random_seed before data is drawn or shuffled, and leave out sharding by rank."
+            )
 
 
 def check_data(strategy: Strategy, data: DataSet) -> None:
