@@ -172,6 +172,15 @@ def text() -> Made:
     return Made(model, np.array([" ".join(words[row]) for row in _integers(4, LENGTH)]), _integers(CLASSES))
 
 
+def looked_up() -> Made:
+    """Inputs with a number of rows that is not that of a micro-batch, and of which no others are known."""
+    inputs = keras.Input((1,), dtype="string", batch_size=16)
+    x = layers.StringLookup(vocabulary=["a", "b"], num_oov_indices=0)(inputs)
+    x = layers.Dense(8, "tanh", name="first")(layers.Flatten()(layers.Embedding(2, 4)(x)))
+    words = np.array(["a", "b"])[_integers(2, 1)]
+    return Made(keras.Model(inputs, layers.Dense(CLASSES, name="last")(x)), words, _integers(CLASSES))
+
+
 def overflowing() -> Made:
     """A row for which only a gradient of the first stage is not finite."""
     inputs = keras.Input((FEATURES,))
@@ -255,6 +264,7 @@ MODELS: Mapping[str, Callable[..., Made]] = {
         masked,
         several,
         text,
+        looked_up,
         overflowing,
         dropped,
         exposing,

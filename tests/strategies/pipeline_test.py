@@ -52,6 +52,7 @@ BESIDE = {
         Case("dropped", micro_batches=1, options="recompute"),
         Case("normalized(micro_batches=4)", "adamw"),
         Case("text", "adamw"),
+        Case("looked_up"),
     ),
     THREE: (Case("tied", "adamw", "1f1b", 4, "recompute"),),
     TWO_BY_TWO: (

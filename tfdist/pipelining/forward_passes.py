@@ -20,8 +20,8 @@ def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
     """Returns the outputs of a model, in a replica function; in processes without the last stage, zeros of their shapes.
 
     The rows flow through the stages as micro-batches of equal size. A stage computes a micro-batch while the stages after it
-    compute earlier ones. The last micro-batch is padded with zeros; if layers add losses, in which these would count, what
-    does not fill a micro-batch flows in micro-batches of one row instead.
+    compute earlier ones. The last micro-batch is filled with copies of the last row; if layers add losses, in which these
+    would count, what does not fill a micro-batch flows in micro-batches of one row instead.
 
     Losses that layers of this process add are added to the model, as means over the rows.
 
@@ -93,7 +93,8 @@ def _micro_batches(
 
 
 def _padded(x: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    return tf.pad(x, [[0, rows - tf.shape(x)[0]], *[[0, 0]] * (x.shape.rank - 1)])
+    """Repeats the last row, which layers accept; zeros or empty texts may be no input of them."""
+    return tf.gather(x, tf.minimum(tf.range(rows), tf.maximum(tf.shape(x)[0] - 1, 0)))
 
 
 def _rows(x: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:

@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.pipelining.cut.example_models import build
 from tfdist import models
@@ -136,6 +137,17 @@ def dropped_twice():
     return keras.Model(inputs, drop(keras.layers.Dense(2, name="dense")(drop(inputs))))
 
 
+def lowered(sparse: bool = False):
+    """A model whose first layer returns text, and whose second may return a sparse tensor."""
+    lower = keras.layers.Lambda(tf.strings.lower, output_shape=(1,), name="lower")
+    mode = {"output_mode": "multi_hot", "sparse": True} if sparse else {}
+    words = keras.layers.StringLookup(vocabulary=["a", "b"], name="words", **mode)
+    after = [keras.layers.Dense(2, name="dense")] if sparse else [keras.layers.Embedding(3, 2, name="table")]
+    return keras.Sequential(
+        [keras.Input((1,), dtype="string"), lower, words, *after, keras.layers.Dense(2, name="last")]
+    )
+
+
 def named(name):
     return lambda: build(name)[0]
 
@@ -159,6 +171,9 @@ REFUSED = [
     (named("twice"), "dense", 2, "which means dense, dense (2)"),
     (named("nested_twice"), "block", 2, "which means block, block (2)"),
     (dropped_twice, "dense", 2, "with calls of drop in several"),
+    (lowered, "lower", 2, "a later stage uses the result of lower. Cut after the layers that use it"),
+    (lambda: lowered(sparse=True), "words", 2, "a later stage uses the result of words"),
+    (lowered, "auto", 4, "a later stage uses the result of lower"),
     (named("mlp"), "balanced(by=rows)", 2, "Known: memory, parameters, time"),
 ]
 
@@ -169,6 +184,13 @@ def test_what_cannot_be_cut_is_refused_in_one_line(make, cut, stages, message):
     with pytest.raises(InputError) as refused:
         cut_model(make(), cut, stages)
     assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_text_stays_in_the_stage_that_makes_it():
+    assert [last_calls(cut_model(lowered(), "auto", stages)) for stages in (2, 3)] == [
+        ["table", "last"],
+        ["words", "table", "last"],
+    ]
 
 
 def test_subclassed_layers_are_calls_like_others():

@@ -53,6 +53,7 @@ class AbstractRun:
       sizes: bytes per row of each tensor.
       trained: tensors that depend on trainable variables, and can have gradients.
       adds_losses: whether layers add losses, of activations for example.
+      sendable: tensors that can be sent to another stage: dense ones of numbers.
     """
 
     usage: list[Usage]
@@ -66,6 +67,7 @@ class AbstractRun:
     sizes: list[int]
     trained: frozenset[int]
     adds_losses: bool
+    sendable: frozenset[int]
 
 
 def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
@@ -75,8 +77,7 @@ def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
       graph: graph of the model.
       rows: number of rows, unless the model's inputs have a fixed one.
     """
-    fixed = [graph.tensors[number].shape[:1] for number in graph.inputs.values()]
-    rows = next((shape[0] for shape in fixed if shape and shape[0] is not None), rows)
+    rows = _fixed_rows(graph) or rows
     tracer = _traced(graph, rows)
     usage = [Usage(*used, size) for used, size in zip(tracer.used, _activations(graph, rows, tracer), strict=True)]
     first: dict[int, int] = {}
@@ -95,7 +96,14 @@ def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
         sizes=[_bytes(x.dtype, x.shape) // rows for x in values],
         trained=_trained(graph, usage),
         adds_losses=tracer.adds_losses,
+        sendable=frozenset(i for i, x in enumerate(values) if isinstance(x, tf.Tensor) and x.dtype != tf.string),
     )
+
+
+def _fixed_rows(graph: Graph) -> int | None:
+    """Returns the number of rows with which the model's inputs were created; None if it is any."""
+    sizes = [graph.tensors[number].shape[:1] for number in graph.inputs.values()]
+    return next((shape[0] for shape in sizes if shape and shape[0] is not None), None)
 
 
 def _traced(graph: Graph, rows: int) -> "_Tracer":
@@ -184,17 +192,19 @@ def _bytes(dtype: Any, shape: tf.TensorShape) -> int:
 def _static_shapes(graph: Graph, rows: int, shapes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int | None, ...]]:
     """Returns the shapes with None for sizes that depend on the batch.
 
-    Inside nested models, Keras does not know all others: those that are the same for another number of rows.
+    Inside nested models, Keras does not know all others: those that are the same for another number of rows. A number of
+    rows with which inputs were created does not bind a call in Keras, and is not that of a micro-batch.
     """
-    symbolic = [tensor.shape for tensor in graph.tensors]
-    is_open = any(None in symbolic[number][1:] for number in graph.inputs.values())
-    if is_open or not any(None in shape[1:] for shape in symbolic):
-        return symbolic
-    others = _traced(graph, rows + 1).shapes()
-    return [
-        tuple(x if x == y else None for x, y in zip(shape, other, strict=True))
-        for shape, other in zip(shapes, others, strict=True)
-    ]
+    found = [tensor.shape for tensor in graph.tensors]
+    is_open = any(None in found[number][1:] for number in graph.inputs.values())
+    if not is_open and any(None in shape[1:] for shape in found):
+        others = _traced(graph, rows + 1).shapes()
+        found = [
+            tuple(x if x == y else None for x, y in zip(shape, other, strict=True))
+            for shape, other in zip(shapes, others, strict=True)
+        ]
+    fixed = _fixed_rows(graph)
+    return found if fixed is None else [(None, *shape[1:]) if shape[:1] == (fixed,) else shape for shape in found]
 
 
 def _mask_shape(shape: Sequence[int | None], mask: tf.Tensor) -> tuple[tuple[int | None, ...], str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def places(
 
     Raises:
       InputError: there are more stages than layers, the names do not give this number of stages or are not those of
-        layers, or two calls of a layer with state would be in different stages.
+        layers, two calls of a layer with state would be in different stages, or text would be sent between stages.
     """
     layers = sum(not call.is_entry for call in graph.calls)
     if stages > layers:
@@ -60,31 +61,54 @@ def places(
             f"Each stage must have a layer. Received: {stages} stages for {graph.model.name}, which has {layers} layers. "
             f"Use at most {layers} stages."
         )
-    inseparable = _inseparable(graph, run)
+    inseparable = [*_with_state(graph, run), *_not_sendable(graph, run)]
     if isinstance(cut, AfterLayers):
         found = _after_layers(graph, cut, stages)
-        for name, first, last in inseparable:
-            if any(first < place <= last for place in found):
-                raise InputError(_has_state(name, str(cut)))
+        for calls in inseparable:
+            if any(calls.first < place <= calls.last for place in found):
+                raise calls.refused(str(cut))
         return found
     allowed = _allowed(graph)
-    for _, first, last in inseparable:
-        allowed[first + 1 : last + 1] = False
+    for calls in inseparable:
+        allowed[calls.first + 1 : calls.last + 1] = False
     crossing = np.array([0.0, *crossing_bytes(graph, run)])
     costs = _costs(graph, run, cut, load, seconds, stages)
     sensible = allowed & (crossing <= _MOST_BYTES * (np.median(crossing[allowed]) if allowed.any() else 0.0))
     balanced_places = balanced(costs, crossing, sensible) or balanced(costs, crossing, allowed)
     if balanced_places is None:
-        name = inseparable[0][0] if inseparable else graph.model.name
-        raise InputError(_has_state(name, f"{stages} stages"))
+        any_calls = _Inseparable(_STATE, graph.model.name, 0, 0)
+        raise (inseparable[0] if inseparable else any_calls).refused(f"{stages} stages")
     return balanced_places
 
 
-def _has_state(name: str, received: str) -> str:
-    return (
-        f"All calls of a layer with state must be in one stage, as one process has its state. Received: {received}, with "
-        f"calls of {name} in several. Cut elsewhere, or use a layer of its own for each call."
-    )
+class _Inseparable(NamedTuple):
+    """Calls that must be in one stage.
+
+    Attributes:
+      rule: the reason, with places for what was received and for the name.
+      name: name of a call.
+      first: position of the first call.
+      last: position of the last call.
+    """
+
+    rule: str
+    name: str
+    first: int
+    last: int
+
+    def refused(self, received: str) -> InputError:
+        """Returns the error for a cut between the calls."""
+        return InputError(self.rule.format(received=received, name=self.name))
+
+
+_STATE = (
+    "All calls of a layer with state must be in one stage, as one process has its state. Received: {received}, with calls of "
+    "{name} in several. Cut elsewhere, or use a layer of its own for each call."
+)
+_NOT_SENDABLE = (
+    "Stages send each other dense tensors of numbers, no text and no sparse or ragged tensors. Received: {received}, where a "
+    "later stage uses the result of {name}. Cut after the layers that use it, or use fewer stages."
+)
 
 
 def _allowed(graph: Graph) -> np.ndarray:
@@ -93,15 +117,26 @@ def _allowed(graph: Graph) -> np.ndarray:
     return np.array([False, *(not call.is_entry for call in ordered[:-1]), False])
 
 
-def _inseparable(graph: Graph, run: AbstractRun) -> list[tuple[str, int, int]]:
-    """Returns for each variable that a training step assigns and several calls use: a layer, first and last position."""
+def _with_state(graph: Graph, run: AbstractRun) -> list[_Inseparable]:
+    """Returns for each variable that a training step assigns and several calls use: these calls."""
     written = {key for used in run.usage for key in used.written}
     users: dict[int, list[int]] = {}
     for position, i in enumerate(graph.order):
         for key in written.intersection(run.usage[i].variables):
             users.setdefault(key, []).append(position)
     several = [positions for positions in users.values() if len(positions) > 1]
-    return [(graph.calls[graph.order[found[0]]].name, found[0], found[-1]) for found in several]
+    return [_Inseparable(_STATE, graph.calls[graph.order[found[0]]].name, found[0], found[-1]) for found in several]
+
+
+def _not_sendable(graph: Graph, run: AbstractRun) -> list[_Inseparable]:
+    """Returns for each tensor that cannot be sent: from the call that makes it to the last one that uses it."""
+    last = last_uses(graph, {call: position for position, call in enumerate(graph.order)}, len(graph.order) - 1)
+    return [
+        _Inseparable(_NOT_SENDABLE, graph.calls[i].name, position, last[tensor])
+        for position, i in enumerate(graph.order)
+        for tensor in graph.calls[i].outputs
+        if tensor not in run.sendable and last.get(tensor, position) > position
+    ]
 
 
 def _after_layers(graph: Graph, cut: AfterLayers, stages: int) -> list[int]:
