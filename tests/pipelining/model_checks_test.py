@@ -58,3 +58,30 @@ def test_callbacks_that_hold_weights_are_refused():
     callback = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
     with pytest.raises(InputError, match="trainer.load_best"):
         trainer(dense).fit(X, Y, batch_size=8, steps=1, verbose=0, callbacks=[callback])
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict", "predict_on_batch", "save", "__call__"])
+def test_keras_methods_of_the_trainers_model_are_refused(method):
+    """They would compute with zeros for the weights of other stages."""
+    model = trainer(dense).model
+    with pytest.raises(InputError) as error:
+        getattr(model, method)(X)
+    name = "" if method == "__call__" else f" of {method}"
+    assert f"Received: a call{name} of the trainer's model. Use the trainer's fit, predict" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_new_trainer_trains_a_layer_that_was_frozen():
+    strategy = tfdist.load_strategy("pipeline", environment={})
+    weights = []
+    with strategy.scope():
+        first = keras.layers.Dense(4)
+        model = keras.Sequential([keras.Input((3,)), first, keras.layers.Dense(2)])
+    for trainable in (False, True):
+        first.trainable = trainable
+        with strategy.scope():
+            trainer = tfdist.Trainer(model, optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(True))
+        weights.append(np.array(first.kernel))
+        trainer.fit(X, Y, batch_size=8, steps=2, verbose=0)
+    weights.append(np.array(first.kernel))
+    assert (weights[0] == weights[1]).all() and (weights[1] != weights[2]).any()

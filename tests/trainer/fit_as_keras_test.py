@@ -214,6 +214,24 @@ def test_inputs_alone_train_a_model_whose_layers_add_the_loss(mirrored2, data):
     assert trainer.evaluate(data)["loss"] > 0
 
 
+class Own(keras.Model):
+    """A subclassed model, whose outputs are not known before it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.penalty = keras.layers.Dense(1), Penalty()
+
+    def call(self, inputs):
+        return self.penalty(self.dense(inputs))
+
+
+def test_inputs_alone_train_a_subclassed_model(single):
+    with single.scope():
+        trainer = tfdist.Trainer(Own(), optimizer="sgd")
+    first, last = trainer.fit(X, epochs=2, verbose=0).history["loss"]
+    assert first > last > 0
+
+
 class Positives(keras.metrics.Metric):
     """Returns its variable, as in Keras's guide."""
 

@@ -6,6 +6,7 @@ from tfdist.config.run_config import RunConfig
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit.patches import overridden
+from tfdist.pipelining.has_stages import HasStages
 from tfdist.step.validation import check_engine_sums
 
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -17,6 +18,11 @@ def suitable(strategy: Strategy, options: RunConfig) -> HasCollectives:
     Raises:
       InputError: Keras's methods do not run on it, or not with these options.
     """
+    if isinstance(strategy, HasStages):
+        raise InputError(
+            f"Keras's own fit needs the whole model in each process. Received: {strategy.name}, whose processes have stages. "
+            "Use tfdist.Trainer there."
+        )
     # Replicas have different numbers of rows; on a mesh, the only replica has all rows.
     if not isinstance(strategy, HasCollectives) or (strategy.compiles_replicas and not strategy.sums_gradients):
         raise InputError(

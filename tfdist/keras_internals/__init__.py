@@ -7,7 +7,7 @@ from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
 from tfdist.keras_internals.convolutions import convolutions_of_no_rows
 from tfdist.keras_internals.data import Adapted, adapted, count_rows, is_batched
-from tfdist.keras_internals.deferred import deferred_weights, read_by, refuse_values
+from tfdist.keras_internals.deferred import deferred_weights, read_by, refuse_values, without_call_context
 from tfdist.keras_internals.draws import keyed, neutral
 from tfdist.keras_internals.fitting import (
     compilation,
@@ -38,6 +38,7 @@ from tfdist.keras_internals.layers import (
     adders_of,
     attentions_placed,
     check_layer_calls,
+    is_symbolic_call,
     mask_and_logits,
     path_of,
     products_keep_dims,
@@ -197,6 +198,7 @@ __all__ = [
     "flat_losses",
     "read_by",
     "refuse_values",
+    "without_call_context",
     "rebind_variables",
     "replaced_learning_rate",
     "forget_functions",
@@ -214,6 +216,7 @@ __all__ = [
     "is_computed_from",
     "is_batched",
     "is_of_all_rows",
+    "is_symbolic_call",
     "kernel_of",
     "key_of",
     "keyed",

@@ -49,13 +49,19 @@ def _assign(variable: keras.Variable, value: Any) -> None:
         variable._initializer = lambda *_, **__: given
 
 
+def without_call_context(error: Exception) -> Exception:
+    """Returns an error to which Keras does not add the arguments of the layer in whose call it is raised."""
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]
+    return error
+
+
 class _Refused(NamedTuple):
     """An initializer that raises `InputError`."""
 
     message: str
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        raise InputError(self.message)
+        raise without_call_context(InputError(self.message))
 
 
 def refuse_values(variables: Sequence[keras.Variable], message: str) -> None:

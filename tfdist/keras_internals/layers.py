@@ -102,6 +102,11 @@ def _by_replica(name: str, make: Callable[[], Any]) -> property:
     return property(value, set_value)
 
 
+def is_symbolic_call() -> bool:
+    """Returns whether Keras runs layers for the shapes and dtypes of their results alone."""
+    return bool(in_symbolic_scope())
+
+
 def check_layer_calls(check: Callable[[keras.Layer, Sequence[Any]], None]) -> None:
     """Makes every outermost call of a layer that computes something call `check` first, with its inputs, in this process."""
     original = keras.Layer.__call__

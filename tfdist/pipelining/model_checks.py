@@ -13,7 +13,7 @@ def check_stages_of(model: keras.Model) -> None:
     if twice:
         raise InputError(
             "The variables of a pipeline must have unique paths, by which checkpoints know them. Received twice: "
-            f"{twice[0]}. Give the layers of nested models different names."
+            f"{twice[0]}. Give the layers of nested models, and variables of your own, different names."
         )
     metrics = keras_internals.metrics_of_layers(model)
     if metrics:

@@ -41,6 +41,8 @@ class StageParts(ModelParts):
     def trained(self, model: keras.Model) -> StagedModel:
         """See base class."""
         strategy, schedule = self._strategy, self._strategy.schedule
+        if isinstance(model, StagedModel):  # of another trainer
+            model = model.whole
         check_stages_of(model)
         cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
         with strategy.refused_together("stages"), strategy.process_device():

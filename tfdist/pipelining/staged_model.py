@@ -3,21 +3,22 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import in_replica_function
+from tfdist.errors import InputError
 from tfdist.pipelining.cut import Cut, StageGraph, initialize
 from tfdist.pipelining.spread_stage import SpreadStage
 from tfdist.pipelining.stage_devices import StageDevices
 
-_ELSEWHERE = (
-    "A process of a pipeline has the weights of its own stages only. Received: a read of a weight of another stage. Use the "
-    "trainer's predict, evaluate and save, which all processes call."
-)
+_RULE = "A process of a pipeline has the weights of its own stages only."
+_REMEDY = "Use the trainer's fit, predict, evaluate and save, which all processes call."
+_ELSEWHERE = f"{_RULE} Received: a read of a weight of another stage. {_REMEDY}"
+_OF_THE_WHOLE = "fit evaluate predict train_on_batch test_on_batch predict_on_batch".split()  # compute with all weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,15 @@ class _Untracked:
     """Hides an object from Keras, which would take its layers for those of the model that refers to it."""
 
     value: Any
+
+
+def _refused(received: str) -> Callable[..., NoReturn]:
+    """Returns a function that raises `InputError`."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise InputError(f"{_RULE} Received: {received}. {_REMEDY}")
+
+    return refuse
 
 
 class StagedModel(keras.Model):
@@ -62,7 +72,14 @@ class StagedModel(keras.Model):
             if devices is not None:
                 devices.place(whole, stage.variables.all)
             initialize(stage.variables)
+        # Values of layers that were frozen for an earlier trainer have been created as those of frozen layers.
+        keras_internals.watch_copies([keras_internals.value_of(variable) for variable in self.trainable_variables])
         keras_internals.refuse_values(whole.variables, _ELSEWHERE)
+        is_everything = all(keras_internals.value_of(variable) is not None for variable in whole.variables)
+        for name in (*_OF_THE_WHOLE, "save"):
+            setattr(self, name, _refused(f"a call of {name} of the trainer's model"))
+        for name in () if is_everything else _OF_THE_WHOLE:
+            setattr(whole, name, _refused(f"a call of {name} of the model"))
         if hasattr(whole, "output_names"):  # which a sequential model does not have
             self.output_names = whole.output_names
         self.built = True
@@ -111,6 +128,10 @@ class StagedModel(keras.Model):
         """Returns the outputs of the whole model; zeros in a process that does not have the last stage."""
         if in_replica_function():
             return self._forward(self, inputs)
+        if not keras_internals.is_symbolic_call():
+            raise keras_internals.without_call_context(
+                InputError(f"{_RULE} Received: a call of the trainer's model. {_REMEDY}")
+            )
         return self.with_zeros(inputs, training)[0]  # for shapes and dtypes only
 
     def with_zeros(self, inputs: Any, training: bool | None = None) -> tuple[Any, list[tf.Tensor]]:

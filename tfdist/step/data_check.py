@@ -78,8 +78,8 @@ def _labels_of(model: keras.Model, y: Any, weights: Any) -> Iterator[Labels]:
     names = keras.tree.pack_sequence_as(y, [name for name, _ in _flat(y, "y")])
     flat = keras_internals.flat_losses(model)
     outputs = getattr(model, "outputs", None) or [None] * len(flat)
-    if len(outputs) != len(flat) or len(keras.tree.flatten(y)) != len(flat):
-        return  # some outputs have no loss
+    if not flat or len(outputs) != len(flat) or len(keras.tree.flatten(y)) != len(flat):
+        return  # no output has a loss, or some have none
     by_path, outputs_by_path = keras_internals.matched(model, y, outputs)
     names_by_path, _ = keras_internals.matched(model, names, outputs)
     whole = None if keras.tree.is_nested(weights) else weights

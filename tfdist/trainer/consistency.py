@@ -21,6 +21,7 @@ from tfdist.coordination.all_equal import all_equal
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.grammar.unique_names import unique_names
+from tfdist.pipelining.staged_model import StagedModel
 from tfdist.reporting.environment import versions
 
 _PIECE = 200  # entries per message of the group
@@ -41,6 +42,20 @@ def check_equal(group: Group, model: keras.Model) -> None:
     agree(group, "version of ", versions())
     agree(group, "the code of ", own_code(), common=True)
     agree(group, "", described(model))
+
+
+def check_equal_stages(group: Group, part: StagedModel) -> None:
+    """Same as `check_equal`, for processes that train different stages of a model, which should have cut the same.
+
+    Args:
+      group: all ranks.
+      part: the stages of this process, compiled.
+
+    Raises:
+      InputError: on every rank, naming the first difference and which ranks have which value.
+    """
+    check_equal(group, part.whole)
+    agree(group, "", unique_names([*_settings_of_optimizer(part.optimizer)], mark=" #"))
 
 
 def agree(group: Group, what: str, mine: Mapping[str, str], *, common: bool = False) -> None:
@@ -108,10 +123,14 @@ def described(model: keras.Model) -> dict[str, str]:
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
     forms = [(f"variable {without_numbers(v.path)}", f"{v.dtype}{list(v.shape)}") for v in variables]
-    parts = [("layer", layer) for layer in keras_internals.layers_of(model)]
-    parts += [("optimizer", optimizer)] if optimizer is not None else []
-    settings = [entry for kind, part in parts for entry in _settings(f"{kind} {without_numbers(part.name)}", part)]
+    layers = keras_internals.layers_of(model)
+    settings = [entry for layer in layers for entry in _settings(f"layer {without_numbers(layer.name)}", layer)]
+    settings += _settings_of_optimizer(optimizer) if optimizer is not None else []
     return unique_names([*forms, *settings], mark=" #")
+
+
+def _settings_of_optimizer(optimizer: keras.Optimizer) -> Iterator[tuple[str, str]]:
+    return _settings(f"optimizer {without_numbers(optimizer.name)}", optimizer)
 
 
 def _settings(title: str, part: Any) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.data import Examples, explained_reading
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.pipelining.staged_model import StagedModel
 from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
 from tfdist.step.averaged_weights import AveragedWeights
@@ -22,7 +23,7 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_micro_steps, check_trains
 from tfdist.synchronization import Exchanges
 from tfdist.synchronization.catalog import make_exchanges
-from tfdist.trainer.consistency import check_equal
+from tfdist.trainer.consistency import check_equal, check_equal_stages
 from tfdist.trainer.data_warnings import check_form, warn_of_evaluation
 
 
@@ -126,6 +127,8 @@ def build(
             check_trains(model)
         strategy.optimizer_shards.build(model)
     with strategy.scope():
+        if isinstance(model, StagedModel):
+            check_equal_stages(strategy.group, model)
         with strategy.refused_together("models"):
             check_equal(strategy.peers, model)
         own = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_of_all(v)]

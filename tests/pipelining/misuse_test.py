@@ -1,0 +1,28 @@
+"""Mistakes in programs with a pipeline: each process raises the same error, of one line."""
+
+import sys
+
+import pytest
+
+from tests import processes
+
+REFUSED = {
+    "targets": "Every process must read the same batches, in the same order",
+    "form": "training data: form of an example differs",
+    "activation": 'layer hidden: activation differs: rank 0 has "relu", rank 1 has "tanh"',
+    "rate": 'optimizer sgd: learning_rate differs: rank 0 has "0.1',
+    "width": "Model, loss and metrics must fit the data. Received: examples with x float32[2], y float32[1]; ValueError: ",
+    "predict": "A process of a pipeline has the weights of its own stages only. Received: a call of predict of the model.",
+    "call": "A process of a pipeline has the weights of its own stages only. Received: a read of a weight of another stage.",
+}
+
+
+@pytest.mark.processes
+def test_every_process_refuses_a_mistake_in_one_line() -> None:
+    with processes.job([sys.executable, "-m", "tests.pipelining.misuse_worker"], 2) as job:
+        ended = job.wait(120)
+    for end in ended:
+        assert end.code == 0, end.output
+        said = dict(line.split(": ", 1) for line in end.output.splitlines() if ": " in line)
+        for name, message in REFUSED.items():
+            assert said[name].startswith(f"InputError: {message}"), said[name]

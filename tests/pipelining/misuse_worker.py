@@ -1,0 +1,54 @@
+"""Makes mistakes with a pipeline one after the other, and prints what each raises.
+
+python -m tests.pipelining.misuse_worker
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+import tfdist
+
+X, Y = np.ones((16, 3), "float32"), np.ones((16, 1), "float32")
+
+
+def train(strategy: tfdist.Strategy, x: Any = X, y: Any = Y, activation: str = "relu", rate: float = 0.1) -> Any:
+    """Returns the trainer and the model that it was given."""
+    with strategy.scope():
+        hidden = keras.layers.Dense(4, activation, name="hidden")
+        model = keras.Sequential([keras.Input((3,)), hidden, keras.layers.Dense(1, name="last")])
+        trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(rate), loss="mse")
+    trainer.fit(x, y, batch_size=8, steps=1, verbose=0)
+    return trainer, model
+
+
+def mistakes(strategy: tfdist.Strategy) -> Mapping[str, Callable[[], object]]:
+    rank = strategy.cluster.rank
+    drawn = np.random.default_rng(rank).standard_normal((16, 1)).astype("float32")  # as without a seed
+    return {
+        "targets": lambda: train(strategy, y=drawn),
+        "form": lambda: train(strategy, y=np.ones((16, 1 + rank), "float32")),
+        "activation": lambda: train(strategy, activation=("relu", "tanh")[rank]),
+        "rate": lambda: train(strategy, rate=0.1 + rank),
+        "width": lambda: train(strategy, x=X[:, :2]),
+        "predict": lambda: train(strategy)[1].predict(X),
+        "call": lambda: train(strategy)[1](X),
+    }
+
+
+def main() -> None:
+    strategy = tfdist.load_strategy("pipeline", mesh_shape="stage:2", micro_batches=2)
+    for name, make in mistakes(strategy).items():
+        try:
+            make()
+            print(f"{name}: nothing", flush=True)
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+    strategy.group.barrier("end")
+    strategy.close()
+
+
+if __name__ == "__main__":
+    main()
