@@ -63,7 +63,9 @@ VERIFY = (
     "flags",
     [
         ("--precision=mixed_bfloat16",),
-        pytest.param(("--precision=mixed_float16", "--activation_compression=bf16", "--tolerance=0.1"), marks=pytest.mark.full),
+        pytest.param(
+            ("--precision=mixed_float16", "--activation_compression=bf16", "--tolerance=0.1"), marks=pytest.mark.full
+        ),
     ],
 )
 def test_mixed_precision_is_within_its_rounding(flags: tuple[str, ...], tmp_path: pathlib.Path) -> None:

@@ -72,7 +72,7 @@ def measured(children: Children, frameworks: Frameworks, names: Sequence[str], s
       seconds: deadline of each measurement.
     """
     for declaration in DECLARATIONS:
-        if declaration.name in names and "all_reduce" in declaration.options:
+        if declaration.name in names and "all_reduce" in (declaration.options or ()):
             for trial in declaration.trials:
                 if trial.processes > 1:
                     yield _measured(children, frameworks, declaration.name, trial, seconds)
