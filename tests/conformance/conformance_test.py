@@ -74,7 +74,7 @@ QUICK_IN_PROCESS = {
 }  # experts: on three processes of Horovod
 FLOAT32 = tuple(parity.Case(model=model, optimizer="sgd", batch_size=13) for model in ("mlp", "cnn", "transformer"))
 DEEP = ("mlp", "cnn", "cnn_frozen", "deep_transformer", "experts", "masked", "regularized")
-CASES_PER_JOB = 7  # of the product on processes
+CASES_PER_JOB = 8  # of the product on processes
 PRODUCT = tuple(
     parity.Case(model=model, optimizer=optimizer, batch_size=batch_size, weighted=weighted)
     for model, optimizer, batch_size, weighted in itertools.product(DEEP, parity.OPTIMIZERS, (16, 13), (False, True))
