@@ -12,6 +12,7 @@ REFUSED = {
     "activation": 'layer hidden: activation differs: rank 0 has "relu", rank 1 has "tanh"',
     "rate": 'optimizer sgd: learning_rate differs: rank 0 has "0.1',
     "width": "Model, loss and metrics must fit the data. Received: examples with x float32[2], y float32[1]; ValueError: ",
+    "freeze": "A trainer trains the variables that were trainable when it was built",
     "predict": "A process of a pipeline has the weights of its own stages only. Received: a call of predict of the model.",
     "call": "A process of a pipeline has the weights of its own stages only. Received: a read of a weight of another stage.",
 }

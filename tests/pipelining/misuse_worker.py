@@ -24,6 +24,12 @@ def train(strategy: tfdist.Strategy, x: Any = X, y: Any = Y, activation: str = "
     return trainer, model
 
 
+def freeze_and_train(strategy: tfdist.Strategy) -> None:
+    trainer, model = train(strategy)
+    model.get_layer("hidden").trainable = False  # of the first stage
+    trainer.fit(X, Y, batch_size=8, steps=1, verbose=0)
+
+
 def mistakes(strategy: tfdist.Strategy) -> Mapping[str, Callable[[], object]]:
     rank = strategy.cluster.rank
     drawn = np.random.default_rng(rank).standard_normal((16, 1)).astype("float32")  # as without a seed
@@ -33,6 +39,7 @@ def mistakes(strategy: tfdist.Strategy) -> Mapping[str, Callable[[], object]]:
         "activation": lambda: train(strategy, activation=("relu", "tanh")[rank]),
         "rate": lambda: train(strategy, rate=0.1 + rank),
         "width": lambda: train(strategy, x=X[:, :2]),
+        "freeze": lambda: freeze_and_train(strategy),
         "predict": lambda: train(strategy)[1].predict(X),
         "call": lambda: train(strategy)[1](X),
     }

@@ -164,6 +164,12 @@ _REFUSED = {
 }
 
 
+def trained_ids(model: keras.Model) -> list[int]:
+    """Returns the ids of the variables that are trainable now; of all stages, on each process of a pipeline."""
+    whole = model.whole if isinstance(model, StagedModel) else model
+    return [id(variable) for variable in whole.trainable_variables]
+
+
 def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras.Optimizer) -> None:
     """Raises `InputError` if what the trainer has compiled was changed, which would otherwise be silently ignored.
 
@@ -172,7 +178,7 @@ def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras
       trained: ids of the variables that were trainable when the trainer was built; empty if it is not built.
       optimizer: optimizer of the trainer.
     """
-    if trained and [id(variable) for variable in model.trainable_variables] != list(trained):
+    if trained and trained_ids(model) != list(trained):
         raise InputError(
             "A trainer trains the variables that were trainable when it was built. Received: different ones now. Make "
             "a new Trainer after a change of `trainable`."

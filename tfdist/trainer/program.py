@@ -20,7 +20,7 @@ from tfdist.step.data_mismatch import must_fit
 from tfdist.step.evaluation import Evaluator
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
-from tfdist.step.validation import check_micro_steps, check_trains
+from tfdist.step.validation import check_micro_steps, check_trains, trained_ids
 from tfdist.synchronization import Exchanges
 from tfdist.synchronization.catalog import make_exchanges
 from tfdist.trainer.consistency import check_equal, check_equal_stages
@@ -143,7 +143,7 @@ def build(
     evaluator = Evaluator(model, strategy, settings.seed, recorded, drain)
     check_micro_steps(model, settings.micro_steps)
     steps = Steps(model, strategy, settings, compression, store, recorded)
-    trained = [id(variable) for variable in model.trainable_variables]
+    trained = trained_ids(model)
     averaged = AveragedWeights(model, strategy)
     exchanges = make_exchanges(settings.sync, model, strategy, compression, store)
     return Program(
