@@ -60,14 +60,14 @@ def regularized() -> Made:
 
 
 def frozen() -> Made:
-    """A sequential model: convolutions, whose kernels are never sharded, with frozen BatchNorm."""
+    """A sequential model: convolutions with frozen BatchNorm; neither they nor what is behind them is sharded by `in`."""
     found = [keras.Input((6, 6, 1))]
     for _ in range(3):
         mean = keras.initializers.Constant(0.2)
         found.append(layers.BatchNormalization(trainable=False, moving_mean_initializer=mean))
         found.append(layers.Conv2D(3, 3, padding="same", activation="relu"))
     model = keras.Sequential([*found, layers.Flatten(), layers.Dense(CLASSES)])
-    tfdist.name_dims(model, {".*conv2d.*/kernel": "* * * *"})
+    tfdist.name_dims(model, {".*conv2d.*/kernel": "* * * *", ".*dense.*/kernel": "* out"})
     return Made(model, _rows(6, 6, 1), _integers(CLASSES))
 
 
