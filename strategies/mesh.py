@@ -178,7 +178,8 @@ class MeshOfDevices(HasCollectives):
             attentions = keras_internals.attentions_placed(
                 self.layouts.asking, self.layouts.attending, self.layouts.attended
             )
-            with products, attentions, keras_internals.captured_through(copied):
+            draws = keras_internals.draws_placed(self.layouts.drawn)
+            with products, attentions, draws, keras_internals.captured_through(copied):
                 result = function(*args)
             self._agree_on_drawn()
             refuse_crashes(tf.compat.v1.get_default_graph())

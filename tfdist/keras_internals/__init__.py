@@ -105,6 +105,7 @@ from tfdist.keras_internals.optimizers import (
     velocities_of,
     weight_averages,
 )
+from tfdist.keras_internals.placed_draws import draws_placed
 from tfdist.keras_internals.saving import weights_in_file
 from tfdist.keras_internals.tf_internals import (
     add_functions,
@@ -152,6 +153,7 @@ from tfdist.keras_internals.variables import (
 )
 
 __all__ = [
+    "draws_placed",
     "set_first_collective_key",
     "metrics_of_layers",
     "initialize",

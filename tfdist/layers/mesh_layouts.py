@@ -78,6 +78,16 @@ class MeshLayouts(TensorLayouts):
         for variable, value in scope.assigned:
             variable.assign(value)
 
+    def drawn(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Lays out random numbers by rows, so that they depend on their seed alone.
+
+        DTensor draws each part of a tensor with a seed of its own, in the layout that what uses the tensor requires: another
+        one if a layer is recomputed in the backward pass.
+        """
+        axis = self._rules["batch"]
+        layout = over_rows(numbers.shape, axis, self._devices.mesh.axes[axis])
+        return self._devices.relaid(numbers, layout) if numbers.shape.rank else numbers
+
     def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """See base class."""
         return self._devices.relaid(value, placement_of(variable).stored)
