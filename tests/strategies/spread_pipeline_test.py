@@ -20,6 +20,7 @@ OTHERS = (
     Case("skip", "sgd", INTERLEAVED, 4),
     Case("frozen", "adamw", "gpipe", 1),
     Case("dropped", micro_batches=1),
+    Case("dropped", micro_batches=1, options="recompute"),
     Case("tied", "adamw", "1f1b", 4, "recompute"),
     Case("overflowing", "adamw", options="loss_scale"),
 )
@@ -80,10 +81,3 @@ def test_a_bit_that_differs_between_replicas_is_found(tmp_path: pathlib.Path) ->
         "spread_sync", "pipeline(mesh_shape='stage:1;data:2;model:2', layout='in:model')", 2, tmp_path, seconds=100
     )
     assert first == second and "before step 4: model/last/kernel differs: replica 1 of rank 1 from replica 0" in first
-
-
-def test_dropout_is_not_recomputed(tmp_path: pathlib.Path) -> None:
-    """Its numbers would be others than in the forward pass: those of another layout."""
-    spread = "pipeline(mesh_shape='stage:1;model:2', layout='in:model')"
-    [found] = running.outcomes("spread_dropout", spread, 1, tmp_path, seconds=100)
-    assert "layers that draw random numbers cannot be recomputed" in found

@@ -103,16 +103,6 @@ def _summed(parts: Sequence[list[Any]], specs: Sequence[tf.TensorSpec]) -> list[
     ]
 
 
-def _refuse_random_numbers(backward: tf.Graph) -> None:
-    """Raises `InputError` if a backward pass draws numbers again: in another layout, DTensor draws other ones."""
-    for operation in keras_internals.operations_of(backward):
-        if operation.type.startswith("StatelessRandom"):
-            raise InputError(
-                "With an axis model in a pipeline, layers that draw random numbers cannot be recomputed. Received: "
-                f"{operation.name}. Give --recompute a regular expression that matches other layers only, or leave it out."
-            )
-
-
 class _Results(NamedTuple):
     """What a forward pass makes, as tensors of the devices or of the host."""
 
@@ -267,7 +257,6 @@ class _Passes:
         self._backward, self._outside, residuals = keras_internals.traced_inside(
             backward, [*(tf.TensorSpec(x.shape, x.dtype) for x in targets), *of_sums]
         )
-        _refuse_random_numbers(self._backward.graph)
         self._zeros: Callable[[], list[tf.Tensor]] = lambda: [
             devices.lay(np.zeros(spec.shape, spec.dtype.as_numpy_dtype), placement.computed)
             for spec, placement in zip(of_sums, placements, strict=True)
