@@ -203,6 +203,7 @@ def test_the_fastest_engine_is_named_with_its_flags():
     failed, _ = speed("horovod", Ended(5, "rank 1 is lost", "", 1.0))
     assert multiworker.finding().text.split() == "multiworker 64.0 KiB 0.4 ms 4.0 MiB 8.7 ms 32.0 MiB 50 ms".split()
     assert (mpi.status, failed.status, failed.reason) == ("missing", "failed", "rank 1 is lost")
+    assert mpi.finding().remedy.endswith("python -m tfdist.install_horovod --mpi")
     assert speeds.fastest([multiworker, gloo, mpi, failed]) == Finding(
         Status.OK,
         "fastest for 4.0 MiB: horovod over Gloo, 2.9 times as fast as multiworker",

@@ -169,6 +169,7 @@ ASSIGN = {
     "keras_internals/saving.py": "whether weights are collected in memory, while a model is saved",
     "keras_internals/tf_internals.py": "variables of tf.distribute",
     "keras_internals/variables.py": "private functions",
+    "pipelining/staged_model.py": "methods of a pipeline's model, which compute with all weights",
 }
 
 

@@ -133,7 +133,6 @@ def _names(text: str) -> Sequence[str]:
 
 
 _EXAMPLES = (
-    "python -m tfdist.doctor --quick",
     "python -m tfdist.doctor --quick --speed",
     "python -m tfdist.doctor --only=mirrored,multiworker --json",
 )

@@ -28,6 +28,7 @@ class Speed(NamedTuple):
       seconds: median seconds of an all-reduce for each of `SIZES`; empty if it failed or was not made.
       status: whether it was measured.
       reason: why it failed or was not made, as one line.
+      remedy: the command that installs it.
     """
 
     strategy: str
@@ -36,6 +37,7 @@ class Speed(NamedTuple):
     seconds: tuple[float, ...] = ()
     status: Status = Status.OK
     reason: str = ""
+    remedy: str = ""
 
     @property
     def title(self) -> str:
@@ -46,7 +48,7 @@ class Speed(NamedTuple):
         """Returns what is said about it."""
         times = [f"{byte_size(size)} {1e3 * each:.3g} ms" for size, each in zip(SIZES, self.seconds, strict=False)]
         text = "  ".join([f"{self.title:<20}", *(f"{time:<16}" for time in times), self.reason])
-        return Finding(self.status, text.rstrip())
+        return Finding(self.status, text.rstrip(), self.remedy)
 
     def facts(self) -> dict[str, Any]:
         """Returns values of JSON."""
@@ -82,7 +84,7 @@ def _measured(children: Children, frameworks: Frameworks, strategy: str, trial: 
     options = [f"--strategy={strategy}", *(f"--{name}={value}" for name, value in trial.options.items())]
     speed = Speed(strategy, trial.library, shlex.join(options))
     if obstacle := frameworks.obstacle(trial):
-        return speed._replace(status=obstacle.status, reason=obstacle.text)
+        return speed._replace(status=obstacle.status, reason=obstacle.text, remedy=obstacle.remedy)
     with tempfile.TemporaryDirectory() as directory:
         arguments = [*_BENCHMARK, *options, f"--output_dir={directory}/bench"]
         ended = children.run("tfdist.bench", arguments, trial.processes, seconds, variables_of(trial, frameworks))
