@@ -5,12 +5,12 @@ python -m tests.pipelining.pretrained_worker FILE
 
 import json
 import sys
-from collections.abc import Callable
 
 import keras
 import numpy as np
 
 import tfdist
+from tests.caught import error_of
 
 
 def model_of() -> keras.Model:
@@ -22,14 +22,6 @@ def model_of() -> keras.Model:
 
 def weights(trainer: tfdist.Trainer) -> dict[str, list]:
     return {variable.path: np.asarray(variable).tolist() for variable in trainer.model.trainable_variables}
-
-
-def error_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def main(path: str) -> None:

@@ -3,7 +3,7 @@
 The last loss of each `fit` is compared by Welch's t statistic. Differences below one hundredth of the loss do not count: local
 batch normalization computes statistics over fewer rows, so that its distribution is not quite the same.
 
-Three seeds decide if the losses are clearly alike; otherwise, two more are run.
+Three seeds are enough if the losses clearly agree; otherwise, two more are run.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""A program that catches what one stage of a pipeline refuses, and goes on, in each process."""
+"""Catches the errors that only one stage of a pipeline raises, and continues, in each process."""
 
 import pathlib
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 import tfdist
+from tests.caught import error_of
 from tfdist.errors import InputError
 from tfdist.pipelining.schedules import make_schedule
 
@@ -62,14 +63,6 @@ def refused_state(strategy: tfdist.Strategy) -> list[str]:
 
     strategy.optimizer_shards.build = refuse
     return [error_of(lambda: built.fit(*arrays(3), batch_size=ROWS, steps=1, verbose=0))]
-
-
-def error_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def arrays(*shape: int) -> tuple[np.ndarray, np.ndarray]:

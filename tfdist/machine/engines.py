@@ -49,7 +49,7 @@ class Tried(NamedTuple):
         return ", ".join([f"{self.strategy}{library}", *parts])
 
     def finding(self) -> Finding:
-        """Returns what is said about it."""
+        """Returns its line of the report."""
         took = f"{self.seconds:.1f} s" if self.seconds is not None else ""
         text = "  ".join(filter(None, [f"{self.title:<33}", took, self.reason])).rstrip()
         again = f"To see its output: {self.command}" if self.status == Status.FAILED and self.command else ""
@@ -93,8 +93,7 @@ def _tried(children: Children, frameworks: Frameworks, declaration: Declaration,
     obstacle = frameworks.obstacle(trial)
     if obstacle:
         return Tried(declaration.name, trial, obstacle.status, reason=obstacle.text, remedy=obstacle.remedy)
-    options = [f"--{name}={value}" for name, value in trial.options.items()]
-    arguments = [f"--strategy={declaration.name}", *options, *_TRAINING]
+    arguments = [*flags_of(declaration.name, trial), *_TRAINING]
     ended = children.run(
         "tfdist.verify", [*arguments, "--json"], trial.processes, seconds, variables_of(trial, frameworks)
     )
@@ -102,6 +101,11 @@ def _tried(children: Children, frameworks: Frameworks, declaration: Declaration,
     command = f"{launch}python -m tfdist.verify {shlex.join(arguments)}"
     status = Status.FAILED if ended.code else Status.OK
     return Tried(declaration.name, trial, status, ended.seconds, _reason(ended), command=command)
+
+
+def flags_of(strategy: str, trial: Trial) -> list[str]:
+    """Returns the flags of a trial that choose the engine."""
+    return [f"--strategy={strategy}", *(f"--{name}={value}" for name, value in trial.options.items())]
 
 
 def variables_of(trial: Trial, frameworks: Frameworks) -> dict[str, str]:

@@ -9,7 +9,7 @@ from tfdist.config.strategy_declaration import Trial
 from tfdist.config.strategy_registry import DECLARATIONS
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.machine.children import Children
-from tfdist.machine.engines import variables_of
+from tfdist.machine.engines import flags_of, variables_of
 from tfdist.machine.frameworks import Frameworks, last_object
 from tfdist.machine.report import Finding, Status
 
@@ -45,7 +45,7 @@ class Speed(NamedTuple):
         return f"{self.strategy} over {self.library}" if self.library else self.strategy
 
     def finding(self) -> Finding:
-        """Returns what is said about it."""
+        """Returns its line of the report."""
         times = [f"{byte_size(size)} {1e3 * each:.3g} ms" for size, each in zip(SIZES, self.seconds, strict=False)]
         text = "  ".join([f"{self.title:<20}", *(f"{time:<16}" for time in times), self.reason])
         return Finding(self.status, text.rstrip(), self.remedy)
@@ -81,12 +81,12 @@ def measured(children: Children, frameworks: Frameworks, names: Sequence[str], s
 
 
 def _measured(children: Children, frameworks: Frameworks, strategy: str, trial: Trial, seconds: float) -> Speed:
-    options = [f"--strategy={strategy}", *(f"--{name}={value}" for name, value in trial.options.items())]
-    speed = Speed(strategy, trial.library, shlex.join(options))
+    flags = flags_of(strategy, trial)
+    speed = Speed(strategy, trial.library, shlex.join(flags))
     if obstacle := frameworks.obstacle(trial):
         return speed._replace(status=obstacle.status, reason=obstacle.text, remedy=obstacle.remedy)
     with tempfile.TemporaryDirectory() as directory:
-        arguments = [*_BENCHMARK, *options, f"--output_dir={directory}/bench"]
+        arguments = [*_BENCHMARK, *flags, f"--output_dir={directory}/bench"]
         ended = children.run("tfdist.bench", arguments, trial.processes, seconds, variables_of(trial, frameworks))
     if ended.code:
         return speed._replace(status=Status.FAILED, reason=ended.reason)
