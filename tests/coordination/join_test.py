@@ -1,3 +1,4 @@
+import contextlib
 import socket
 import threading
 import time
@@ -8,7 +9,7 @@ import pytest
 from tests.coordination.authentication_test import Middle, as_it_is
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup, join
-from tfdist.coordination.addresses import LOOPBACK, free_port
+from tfdist.coordination.addresses import LOOPBACK, free_port, split_address
 from tfdist.errors import InputError, PeerLostError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -40,6 +41,15 @@ def members(size, coordinator, ranks=None, environment=None, start_timeout=5.0, 
         return join(here, environment=environment or {}, start_timeout=start_timeout)
 
     return outcomes([lambda rank=rank: one(rank) for rank in (range(size) if ranks is None else ranks)])
+
+
+def wait_for_server(address, seconds=10.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(split_address(address)):
+            return
+        time.sleep(0.01)
+    raise TimeoutError(f"nothing listens at {address}")
 
 
 def leave(groups):
@@ -140,8 +150,8 @@ def test_the_token_comes_from_the_environment(coordinator):
     second = Cluster(1, 2, 1, 2, coordinator=coordinator)
     groups = outcomes(
         [
-            lambda: join(first, environment={"TFDIST_TOKEN": "a"}, start_timeout=1.0),
-            lambda: join(second, environment={"TFDIST_TOKEN": "b"}, start_timeout=1.0),
+            lambda: join(first, environment={"TFDIST_TOKEN": "a"}, start_timeout=2.0),
+            lambda: join(second, environment={"TFDIST_TOKEN": "b"}, start_timeout=2.0),
         ]
     )
     assert isinstance(groups[0], PeerLostError) and "never connected: rank 1" in str(groups[0])
@@ -152,10 +162,11 @@ def test_a_process_of_another_job_with_the_same_token_is_refused(coordinator):
     """Someone on the way leads rank 1 of one job to rank 0 of another one, and passes on what they say."""
     environment = {"TFDIST_TOKEN": TOKEN}
     with ThreadPoolExecutor(max_workers=1) as pool:
-        serving = pool.submit(members, 2, coordinator, (0,), environment, 1.5)
+        serving = pool.submit(members, 2, coordinator, (0,), environment, 3.0)
+        wait_for_server(coordinator)
         between = Middle(coordinator, as_it_is, as_it_is)
         try:
-            (led,) = members(2, between.address, (1,), environment, 1.0)
+            (led,) = members(2, between.address, (1,), environment, 2.0)
         finally:
             between.close()
         (first,) = serving.result(10)
