@@ -114,6 +114,33 @@ def test_imports_point_one_way():
     assert not wrong, "\n".join(wrong)
 
 
+def bound_names(node: ast.AST) -> set[str]:
+    """Returns the names that a module binds, outside of its functions and classes."""
+    found = set()
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            found.add(child.name)
+            continue
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in child.names}
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            found.add(child.id)
+        found |= bound_names(child)
+    return found
+
+
+def test_imports_of_tests_and_programs_exist_also_inside_functions():
+    wrong = []
+    names = {name: bound for name, tree in TREES.items() if "__getattr__" not in (bound := bound_names(tree))}
+    for path in set(python_files()) - set(CODE):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module in names:
+                missing = [a.name for a in node.names if a.name not in names[node.module]]
+                missing = [name for name in missing if f"{node.module}.{name}" not in MODULES]
+                wrong += [f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{name}" for name in missing]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_imports_have_no_cycle():
     graph = {name: own_imports(name) - {name} for name in MODULES}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
