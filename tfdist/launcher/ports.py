@@ -13,7 +13,8 @@ CANDIDATES = range(20000, 32000)
 def free_ports(count: int, host: str) -> list[int]:
     """Returns ports on which nothing listens on this host.
 
-    All are bound at the same time during the search, so that they are distinct.
+    All are bound at the same time during the search, so that they are distinct. The choice depends on no seed of the program:
+    two programs with the same one would choose the same ports.
 
     Args:
       count: number of ports.
@@ -24,7 +25,7 @@ def free_ports(count: int, host: str) -> list[int]:
     """
     found: list[int] = []
     with contextlib.ExitStack() as held:
-        for port in random.sample(CANDIDATES, len(CANDIDATES)):
+        for port in random.SystemRandom().sample(CANDIDATES, len(CANDIDATES)):
             if len(found) == count:
                 break
             sock = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))

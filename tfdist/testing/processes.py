@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,6 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO, Protocol
+
+from tfdist.launcher.ports import CANDIDATES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,14 +147,17 @@ def job(
 
 
 def free_addresses(count: int) -> list[str]:
-    """Returns loopback addresses whose ports, and the group's ports derived from them, have just been free."""
+    """Returns loopback addresses whose ports, and the group's ports derived from them, are free.
+
+    Both are below the range for outgoing connections, none of which takes one before a process of the job does.
+    """
     with contextlib.ExitStack() as stack:
         found: list[str] = []
         while len(found) < count:
             probe, neighbour = (stack.enter_context(socket.socket()) for _ in range(2))
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+            port = random.SystemRandom().choice(CANDIDATES[:-1000])
             with contextlib.suppress(OSError):
-                neighbour.bind(("127.0.0.1", port + 1000 if port + 1000 <= 65535 else port - 1000))
+                probe.bind(("127.0.0.1", port))
+                neighbour.bind(("127.0.0.1", port + 1000))
                 found.append(f"127.0.0.1:{port}")
         return found
