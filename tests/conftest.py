@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 import tfdist
 from tests import slicing
+from tests.waiting import DEADLINE
 from tfdist.distribution.strategy import Strategy
 from tfdist.testing import parity
 
@@ -107,7 +108,7 @@ def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
-        thread.join(2.0)
+        thread.join(DEADLINE)
     assert set(threading.enumerate()) <= before
 
 

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.coordination.members import members
+from tests.waiting import DEADLINE
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.all_equal import all_equal
 
@@ -16,7 +17,7 @@ def test_values_of_any_size_are_compared(last, expected):
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
         values = [["x" * 2**21, 1.5, end] for end in ("x", last)]  # larger than a message of the group may be
         calls = [pool.submit(all_equal, member, "x", value) for member, value in zip(joined, values, strict=True)]
-        assert [call.result(20) for call in calls] == [expected, expected]
+        assert [call.result(DEADLINE) for call in calls] == [expected, expected]
 
 
 def test_one_member_has_one_value():

@@ -1,5 +1,6 @@
 """Seals of messages, and a man in the middle of a real connection, who can cut it and nothing more."""
 
+import contextlib
 import json
 import re
 import socket
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.coordination.wire import HELLO, Wire
+from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import RemoteGroup
 from tfdist.coordination.addresses import join_address, split_address
 from tfdist.coordination.authentication import OVERHEAD, Session, WrongSealError, derived
@@ -78,12 +80,14 @@ class Middle:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = join_address(*self._listener.getsockname()[:2])
         self._server, self._ways, self.seen = address, (to_server, to_client), ([], [])
-        self._threads = [threading.Thread(target=self._run)]
-        self._threads[0].start()
+        self._ends: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
 
     def _run(self) -> None:
         client, _ = self._listener.accept()
         server = socket.create_connection(split_address(self._server))
+        self._ends += client, server
         back = threading.Thread(target=self._forward, args=(server, client, 1))
         back.start()
         self._forward(client, server, 0)
@@ -99,16 +103,17 @@ class Middle:
                     target.sendall(self._ways[way](number, line))
         except OSError:
             pass
-        for sock in (source, target):
-            try:
+        self._cut(source, target)
+
+    def _cut(self, *ends: socket.socket) -> None:
+        for sock in ends:
+            with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def close(self) -> None:
         self._listener.close()
-        for thread in self._threads:
-            thread.join(5)
+        self._cut(*self._ends)
+        self._thread.join(DEADLINE)
 
 
 @pytest.fixture
@@ -129,7 +134,7 @@ def as_it_is(number: int, line: bytes) -> bytes:
 
 
 def joined(job, address: str, rank: int = 1) -> RemoteGroup:
-    job.members[rank] = RemoteGroup(address, rank=rank, size=job.size, token="the job's token", timeout=5.0)
+    job.members[rank] = RemoteGroup(address, rank=rank, size=job.size, token="the job's token", timeout=DEADLINE)
     return job.members[rank]
 
 
@@ -171,10 +176,10 @@ def test_whoever_changes_a_message_cuts_the_connection(job, middle, way, change)
     except PeerLostError:
         found = [0, 1]  # or nothing arrived
     assert found == [0, 1]
-    loss = two.members[0].lost(wait=5)
+    loss = wait_for(two.members[0].lost)
     assert loss and loss.rank == 1
     try:
-        assert pending.result(timeout=5) == [0, 1]
+        assert pending.result(DEADLINE) == [0, 1]
     except PeerLostError:
         pass
 
@@ -203,7 +208,7 @@ def test_a_server_that_does_not_know_the_token_is_refused(job):
     """It gets the hello and a seal, which is worth nothing elsewhere."""
     one = job(2, members=False)
     with pytest.raises(InputError, match="token must match the group's"):
-        RemoteGroup(one.server.address, rank=0, size=2, token="of another job", timeout=5.0)
+        RemoteGroup(one.server.address, rank=0, size=2, token="of another job", timeout=DEADLINE)
 
 
 def test_messages_may_have_the_limit_with_their_seals(job):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import DEADLINE
 from tfdist.coordination import RemoteGroup, Server
 from tfdist.coordination.addresses import listen
 
@@ -21,7 +22,7 @@ class Job:
         self._pool = ThreadPoolExecutor(max_workers=32)
 
     def join(self, rank: int, **arguments: Any) -> RemoteGroup:
-        all_arguments: dict[str, Any] = {"size": self.size, "token": TOKEN, "timeout": 5.0} | arguments
+        all_arguments: dict[str, Any] = {"size": self.size, "token": TOKEN, "timeout": DEADLINE} | arguments
         member = RemoteGroup(self.server.address, rank=rank, **all_arguments)
         self.members[rank] = member
         return member
@@ -32,7 +33,7 @@ class Job:
     def all(self, call: Callable[[RemoteGroup], Any]) -> list[Any]:
         """Returns each rank's result of a call that all ranks make concurrently."""
         calls = [self.start(call, self.members[rank]) for rank in sorted(self.members)]
-        return [one.result(timeout=10) for one in calls]
+        return [one.result(DEADLINE) for one in calls]
 
     def close(self) -> None:
         for member in self.members.values():
@@ -58,6 +59,13 @@ def clock() -> Clock:
 @pytest.fixture(autouse=True)
 def every_thread_ends(no_thread_is_left: None) -> None:
     """Applies `no_thread_is_left` to every test in this directory."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets members wait for a server of a test, a thread that may not run for seconds, longer than for a real one."""
+    monkeypatch.setattr("tfdist.coordination.client.PATIENCE_SECONDS", DEADLINE)
+    monkeypatch.setattr("tfdist.coordination.publishing.JOIN_SECONDS", DEADLINE)
 
 
 @pytest.fixture

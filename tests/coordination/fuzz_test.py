@@ -21,6 +21,7 @@ from tests.arbitrary import TEXTS, VALUES, near
 from tests.coordination.client_test import WELCOME, Scripted
 from tests.coordination.conftest import TOKEN, Job
 from tests.coordination.wire import HELLO, Wire
+from tests.waiting import DEADLINE
 from tfdist.coordination import RemoteGroup, Server
 from tfdist.coordination.addresses import LOOPBACK, join_address, listen, split_address
 from tfdist.coordination.messages import encode
@@ -90,7 +91,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def send(address: str, data: bytes) -> bytes:
     """Sends bytes to a server; returns what it answers until it closes the connection."""
-    with socket.create_connection(split_address(address), timeout=20) as sock, sock.makefile("rb") as answers:
+    with socket.create_connection(split_address(address), timeout=DEADLINE) as sock, sock.makefile("rb") as answers:
         with contextlib.suppress(OSError):  # the server may have closed it
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
@@ -122,7 +123,7 @@ def test_bytes_of_a_stranger(pair: Job, raw: bytes) -> None:
 def test_messages_of_a_member(sent: list[dict[str, Any]]) -> None:
     """The other member's next operation fails when the sender is lost or has left, instead of waiting for its deadline."""
     server = Server(listen(f"{LOOPBACK}:0", ""), size=2, token=TOKEN)
-    member = RemoteGroup(server.address, rank=0, size=2, token=TOKEN, timeout=5.0)
+    member = RemoteGroup(server.address, rank=0, size=2, token=TOKEN, timeout=DEADLINE)
     try:
         with Wire(server.address, {**HELLO, "rank": 1}, TOKEN) as wire, contextlib.suppress(OSError):
             for message in sent:
@@ -136,21 +137,13 @@ def test_messages_of_a_member(sent: list[dict[str, Any]]) -> None:
         server.close()
 
 
-class Ending(Scripted):
-    """A server that closes its connection after its messages, and whose member may close it before."""
-
-    def serve(self) -> None:
-        with contextlib.suppress(OSError):
-            super().serve()
-
-
 @fuzzed
 @given(sent=st.lists(OF_SERVERS, max_size=4))
 def test_messages_of_a_server(sent: list[dict[str, Any]]) -> None:
     """A member's operations fail when the server is lost, instead of waiting for their deadlines."""
-    with contextlib.closing(Ending(WELCOME, *sent, ends=True)) as server:
+    with contextlib.closing(Scripted(WELCOME, *sent, ends=True)) as server:
         try:
-            member = RemoteGroup(server.address, rank=1, size=2, token="t", timeout=5.0)
+            member = RemoteGroup(server.address, rank=1, size=2, token="t", timeout=DEADLINE)
         except InputError as error:  # the first messages arrived with the welcome
             assert "Another program listens there" in str(error)
             return

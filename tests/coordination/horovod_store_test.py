@@ -1,8 +1,8 @@
 """Horovod's rendezvous server, as ranks use it, and as strangers do."""
 
+import contextlib
 import http.client
 import socket
-import time
 
 import pytest
 
@@ -10,6 +10,7 @@ pytest.importorskip("horovod")
 
 from horovod.runner.common.util import hosts
 
+from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import horovod_store
 from tfdist.coordination.addresses import LOOPBACK
 
@@ -19,7 +20,7 @@ SLOTS = hosts.get_host_assignments([hosts.HostInfo("a", 2)], 2, 2)
 
 
 def ask(port: int, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=5)
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=DEADLINE)
     try:
         connection.request(method, path, body, headers or {})
         answer = connection.getresponse()
@@ -66,10 +67,16 @@ def test_its_size_is_limited(monkeypatch):
     assert found == [200] * 10 + [507] * 2
 
 
+def served(port):
+    """Returns the answer to a request, or None while there are too many connections."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return ask(port, "PUT", "/global/0", b"address")
+
+
 def test_connections_are_limited_and_silent_ones_closed(monkeypatch):
     monkeypatch.setattr(horovod_store, "MOST_CONNECTIONS", 4)
     with horovod_store.served(LOOPBACK, SLOTS) as port:
-        silent = [socket.create_connection((LOOPBACK, port), timeout=10) for _ in range(6)]
+        silent = [socket.create_connection((LOOPBACK, port), timeout=DEADLINE) for _ in range(6)]
         closed = 0
         for sock in silent[4:]:
             closed += sock.recv(1) == b""
@@ -77,8 +84,7 @@ def test_connections_are_limited_and_silent_ones_closed(monkeypatch):
         assert silent[0].recv(1) == b""  # after Horovod's limit of 3 s for a request
         for sock in silent:
             sock.close()
-        time.sleep(0.2)
-        assert ask(port, "PUT", "/global/0", b"address") == (200, b"")
+        assert wait_for(lambda: served(port)) == (200, b"")
 
 
 def test_the_bytes_that_it_keeps_are_limited(monkeypatch):

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.waiting import DEADLINE
 from tfdist.coordination.job_token import bound, given_token, job_token
 from tfdist.errors import InputError
 
@@ -177,7 +178,7 @@ def test_processes_that_start_together_have_the_same_key(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(DEADLINE)
     assert len(tokens) == 16 and len(set(tokens)) == 1
 
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
+from tests.waiting import DEADLINE
 from tfdist.coordination import RemoteGroup, Server
 from tfdist.coordination.addresses import listen
 
@@ -13,7 +14,9 @@ def members(size: int) -> Iterator[list[RemoteGroup]]:
     with contextlib.ExitStack() as stack:
         server = Server(listen("127.0.0.1:0", ""), size=size, token="token")
         stack.callback(server.close)
-        joined = [RemoteGroup(server.address, rank=rank, size=size, token="token", timeout=5.0) for rank in range(size)]
+        joined = [
+            RemoteGroup(server.address, rank=rank, size=size, token="token", timeout=DEADLINE) for rank in range(size)
+        ]
         for member in joined:
             stack.callback(member.leave)
         yield joined

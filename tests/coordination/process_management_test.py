@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.waiting import DEADLINE
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.process_management import _Service, process_mapping, serving
 
@@ -34,10 +35,10 @@ def libraries(job):
     def start(members, hosts):
         for member in members:
             own, theirs = socket.socketpair()
-            service = _Service(member, hosts, 5.0)
+            service = _Service(member, hosts, DEADLINE)
             threads.append(threading.Thread(target=service.serve, args=(own,)))
             threads[-1].start()
-            theirs.settimeout(10.0)
+            theirs.settimeout(DEADLINE)
             started.append(Library(theirs))
         return started
 
@@ -45,7 +46,7 @@ def libraries(job):
     for library in started:
         library.close()
     for thread in threads:
-        thread.join(10.0)
+        thread.join(DEADLINE)
 
 
 def test_a_library_learns_who_it_is(job, libraries):

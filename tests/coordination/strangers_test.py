@@ -9,7 +9,8 @@ import time
 import pytest
 
 from tests.coordination.server_test import outcome
-from tests.coordination.wire import HELLO, Wire
+from tests.coordination.wire import HELLO, Wire, drip
+from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination.addresses import split_address
 from tfdist.coordination.connection import Connection
 from tfdist.coordination.limited_log import LONGEST_LINE, MOST_LINES
@@ -74,10 +75,10 @@ GATHER = {"type": "gather", "ranks": None, "ticket": 1, "name": "y", "value": 1,
 def test_a_member_whose_message_makes_no_sense_is_lost_and_the_others_continue(job, message):
     three = job(3)
     three.members[2]._client._send(encode(message))
-    loss = three.members[0].lost(wait=5)
+    loss = wait_for(three.members[0].lost)
     assert loss and loss.rank == 2 and "it sent a" in loss.reason
     pair = three.start(three.members[0].subgroup([0, 1]).gather, "x", 0)
-    assert three.members[1].subgroup([0, 1]).gather("x", 1) == [0, 1] == pair.result(timeout=5)
+    assert three.members[1].subgroup([0, 1]).gather("x", 1) == [0, 1] == pair.result(DEADLINE)
 
 
 def test_an_error_while_one_member_is_served_costs_that_member_alone(job, monkeypatch, caplog):
@@ -91,29 +92,25 @@ def test_an_error_while_one_member_is_served_costs_that_member_alone(job, monkey
 
     monkeypatch.setattr(PendingOperations, "add", broken)
     assert "rank 2 is lost: it could not be served" in outcome(three.members[2].gather, "x", 2)
-    loss = three.members[0].lost(wait=5)
+    loss = wait_for(three.members[0].lost)
     assert loss and loss.rank == 2 and "a mistake of the server" in loss.reason
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
     pair = three.start(three.members[0].subgroup([0, 1]).gather, "x", 0)
-    assert three.members[1].subgroup([0, 1]).gather("x", 1) == [0, 1] == pair.result(timeout=5)
+    assert three.members[1].subgroup([0, 1]).gather("x", 1) == [0, 1] == pair.result(DEADLINE)
 
 
 def is_closed(sock):
-    sock.settimeout(5.0)
+    sock.settimeout(DEADLINE)
     return sock.recv(1) == b""
 
 
 def test_whoever_drips_is_closed_at_a_fixed_time(job, monkeypatch):
     monkeypatch.setattr("tfdist.coordination.server.HELLO_SECONDS", 1.0)
     two = job(2, heartbeat=0.1)
+    began = time.monotonic()
     with socket.create_connection(split_address(two.server.address)) as sock:
-        began, sent = time.monotonic(), 0
-        with pytest.raises(OSError):
-            while time.monotonic() - began < 10.0:
-                sock.sendall(b"{")
-                sent += 1
-                time.sleep(0.1)
-        assert 5 <= sent <= 40
+        drip(sock)
+    assert 1.0 <= time.monotonic() - began < DEADLINE / 2
     assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
 
 
@@ -180,7 +177,8 @@ def test_a_connection_that_cannot_be_registered_costs_itself_alone(job, monkeypa
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
 
 
-def test_a_server_that_closes_does_not_wait_for_strangers(job):
+def test_a_server_that_closes_does_not_wait_for_strangers(job, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.server.FAREWELL_SECONDS", DEADLINE)
     two = job(2)
     with Wire(two.server.address) as silent, Wire(two.server.address) as greeted:
         greeted.sock.sendall(encode(HELLO))
@@ -189,7 +187,7 @@ def test_a_server_that_closes_does_not_wait_for_strangers(job):
             member.leave()
         began = time.monotonic()
         two.server.close()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < DEADLINE / 2
         assert silent.rest() == greeted.rest() == []
 
 
@@ -198,9 +196,14 @@ def test_a_member_that_reads_nothing_is_lost(job, monkeypatch):
     three = job(3, members=False, heartbeat=0.1)
     for rank in (0, 1):
         three.join(rank)
+    heard = {rank: [] for rank in three.members}
+    for rank, member in three.members.items():
+        member.subscribe("x", heard[rank].append)
     with Wire(three.server.address, {**HELLO, "rank": 2, "size": 3}) as wire:
         for number in range(64):
             three.members[1].publish("x", str(number) * (LIMIT // 8))
-            wire.send({"type": "beat"})
-        loss = three.members[0].lost(wait=5)
+            with contextlib.suppress(OSError):  # it may have been lost already
+                wire.send({"type": "beat"})
+            wait_for(lambda number=number: all(len(values) > number for values in heard.values()))  # they read
+        loss = wait_for(three.members[0].lost)
     assert loss and loss.rank == 2 and "unread" in loss.reason

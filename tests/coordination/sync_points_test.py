@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import Group, LocalGroup, RemoteGroup, Server
 from tfdist.coordination.addresses import listen
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import PeerLostError
 
-DEADLINE = 20.0
 Acts = list[tuple[int, list[str]]]
 Between = Callable[[int, SyncPoints], object]
 
@@ -40,7 +40,7 @@ class Job:
 
     def all(self, call: Callable[[int], Acts]) -> list[Acts]:
         with ThreadPoolExecutor(max_workers=self.size) as pool:
-            return [one.result(timeout=DEADLINE) for one in [pool.submit(call, rank) for rank in range(self.size)]]
+            return [one.result(DEADLINE) for one in [pool.submit(call, rank) for rank in range(self.size)]]
 
     def meet(self) -> None:
         self.collective.wait(DEADLINE)
@@ -115,13 +115,6 @@ def wish_at(step: int, topic: str) -> Between:
 
 def nothing(end: int, sync_points: SyncPoints) -> None:
     """Does nothing, as most ranks do."""
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert condition()
 
 
 def until_answered(sync_points: SyncPoints) -> None:

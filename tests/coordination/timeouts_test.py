@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 
 import keras
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 import tfdist
 from tests.coordination.members import members
+from tests.waiting import wait_for
 from tfdist import train
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
@@ -41,9 +41,7 @@ def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog)
     monkeypatch.setattr("tfdist.coordination.timeouts.WARNING_SECONDS", 0.01)
 
     def come() -> None:
-        end = time.monotonic() + 10.0
-        while not caplog.records and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_for(lambda: caplog.records)
         late.gather("data", 2)
 
     with members(2) as (here, late), caplog.at_level(logging.WARNING):
@@ -57,11 +55,12 @@ def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog)
 
 
 def test_nothing_is_said_where_all_come_at_once(monkeypatch, caplog):
-    monkeypatch.setattr("tfdist.coordination.timeouts.WARNING_SECONDS", 0.2)
+    monkeypatch.setattr("tfdist.coordination.timeouts.WARNING_SECONDS", 30.0)
+    before = set(threading.enumerate())
     with caplog.at_level(logging.WARNING), long_timeout("its data"):
-        pass
-    threading.Event().wait(0.4)
-    assert not caplog.records
+        (timer,) = set(threading.enumerate()) - before
+    timer.join(10.0)
+    assert not timer.is_alive() and not caplog.records
 
 
 def test_a_command_waits_for_ranks_that_load_and_build(sync_points, tmp_path):

@@ -4,8 +4,10 @@ import contextlib
 import json
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
+from tests.waiting import DEADLINE
 from tfdist.coordination.addresses import split_address
 from tfdist.coordination.authentication import Session
 from tfdist.coordination.messages import VERSION, encode
@@ -13,13 +15,13 @@ from tfdist.coordination.messages import VERSION, encode
 HELLO = {"type": "hello", "rank": 0, "size": 2, "version": VERSION, "pid": 1, "host": "h", "nonce": "n"}
 
 
-def drip(sock: socket.socket, seconds: float, interval: float = 0.05) -> None:
-    """Sends bytes that never make a message, until the other end closes the connection."""
-    end = time.monotonic() + seconds
+def drip(sock: socket.socket, until: Callable[[], object] = lambda: False) -> None:
+    """Sends bytes that never make a message, until a condition is met or the other end closes the connection."""
+    end = time.monotonic() + DEADLINE
     with contextlib.suppress(OSError):
-        while time.monotonic() < end:
+        while not until() and time.monotonic() < end:
             sock.sendall(b"x")
-            time.sleep(interval)
+            time.sleep(0.05)
 
 
 class Wire:
@@ -27,7 +29,7 @@ class Wire:
 
     def __init__(self, address: str, hello: dict[str, Any] | None = None, token: str = "the job's token"):
         """Connects, and joins if there is a hello."""
-        self.sock = socket.create_connection(split_address(address), timeout=5)
+        self.sock = socket.create_connection(split_address(address), timeout=DEADLINE)
         self._file = self.sock.makefile("rb")
         self.lines = (line[:-1] for line in self._file)
         self.session: Session | None = None
