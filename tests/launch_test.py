@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.launcher.launching import BEHIND_RANK_1, DEADLINE, Launches, member, python
+from tests.launcher.launching import BEHIND_RANK_1, Launches, member, python
+from tests.waiting import DEADLINE, wait_for
+from tfdist.launcher.supervision import FAILURE_SECONDS
+from tfdist.process.preemption import TOGETHER_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -38,10 +42,16 @@ def test_every_rank_gets_its_place_and_its_lines_and_its_log(launch, tmp_path):
     assert len(one.said) == 2 and "accept anyone who can reach their ports" in one.said[1]
 
 
+def computed_by_children():
+    """Returns the CPU time in seconds of all processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_it_starts_quickly_and_imports_no_tensorflow(launch):
-    one = launch("true")
-    assert one.wait() == 0
-    assert one.seconds < 5.0  # 0.3 on an idle machine
+    before = computed_by_children()
+    assert launch("true").wait() == 0
+    assert computed_by_children() - before < 3.0  # 0.3 s; the time that passes depends on what else runs
     code = "import sys, tfdist.launch; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=DEADLINE).returncode == 0
 
@@ -64,18 +74,16 @@ def test_one_that_fails_ends_all_and_gives_its_code(launch, code):
         *python(f"time.sleep(0.2)\nif rank == 1: sys.exit({code})\ntime.sleep(1000)"), flags=("--processes=3",)
     )
     assert one.wait() == code
-    assert one.seconds < 10.0
     assert one.said[-1].startswith(f"tfdist.launch: rank 1 ended with code {code}")
     assert one.said[-1].endswith("rank-1.log")
 
 
-def test_one_that_ignores_the_wish_is_killed_within_five_seconds(launch):
+def test_one_that_ignores_the_wish_is_killed(launch):
     body = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\nopen('up', 'w').close()"
     one = launch(*python(f"{BEHIND_RANK_1}os.kill(os.getpid(), 9)\n{body}\ntime.sleep(1000)"))
     assert one.read_line() == "[1] deaf\n"
-    began = time.monotonic()
     assert one.wait() == 137
-    assert 1.0 < time.monotonic() - began < 10.0
+    assert one.seconds > FAILURE_SECONDS
     assert "rank 0 ended with code 137 (killed by SIGKILL)" in one.said[-1]
 
 
@@ -90,7 +98,7 @@ def test_the_cause_is_not_the_first_exit(launch):
         "import tfdist.errors\n    if cluster.rank == 1:\n"
         "        import atexit; atexit.register(time.sleep, 2.0)\n"
         "        group.leave(3, 'step 7: the loss is inf'); sys.exit(3)\n"
-        "    group.lost(wait=10); os._exit(5)"
+        "    group.lost(wait=60); os._exit(5)"
     )
     one = launch(*member(body))
     assert one.wait() == 3
@@ -98,7 +106,14 @@ def test_the_cause_is_not_the_first_exit(launch):
 
 
 def test_who_lost_a_peer_is_not_the_cause(launch):
-    one = launch(*python(f"{BEHIND_RANK_1}sys.exit(5)\nopen('up', 'w').close(); time.sleep(0.2); sys.exit(3)"))
+    """Rank 1 ends as soon as rank 0 has ended, whose lock it gets then."""
+    body = (
+        "import fcntl\nif rank == 0:\n    lock = open('lock', 'w'); fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "    os.mkdir('up'); os._exit(5)\n"
+        "while not os.path.exists('up'): time.sleep(0.01)\n"
+        "fcntl.flock(open('lock'), fcntl.LOCK_EX); os._exit(3)"
+    )
+    one = launch(*python(body))
     assert one.wait() == 3
     assert "rank 1 ended with code 3" in one.said[-1]
 
@@ -119,23 +134,25 @@ def test_a_signal_is_passed_on_and_waited_for(launch, number):
 
 
 def test_a_second_signal_kills(launch):
-    body = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(1000)"
+    body = "import signal; signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))"
+    body += "\nprint('deaf', flush=True)\ntime.sleep(1000)"
     one = launch(*python(body))
     assert {one.read_line(), one.read_line()} == {"[0] deaf\n", "[1] deaf\n"}
     one.process.send_signal(signal.SIGINT)
-    time.sleep(2.0)  # signals within a second count as one
+    assert {one.read_line(), one.read_line()} == {"[0] asked\n", "[1] asked\n"}
+    time.sleep(TOGETHER_SECONDS + 0.2)
     began = time.monotonic()
     one.process.send_signal(signal.SIGINT)
     assert one.wait() == 130
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 40.0  # not the grace of 60 s
 
 
 def test_a_launcher_that_is_killed_leaves_nobody(launch):
     one = launch("sh", "-c", "sleep 1000 & echo ready; wait")
     assert {one.read_line(), one.read_line()} == {"[0] ready\n", "[1] ready\n"}
-    deadline = time.monotonic() + DEADLINE
-    while len(launch.running()) < 6:  # launcher, reaper, two shells, two grandchildren, which may be just starting
-        assert time.monotonic() < deadline
+    wait_for(
+        lambda: len(launch.running()) >= 6
+    )  # launcher, reaper, two shells, two grandchildren, which may be just starting
     one.process.kill()
     one.wait()  # the fixture checks for remaining processes
 
@@ -184,6 +201,6 @@ print("sum", hvd.size(), float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=h
 def test_horovod_finds_itself_without_horovodrun(launch):
     pytest.importorskip("horovod")
     one = launch(sys.executable, "-c", HOROVOD, flags=("--launcher=horovod",), TF_CPP_MIN_LOG_LEVEL="2")
-    one.process.wait(timeout=60)
+    one.process.wait(timeout=DEADLINE)
     assert one.wait() == 0
     assert sorted(one.out.splitlines()) == ["[0] sum 2 3.0", "[1] sum 2 3.0"]

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.launcher.launching import ends
+from tests.waiting import wait_for
 from tfdist.errors import InputError
 from tfdist.launcher import child as child_module
 from tfdist.launcher.child import Child, Task
@@ -29,9 +30,7 @@ def start():
 
 
 def wait(child):
-    end = time.monotonic() + 5
-    while not child.poll() and time.monotonic() < end:
-        time.sleep(0.005)
+    wait_for(child.poll)
     return child.code
 
 
@@ -77,7 +76,7 @@ def test_a_program_that_is_not_there_is_bad_input(start):
 
 def test_a_process_that_cannot_be_killed_is_left(start, monkeypatch, caplog):
     """Simulates a process that waits in the kernel for a disk, which no signal can reach."""
-    children = [start("sleep", "1000") for _ in range(3)]
+    children = [start("sleep", "1000") for _ in range(10)]
     began = time.monotonic()
     with monkeypatch.context() as patched:
         patched.setattr(child_module, "REAP_SECONDS", 2.0)
@@ -86,8 +85,8 @@ def test_a_process_that_cannot_be_killed_is_left(start, monkeypatch, caplog):
             one.signal(signal.SIGKILL)
         for one in children:
             one.reap()
-    assert 1.9 < time.monotonic() - began < 5.0  # one time limit for all
-    assert [one.code for one in children] == [137] * 3
-    assert len(caplog.messages) == 3 and "has not ended 2 s after SIGKILL" in caplog.messages[0]
+    assert 1.9 < time.monotonic() - began < 10 * 2.0  # one time limit for all
+    assert [one.code for one in children] == [137] * 10
+    assert len(caplog.messages) == 10 and "has not ended 2 s after SIGKILL" in caplog.messages[0]
     for one in children:
         assert pathlib.Path(f"/proc/{one.pid}").exists()

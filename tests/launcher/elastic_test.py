@@ -25,9 +25,8 @@ import psutil
 import pytest
 
 from tests.launcher.launching import Launches, python
-from tests.launcher.toy import DEADLINE, Launched, die, launched
-from tfdist.launcher.rendezvous_server import LOST_AFTER_SECONDS
-from tfdist.launcher.supervision import FAILURE_SECONDS
+from tests.launcher.toy import Launched, die, launched
+from tests.waiting import DEADLINE, wait_for
 from tfdist.process.preemption import TOGETHER_SECONDS
 from tfdist.testing import processes
 
@@ -61,10 +60,10 @@ def listed(path: pathlib.Path, *lines: str) -> str:
 
 
 def wait(condition: Callable[[], object], *launchers: Launched) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    assert condition(), "\n---\n".join(one.output for one in launchers)
+    try:
+        wait_for(condition)
+    except AssertionError:
+        raise AssertionError("\n---\n".join(one.output for one in launchers)) from None
 
 
 def test_hosts_that_are_added_and_removed_resize_the_job(launch, tmp_path) -> None:
@@ -80,7 +79,11 @@ def test_hosts_that_are_added_and_removed_resize_the_job(launch, tmp_path) -> No
     assert begun == list(enumerate([0, *stopped]))  # no update is lost if no process dies
 
 
-SAVING = "print('saves', flush=True); time.sleep(4); print('has saved', flush=True)"
+# Each rank saves until the test has let it.
+SAVING = (
+    "print('saves', flush=True); [time.sleep(0.02) for _ in iter((saved.parent / 'go').exists, True)]; "
+    "print('has saved', flush=True)"
+)
 
 
 def signal_all(pids: list[int]) -> None:
@@ -100,6 +103,8 @@ def test_a_resize_cuts_no_save_short(before: str, after: str, launch, tmp_path) 
             signal_all(pids if change == "ranks" else pids[:1])
         one.job.wait_for(0, "[0] saves", DEADLINE)
         time.sleep(TOGETHER_SECONDS + 0.2)
+    time.sleep(2.0)  # the launcher has seen the second change
+    (tmp_path / "go").touch()
     assert one.end() == 0
     assert one.output.count("has saved") == 2
     assert len({restart for _, _, restart, _, _ in one.begun()}) == 2
@@ -116,6 +121,9 @@ def test_only_the_users_second_signal_to_the_launcher_cuts_a_save_short(
     for _ in range(times):
         one.job.processes[0].send_signal(signal.SIGTERM)
         time.sleep(TOGETHER_SECONDS + 0.2)
+    if times == 1:
+        time.sleep(2.0)  # longer than after a failure
+        (tmp_path / "go").touch()
     assert one.end() == code
     assert one.output.count("has saved") == (2 if times == 1 else 0)
 
@@ -157,7 +165,7 @@ def test_the_others_go_on_without_one_that_is_silent(launch) -> None:
     """A suspended or hanging process does not end; another rank reports a suspicion, so that it is detected within seconds."""
     when = "restart == 0 and step == 8 and rank"
     one = launch(
-        fault=f"if {when} == 0: group.lost(10)\n            {die(f'{when} == 1', 'os.kill(0, signal.SIGSTOP)')}"
+        fault=f"if {when} == 0: group.lost(60)\n            {die(f'{when} == 1', 'os.kill(0, signal.SIGSTOP)')}"
     )
     assert one.end() == 0
     assert sizes(one) == [3, 2]
@@ -261,7 +269,7 @@ class TwoHosts:
 
     def __init__(self, launch, tmp_path: pathlib.Path, **options):
         [address] = processes.free_addresses(1)
-        flags = (listed(tmp_path, "localhost:2"), f"--coordinator={address}", "--start_timeout_seconds=20")
+        flags = (listed(tmp_path, "localhost:2"), f"--coordinator={address}", "--start_timeout_seconds=60")
         self.first = launch(*flags, **options)
         self.first.job.wait_for(0, "ranks 0, 1 of 2", DEADLINE)
         self.second = launch(*flags, **options)
@@ -313,10 +321,8 @@ def test_the_end_of_the_coordinators_launcher_ends_the_others(launch, tmp_path) 
 
 def test_a_coordinators_launcher_that_is_stopped_ends_the_others(launch, tmp_path) -> None:
     two = TwoHosts(launch, tmp_path, last=FOREVER)
-    began = time.monotonic()
     two.first.job.processes[0].send_signal(signal.SIGSTOP)
     assert two.second.end() == 5
-    assert time.monotonic() - began < LOST_AFTER_SECONDS + FAILURE_SECONDS + 5.0
     lost = "no heartbeat for 10 s (it is stopped, or its host is unreachable)."
     assert two.second.said[-1] == f"tfdist.launch: the coordinator's launcher is lost: {lost}"
 
@@ -341,7 +347,7 @@ def test_a_launcher_with_another_token_is_refused(launch, tmp_path, monkeypatch)
 def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, tmp_path) -> None:
     """Its log is a pipe without a reader, so that opening it blocks."""
     [address] = processes.free_addresses(1)
-    flags = (listed(tmp_path, "localhost:2"), f"--coordinator={address}", "--start_timeout_seconds=2")
+    flags = (listed(tmp_path, "localhost:2"), f"--coordinator={address}", "--start_timeout_seconds=5")
     first = launch(*flags, last=FOREVER)
     wait(lambda: (tmp_path / "saved").exists(), first)
     (tmp_path / "hangs").mkdir()

@@ -42,11 +42,11 @@ def test_horovods_rendezvous_is_served_and_closed():
     here = Placement(0, ("127.0.0.1",), ((1, 2),))
     with ENGINES["horovod"].serve(here) as port:
         address = f"http://127.0.0.1:{port}/scope/key"
-        urllib.request.urlopen(urllib.request.Request(address, b"value", method="PUT"), timeout=5).close()
-        with urllib.request.urlopen(address, timeout=5) as answer:
+        urllib.request.urlopen(urllib.request.Request(address, b"value", method="PUT"), timeout=120).close()
+        with urllib.request.urlopen(address, timeout=120) as answer:
             assert answer.read() == b"value"
     with pytest.raises(OSError):
-        urllib.request.urlopen(address, timeout=5)
+        urllib.request.urlopen(address, timeout=120)
 
 
 def test_without_horovod_the_command_that_builds_it_is_named(monkeypatch):

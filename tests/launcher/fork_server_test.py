@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -12,6 +11,7 @@ import pytest
 
 from tests import fork_server
 from tests.launcher.launching import ends
+from tests.waiting import DEADLINE, wait_for
 from tfdist.launcher.fork_server import ForkServer, can_fork
 from tfdist.testing import processes
 
@@ -20,9 +20,11 @@ pytestmark = pytest.mark.processes
 PROGRAM = """
 import atexit, json, os, sys, threading
 atexit.register(print, "at exit")
-threading.Timer(0.2, print, ["a thread"]).start()
+done = threading.Event()
+threading.Thread(target=lambda: done.wait() and print("a thread")).start()
 print(json.dumps([sys.argv[1:], __name__, os.getcwd(), os.environ["MINE"], sys.stdin.read(), os.getsid(0) == os.getpid()]))
 print("to standard error", file=sys.stderr)
+done.set()
 """
 ENDS = {
     "": 0,
@@ -48,7 +50,7 @@ def both(servers, command, tmp_path, **variables):
     for start in (servers.start, processes.start):
         with open(tmp_path / "output", "wb") as file:
             process = start([sys.executable, *command], {**os.environ, **variables}, file)
-        ends.append((process.wait(timeout=60), (tmp_path / "output").read_text()))
+        ends.append((process.wait(timeout=DEADLINE), (tmp_path / "output").read_text()))
     return ends
 
 
@@ -72,12 +74,12 @@ def test_a_program_ends_as_it_would_end(code, servers, tmp_path):
 
 def test_a_process_can_be_killed_and_waited_for(servers, tmp_path):
     with open(tmp_path / "output", "wb") as file:
-        process = servers.start([sys.executable, "-c", "import time; time.sleep(60)"], os.environ, file)
+        process = servers.start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, file)
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=0.1)
     os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait(timeout=10) == process.poll() == -signal.SIGKILL
+    assert process.wait(timeout=DEADLINE) == process.poll() == -signal.SIGKILL
     process.kill()  # has no effect on a process that has ended
 
 
@@ -130,7 +132,7 @@ def test_forks_draw_different_random_numbers(tmp_path):
         for number in range(3):
             with open(tmp_path / str(number), "wb") as file:
                 process = server.start([sys.executable, "-c", code], os.environ, file.fileno(), file.fileno())
-            assert process.has_ended(60) and process.poll() == 0 and process.reap(0)
+            assert process.has_ended(DEADLINE) and process.poll() == 0 and process.reap(0)
             drawn.append((tmp_path / str(number)).read_text().splitlines()[-1].split())
     assert [len(set(values)) for values in zip(*drawn, strict=True)] == [3, 3, 3, 3]
 
@@ -141,13 +143,13 @@ def started(server: ForkServer, code: str):
 
 def test_signals_that_end_a_job_do_not_end_the_server():
     with ForkServer([], os.environ) as server:
-        first = started(server, "import time; time.sleep(60)")
+        first = started(server, "import time; time.sleep(600)")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(server.pid, number)
         os.kill(first.pid, signal.SIGTERM)
-        assert first.has_ended(10) and first.poll() == -signal.SIGTERM
+        assert first.has_ended(DEADLINE) and first.poll() == -signal.SIGTERM
         second = started(server, "raise SystemExit(3)")
-        assert second.has_ended(10) and second.poll() == 3
+        assert second.has_ended(DEADLINE) and second.poll() == 3
         for process in (first, second):
             process.reap(0)
 
@@ -155,21 +157,18 @@ def test_signals_that_end_a_job_do_not_end_the_server():
 def test_a_process_id_is_reserved_until_it_is_reaped():
     with ForkServer([], os.environ) as server:
         process = started(server, "pass")
-        assert process.has_ended(10)
+        assert process.has_ended(DEADLINE)
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
         assert process.reap(0)
-        end = time.monotonic() + 10
-        while psutil.pid_exists(process.pid):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_for(lambda: not psutil.pid_exists(process.pid))
 
 
 def test_the_processes_of_a_killed_server_are_killed():
     """Their exit codes would be lost."""
     with ForkServer([], os.environ) as server:
-        process = started(server, "import time; time.sleep(60)")
+        process = started(server, "import time; time.sleep(600)")
         os.kill(server.pid, signal.SIGKILL)
-        assert process.has_ended(10) and process.poll() == -signal.SIGKILL
+        assert process.has_ended(DEADLINE) and process.poll() == -signal.SIGKILL
         with pytest.raises(OSError):
             started(server, "pass")
         process.reap(0)

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.launcher.orphan_guard_test import members
+from tests.waiting import DEADLINE, wait_for
 from tfdist.errors import InputError
 from tfdist.launcher import hosts
 from tfdist.launcher.hosts import Hosts, Programs, is_named, parse, read
@@ -63,22 +64,15 @@ def test_the_list_is_followed_and_stays_when_it_cannot_be_read(tmp_path, monkeyp
         assert followed.slots == {"node1": 2}
         (tmp_path / "new").write_text("node1:3")
         (tmp_path / "new").replace(path)
-        until(lambda: followed.slots == {"node1": 3})
+        wait_for(lambda: followed.slots == {"node1": 3})
         path.unlink()
-        until(lambda: caplog.messages)
+        wait_for(lambda: caplog.messages)
         time.sleep(0.1)
         assert followed.slots == {"node1": 3}
     assert (
         len(caplog.messages) == 1
         and "No such file or directory. The previous list of hosts stays in use." in caplog.messages[0]
     )
-
-
-def until(condition, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_what_a_host_may_be_called():
@@ -104,7 +98,7 @@ def test_that_there_are_fewer_slots_is_believed_when_it_is_said_twice(tmp_path, 
     seen = []
     monkeypatch.setattr(hosts, "read", lambda *arguments: next(said, {"a": 3}))
     with Hosts("list") as followed:
-        end = time.monotonic() + 10
+        end = time.monotonic() + DEADLINE
         while followed.slots != {"a": 3} and time.monotonic() < end:
             seen += [followed.slots["a"]] if not seen or seen[-1] != followed.slots["a"] else []
     assert not {1, 2} & set(seen) and followed.slots == {"a": 3}
@@ -130,12 +124,12 @@ def test_a_program_that_hangs_ends_with_its_launcher(number, tmp_path):
     command += [f"--hosts={program(tmp_path / 'program', HANGING)}", "--", "sleep", "1000"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as launcher:
         try:
-            until(hangs.exists)
+            wait_for(hangs.exists)
             group = int(hangs.read_text())
-            until(lambda: len(members(group)) == 2)  # its shell and the shell's child
+            wait_for(lambda: len(members(group)) == 2)  # its shell and the shell's child
             launcher.send_signal(number)
-            said = launcher.communicate(timeout=10)[1]
-            until(lambda: not members(group), 2.0)
+            said = launcher.communicate(timeout=DEADLINE)[1]
+            wait_for(lambda: not members(group))
         finally:
             launcher.kill()
             for process in members(int(hangs.read_text())) if hangs.exists() else []:

@@ -1,5 +1,6 @@
 """Launchers under test, as started by users, with real processes; none of these may be left running."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -10,9 +11,9 @@ from typing import Any
 
 import psutil
 
-from tfdist.coordination.addresses import LOOPBACK, free_port
+from tests.waiting import DEADLINE, wait_for
+from tfdist.testing.processes import free_addresses
 
-DEADLINE = 20.0
 MEMBER = """
 import os, sys, time
 from tfdist.cluster.environment import from_tf_config
@@ -92,9 +93,8 @@ class Launches:
         for one in self._started:
             one.process.kill()
             one.process.communicate(timeout=DEADLINE)
-        end = time.monotonic() + 1.0
-        while self.running() and time.monotonic() < end:
-            time.sleep(0.01)
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not self.running())
         left = self.running()
         for process in left:
             process.kill()
@@ -103,7 +103,7 @@ class Launches:
 
 def ends(pid: int) -> bool:
     """Returns whether a process that is not a child of this one ends soon; init may leave it a zombie for a while."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + DEADLINE
     while time.monotonic() < end:
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -124,4 +124,4 @@ def member(body: str = "", absent: tuple[int, ...] = ()) -> tuple[str, ...]:
 
 
 def free_address() -> str:
-    return f"{LOOPBACK}:{free_port()}"
+    return free_addresses(1)[0]

@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from tests.waiting import DEADLINE
 from tfdist.launcher import memory_cgroup
 from tfdist.launcher.memory_cgroup import out_of_memory_kills
 
@@ -71,13 +72,13 @@ def limited_group():
 @pytest.mark.parametrize("program, code", [("bytearray(400 * 2**20)", 6), ("import os; os.kill(os.getpid(), 9)", 137)])
 def test_a_rank_that_the_kernel_kills_for_lack_of_memory_is_code_6(program, code, limited_group, tmp_path):
     launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", f"--log_dir={tmp_path}", "--"]
-    rank = f"import os, time\nif '\"index\": 1' in os.environ['TF_CONFIG']:\n    {program}\nelse:\n    time.sleep(60)"
+    rank = f"import os, time\nif '\"index\": 1' in os.environ['TF_CONFIG']:\n    {program}\nelse:\n    time.sleep(600)"
     done = subprocess.run(
         [*launch, sys.executable, "-c", rank],
         preexec_fn=lambda: (limited_group / "cgroup.procs").write_text(str(os.getpid())),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE,
     )
     assert done.returncode == code, done.stderr
     assert ("the kernel killed rank 1" in done.stderr) == (code == 6), done.stderr

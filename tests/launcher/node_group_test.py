@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.coordination.join_test import listens
 from tests.launcher.launching import Launches, free_address, member, python
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -48,19 +50,26 @@ def test_a_failure_on_one_host_ends_all_with_its_code(launch, victim):
     assert [one.wait() for one in nodes] == [3, 3]
     assert f"rank {victim} ended with code 3" in nodes[victim].said[-1]
     assert f"node {victim} is lost: ended with code 3 (loss not finite): rank {victim}" in nodes[1 - victim].said[-1]
-    assert max(one.seconds for one in nodes) < 6.0
 
 
-def test_the_other_hosts_hear_of_a_failure_before_its_last_process_has_ended(launch):
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    nodes = two_nodes(
-        launch,
-        *python(f"if rank == 1: {deaf}\ntime.sleep(1)\nif rank == 0: sys.exit(3)\ntime.sleep(1000)"),
-        processes=("2", "1"),
-    )
-    assert nodes[1].wait() == 3
-    assert nodes[0].process.poll() is None
-    assert nodes[0].wait() == 3
+def test_the_other_hosts_hear_of_a_failure_before_its_last_process_has_ended(launch, tmp_path):
+    """Rank 1 does not end when it is asked to, and sees that rank 2, on the other host, has been asked, too."""
+    body = """
+import signal
+signal.signal(signal.SIGTERM, (signal.SIG_DFL, signal.SIG_IGN, lambda *_: (open("asked", "w").close(), sys.exit()))[rank])
+open(f"ready-{rank}", "w").close()
+while rank == 0 and not (os.path.exists("ready-1") and os.path.exists("ready-2")):
+    time.sleep(0.01)
+if rank == 0:
+    sys.exit(3)
+while not os.path.exists("asked"):
+    time.sleep(0.01)
+open(f"seen-{rank}", "w").close()
+time.sleep(1000)
+"""
+    nodes = two_nodes(launch, *python(body), processes=("2", "1"))
+    assert [one.wait() for one in nodes] == [3, 3]
+    assert (tmp_path / "seen-1").exists()
 
 
 def test_a_host_that_is_done_waits_for_the_others(launch):
@@ -86,27 +95,22 @@ def test_a_launcher_that_dies_ends_the_other(launch):
 
 
 def test_a_host_that_does_not_come_is_named(launch):
-    flags = ("--nodes=3", f"--coordinator={free_address()}", "--start_timeout_seconds=4")
+    flags = ("--nodes=3", f"--coordinator={free_address()}", "--start_timeout_seconds=8")
     nodes = [launch("true", flags=(*flags, f"--node_rank={node}")) for node in (0, 2)]
     assert [one.wait() for one in nodes] == [5, 5]
     for one in nodes:
-        assert one.said[-1] == "tfdist.launch: node 1 did not reach 'start' within 4 s (never connected: node 1)."
+        assert one.said[-1] == "tfdist.launch: node 1 did not reach 'start' within 8 s (never connected: node 1)."
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_waiting_for_other_hosts_can_be_interrupted(launch, number, code):
     address = free_address()
     one = launch("true", flags=("--nodes=2", f"--coordinator={address}"))
-    host, port = address.split(":")
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        with socket.socket() as probe:
-            if probe.connect_ex((host, int(port))) == 0:
-                break
+    wait_for(lambda: listens(address))
     began = time.monotonic()
     one.process.send_signal(number)
     assert one.wait() == code
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 30.0
 
 
 def test_a_coordinator_that_does_not_answer_is_named(launch):
@@ -131,7 +135,7 @@ def test_a_coordinators_port_in_use_is_bad_input(launch):
 
 def test_a_wrong_token_is_refused(launch):
     address = free_address()
-    flags = ("--nodes=2", f"--coordinator={address}", "--start_timeout_seconds=2")
+    flags = ("--nodes=2", f"--coordinator={address}", "--start_timeout_seconds=6")
     nodes = [
         launch("true", flags=(*flags, f"--node_rank={node}"), TFDIST_TOKEN=token) for node, token in enumerate("ab")
     ]

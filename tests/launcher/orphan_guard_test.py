@@ -3,12 +3,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from tests.launcher.launching import Launches, ends
+from tests.waiting import DEADLINE, wait_for
 from tfdist.launcher import reaper
 from tfdist.launcher.orphan_guard import OrphanGuard
 
@@ -38,13 +38,6 @@ def members(group):
     return found
 
 
-def wait_until(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert condition()
-
-
 def test_a_launcher_that_is_killed_leaves_nobody_and_nothing_in_memory(tmp_path):
     memory = tmp_path / "memory"
     (memory / "commits").mkdir(parents=True)
@@ -53,16 +46,16 @@ def test_a_launcher_that_is_killed_leaves_nobody_and_nothing_in_memory(tmp_path)
     group, guard = map(int, launcher.stdout.readline().split())
     os.kill(guard, signal.SIGTERM)  # as when all processes of a user are ended
     try:
-        wait_until(lambda: len(members(group)) == 3)
+        wait_for(lambda: len(members(group)) == 3)
         launcher.kill()
-        wait_until(lambda: not members(group), 2.0)
-        wait_until(lambda: not memory.exists())
+        wait_for(lambda: not members(group))
+        wait_for(lambda: not memory.exists())
         assert ends(guard)
     finally:
         launcher.kill()
         for process in members(group):
             process.kill()
-        launcher.communicate(timeout=5)
+        launcher.communicate(timeout=DEADLINE)
 
 
 def test_a_launcher_that_ends_well_has_ended_its_own():
@@ -79,7 +72,7 @@ def test_a_launcher_that_ends_well_has_ended_its_own():
             guard.add(other.pid)
             guard.forget(other.pid)
             guard._input.close()  # as at the launcher's death
-            wait_until(lambda: not members(child.pid))
+            wait_for(lambda: not members(child.pid))
             assert len(members(other.pid)) >= 1
             guard._tell = lambda line: None  # type: ignore[method-assign]  # the launcher is dead
     finally:
@@ -111,7 +104,7 @@ def test_a_guard_that_is_missed_only_at_the_end_is_not_named(caplog):
 
 
 def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
-    waits = "echo ready; for i in $(seq 100); do [ -e said ] && exit 0; sleep 0.1; done; exit 1"
+    waits = "echo ready; for i in $(seq 1000); do [ -e said ] && exit 0; sleep 0.1; done; exit 1"
     command = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", "sh", "-c", waits]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout and launcher.stderr
@@ -122,7 +115,7 @@ def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
             (line for line in launcher.stderr if "the guard of this job's processes" in line), ""
         )  # while the ranks run
         (tmp_path / "said").touch()
-        said = launcher.communicate(timeout=10)[1]
+        said = launcher.communicate(timeout=DEADLINE)[1]
     assert launcher.returncode == 0, said
     assert first and "the guard of this job's processes" not in said and "Traceback" not in said
 
@@ -160,12 +153,12 @@ def test_processes_that_have_left_their_group_are_found():
         )
         try:
             guard.add(added.pid)
-            wait_until(lambda: names(guard).count("sleep") == 3)
+            wait_for(lambda: names(guard).count("sleep") == 3)
             guard.sweep()
             assert [process.pid for process in marked(guard)] == [added.pid]
             guard.forget(added.pid)
             guard.sweep()
-            wait_until(lambda: not marked(guard))
+            wait_for(lambda: not marked(guard))
             assert other.poll() is None
         finally:
             for process in (left, added, other):
@@ -173,16 +166,26 @@ def test_processes_that_have_left_their_group_are_found():
                 process.wait()
 
 
+def daemons(launch: Launches) -> int:
+    found = 0
+    for process in launch.running():
+        with contextlib.suppress(psutil.Error):
+            found += process.cmdline() == ["sleep", "1000"]
+    return found
+
+
 @pytest.mark.parametrize("ends", ["killed", "by itself"])
 def test_no_daemon_of_a_rank_is_left(ends, tmp_path):
     """The rank starts one in a session of its own, and one whose parent ends as well."""
-    command = ["sh", "-c", "setsid sleep 1000 & (setsid sleep 1000 &) ; sleep 0.5; test -e stay && sleep 1000; true"]
+    waits = "until test -e go; do sleep 0.1; done; test -e stay && sleep 1000; true"
+    command = ["sh", "-c", f"setsid sleep 1000 & (setsid sleep 1000 &) ; {waits}"]
     if ends == "killed":
         (tmp_path / "stay").touch()
     with Launches(tmp_path) as launch:
         launcher = launch(*command, flags=("--processes=1",))
-        wait_until(lambda: len([process for process in launch.running() if process.name() == "sleep"]) >= 2)
+        wait_for(lambda: daemons(launch) == 2)
+        (tmp_path / "go").touch()
         if ends == "killed":
             launcher.process.kill()
         launcher.wait()
-        wait_until(lambda: not launch.running())
+        wait_for(lambda: not launch.running())

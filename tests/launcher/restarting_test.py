@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.launcher.toy import DEADLINE, Launched, die, launched
+from tests.launcher.toy import Launched, die, launched
+from tests.waiting import DEADLINE
 from tfdist.testing import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -140,7 +141,7 @@ def test_a_signal_ends_the_pause(launch) -> None:
     began = time.monotonic()
     one.job.processes[0].send_signal(signal.SIGTERM)
     assert one.end() == 143
-    assert time.monotonic() - began < 5.0 and one.said[-1] == "tfdist.launch: ended by SIGTERM."
+    assert time.monotonic() - began < 40.0 and one.said[-1] == "tfdist.launch: ended by SIGTERM."
 
 
 def test_the_grace_is_the_flags(launch) -> None:
@@ -149,7 +150,7 @@ def test_the_grace_is_the_flags(launch) -> None:
     began = time.monotonic()
     one.job.processes[0].send_signal(signal.SIGTERM)
     assert one.end() == 143
-    assert 1.0 < time.monotonic() - began < 8.0
+    assert 1.0 < time.monotonic() - began < 40.0
 
 
 @pytest.mark.parametrize("signalled", ["launcher", "rank"])

@@ -70,7 +70,7 @@ def test_a_job_on_one_host_listens_where_the_table_says(
 ) -> None:
     flags = [f"--launcher={launcher}", *["--isolate"] * isolated]
     with processes.job([*job(tmp_path, *flags), "-c", PROGRAM, strategy, options], 1) as started:
-        [end] = started.wait(120)
+        [end] = started.wait(300)
     assert end.code == 0, end.output
     found = [json.loads(text) for text in re.findall(r"^\[\d\] listening (.*)$", end.output, re.MULTILINE)]
     assert found == [list(TABLE[launcher, strategy, options])] * 2
@@ -91,7 +91,7 @@ train(hvd.elastic.ObjectState(batch=0))
 def test_an_elastic_function_listens_nowhere_if_no_launcher_would_tell_it_of_hosts(tmp_path: pathlib.Path) -> None:
     """Horovod's own service would listen on every interface, and unpickle what it hears."""
     with processes.job([*job(tmp_path, "--launcher=horovod"), "-c", ELASTIC], 1) as started:
-        [end] = started.wait(120)
+        [end] = started.wait(300)
     assert end.code == 0, end.output
     assert re.findall(r"^\[\d\] listening at (.*)$", end.output, re.MULTILINE) == ["[]", "[]"]
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.waiting import DEADLINE
+
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
-DEADLINE = 20.0
 # Reports the request to end, takes some time to save, and is ended immediately by a second request.
 SAVING = """
 import os, pathlib, signal, sys, time

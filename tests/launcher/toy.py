@@ -4,12 +4,11 @@ import contextlib
 import pathlib
 import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
 
+from tests.waiting import DEADLINE, wait_for
 from tfdist.testing import processes
 
-DEADLINE = 30.0
 # By default ten updates, one per call; each needs all ranks. It saves every three updates, and when all agree to end.
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -76,9 +75,7 @@ class Launched:
 
     def wait_for_ranks(self, count: int) -> list[int]:
         """Waits for `count` starts of ranks; returns the process ids of the newest attempt, by rank."""
-        end = time.monotonic() + DEADLINE
-        while len(self.begun()) < count and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_for(lambda: len(self.begun()) >= count)
         newest = max(restart for _, _, restart, _, _ in self.begun())
         return [pid for _, _, restart, pid, _ in self.begun() if restart == newest]
 

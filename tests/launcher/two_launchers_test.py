@@ -2,12 +2,12 @@
 
 import pathlib
 import re
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.launcher.launching import DEADLINE, Launch, Launches, member
+from tests.launcher.launching import Launch, Launches, member
+from tests.waiting import wait_for
 from tfdist.coordination import LocalGroup
 from tfdist.launcher import log_files
 from tfdist.launcher.log_files import log_directory
@@ -52,9 +52,7 @@ def test_the_end_of_one_does_not_concern_the_others(launch, tmp_path) -> None:
     jobs[0].process.kill()
     jobs[1].process.terminate()
     assert jobs[1].wait() == 143
-    end = time.monotonic() + DEADLINE
-    while len(launch.running()) > 4 and time.monotonic() < end:  # the third launcher, its guard and its two ranks
-        time.sleep(0.05)
+    wait_for(lambda: len(launch.running()) <= 4)  # the third launcher, its guard and its two ranks
     assert len(launch.running()) == 4
     (tmp_path / "end").touch()
     assert jobs[2].wait() == 0

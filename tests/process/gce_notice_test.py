@@ -4,13 +4,14 @@ import contextlib
 import http.server
 import threading
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Iterator
 
 import pytest
 
 from tests.end_to_end.resume.exact_test import fit, make_trainer
-from tests.end_to_end.resume.saving_test import At, steps_of
-from tfdist.coordination.sync_points import SyncPoints
+from tests.end_to_end.resume.saving_test import At, heard, steps_of
+from tests.waiting import DEADLINE, wait_for
 from tfdist.errors import Preempted
 from tfdist.process import gce_notice
 
@@ -31,7 +32,7 @@ class Metadata:
             def do_GET(self) -> None:  # noqa: N802
                 assert self.headers["Metadata-Flavor"] == "Google"
                 metadata.asked.set()
-                metadata.speaks.wait(30)
+                metadata.speaks.wait(DEADLINE)
                 text = metadata.said.get(self.path.removeprefix("/computeMetadata/v1/"))
                 self.send_response(200 if text else 404)
                 self.end_headers()
@@ -46,22 +47,24 @@ class Metadata:
 
     def wait(self) -> None:
         """Waits until it has been polled again, and has answered."""
-        for _ in range(3):
+        for _ in range(4):  # there are two requests a poll, one after the other
             self.asked.clear()
-            assert self.asked.wait(10)
+            assert self.asked.wait(DEADLINE)
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
+class Soon(threading.Event):
+    """Lets the pauses between two polls be short."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(0.05)
 
 
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     made = Metadata()
     monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{made.server.server_address[1]}")
-    monkeypatch.setattr(gce_notice, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(gce_notice, "ASK_SECONDS", DEADLINE)  # for an answer
+    monkeypatch.setattr(gce_notice, "threading", types.SimpleNamespace(Event=Soon, Thread=threading.Thread))
     yield made
     made.server.shutdown()
     made.server.server_close()
@@ -77,7 +80,7 @@ def test_a_notice_is_told_once(path, word, metadata):
         metadata.wait()
         assert noticed == []
         metadata.said[path] = word
-        until(lambda: noticed)
+        wait_for(lambda: noticed)
         time.sleep(0.3)
     assert noticed == [path]
 
@@ -97,20 +100,23 @@ def test_a_server_that_is_away_is_asked_again(metadata):
     with gce_notice.machine_notices(noticed.append):
         metadata.wait()
         metadata.said = saved | {"instance/preempted": "TRUE"}
-        until(lambda: noticed)
+        wait_for(lambda: noticed)
     assert noticed == ["instance/preempted"]
 
 
-def test_a_server_that_falls_silent_is_asked_again(metadata):
+def test_a_server_that_falls_silent_is_asked_again(metadata, monkeypatch):
     noticed: list[str] = []
     with gce_notice.machine_notices(noticed.append):
         metadata.wait()
+        monkeypatch.setattr(gce_notice, "ASK_SECONDS", 0.05)
+        metadata.wait()  # what is asked from now on has this limit
         metadata.speaks.clear()
-        metadata.wait()  # three requests without an answer
+        metadata.wait()  # requests without an answer
         metadata.said["instance/preempted"] = "TRUE"
         assert noticed == []
+        monkeypatch.setattr(gce_notice, "ASK_SECONDS", DEADLINE)
         metadata.speaks.set()
-        until(lambda: noticed)
+        wait_for(lambda: noticed)
     assert noticed == ["instance/preempted"]
 
 
@@ -128,7 +134,7 @@ def test_a_notice_that_is_taken_back_may_be_given_again(metadata):
         metadata.said[path] = "NONE"
         metadata.wait()
         metadata.said[path] = word
-        until(lambda: noticed)
+        wait_for(lambda: noticed)
     assert noticed == [path]
 
 
@@ -143,17 +149,7 @@ def test_elsewhere_nobody_is_asked(monkeypatch, tmp_path):
 
 
 def test_a_run_on_such_a_machine_is_saved(metadata, single, tmp_path, caplog, monkeypatch):
-    agree, agreed = SyncPoints._agree, threading.Event()
-
-    def noting(sync_points: SyncPoints) -> None:
-        agree(sync_points)
-        agreed.set()
-
-    def preempt() -> None:
-        metadata.said["instance/preempted"] = "TRUE"
-        assert agreed.wait(10)
-
-    monkeypatch.setattr(SyncPoints, "_agree", noting)
+    preempt = heard(monkeypatch, lambda: metadata.said.update({"instance/preempted": "TRUE"}))
     with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in"):
         fit(make_trainer(single), tmp_path, every="0", callbacks=[At(4, preempt)])
     [stopped] = steps_of(tmp_path)
