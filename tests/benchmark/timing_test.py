@@ -18,7 +18,7 @@ def test_measures(name, mirrored2):
     assert one.bytes == (0 if name == "barrier" else 64)
     assert len(one.seconds) == 3
     assert 1 <= one.calls <= timing.MOST_CALLS
-    assert all(0 < seconds < 1 for seconds in one.seconds)
+    assert all(0 < seconds < 60 for seconds in one.seconds)
 
 
 @pytest.fixture

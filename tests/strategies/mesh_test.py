@@ -140,20 +140,26 @@ def test_other_threads_run_while_a_step_is_waited_for(mesh2x2):
 
     rows = mesh2x2.devices.lay(np.ones([1500, 1500], "float32"), Layout((None, None)))
     mesh2x2.local(slow(rows))
-    ticks, done = [time.perf_counter()], threading.Event()
 
-    def tick():
-        while not done.wait(0.01):
-            ticks.append(time.perf_counter())
+    def longest_pause():
+        """Returns the longest time without a turn of another thread, as a part of the time that is waited."""
+        ticks, done = [time.perf_counter()], threading.Event()
 
-    thread = threading.Thread(target=tick)
-    thread.start()
-    started = time.perf_counter()
-    mesh2x2.local(slow(rows))
-    waited = time.perf_counter() - started
-    done.set()
-    thread.join()
-    assert max(np.diff(ticks)) < waited / 2
+        def tick():
+            while not done.wait(0.01):
+                ticks.append(time.perf_counter())
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        started = time.perf_counter()
+        mesh2x2.local(slow(rows))
+        waited = time.perf_counter() - started
+        done.set()
+        thread.join()
+        return max(np.diff(ticks), default=waited) / waited
+
+    # Other programs of a loaded machine may delay that thread, too.
+    assert any(longest_pause() < 0.5 for _ in range(10))
 
 
 def test_a_step_is_compiled_once(mesh2x2):

@@ -160,24 +160,29 @@ def test_unpacking_holds_the_gil_until_the_values_are_computed(devices, waits):
     products = tf.function(lambda x: tf.linalg.matmul(x, tf.linalg.matmul(x, tf.linalg.matmul(x, x))), autograph=False)
     x = lay(devices, np.full([1500, 1500], 1e-4, "float32"), None, None)
     dtensor.unpack(products(x))[0].numpy()
-    ended, turns = threading.Event(), []
 
-    def count():
-        while not ended.wait(1e-3):
-            turns.append(time.monotonic())
+    def longest_pause():
+        """Returns the longest time without a turn of another thread, as a part of the time until the values are there."""
+        ended, turns = threading.Event(), []
 
-    thread = threading.Thread(target=count)
-    thread.start()
-    begun = time.monotonic()
-    product = products(x)
-    if waits:
-        keras_internals.wait_for_devices()
-    dtensor.unpack(product)[0].numpy()
-    end = time.monotonic()
-    ended.set()
-    thread.join()
-    gaps = np.diff([begun, *turns, end])
-    assert (gaps.max() > 0.5 * (end - begun)) != waits
+        def count():
+            while not ended.wait(1e-3):
+                turns.append(time.monotonic())
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        begun = time.monotonic()
+        product = products(x)
+        if waits:
+            keras_internals.wait_for_devices()
+        dtensor.unpack(product)[0].numpy()
+        end = time.monotonic()
+        ended.set()
+        thread.join()
+        return np.diff([begun, *turns, end]).max() / (end - begun)
+
+    # Other programs of a loaded machine may delay that thread, too.
+    assert any(longest_pause() < 0.5 for _ in range(10 if waits else 1)) == waits
 
 
 def test_a_tape_outside_of_a_program_lays_out_gradients_by_itself(devices):

@@ -21,7 +21,7 @@ HOROVOD_DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 * 2**20), "HOROVOD_CYCLE
 def outcomes(environment: dict[str, str]) -> list[dict[str, Any]]:
     """Returns the results of each rank."""
     with processes.job([sys.executable, str(WORKER)], SIZE, environment) as job:
-        ended = job.wait(90)
+        ended = job.wait(300)
     assert [end.code for end in ended] == [0] * SIZE, "\n".join(end.output for end in ended)
     return [json.loads(end.output.strip().splitlines()[-1]) for end in ended]
 
@@ -110,7 +110,7 @@ def test_equal_process_sets() -> None:
     What depends on it: `distinct_groups` of tfdist/collectives/declared_groups.py.
     """
     code = "import horovod.tensorflow as hvd; hvd.init(process_sets=[hvd.ProcessSet([0])])"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode and "mismatching numbers of process sets" in ended.stderr, ended.stderr
 
 

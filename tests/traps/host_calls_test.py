@@ -6,6 +6,7 @@ import sys
 import pytest
 import tensorflow as tf
 
+from tests.waiting import DEADLINE
 from tfdist import keras_internals
 
 WAITING = """
@@ -13,13 +14,13 @@ import sys, threading
 import numpy as np
 import tensorflow as tf
 
-threads, operations = map(int, sys.argv[1:])
+threads, operations, seconds = map(int, sys.argv[1:])
 tf.config.threading.set_inter_op_parallelism_threads(threads)
 all_wait = threading.Barrier(operations)
 
 def wait(x):
     try:
-        all_wait.wait(2.0)
+        all_wait.wait(seconds)
     except threading.BrokenBarrierError:
         return np.float32(0)
     return np.float32(1)
@@ -33,15 +34,15 @@ print(int(sum(float(x) for x in together(tf.ones([])))))
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("threads", "operations", "waited"), [(3, 3, 3), (2, 3, 0)])
-def test_a_waiting_numpy_function_keeps_a_thread(threads: int, operations: int, waited: int) -> None:
+@pytest.mark.parametrize(("threads", "operations", "seconds", "waited"), [(3, 3, 120, 3), (2, 3, 2, 0)])
+def test_a_waiting_numpy_function_keeps_a_thread(threads: int, operations: int, seconds: int, waited: int) -> None:
     """Guards: a `tf.numpy_function` that waits in Python keeps one of the threads between operations.
 
     What depends on it: `cluster.devices.allow_waiting`, which adds threads for the operations of a step that wait for the
     devices of the process, while messages of the engine wait for other processes.
     """
-    command = [sys.executable, "-c", WAITING, str(threads), str(operations)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", WAITING, *map(str, (threads, operations, seconds))]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout == f"{waited}\n", done.stdout + done.stderr
 
 

@@ -18,7 +18,7 @@ RIGHT = [{"error": "", "mine": a, "received": b, "again": a} for a, b in ((8.0, 
 def outcomes(strategy: str, kind: str) -> list[dict[str, Any]]:
     """Returns what each rank printed."""
     with processes.job([sys.executable, str(WORKER), strategy, kind], 2) as job:
-        ended = job.wait(120)
+        ended = job.wait(300)
     lines = [[line for line in end.output.splitlines() if line.startswith('{"')] for end in ended]
     assert all(lines), "\n".join(end.output for end in ended)
     return [json.loads(found[-1]) for found in lines]

@@ -8,7 +8,7 @@ from tfdist.checkpoint.format import BackgroundWriter
 def test_it_writes_beside_the_caller():
     writer, go = BackgroundWriter(), threading.Event()
     done = []
-    writer.start(lambda: done.append(go.wait(5)))
+    writer.start(lambda: done.append(go.wait(60)))
     assert not done
     go.set()
     writer.wait()

@@ -69,7 +69,7 @@ def test_a_failure_ends_the_rest(write, monkeypatch):
 
     def fail(*_: object) -> int:
         begun.append(1)
-        time.sleep(0.01)
+        time.sleep(0.2)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", fail)

@@ -18,9 +18,11 @@ import tfdist
 from tests.coordination.members import members
 from tests.end_to_end.resume import exact_test
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, SAVED_AT, STEPS, fit, small_model, tensors
+from tests.waiting import DEADLINE
 from tfdist import checkpoints
 from tfdist.checkpoint import manager, restore, tiers
 from tfdist.checkpoint.format import CheckpointError, lock, newest, step_of
+from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import InputError, Preempted
 from tfdist.trainer.checkpointing import run_variables
 
@@ -80,10 +82,26 @@ def test_every_so_many_seconds(mirrored2, tmp_path):
     assert len(steps_of(tmp_path)) > 1
 
 
-def asked_to_stop(name, trainer, directory) -> int:
+def heard(monkeypatch, ask):
+    """Returns an action that asks a run to stop, and waits until the run has agreed to, which takes a thread its time."""
+    agree, agreed = SyncPoints._agree, threading.Event()
+
+    def noting(sync_points):
+        agree(sync_points)
+        agreed.set()
+
+    def act():
+        ask()
+        assert agreed.wait(DEADLINE)
+
+    monkeypatch.setattr(SyncPoints, "_agree", noting)
+    return act
+
+
+def asked_to_stop(name, trainer, directory, monkeypatch) -> int:
     """Trains until a signal; returns the step that is saved."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    stop = At(4, lambda: (os.kill(os.getpid(), signal.Signals[name]), time.sleep(0.5)))
+    stop = At(4, heard(monkeypatch, lambda: os.kill(os.getpid(), signal.Signals[name])))
     with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in .*Resume"):
         fit(trainer, directory, every="0", callbacks=[stop])
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
@@ -92,13 +110,13 @@ def asked_to_stop(name, trainer, directory) -> int:
     return stopped
 
 
-def test_a_run_that_is_interrupted_is_saved(single, tmp_path):
-    stopped = asked_to_stop("SIGINT", make_trainer(single), tmp_path)
+def test_a_run_that_is_interrupted_is_saved(single, tmp_path, monkeypatch):
+    stopped = asked_to_stop("SIGINT", make_trainer(single), tmp_path, monkeypatch)
     assert make_trainer(single).resume(tmp_path) == stopped
 
 
-def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(mirrored2, tmp_path):
-    stopped = asked_to_stop("SIGTERM", exact_test.make_trainer(mirrored2), tmp_path / "parts")
+def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(mirrored2, tmp_path, monkeypatch):
+    stopped = asked_to_stop("SIGTERM", exact_test.make_trainer(mirrored2), tmp_path / "parts", monkeypatch)
     resumed = exact_test.make_trainer(mirrored2)
     assert resumed.resume(tmp_path / "parts") == stopped
     fit(exact_test.make_trainer(mirrored2), tmp_path / "whole", every=str(STEPS))
@@ -144,7 +162,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(single, tmp_path, monkey
     commit = tiers.commit
 
     def slow(*args, **named):
-        assert written.wait(30)
+        assert written.wait(DEADLINE)
         return commit(*args, **named)
 
     monkeypatch.setattr(tiers, "commit", slow)

@@ -7,13 +7,12 @@ import os
 import re
 import shutil
 import signal
-import time
 
 import pytest
 
 import tfdist
 from tests.end_to_end.resume.exact_test import FEEDBACK, IMAGES, LABELS, STEPS, make_trainer, small_model, tensors
-from tests.end_to_end.resume.saving_test import At, steps_of
+from tests.end_to_end.resume.saving_test import At, heard, steps_of
 from tfdist.checkpoint.format import Checkpoint, atomic_write, newest
 from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.errors import InputError, Preempted
@@ -96,8 +95,8 @@ def test_a_library_s_run_goes_on_from_the_newest_of_both(single, tmp_path):
     assert tensors(newest(tmp_path / "disk")[0]) == tensors(newest(tmp_path / "whole" / "disk")[0])
 
 
-def test_a_run_that_is_preempted_has_a_checkpoint_and_keeps_its_commits(single, tmp_path):
-    stop = At(4, lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.5)))
+def test_a_run_that_is_preempted_has_a_checkpoint_and_keeps_its_commits(single, tmp_path, monkeypatch):
+    stop = At(4, heard(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     with pytest.raises(Preempted, match="which is saved in .*disk"):
         fit(small(single), tmp_path, 100, [stop], every="0")
     [stopped], kept = steps_of(tmp_path / "disk"), steps_of(tmp_path / "memory")
