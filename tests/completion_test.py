@@ -22,7 +22,7 @@ COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
 _tfdist
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-DEADLINE = 60.0
+DEADLINE = 300.0
 QUIET = 0.3  # seconds without output, after which a shell waits for a key
 _TRAINING = ("--model=", "--batch_size=", "--jit_compile", "--flagfile=", "--config=", "--help")
 
@@ -32,7 +32,7 @@ def script(shell: str, folder: pathlib.Path) -> pathlib.Path:
     path = folder / f"completion.{shell}"
     command = [sys.executable, "-m", "tfdist", "completion", shell]
     with path.open("w") as file:
-        subprocess.run(command, stdout=file, check=True, timeout=60)
+        subprocess.run(command, stdout=file, check=True, timeout=300)
     return path
 
 
@@ -49,7 +49,7 @@ def offered(path: pathlib.Path, *words: str, directory: pathlib.Path | None = No
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert not done.stderr
@@ -166,7 +166,7 @@ def test_in_an_interactive_zsh(tmp_path: pathlib.Path):
 
 def test_an_unknown_shell_is_bad_input():
     command = [sys.executable, "-m", "tfdist", "completion"]
-    done = [subprocess.run([*command, *rest], capture_output=True, text=True, timeout=60) for rest in (["fish"], [])]
+    done = [subprocess.run([*command, *rest], capture_output=True, text=True, timeout=300) for rest in (["fish"], [])]
     assert [one.returncode for one in done] == [2, 2]
     assert "The shell must be bash or zsh. Received: fish." in done[0].stderr
     assert "tfdist completion takes one shell: bash or zsh. Received: 0 arguments." in done[1].stderr

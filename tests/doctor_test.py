@@ -37,7 +37,7 @@ def run(*flags: str, before: tuple[str, ...] = (), **variables: str) -> subproce
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
     )
 
 
@@ -92,7 +92,7 @@ def test_a_loopback_that_is_down():
     if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("this system permits no network namespaces")
     code = "from tfdist.machine import network; print(network.section({}).findings[1].text)"
-    done = subprocess.run([*unshare, sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*unshare, sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == "127.0.0.1 cannot be used: Network is unreachable\n", done.stderr
 
 

@@ -19,7 +19,7 @@ PACKAGE = (sys.executable, "-m", "tfdist")
 
 def run(*command: str, directory: pathlib.Path | None = None) -> tuple[int, str, str]:
     """Runs a command; returns its exit code, output and errors."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, cwd=directory)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, cwd=directory)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -115,4 +115,4 @@ def test_a_reader_that_is_gone_is_no_error():
     os.close(reader)
     with subprocess.Popen(PACKAGE, stdout=writer, stderr=subprocess.PIPE) as process:
         os.close(writer)
-        assert (process.communicate(timeout=60)[1], process.returncode) == (b"", 0)
+        assert (process.communicate(timeout=300)[1], process.returncode) == (b"", 0)

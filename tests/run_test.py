@@ -40,7 +40,7 @@ def run(arguments: list[str], directory: pathlib.Path, **variables: str) -> subp
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=300,
     )
 
 

@@ -92,4 +92,4 @@ def test_a_flag_file_says_the_same(tmp_path):
 
 def test_imports_no_tensorflow():
     code = "import sys, tfdist.bench; sys.exit(bool({'tensorflow', 'keras', 'numpy', 'matplotlib'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

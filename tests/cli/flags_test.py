@@ -170,4 +170,4 @@ def test_a_flag_file_keeps_the_output_directory_as_a_comment():
 
 def test_imports_no_tensorflow():
     code = "import sys, tfdist.cli.flags, tfdist.cli.command; sys.exit(bool({'tensorflow', 'keras', 'numpy'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

@@ -24,7 +24,7 @@ sys.exit(command.run("toy part", lambda values: None, call, has_json=True))
 
 def run(body: str, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _COMMAND.format(body=body), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
 
 
 def test_one_object_and_nothing_else():
@@ -55,5 +55,7 @@ def test_nothing_without_a_result_or_after_an_error(body: str):
 
 
 def test_commands_without_it_refuse_it():
-    done = subprocess.run([sys.executable, "-m", "tfdist.launch", "--json"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist.launch", "--json"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 2 and "--json is not a flag of tfdist.launch." in done.stderr

@@ -12,7 +12,7 @@ from tests import documented_json, processes
 
 pytestmark = pytest.mark.processes
 
-SECONDS = 150.0
+SECONDS = 300.0
 TRAIN = [sys.executable, "-m", "tfdist.train"]
 LIMIT = 700 * 2**20
 MLP = ["--dataset=digits", "--model=mlp(hidden=(8,))"]

@@ -117,6 +117,6 @@ def test_what_is_wrong_is_said_without_tensorflow():
         "code = command.run('train', flags.define, lambda v, o: train.main(flags.config(v), o), has_json=True)\n"
         "sys.exit(code if 'tensorflow' not in sys.modules else 99)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and "memory must be a number of bytes" in done.stderr

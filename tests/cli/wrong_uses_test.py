@@ -97,7 +97,7 @@ def test_commands_are_answered_without_tensorflow(directory):
         env={**os.environ, "PYTHONPATH": str(pathlib.Path(tfdist.__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     for row, (code, out, err, modules) in zip(wrong, json.loads(done.stdout), strict=True):
@@ -147,5 +147,5 @@ def test_programs(row, names, directory):
 def test_as_a_process(row, directory):
     environment, arguments = parsed(row["use"])
     command = [sys.executable, "-m", "tfdist", *arguments]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
     check(row, done.returncode, done.stdout, done.stderr, directory)

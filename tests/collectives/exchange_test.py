@@ -166,7 +166,7 @@ def test_real_ranks(name, tmp_path):
     tables = {case: splits_of(case, RANKS) for case in CASES}
     cases = {case: (table, arrays_of(table)) for case, table in tables.items()}
     (tmp_path / "cases.pickle").write_bytes(pickle.dumps(cases))
-    for rank, steps in enumerate(running.outcomes("exchange", name, RANKS, tmp_path, seconds=180)):
+    for rank, steps in enumerate(running.outcomes("exchange", name, RANKS, tmp_path, seconds=300)):
         for received in steps:
             assert_same(received["sums"], [np.full(2, 1 + 2 + 3, dtype) for dtype in SUMMED])
             for case, (table, arrays) in cases.items():

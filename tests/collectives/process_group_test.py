@@ -23,7 +23,7 @@ def outcomes(strategy, groups):
     declared = [[int(digit) for digit in ranks] for ranks in groups]
     declared += [[rank, (rank + 1) % size] for rank in range(size)]
     with tempfile.TemporaryDirectory() as directory:
-        return running.outcomes("groups", f"{strategy}(groups={declared})", size, directory, *groups, seconds=240)
+        return running.outcomes("groups", f"{strategy}(groups={declared})", size, directory, *groups, seconds=300)
 
 
 @pytest.fixture(params=JOBS, ids=lambda job: f"{job[0]}{sum(map(len, job[1]))}")

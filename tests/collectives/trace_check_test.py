@@ -38,7 +38,7 @@ def said(plans: Sequence[Sequence[RecordedCall]]) -> list[str]:
         return ""
 
     with two() as groups, ThreadPoolExecutor() as pool:
-        return list(pool.map(tell, groups, plans, timeout=20))
+        return list(pool.map(tell, groups, plans, timeout=300))
 
 
 def test_equal_plans() -> None:

@@ -52,7 +52,7 @@ def test_processes_with_peers_of_their_own_train_models_of_their_own(tmp_path: p
     flags += ["--optimizer=sgd(momentum=0.9)", "--checkpoint_every=3", "--check_sync_every=2", "--output_dir=run"]
     command = ["-m", "tfdist.launch", "--processes=2", sys.executable, "-m", "tfdist.train", *flags]
     ended = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, timeout=120, capture_output=True, text=True, check=False
+        [sys.executable, *command], cwd=tmp_path, timeout=300, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     checkpoint = Checkpoint.open(newest(tmp_path / "run" / "checkpoints")[0])

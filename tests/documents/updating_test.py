@@ -53,7 +53,7 @@ print(1)
 def run(page: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.documents", *options, str(page)]
     root = pathlib.Path(__file__).parents[2]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
 
 
 def test_the_page_differs_until_it_is_updated(tmp_path: pathlib.Path):

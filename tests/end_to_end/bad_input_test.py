@@ -234,7 +234,7 @@ def start(argv: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -271,7 +271,7 @@ def test_the_coordinator_s_port_is_in_use() -> None:
 def test_the_worker_s_own_port_is_in_use() -> None:
     argv = ("train", *QUICK, "--output_dir=run", "--strategy=multiworker")
     with processes.job([sys.executable, "-c", PORT_OF_RANK_1, *argv], 2) as job:
-        ended = job.wait(90)
+        ended = job.wait(300)
     assert ended[1].code == 2, ended[1].output
     [line] = [line for line in ended[1].output.splitlines() if line.startswith("tfdist.train: ")]
     assert "free port" in line and "TF_CONFIG" in line, line

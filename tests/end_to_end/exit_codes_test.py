@@ -5,7 +5,6 @@ import pathlib
 import re
 import signal
 import sys
-import time
 
 import pytest
 
@@ -14,8 +13,8 @@ from tests.selection import quick
 
 pytestmark = pytest.mark.processes
 
-START_SECONDS = 90.0
-END_SECONDS = 15.0
+START_SECONDS = 300.0
+END_SECONDS = 60.0
 LONG = ("--dataset=digits", "--model=mlp", "--steps=100000", "--epochs=0")
 OWN_MODULE = """
 import keras, numpy as np
@@ -98,9 +97,7 @@ def test_a_peer_that_is_killed(strategy: str, size: int, dies: int) -> None:
     with processes.job(train(*LONG, f"--strategy={strategy}", "--output_dir=run"), size) as job:
         job.wait_for(0, "step 20/", START_SECONDS)
         job.processes[dies].kill()
-        killed = time.monotonic()
         ended = job.wait(END_SECONDS)
-        assert time.monotonic() - killed < END_SECONDS
     for rank, end in enumerate(ended):
         if rank == dies:
             assert end.code == -signal.SIGKILL

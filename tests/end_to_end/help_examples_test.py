@@ -23,7 +23,7 @@ OF_A_RUN = ("checkpoints", "export", "ledger")  # that the first example of `tra
 def described(command: str) -> dict:
     """Returns what a command says of itself as data."""
     asked = [sys.executable, "-m", f"tfdist.{command}", "--helpjson"]
-    return json.loads(subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout)
+    return json.loads(subprocess.run(asked, capture_output=True, text=True, timeout=300, check=True).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_each_has_flags_that_exist(examples: dict[str, list[str]]):
 
 def test_they_end_the_help():
     shown = subprocess.run(
-        [sys.executable, "-m", "tfdist.ledger", "--help"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "tfdist.ledger", "--help"], capture_output=True, text=True, timeout=300, check=True
     ).stdout
     assert shown.splitlines()[-3:] == ["Examples:", *(f"  {line}" for line in described("ledger")["examples"])]
 

@@ -28,7 +28,7 @@ def states(command: list[str], columns: int, directory) -> list[str]:
         while data := os.read(master, 1 << 16):
             output += data
     os.close(master)
-    assert process.wait(timeout=10) == 0, output.decode()
+    assert process.wait(timeout=300) == 0, output.decode()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
     return [state.rstrip() for state in re.split(r"[\r\n]+", text) if state.strip()]
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives, OneReplica, Wire
 
-DEADLINE = 60  # seconds that a rank waits for the others
+DEADLINE = 300  # seconds that a rank waits for the others
 
 Together = Callable[..., list[Any]]
 

@@ -96,4 +96,4 @@ def test_is_normalized_to_the_common_grammar(text):
 
 def test_imports_no_tensorflow():
     code = "import sys, tfdist.grammar.decay; sys.exit(bool({'tensorflow', 'keras', 'numpy'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

@@ -221,4 +221,4 @@ def test_an_error_inside_the_function_passes_through():
 
 def test_imports_no_tensorflow():
     code = "import sys, tfdist.grammar.spec; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

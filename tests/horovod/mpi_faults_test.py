@@ -16,7 +16,7 @@ from tests.end_to_end.chaos.striking import child_of_rank
 
 pytestmark = [pytest.mark.processes, pytest.mark.full, pytest.mark.separable]
 
-START_SECONDS = 90.0
+START_SECONDS = 300.0
 LATE = 'import os, sys, time; time.sleep(20 * int(os.environ["HOROVOD_RANK"])); os.execv(sys.executable, sys.argv[1:])'
 
 
@@ -46,7 +46,7 @@ def stopped(*flags: str) -> processes.Ended:
         job.wait_for(0, "step 20/", START_SECONDS)
         ranks = psutil.Process(job.processes[0].pid).children(recursive=True)
         send_to_rank_1(job, signal.SIGSTOP)
-        [end] = job.wait(90)
+        [end] = job.wait(300)
         _, left = psutil.wait_procs(ranks, 5)
     assert not left
     return end
@@ -55,7 +55,7 @@ def stopped(*flags: str) -> processes.Ended:
 def preempted(job: processes.Job) -> str:
     """Preempts a job; returns the name of its newest checkpoint."""
     job.processes[0].send_signal(signal.SIGTERM)
-    [end] = job.wait(60)
+    [end] = job.wait(300)
     assert end.code == 75, end.output
     return max(path.name for path in pathlib.Path("run/checkpoints").glob("step-*"))
 

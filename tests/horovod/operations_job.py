@@ -35,6 +35,6 @@ def outcomes(engine: str) -> Outcomes:
     """Runs the job of an engine, once: "horovod" (over Gloo), "mpi", "mpi, in short" or "without" Horovod."""
     size, command, variables = _ENGINES[engine]
     with processes.job([sys.executable, *command], size, {**_ENVIRONMENT, **variables}) as job:
-        ended = job.wait(180)
+        ended = job.wait(300)
     assert [end.code for end in ended] == [0] * size, "\n".join(end.output for end in ended)
     return [json.loads(next(x for x in end.output.splitlines() if x.startswith('{"who"'))) for end in ended]

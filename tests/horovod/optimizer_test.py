@@ -32,7 +32,7 @@ Ranks = list[dict[str, Any]]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """The results of each rank."""
     with processes.job([sys.executable, str(WORKER), str(tmp_path_factory.mktemp("saved"))], N, ENVIRONMENT) as job:
-        ended = job.wait(150)
+        ended = job.wait(300)
     assert [end.code for end in ended] == [0] * N, "\n".join(end.output for end in ended)
     return [json.loads(next(x for x in end.output.splitlines() if x.startswith('{"sparse"'))) for end in ended]
 

@@ -45,7 +45,7 @@ def test_every_program_trains_on_two_ranks_that_end_equal(tmp_path):
     command = [*LAUNCH, sys.executable, str(WORKER), str(tmp_path / "runs"), *map(str, PROGRAMS)]
     command.insert(command.index("--"), f"--log_dir={tmp_path}/log")
     with processes.job(command, 1, ENVIRONMENT) as job:
-        [end] = job.wait(240)
+        [end] = job.wait(300)
     assert end.code == 0, end.output
     logs = [(tmp_path / "log" / f"rank-{rank}.log").read_text() for rank in range(2)]
     found = [[json.loads(line) for line in log.splitlines() if line.startswith('{"program"')] for log in logs]

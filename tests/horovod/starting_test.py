@@ -24,6 +24,6 @@ def test_a_rank_that_comes_late_is_waited_for():
     command = ["-m", "tfdist.launch", "--processes=2", "--launcher=horovod", "--", sys.executable, "-c", LATE]
     environment = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2", "TF_NUM_INTRAOP_THREADS": "1"}
     with processes.job([sys.executable, *command], 1, environment) as job:
-        [end] = job.wait(90)
+        [end] = job.wait(300)
     assert end.code == 0, end.output
     assert "rank 0 of 2" in end.output and "rank 1 of 2" in end.output, end.output

@@ -21,7 +21,7 @@ def plain(directory: pathlib.Path) -> list[str]:
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     code = f"import keras; keras.utils.set_random_seed(0); import sys, runpy; sys.argv = [{PROGRAM!r}, '0']; "
     command = [sys.executable, "-c", code + f"runpy.run_path({PROGRAM!r}, run_name='__main__')"]
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return LINES.findall(done.stdout)
 
@@ -40,7 +40,7 @@ def test_it_waits_for_nobody_and_gives_one_device_s_numbers(
     run = [sys.executable, "-m", "tfdist.run", f"--strategy={strategy}", "--stall_shutdown_seconds=60"]
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     with processes.job([*run, PROGRAM, "{rank}"], 2, threads) as job:
-        ends = job.wait(120)
+        ends = job.wait(300)
     for end in ends:
         assert numbers(LINES.findall(end.output)) == pytest.approx(expected, rel=1e-3), end.output
         assert end.code == 2, end.output

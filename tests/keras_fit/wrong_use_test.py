@@ -136,7 +136,7 @@ def test_every_process_says_it(strategy: str) -> None:
         if "a skipped call" in ways:
             alone = "a skipped call: PeerLostError: Every process must call evaluate, but not all did"
             job.wait_for(0, alone, 90)
-        for end in job.wait(90):
+        for end in job.wait(300):
             lines = {way: [line for line in end.output.splitlines() if line.startswith(f"{way}: ")] for way in ways}
             for way, parts in ways.items():
                 assert all(part in "".join(lines[way]) for part in parts), (way, end.output)

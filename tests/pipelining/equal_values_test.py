@@ -26,7 +26,7 @@ def test_replicas_and_stages_begin_with_equal_weights(tmp_path: pathlib.Path) ->
         "--",
     ]
     with processes.job([*launch, sys.executable, "-m", "tests.pipelining.equal_values_worker", str(file)], 1) as job:
-        [end] = job.wait(200)
+        [end] = job.wait(300)
     assert end.code == 0, end.output
     logs = [(tmp_path / f"rank-{rank}.log").read_text().splitlines() for rank in range(4)]
     lines = ([line for line in log if line.startswith('{"before')] for log in logs)

@@ -21,7 +21,7 @@ REFUSED = {
 @pytest.mark.processes
 def test_every_process_refuses_a_mistake_in_one_line() -> None:
     with processes.job([sys.executable, "-m", "tests.pipelining.misuse_worker"], 2) as job:
-        ended = job.wait(120)
+        ended = job.wait(300)
     for end in ended:
         assert end.code == 0, end.output
         said = dict(line.split(": ", 1) for line in end.output.splitlines() if ": " in line)

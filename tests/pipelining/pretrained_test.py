@@ -20,7 +20,7 @@ def test_each_process_keeps_the_weights_of_its_stages(tmp_path: pathlib.Path) ->
     whole.save_weights(path)
     expected = {variable.path: np.asarray(variable).tolist() for variable in whole.variables}
     with processes.job([sys.executable, "-m", "tests.pipelining.pretrained_worker", str(path)], 2) as job:
-        ended = job.wait(200)
+        ended = job.wait(300)
     assert [end.code for end in ended] == [0, 0], "\n".join(end.output for end in ended)
     ranks = [json.loads([line for line in end.output.splitlines() if line.startswith('{"')][-1]) for end in ended]
     for found in ranks:

@@ -141,7 +141,7 @@ def test_only_the_chief_logs_and_a_failure_does_not_end_the_run(tmp_path):
     flags = ["--model=mlp(hidden=(4,))", "--steps=6", "--log_every=2", f"--loggers={__name__}:Lines(fails_at=4)"]
     command = [sys.executable, "-m", "tfdist.train", *flags, f"--output_dir={run}"]
     with processes.job(command, 2, {"PYTHONPATH": os.getcwd()}) as job:
-        ends = job.wait(200)
+        ends = job.wait(300)
     assert not [end.output for end in ends if end.code]
     assert ["failed and is disabled" in end.output for end in ends] == [True, False]
     [path] = run.glob("lines-*.txt")
@@ -154,7 +154,7 @@ def test_only_the_chief_logs_and_a_failure_does_not_end_the_run(tmp_path):
 def test_a_logger_of_ones_own_that_does_not_exist_is_refused_before_the_run(tmp_path):
     flags = ["--loggers=no_such_module:Lines", "--strategy=single", f"--output_dir={tmp_path}/run"]
     with processes.job([sys.executable, "-m", "tfdist.train", *flags], 1) as job:
-        [end] = job.wait(100)
+        [end] = job.wait(300)
     assert end.code == 2
     assert 'tfdist.train: "no_such_module:Lines" needs the module no_such_module,' in end.output
     assert not (tmp_path / "run").exists()

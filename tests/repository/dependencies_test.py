@@ -75,7 +75,7 @@ def test_make_gives_the_pinned_versions_to_every_pip():
     targets = [".venv/.installed-examples", ".venv/.installed-test", ".venv/.installed-horovod", "peers"]
     command = ["make", "--dry-run", "--always-make", "--no-print-directory", *targets]
     environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=True)
     commands = [line for line in done.stdout.splitlines() if "pip " in line and " install " in line]
     assert len(commands) == 3
     assert not [line for line in commands if not line.startswith("PIP_CONSTRAINT=constraints.txt ")]

@@ -55,7 +55,7 @@ def modules() -> dict[str, str]:
 def checkout() -> list[str]:
     """Returns the files of the checkout, except for what only continuous integration and git read."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     there = [name for name in done.stdout.splitlines() if (ROOT / name).exists()]
     return sorted(name for name in there if not name.startswith("."))
 
@@ -76,7 +76,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     command = ["make", "--no-print-directory", "--assume-old=.venv/.installed-test", "dist", f"PY={sys.executable}"]
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "PYTHONPATH")}
     environment["PIP_NO_INDEX"] = "1"
-    built = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=120)
+    built = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stdout + built.stderr
     shown = built.stdout.splitlines()[-2:]
     assert shown == [f"dist/tfdist-{tfdist.__version__}{end}" for end in ("-py3-none-any.whl", ".tar.gz")]
@@ -102,7 +102,7 @@ def installed(released: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) 
     (packages / "required.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     (wheel,) = released.glob("*.whl")
     pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install", "--no-index"]
-    done = subprocess.run([*pip, "--no-deps", wheel], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*pip, "--no-deps", wheel], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return environment / "bin"
 
@@ -110,7 +110,7 @@ def installed(released: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) 
 def output_of(*command: str | pathlib.Path, directory: pathlib.Path) -> str:
     """Returns the standard output of a command, which must succeed."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -184,7 +184,7 @@ def test_every_module_imports_outside_the_checkout_without_optional_packages(unp
     environment = os.environ | {"PYTHONPATH": str(unpacked), "TF_CPP_MIN_LOG_LEVEL": "3"}
     wanted = json.dumps([list(modules().values()), OPTIONAL])
     command = [sys.executable, "-P", "-c", _IMPORT_ALL, wanted]
-    done = subprocess.run(command, cwd=unpacked.parent, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=unpacked.parent, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     places, horovod_is_here = json.loads(done.stdout.splitlines()[-1])
     assert places.items() <= {name: str(unpacked / place) for place, name in modules().items()}.items()
@@ -212,7 +212,7 @@ def test_the_installation_finds_the_strategies_from_any_folder(tmp_path: pathlib
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     code = "import tfdist.strategies; print(tfdist.strategies.__file__)"
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert pathlib.Path(done.stdout.strip()).parent.name == "strategies"
 
@@ -232,6 +232,6 @@ def test_the_list_of_commands_appears_without_importing_them(tmp_path: pathlib.P
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "install_horovod" in done.stdout

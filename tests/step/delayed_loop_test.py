@@ -21,7 +21,7 @@ def found() -> list[dict[str, dict[str, Any]]]:
     """Returns what each process has after each training."""
     with tempfile.TemporaryDirectory() as directory:
         strategy = "pipeline(pipeline_schedule='pipedream', micro_batches=2)"
-        return running.outcomes("delayed_loop", strategy, 2, directory, seconds=240)
+        return running.outcomes("delayed_loop", strategy, 2, directory, seconds=300)
 
 
 def check_equal(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:

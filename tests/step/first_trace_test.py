@@ -23,7 +23,7 @@ def test_no_process_waits_for_a_stage_that_refuses(launcher: str, schedule: str,
     worker = running.command("refusals", "pipeline(micro_batches=2, cut='first')", tmp_path, schedule)
     launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", f"--launcher={launcher}"]
     with processes.job([*launch, f"--log_dir={tmp_path}", "--", *worker], 1) as job:
-        [end] = job.wait(200)
+        [end] = job.wait(300)
     assert end.code == 0, end.output
     first, last = running.read(tmp_path, 2)
     refused = "InputError: Every process must accept its part of the model. Received on rank 1 (stage 1): "

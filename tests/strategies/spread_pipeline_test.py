@@ -71,7 +71,7 @@ VERIFY = (
 def test_mixed_precision_is_within_its_rounding(flags: tuple[str, ...], tmp_path: pathlib.Path) -> None:
     launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", f"--log_dir={tmp_path}", "--"]
     with processes.job([*launch, sys.executable, "-m", "tfdist.verify", *VERIFY, *flags], 1) as job:
-        [end] = job.wait(200)
+        [end] = job.wait(300)
     assert end.code == 0 and "Replicas are equal bit for bit." in end.output, end.output
 
 

@@ -29,7 +29,7 @@ def test_mirrored(devices, reference, tmp_path):
 @pytest.mark.processes
 @pytest.mark.parametrize(("strategy", "size"), [("horovod", 2), ("horovod", 3), ("multiworker", 2), ("multiworker", 3)])
 def test_processes(strategy, size, reference, tmp_path):
-    for found in running.outcomes("federated", strategy, size, tmp_path, seconds=200):
+    for found in running.outcomes("federated", strategy, size, tmp_path, seconds=300):
         assert_equal(found, reference)
 
 

@@ -21,7 +21,7 @@ LONG = ("--dataset=digits", "--model=mlp", "--steps=1000000", "--epochs=0", "--b
 def test_overlap_changes_no_bit(strategy: str) -> None:
     """Each rank prints the same, with an exchange beside the steps and with one between them."""
     with processes.job([sys.executable, str(WORKER), strategy, *SYNCS], 3) as job:
-        ended = job.wait(200)
+        ended = job.wait(300)
     assert [end.code for end in ended] == [0, 0, 0], "\n".join(end.output for end in ended)
     found = [
         {**json.loads(line), "sync": ""} for end in ended for line in end.output.splitlines() if line.startswith('{"')
@@ -39,5 +39,5 @@ def test_a_lost_rank_ends_the_run(strategy: str, tmp_path: pathlib.Path, monkeyp
     with processes.job([sys.executable, "-m", "tfdist.train", *LONG, *flags], 3) as job:
         job.wait_for(0, "step 20/", 120)
         job.processes[1].send_signal(signal.SIGKILL)
-        ended = job.wait(60)
+        ended = job.wait(300)
     assert [ended[rank].code for rank in (0, 2)] == [5, 5], ended[0].output

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "multiworker"))
 def test_a_slow_rank_is_allocated_fewer_rows(strategy, single, float64, tmp_path):
-    first, second = running.outcomes("uneven", strategy, 2, tmp_path, seconds=120)
+    first, second = running.outcomes("uneven", strategy, 2, tmp_path, seconds=300)
     assert first.counts == second.counts
     assert sum(first.counts) == uneven.BATCH_SIZE
     assert second.used[0] == 16

@@ -20,10 +20,10 @@ def said(output):
 
 def test_processes_give_one_devices_result_or_refuse_data_that_differs():
     quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    alone = subprocess.run([sys.executable, WORKER, "single"], capture_output=True, text=True, timeout=120, env=quiet)
+    alone = subprocess.run([sys.executable, WORKER, "single"], capture_output=True, text=True, timeout=300, env=quiet)
     expected = said(alone.stdout)
     with processes.job([sys.executable, WORKER, "multiworker"], 2) as job:
-        ended = job.wait(120.0)
+        ended = job.wait(300)
     for end in ended:
         assert end.code == 0, end.output
         found = said(end.output)

@@ -25,7 +25,7 @@ class Expected(NamedTuple):
 
 @pytest.fixture(scope="module", params=quick(["multiworker", "horovod"], "multiworker"))
 def ranks(request, tmp_path_factory) -> list[dict[str, Any]]:
-    return running.outcomes("dropping", request.param, 2, tmp_path_factory.mktemp("ranks"), seconds=120)
+    return running.outcomes("dropping", request.param, 2, tmp_path_factory.mktemp("ranks"), seconds=300)
 
 
 def rows_of(data: Any, numbers: np.ndarray) -> Any:

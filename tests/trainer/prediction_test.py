@@ -45,7 +45,7 @@ def test_strategies_of_one_process_predict_as_one_device(strategy, checkpoints, 
 @pytest.mark.processes
 @pytest.mark.parametrize("strategy", ["multiworker", "horovod"])
 def test_processes_predict_as_one_device(strategy, checkpoints, wanted):
-    for found in running.outcomes("prediction", strategy, 2, checkpoints, seconds=200):
+    for found in running.outcomes("prediction", strategy, 2, checkpoints, seconds=300):
         check(found, wanted)
 
 

@@ -37,7 +37,7 @@ def histories(by: str, program: str, directory: pathlib.Path) -> list[dict[str, 
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     found: list[dict[str, list[float]]] = json.loads(done.stdout.splitlines()[-1])

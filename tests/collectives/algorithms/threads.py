@@ -41,7 +41,7 @@ class Thread(Collectives):
         return tf.constant(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        return self._queues[self._ranks[source], self._ranks[self._rank], tag].get(timeout=20)
+        return self._queues[self._ranks[source], self._ranks[self._rank], tag].get(timeout=300)
 
     def _everyones(self, tensor: tf.Tensor, name: str) -> list[tf.Tensor]:
         tag = f"{name} of {self._ranks}"

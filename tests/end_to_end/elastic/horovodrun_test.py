@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.full]
 
 WORKER = pathlib.Path(__file__).with_name("horovodrun_worker.py")
 ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-DEADLINE_SECONDS = 150.0
+DEADLINE_SECONDS = 300.0
 
 
 def horovodrun() -> str:

@@ -14,7 +14,7 @@ from tfdist.testing import processes
 
 pytestmark = [pytest.mark.full, pytest.mark.separable]
 
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 300.0
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 TOKEN = {"TFDIST_TOKEN": "the token of this job"}
 TRAIN = (sys.executable, "-m", "tfdist.train", "--model=mlp(hidden=(8,))", "--dataset=digits", "--measure_every=0")

@@ -18,7 +18,7 @@ from tfdist.checkpoint.format import Checkpoint, newest
 
 pytestmark = pytest.mark.processes
 
-SECONDS = 120.0
+SECONDS = 300.0
 TRAIN = [sys.executable, "-m", "tfdist.train", "--dataset=digits", "--model=mlp(hidden=(8,))", "--output_dir=run"]
 
 

@@ -15,7 +15,7 @@ from tfdist.checkpoint.format import newest, step_of
 
 pytestmark = pytest.mark.processes
 
-SECONDS = 240.0
+SECONDS = 300.0
 STEPS, EVERY = 300, 50
 LAUNCH = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--restart_backoff_seconds=0.1"]
 FLAGS = [

@@ -102,7 +102,7 @@ def test_each_host_gets_what_only_others_have(name: str, tmp_path: pathlib.Path)
             write(tmp_path, folder, step)
         happens([host / "step-000000030" for host in hosts(tmp_path, folder)])
     with processes.job(running.command("sharing", name, tmp_path, *CASES), RANKS) as job:
-        ended = job.wait(180)
+        ended = job.wait(300)
     assert [end.code for end in ended] == [0] * RANKS, "\n".join(end.output for end in ended)
     for folder, (_, step) in CASES.items():
         newest_whole = [f"step-{step:09d}"] if step else []
