@@ -6,20 +6,25 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import keras
 import numpy as np
 import pytest
 from absl import flags as absl_flags
 
+from tests import processes as forked
+from tests.waiting import DEADLINE
 from tfdist.cli import flags
 from tfdist.cluster import environment
 from tfdist.config import train_config
 from tfdist.distribution.strategy_selection import detect
 from tfdist.errors import ExitCode
 from tfdist.launcher.restarts import PREEMPTIONS
+from tfdist.testing import processes
 
 pytestmark = pytest.mark.processes
 
@@ -46,24 +51,21 @@ OWN = {
 }
 
 
-def run(arguments: list[str], directory: pathlib.Path) -> str:
+def run(arguments: list[str], directory: pathlib.Path, start: processes.Start = forked.start) -> str:
     """Runs Python in a directory; returns its output."""
     inherited = {
         name: v for name, v in environment.without_sources(os.environ).items() if not name.startswith("TFDIST_")
     }
-    variables = inherited | {"PYTHONPATH": str(EXAMPLES), "PYTHONDONTWRITEBYTECODE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=directory,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    with tempfile.TemporaryFile() as output:
+        process = start([sys.executable, *arguments], inherited, output, str(directory))
+        try:
+            code = process.wait(DEADLINE)
+        finally:
+            process.kill()
+        output.seek(0)
+        text = output.read().decode()
+    assert code == 0, text
+    return text
 
 
 def parsed(arguments: list[str]) -> train_config.TrainConfig:
@@ -94,6 +96,7 @@ def test_program(name: str, tmp_path: pathlib.Path):
 
 @pytest.mark.parametrize("name", OWN)
 def test_what_is_named_in_a_flag(name: str, tmp_path: pathlib.Path):
+    shutil.copy(EXAMPLES / name, tmp_path)
     arguments, expected = OWN[name]
     output = run(["-m", "tfdist.train", *arguments, "--output_dir=run"], tmp_path)
     assert re.search(expected, output), output
@@ -149,7 +152,7 @@ def test_the_run_of_the_mesh_shows_nothing_but_the_run(tmp_path: pathlib.Path):
     """TensorFlow's C++ code writes "Incompatible Matrix dimensions" to stderr if its memory optimizer runs."""
     path = EXAMPLES / "flagfiles" / "mesh.flags"
     smaller = ["--model=transformer(layers=1,width=16,heads=2)", "--dataset=text(length=16)", "--steps=1"]
-    output = run(["-m", "tfdist.train", f"--flagfile={path}", *smaller, "--output_dir=run"], tmp_path)
+    output = run(["-m", "tfdist.train", f"--flagfile={path}", *smaller, "--output_dir=run"], tmp_path, processes.start)
     described = r"^(model|data|strategy|chosen|batch|length|output) +\S|^(next: python -m|model\.keras, .* are in$)"
     took = r"(Loading TensorFlow|compiling the training step) took |trained to step 1 in "
     shown = rf"{described}|{took}|^step 1/1 |^run ended: done|^eval after 1 steps: |^run$"
@@ -185,7 +188,7 @@ def test_the_sbatch_script_queues_the_job_again_when_it_was_preempted(code: int,
         program.chmod(0o755)
     variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
     script = ["bash", str(EXAMPLES / "cluster" / "slurm.sbatch")]
-    assert subprocess.run(script, env=variables, timeout=10).returncode == code
+    assert subprocess.run(script, env=variables, timeout=300).returncode == code
     called = (tmp_path / "srun.called").read_text(encoding="utf-8").splitlines()
     trained = parsed(called[called.index("tfdist.train") + 1 :])
     assert (trained.strategy, trained.checkpoint_every, trained.output_dir) == ("multiworker", "600s", "runs/7")
