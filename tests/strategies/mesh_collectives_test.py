@@ -52,7 +52,7 @@ CASES = {
 }
 
 
-QUICK = ("data", "megatron", "megatron and data", "sequence", "context", "experts on the batch's axis", "parameters")
+QUICK = ("megatron", "megatron and data", "sequence", "context", "experts on the batch's axis", "parameters")
 
 
 @pytest.fixture(scope="module")
