@@ -64,6 +64,7 @@ SECONDS: dict[str, float] = {
     "step/step_test.py": 50,
     "strategies/mesh_collectives_test.py": 120,
     "strategies/pipeline_delayed_test.py": 150,
+    "strategies/pipeline_test.py": 40,
     "strategies/pipeline_test.py::test_product": 70,
     "strategies/spread_pipeline_test.py": 200,
     "synchronization/streaming_processes_test.py": 45,
