@@ -2,9 +2,9 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO, Protocol
 
-from tfdist.launcher.ports import CANDIDATES
+_PORTS = range(10000, 19000)  # below those of outgoing connections and of launchers, also with 1000 added for the group
+_place = itertools.count(os.getpid() * 5563)  # processes with successive ids are far from each other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,13 +150,14 @@ def job(
 def free_addresses(count: int) -> list[str]:
     """Returns loopback addresses whose ports, and the group's ports derived from them, are free.
 
-    Both are below the range for outgoing connections, none of which takes one before a process of the job does.
+    No other program should take one before the job does, seconds later: outgoing connections have other ports, and each process
+    that calls this goes through the ports from its own place.
     """
     with contextlib.ExitStack() as stack:
         found: list[str] = []
         while len(found) < count:
             probe, neighbour = (stack.enter_context(socket.socket()) for _ in range(2))
-            port = random.SystemRandom().choice(CANDIDATES[:-1000])
+            port = _PORTS[next(_place) % len(_PORTS)]
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 neighbour.bind(("127.0.0.1", port + 1000))
