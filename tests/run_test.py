@@ -87,6 +87,15 @@ def test_flags_come_from_the_environment_too(script: str, tmp_path: pathlib.Path
     assert "tfdist.run: Gradients are clipped by their norm or by value" in done.stdout.splitlines()[-1]
 
 
+def test_a_mistake_in_a_script_is_one_line_with_the_place(tmp_path: pathlib.Path) -> None:
+    """It names arguments, which the script can change, and not flags."""
+    (tmp_path / "own.py").write_text("import tfdist\n\ntfdist.load_strategy('mirrored', devices=-1)\n")
+    done = run(["-m", "tfdist.run", "own.py"], tmp_path)
+    assert done.returncode == 2, done.stdout
+    [line] = done.stdout.splitlines()
+    assert line.startswith("tfdist.run: own.py, line 3: devices must be"), line
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [

@@ -11,7 +11,8 @@ from absl import flags as absl_flags
 from tfdist.cli import command, flags, tensorflow_import
 from tfdist.cli.cluster_check import check_cluster
 from tfdist.config.run_config import RunConfig
-from tfdist.errors import ExitCode, InputError
+from tfdist.errors import ExitCode, InputError, naming_arguments
+from tfdist.process.uncaught_errors import located
 
 
 def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
@@ -70,11 +71,15 @@ def _check_script(script: pathlib.Path) -> None:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Runs a file like `python script arguments`; `SystemExit` is raised again unless its code means success."""
+    """Runs a file like `python script arguments`; its errors are raised again, but no `SystemExit` that means success."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
-        runpy.run_path(script, run_name="__main__")
+        with naming_arguments():
+            runpy.run_path(script, run_name="__main__")
+    except InputError as error:
+        error.args = (located(error), *error.args[1:])
+        raise
     except SystemExit as end:
         if end.code:
             raise

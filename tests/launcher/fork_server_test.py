@@ -34,6 +34,7 @@ ENDS = {
     "import os; os._exit(5)": 5,
     "import os, signal; os.kill(os.getpid(), signal.SIGTERM)": -signal.SIGTERM,
     "raise KeyboardInterrupt": -signal.SIGINT,
+    "from tfdist import errors; raise errors.InputError('wrong')": 2,
 }
 
 
@@ -66,8 +67,9 @@ def test_a_program_sees_what_it_would_see(form, servers, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("code", ENDS)
 def test_a_program_ends_as_it_would_end(code, servers, tmp_path):
+    """In the environment of a launcher, where errors of tfdist have exit codes of their own."""
     (tmp_path / "own.py").write_text(code)
-    forked, started = both(servers, [str(tmp_path / "own.py")], tmp_path)
+    forked, started = both(servers, [str(tmp_path / "own.py")], tmp_path, TFDIST_LAUNCHER_ID="1")
     assert (forked[0], started[0]) == (ENDS[code], ENDS[code])
     assert forked[1].splitlines()[-1:] == started[1].splitlines()[-1:]
 

@@ -4,7 +4,7 @@ Every error that a user can cause is defined here. `tfdist.cli.command` decides 
 numbers of bytes as messages give them.
 """
 
-from tfdist.errors.arguments import names_arguments, naming_flags
+from tfdist.errors.arguments import names_arguments, naming_arguments, naming_flags
 from tfdist.errors.exceptions import (
     CheckpointError,
     CorruptCheckpointError,
@@ -40,5 +40,6 @@ __all__ = [
     "WriteError",
     "describe_error",
     "names_arguments",
+    "naming_arguments",
     "naming_flags",
 ]

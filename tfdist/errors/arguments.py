@@ -19,10 +19,19 @@ _FLAG = re.compile(r"(?<![\w-])--(?=[a-z])")
 _in_command = contextvars.ContextVar("in_command", default=False)
 
 
+def naming_flags() -> contextlib.AbstractContextManager[None]:
+    """Returns the context of a command, in which errors name flags."""
+    return _naming(True)
+
+
+def naming_arguments() -> contextlib.AbstractContextManager[None]:
+    """Returns the context of a user's program that a command runs, in which errors name arguments."""
+    return _naming(False)
+
+
 @contextlib.contextmanager
-def naming_flags() -> Iterator[None]:
-    """Context of a command, in which errors name flags."""
-    token = _in_command.set(True)
+def _naming(flags: bool) -> Iterator[None]:
+    token = _in_command.set(flags)
     try:
         yield
     finally:

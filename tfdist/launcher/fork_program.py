@@ -25,6 +25,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfdist.process.uncaught_errors import end_with_exit_codes
+
 READY = b"ready\n"
 _FILES = 3  # sent with each request: the connection for the process id and exit code, standard output, standard error
 
@@ -134,6 +136,7 @@ def _exec(request: Mapping[str, Any], outputs: Sequence[int]) -> None:
         _name(request["arguments"])
         _forget_random_states()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        end_with_exit_codes()
         code = _ended(request["arguments"])
     finally:
         os._exit(code if isinstance(code, int) else 1)
@@ -154,12 +157,11 @@ def _ended(arguments: Sequence[str]) -> int:
     except SystemExit as end:
         code = end.code
     except KeyboardInterrupt as error:
-        _print(error)
+        _uncaught(error)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
-        _print(error)
-        code = 1
+        code = _uncaught(error)
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
@@ -168,12 +170,16 @@ def _ended(arguments: Sequence[str]) -> int:
     return code or 0
 
 
-def _print(error: BaseException) -> None:
-    """Prints the traceback that the program would have in a process of its own."""
+def _uncaught(error: BaseException) -> Any:
+    """Prints what the program would print in a process of its own; returns its exit code."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except SystemExit as end:
+        return end.code
+    return 1
 
 
 def _run(program: str, *arguments: str) -> None:
