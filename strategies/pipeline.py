@@ -18,6 +18,7 @@ from tfdist.layers.mesh_layouts import MeshLayouts
 from tfdist.pipelining.activation_compression import METHODS
 from tfdist.pipelining.equal_values import synchronize_replicas
 from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.model_checks import refuse_training_without_trainer
 from tfdist.pipelining.schedules import make_schedule
 from tfdist.pipelining.spread_update import SpreadUpdate
 from tfdist.pipelining.stage_blocks import StageBlocks
@@ -136,6 +137,7 @@ class Pipeline(HasStages):
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """See base class; weights get their values when it is known which stage has them."""
+        refuse_training_without_trainer()
         scopes = contextlib.ExitStack()
         scopes.enter_context(keras_internals.deferred_weights())
         if self.stage_devices is not None:

@@ -85,3 +85,14 @@ def test_a_new_trainer_trains_a_layer_that_was_frozen():
         trainer.fit(X, Y, batch_size=8, steps=2, verbose=0)
     weights.append(np.array(first.kernel))
     assert (weights[0] == weights[1]).all() and (weights[1] != weights[2]).any()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_keras_fit_without_a_trainer_is_refused(schedule):
+    strategy = tfdist.load_strategy("pipeline", pipeline_schedule=schedule, environment={})
+    with strategy.scope():
+        model = dense()
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(InputError, match=r"^A model .*, and .*kernel, .* call the trainer's fit\.$") as error:
+        model.fit(X, Y, verbose=0)
+    assert "\n" not in str(error.value)

@@ -7,7 +7,13 @@ from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
 from tfdist.keras_internals.convolutions import convolutions_of_no_rows
 from tfdist.keras_internals.data import Adapted, adapted, count_rows, is_batched
-from tfdist.keras_internals.deferred import deferred_weights, read_by, refuse_values, without_call_context
+from tfdist.keras_internals.deferred import (
+    deferred_weights,
+    read_by,
+    refuse_training,
+    refuse_values,
+    without_call_context,
+)
 from tfdist.keras_internals.draws import keyed, neutral
 from tfdist.keras_internals.fitting import (
     compilation,
@@ -201,6 +207,7 @@ __all__ = [
     "read_by",
     "refuse_values",
     "without_call_context",
+    "refuse_training",
     "rebind_variables",
     "replaced_learning_rate",
     "forget_functions",

@@ -55,6 +55,25 @@ def without_call_context(error: Exception) -> Exception:
     return error
 
 
+@functools.cache
+def refuse_training(message: str) -> None:
+    """Makes Keras's own training of models whose weights have no values raise `InputError`, from now on.
+
+    Args:
+      message: the message, with `{path}` for the path of such a weight.
+    """
+    make = keras.Model.make_train_function
+
+    @functools.wraps(make)
+    def checked_make(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        missing = next((v for v in self.trainable_variables if v._value is None), None)
+        if missing is not None:
+            raise InputError(message.format(path=missing.path))
+        return make(self, *args, **kwargs)
+
+    keras.Model.make_train_function = checked_make
+
+
 class _Refused(NamedTuple):
     """An initializer that raises `InputError`."""
 

@@ -21,3 +21,12 @@ def check_stages_of(model: keras.Model) -> None:
             "Layers of a pipeline must not have metrics, as each stage would have others. Received: "
             f"{metrics[0].path}. Pass the metric to `metrics=`."
         )
+
+
+def refuse_training_without_trainer() -> None:
+    """Makes Keras's own `fit` raise `InputError` for a model of a pipeline to which no trainer has given values."""
+    keras_internals.refuse_training(
+        "A model of a pipeline is trained by tfdist.Trainer, which gives each process the weights of its stages. Received: "
+        "Keras's own fit or train_on_batch, and {path}, which has no value yet. Pass the model and what it is compiled with to "
+        "tfdist.Trainer, and call the trainer's fit."
+    )
