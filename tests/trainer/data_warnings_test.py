@@ -133,6 +133,27 @@ def test_labels_of_the_evaluation_are_refused_before_training(single):
         fit(single, **SPARSE, validation_data=(X, Y + 1))
 
 
+@pytest.mark.parametrize("name", ["mirrored2", "mesh4x1", "pipeline"])
+def test_evaluation_data_of_another_form_is_refused_before_training(name, request):
+    """If the model does not accept it."""
+    own = tfdist.load_strategy("pipeline", environment={}) if name == "pipeline" else request.getfixturevalue(name)
+    for data, part in (((X[:, :3], Y), "x float32[3], y int64[]; ValueError: "), ((X, HOT), "[3]")):
+        with pytest.raises(InputError, match="^Evaluation data: ") as error:
+            fit(own, validation_data=data, **SPARSE)
+        assert part in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_evaluation_of_data_of_another_form_is_refused(single):
+    with single.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        trainer = tfdist.Trainer(model, optimizer="sgd", **SPARSE)
+    trainer.evaluate(X, Y)
+    assert trainer.evaluate(X, Y.astype("int32")) == trainer.evaluate(X, Y)
+    with pytest.raises(InputError, match=r"^Evaluation data: Model, loss .* x float32\[3\]") as error:
+        trainer.evaluate(X[:, :3], Y)
+    assert "\n" not in str(error.value)
+
+
 def test_the_check_does_not_change_a_run(single, monkeypatch):
     """Neither the order of the data nor random layers."""
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask
+from keras.src.backend import compute_output_spec, get_keras_mask
 from keras.src.losses import loss as keras_loss
 from keras.src.losses.loss import apply_mask, reduce_weighted_values
 
@@ -55,6 +55,19 @@ def build(model: keras.Model, batch: Any) -> None:
         if error.__context__ is None:
             raise
         raise error.__context__ from None  # Keras's own message hides the cause
+
+
+def check_fits(model: keras.Model, batch: Any) -> None:
+    """Calls a built model and its losses without computing anything, so that Keras raises an error if the data does not fit.
+
+    Args:
+      model: a compiled model.
+      batch: see `build`.
+    """
+    symbolic = keras.tree.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), batch)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(symbolic)
+    outputs = compute_output_spec(model, x, training=False)
+    compute_output_spec(model._compute_loss, x, y, outputs, weight, training=False)
 
 
 @contextlib.contextmanager

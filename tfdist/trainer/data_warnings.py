@@ -5,13 +5,16 @@ import warnings
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data import Examples, explained_reading
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import data_check
+from tfdist.step.data_mismatch import must_fit
 
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
 _OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
@@ -43,8 +46,11 @@ def check_examples(
       On the chief, the text and the situation of a warning for each thing that is suspicious; none on other processes.
 
     Raises:
-      InputError: on every process, for labels with which training or evaluation is certainly wrong.
+      InputError: on every process, for evaluation data that does not fit the model, and for labels with which training or
+        evaluation is certainly wrong.
     """
+    if evaluation is not None:
+        check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
     # Read on every process, because reading may advance what shuffles the data.
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
     found = data_check.findings(model, train) if strategy.is_chief else []
@@ -60,6 +66,26 @@ def check_examples(
     places = data_check.not_finite(test) if test is not None and strategy.is_chief else []
     of_evaluation = [(_values(places, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if places else []
     return [(finding.text, "") for finding in found] + of_evaluation
+
+
+def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any, element_spec: Any) -> None:
+    """Raises `InputError` for data to evaluate that has another form than the training data, and does not fit the model.
+
+    Args:
+      strategy: strategy of the model.
+      model: compiled and built model.
+      training_spec: of the data with which it was built; see `Examples`.
+      element_spec: of the data to evaluate.
+    """
+    if element_spec[:2] == training_spec[:2]:
+        return
+    batch = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), element_spec)
+    try:
+        check_form(model, element_spec)
+        with strategy.scope(), must_fit(element_spec):
+            keras_internals.check_fits(model, batch)
+    except InputError as error:
+        raise InputError(f"Evaluation data: {error}") from error
 
 
 def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:

@@ -24,7 +24,7 @@ from tfdist.step.validation import check_micro_steps, check_trains, trained_ids
 from tfdist.synchronization import Exchanges
 from tfdist.synchronization.catalog import make_exchanges
 from tfdist.trainer.consistency import check_equal, check_equal_stages
-from tfdist.trainer.data_warnings import check_form, warn_of_evaluation
+from tfdist.trainer.data_warnings import check_evaluation, check_form, warn_of_evaluation
 
 
 class Program(NamedTuple):
@@ -32,6 +32,7 @@ class Program(NamedTuple):
 
     Attributes:
       model: the model.
+      element_spec: of the data with which it was built; see `Examples`.
       strategy: strategy on which it is trained.
       settings: options of the step.
       store: state of the steps besides weights and optimizer state.
@@ -46,6 +47,7 @@ class Program(NamedTuple):
     """
 
     model: keras.Model
+    element_spec: Any
     strategy: HasCollectives
     settings: Settings
     store: StateStore
@@ -64,11 +66,16 @@ class Program(NamedTuple):
         self.steps.resume_all_reduce_table(saved.get("routes", []), saved["replicas"])
         self.exchanges.restore(saved.get("exchanges", {}), step)
 
+    def accepting(self, examples: Examples) -> "Program":
+        """Returns this program; raises `InputError` for examples to evaluate that do not fit the model."""
+        check_evaluation(self.strategy, self.model, self.element_spec, examples.element_spec)
+        return self
+
     def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:
         """Returns the loss and the metrics over a whole data set at a step; see `Trainer.evaluate`."""
         self.average_statistics()
         self.drain()  # discards what earlier calls added to metrics of layers
-        with self.evaluated_weights(step), explained_reading(examples):
+        with self.evaluated_weights(step), explained_reading(examples), must_fit(examples.element_spec):
             results = self.evaluator.evaluate(examples, batch_size)
         warn_of_evaluation(self.strategy, examples, results["loss"])
         return results
@@ -148,6 +155,7 @@ def build(
     exchanges = make_exchanges(settings.sync, model, strategy, compression, store)
     return Program(
         model,
+        element_spec,
         strategy,
         settings,
         store,

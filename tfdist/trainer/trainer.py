@@ -321,7 +321,7 @@ class Trainer(CanPredict):
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
         check_targets(self._has_loss, examples.element_spec, "data to evaluate")
         check_same_data(self.strategy, examples, "data to evaluate")
-        return self.build(examples).evaluate(examples, batch_size, self.step)
+        return self.build(examples).accepting(examples).evaluate(examples, batch_size, self.step)
 
     @names_arguments
     def build(self, data: Any) -> Program:
