@@ -20,6 +20,7 @@ from tfdist.coordination import Group
 from tfdist.distribution.dtensor import (
     Batches,
     Devices,
+    calling_program,
     engine_mesh,
     lay_batch,
     refuse_crashes,
@@ -28,7 +29,6 @@ from tfdist.distribution.dtensor import (
 from tfdist.distribution.dtensor_variables import MeshBlocks, MeshVariables
 from tfdist.distribution.outside_calls import refuse_calls_outside
 from tfdist.distribution.strategy import HasCollectives, State
-from tfdist.errors.engine_errors import layout_refused
 from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of
 from tfdist.layers.rematerialization import rematerialize
 from tfdist.sharding.layouts import Layout, Placement, idle, parse_layout, parse_shard
@@ -163,6 +163,7 @@ class MeshOfDevices(HasCollectives):
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See base class; checks a trace for operations that would crash the engine."""
         copies: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+        graphs: list[tf.Graph] = []
 
         def copied(tensor: tf.Tensor) -> tf.Tensor:
             """Replicates a tensor captured from outside of layers' calls, such as a table of positions."""
@@ -182,22 +183,16 @@ class MeshOfDevices(HasCollectives):
             with products, attentions, draws, keras_internals.captured_through(copied):
                 result = function(*args)
             self._agree_on_drawn()
-            refuse_crashes(tf.compat.v1.get_default_graph())
+            graphs.append(tf.compat.v1.get_default_graph())
+            refuse_crashes(graphs[-1])
             self._warn_of_what_is_idle()
             return result
 
         program = tf.function(checked, autograph=False)
 
         def called(*args: Any) -> Any:
-            try:
-                # On DTensor's graphs, its cost estimator prints "Incompatible Matrix dimensions" for each product.
-                with keras_internals.without_memory_optimizer():
-                    return program(*args)
-            except tf.errors.OpError as error:
-                refused = layout_refused(error)
-                if refused is None:
-                    raise
-                raise refused from error
+            with calling_program(graphs):
+                return program(*args)
 
         return called
 

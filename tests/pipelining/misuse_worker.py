@@ -1,20 +1,27 @@
 """Makes mistakes with a pipeline one after the other, and prints what each raises.
 
-python -m tests.pipelining.misuse_worker
+python -m tests.pipelining.misuse_worker MESH LAYOUT NAME ...
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
 
 X, Y = np.ones((16, 3), "float32"), np.ones((16, 1), "float32")
 
 
-def train(strategy: tfdist.Strategy, x: Any = X, y: Any = Y, activation: str = "relu", rate: float = 0.1) -> Any:
+def timed(x: tf.Tensor) -> tf.Tensor:
+    """An activation that DTensor cannot compile."""
+    return x + 0 * tf.cast(tf.timestamp(), x.dtype)
+
+
+def train(strategy: tfdist.Strategy, x: Any = X, y: Any = Y, activation: Any = "relu", rate: float = 0.1) -> Any:
     """Returns the trainer and the model that it was given."""
     with strategy.scope():
         hidden = keras.layers.Dense(4, activation, name="hidden")
@@ -42,14 +49,15 @@ def mistakes(strategy: tfdist.Strategy) -> Mapping[str, Callable[[], object]]:
         "freeze": lambda: freeze_and_train(strategy),
         "predict": lambda: train(strategy)[1].predict(X),
         "call": lambda: train(strategy)[1](X),
+        "operation": lambda: train(strategy, activation=timed),
     }
 
 
-def main() -> None:
-    strategy = tfdist.load_strategy("pipeline", mesh_shape="stage:2", micro_batches=2)
-    for name, make in mistakes(strategy).items():
+def main(mesh: str, layout: str, names: list[str]) -> None:
+    strategy = tfdist.load_strategy("pipeline", mesh_shape=mesh, layout=layout, micro_batches=2)
+    for name in names:
         try:
-            make()
+            mistakes(strategy)[name]()
             print(f"{name}: nothing", flush=True)
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
@@ -58,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:3], sys.argv[3:])

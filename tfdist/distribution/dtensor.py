@@ -1,5 +1,7 @@
 """Tensors and variables on a device mesh: DTensor places them and compiles one SPMD program for all devices."""
 
+import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,7 @@ from tfdist.coordination import Group
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.distribution.tf_server import starting, with_addresses
 from tfdist.errors import InputError
+from tfdist.errors.engine_errors import layout_refused
 from tfdist.sharding.layouts import Layout
 from tfdist.sharding.mesh import Mesh
 
@@ -201,6 +204,28 @@ def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:
     """
     divides = bool(shape.rank) and shape[0] is not None and shape[0] % size == 0
     return Layout((axis if divides else None, *[None] * (shape.rank - 1)) if shape.rank else ())
+
+
+@contextlib.contextmanager
+def calling_program(graphs: Sequence[tf.Graph]) -> Iterator[None]:
+    """Context of a call of a program of the devices; what DTensor cannot compile is an `InputError` of one line.
+
+    Args:
+      graphs: the graphs of the program, with all that have been traced so far.
+    """
+    try:
+        # On DTensor's graphs, its cost estimator prints "Incompatible Matrix dimensions" for each product.
+        with keras_internals.without_memory_optimizer():
+            yield
+    except tf.errors.OpError as error:
+        refused = layout_refused(error, functools.partial(_names_of_type, graphs))
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _names_of_type(graphs: Sequence[tf.Graph], kind: str) -> list[str]:
+    return [each.name for graph in graphs for each in keras_internals.operations_of(graph) if each.type == kind]
 
 
 def refuse_crashes(graph: tf.Graph) -> None:

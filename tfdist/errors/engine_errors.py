@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable, Sequence
 
 from tfdist.errors import InputError, OutOfMemoryError
 from tfdist.errors.byte_sizes import byte_size
@@ -24,6 +25,7 @@ _ITEM_BYTES = {
     "int8": 1,
     "bool": 1,
 }
+_OPERATION = re.compile(r"see current operation: [^\n]*?\"tf\.(\w+)\"")  # in DTensor's messages
 _LONGEST_CAUSE = 300
 
 
@@ -54,8 +56,15 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     return lack
 
 
-def layout_refused(error: BaseException) -> InputError | None:
-    """Returns a one-line error about a model that DTensor cannot compile in its layout, or None for any other error."""
+def layout_refused(
+    error: BaseException, operations: Callable[[str], Sequence[str]] = lambda kind: ()
+) -> InputError | None:
+    """Returns a one-line error about a model that DTensor cannot compile in its layout, or None for any other error.
+
+    Args:
+      error: the error.
+      operations: returns the names of the operations of a type; one that is the only one of its type is named.
+    """
     text = str(error)
     if "was expecting a DTensor" in text:
         return InputError(
@@ -65,9 +74,12 @@ def layout_refused(error: BaseException) -> InputError | None:
     if "tensorflow/dtensor/" not in text:
         return None
     [cause, *_] = text.rpartition(" error: ")[2].strip().splitlines()
-    cause = cause[:_LONGEST_CAUSE].strip().rstrip(".")
+    cause = cause.partition(" Please file")[0][:_LONGEST_CAUSE].strip().rstrip(".")
+    found = _OPERATION.search(text)
+    names = operations(found[1]) if found else ()
+    place = f" ({names[0]})" if len(names) == 1 else ""
     return InputError(
-        f"DTensor cannot compile the model in this layout. Received: {cause}. Leave out a rule of --layout, constrain "
+        f"DTensor cannot compile the model in this layout. Received: {cause}{place}. Leave out a rule of --layout, constrain "
         "the tensors before the operation with tfdist.constrain, or rewrite the operation (docs/guides/meshes.md, "
         "Limitations of DTensor)."
     )

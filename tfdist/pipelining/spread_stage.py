@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.distribution.dtensor import calling_program
 from tfdist.errors import InputError
 from tfdist.layers.mesh_layouts import placement_of
 from tfdist.pipelining.cut import StageGraph
@@ -175,7 +176,7 @@ class _Passes:
 
     def _run_forward(self, order: np.ndarray, *given: np.ndarray) -> list[np.ndarray]:
         devices = self._devices
-        with keras_internals.without_memory_optimizer():
+        with calling_program([self._forward.graph]):
             found = self._forward(*(devices.entering(x) for x in given))
         count = len(self._specs)
         number = next(self._numbers)
@@ -190,7 +191,7 @@ class _Passes:
         residuals = iter(self._live.pop(int(number)))
         captured = [next(residuals) if given is None else given for given in self._outside]
         entering = [devices.entering(x) for x in upstream]
-        with keras_internals.without_memory_optimizer():
+        with calling_program([self._backward.graph]):
             found = keras_internals.call_with_captures(self._backward, [*entering, *self._sums], captured)
         count = len(self._differentiated)
         self._sums = list(found[count:])

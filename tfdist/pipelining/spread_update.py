@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.distribution.dtensor import calling_program
 from tfdist.layers.mesh_layouts import placement_of
 from tfdist.pipelining.stage_devices import StageDevices, call_host, entered, entered_specs
 
@@ -39,7 +40,7 @@ class SpreadUpdate:
             variable.assign(value)
 
     def _run(self, *given: np.ndarray) -> list[np.ndarray]:
-        with keras_internals.without_memory_optimizer():
+        with calling_program([self._update.graph]):
             found = self._update(*(self._devices.entering(x) for x in given[:-1]))
         return [np.zeros([], np.float32), *self._devices.leaving(found)]
 

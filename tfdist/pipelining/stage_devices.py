@@ -13,7 +13,7 @@ from tfdist import keras_internals
 from tfdist.cluster.devices import allow_waiting, local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Recording, current, using
-from tfdist.distribution.dtensor import Devices, refuse_crashes
+from tfdist.distribution.dtensor import Devices, calling_program, refuse_crashes
 from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors import InputError
 from tfdist.keras_internals import UninitializedVariable
@@ -177,15 +177,17 @@ class StageDevices:
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a function of the devices that is called outside of functions of the host."""
+        graphs: list[tf.Graph] = []
 
         def traced(*args: Any) -> Any:
+            graphs.append(tf.compat.v1.get_default_graph())
             with self.tracing():
                 return function(*args)
 
         program = tf.function(traced, autograph=False)
 
         def called(*args: Any) -> Any:
-            with keras_internals.without_memory_optimizer():
+            with calling_program(graphs):
                 return program(*args)
 
         return called

@@ -20,6 +20,7 @@ _LIBRARIES = (_KERAS, _TENSORFLOW)
 _OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
 _WRAPPERS = tuple(os.path.join(_OURS, package) + os.sep for package in ("keras_internals", "pipelining"))
 _NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Python code in the graph, failed
+_REFUSED = re.compile(r"\bInputError: (.*)\nTraceback")  # raised by Python code that an operation has called
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
@@ -46,6 +47,8 @@ def must_fit(element_spec: Any) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        if found := _REFUSED.search(str(error)):
+            raise InputError(found[1]) from error
         if refused := _XLA.search(str(error)):
             raise not_compilable(refused[0]) from error
         places = _graph_places(error) if isinstance(error, tf.errors.OpError) else _places(error)
