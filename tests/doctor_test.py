@@ -23,6 +23,7 @@ from tfdist.machine import engines, frameworks, speeds
 from tfdist.machine.children import Ended
 from tfdist.machine.frameworks import Frameworks
 from tfdist.machine.report import Finding, Status
+from tfdist.machine.trials import Tried
 
 pytestmark = pytest.mark.processes
 
@@ -47,6 +48,10 @@ def test_every_engine_is_tried_and_json_says_how():
     record = json.loads(done.stdout)
     documented_json.check("doctor", record)
     assert record["works"] and SECRET not in done.stdout
+    assert (
+        sum("--shard=optimizer" in one["flags"] for one in record["engines"] if one["status"] == "ok")
+        == 1 + HAS_HOROVOD
+    )
     found = {(one["strategy"], one["library"]): one for one in record["engines"]}
     assert {strategy for strategy, _ in found} == set(NAMES)
     assert {one["strategy"] for one in record["engines"] if one["status"] == "ok"} >= {*NAMES} - {"tpu", "horovod"}
@@ -62,7 +67,7 @@ def test_an_all_reduce_is_measured_without_a_directory_of_a_run(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    done = run("--only=multiworker", "--speed", "--json")
+    done = run("--only=multiworker", "--quick", "--speed", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads(done.stdout)
     documented_json.check("doctor", record)
@@ -161,32 +166,33 @@ HOROVOD = {"libraries": ["Gloo"], "mpi_library": "", "starts_without_mpirun": Tr
 INSTALLED = Frameworks("", 0, HOROVOD, None)
 
 
-def tried(name: str, ended: Ended, frameworks: Frameworks = INSTALLED) -> list[engines.Tried]:
+def tried(name: str, ended: Ended, frameworks: Frameworks = INSTALLED) -> list[Tried]:
     return list(engines.tried(_Fake(verify=ended), frameworks, [name], 1))
 
 
 def test_what_is_not_installed_is_missing_with_the_command_that_installs_it():
     works = Ended(0, "", "", 1.0)
-    gloo, mpi = tried("horovod", works)
-    assert (gloo.status, mpi.status, mpi.reason) == ("ok", "missing", "Horovod was built without MPI")
+    gloo, sharded, mpi = tried("horovod", works)
+    assert (gloo.status, sharded.status) == ("ok", "ok")
+    assert (mpi.status, mpi.reason) == ("missing", "Horovod was built without MPI")
     assert mpi.remedy.endswith("pip install mpich && python -m tfdist.install_horovod --mpi")
-    gloo, mpi = tried("horovod", works, Frameworks("", 0, None, None))
+    gloo, *_ = tried("horovod", works, Frameworks("", 0, None, None))
     assert (gloo.status, gloo.reason) == ("missing", "Horovod is not installed")
     assert gloo.remedy.endswith("python -m tfdist.install_horovod")
     open_mpi = HOROVOD | {"libraries": ["Gloo", "MPI"], "mpi_library": "Open MPI 4.1", "starts_without_mpirun": False}
-    _, mpi = tried("horovod", works, Frameworks("", 0, open_mpi, None))
+    *_, mpi = tried("horovod", works, Frameworks("", 0, open_mpi, None))
     assert (mpi.status, mpi.reason) == ("missing", "not tried: only mpirun can start Open MPI 4.1")
     [tpu] = tried("tpu", works)
     assert (tpu.status, tpu.reason) == ("missing", "not tried here: it runs on the cores of a TPU")
 
 
 def test_an_engine_that_fails_says_why_and_how_to_see_more():
-    [multiworker] = tried("multiworker", Ended(ExitCode.STALLED, "the processes did not end within 1 s", "", 1.0))
-    assert multiworker.finding() == Finding(
+    _, sharded = tried("multiworker", Ended(ExitCode.STALLED, "the processes did not end within 1 s", "", 1.0))
+    assert engines.finding(sharded) == Finding(
         Status.FAILED,
-        f"{'multiworker, 2 processes':<33}  1.0 s  the processes did not end within 1 s",
-        "To see its output: python -m tfdist.launch --processes=2 -- python -m tfdist.verify --strategy=multiworker "
-        "'--model=mlp(hidden=(8,))' --dataset=synthetic:4x4x1 --batch_size=8 --steps=2",
+        f"{'multiworker, 2 processes, sharded':<39}  1.0 s  the processes did not end within 1 s",
+        "To see its output: python -m tfdist.launch --processes=2 -- python -m tfdist.verify '--model=mlp(hidden=(8,))' "
+        "--dataset=synthetic:4x4x1 --batch_size=8 --steps=2 --strategy=multiworker --shard=optimizer",
     )
 
 
@@ -195,15 +201,18 @@ def test_the_fastest_engine_is_named_with_its_flags():
         rows = [{"seconds_median": each / 1000} for each in milliseconds]
         return Ended(0, "", f"a line of TensorFlow\n{json.dumps({'measurements': rows})}\n", 1.0)
 
-    def speed(name: str, ended: Ended) -> list[speeds.Speed]:
+    def speed(name: str, ended: Ended) -> list[Tried]:
         return list(speeds.measured(_Fake(bench=ended), INSTALLED, [name], 1))
 
     [multiworker] = speed("multiworker", bench(0.4, 8.7, 50))
     gloo, mpi = speed("horovod", bench(1, 3, 60))
     failed, _ = speed("horovod", Ended(5, "rank 1 is lost", "", 1.0))
-    assert multiworker.finding().text.split() == "multiworker 64.0 KiB 0.4 ms 4.0 MiB 8.7 ms 32.0 MiB 50 ms".split()
+    assert (
+        speeds.finding(multiworker).text.split() == "multiworker 64.0 KiB 0.4 ms 4.0 MiB 8.7 ms 32.0 MiB 50 ms".split()
+    )
     assert (mpi.status, failed.status, failed.reason) == ("missing", "failed", "rank 1 is lost")
-    assert mpi.finding().remedy.endswith("python -m tfdist.install_horovod --mpi")
+    assert speeds.finding(mpi).remedy.endswith("python -m tfdist.install_horovod --mpi")
+    assert failed.command.endswith("--sizes=65536,4194304,33554432 --strategy=horovod --communication=gloo")
     assert speeds.fastest([multiworker, gloo, mpi, failed]) == Finding(
         Status.OK,
         "fastest for 4.0 MiB: horovod over Gloo, 2.9 times as fast as multiworker",

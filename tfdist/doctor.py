@@ -18,6 +18,7 @@ from tfdist.grammar.spec import nearest
 from tfdist.machine import engines, frameworks, hardware, limits, network, speeds, variables, versions
 from tfdist.machine.children import Children
 from tfdist.machine.report import Finding, Section, Status, lines
+from tfdist.machine.trials import Tried
 
 _TITLES = {
     "versions": "Versions",
@@ -46,24 +47,24 @@ class _Report:
         for finding in section.findings:
             self._find(section.name, finding)
 
-    def add_trials(self, trials: Iterable[engines.Tried]) -> None:
+    def add_trials(self, trials: Iterable[Tried]) -> None:
         """Adds the trials of engines, each when it has ended."""
         name = "engines"
         self._facts[name] = []
         self._title(name)
         for tried in trials:
-            self._find(name, tried.finding())
+            self._find(name, engines.finding(tried))
             self._facts[name].append(tried.facts())
 
-    def add_speeds(self, measured: Iterable[speeds.Speed]) -> None:
+    def add_speeds(self, measured: Iterable[Tried]) -> None:
         """Adds the speeds of engines, each when it has been measured, and names the fastest."""
         name = "speeds"
         self._title(name)
         found = []
         for speed in measured:
-            self._find(name, speed.finding())
+            self._find(name, speeds.finding(speed))
             found.append(speed)
-        self._facts[name] = [speed.facts() for speed in found]
+        self._facts[name] = [speeds.facts(speed) for speed in found]
         if best := speeds.fastest(found):
             self._find(name, best)
 
@@ -74,7 +75,7 @@ class _Report:
         said = f"{bad} failed" if bad else "Everything installed works"
         said += f"; {counts[Status.MISSING]} missing, {counts[Status.WARNING]} warnings."
         self._output.line(f"\n{said}")
-        self._output.result({"works": not bad, "speeds": [], **self._facts, "problems": self._problems})
+        self._output.result({"works": not bad, "engines": [], "speeds": [], **self._facts, "problems": self._problems})
         return not bad
 
     def _title(self, name: str) -> None:

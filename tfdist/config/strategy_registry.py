@@ -67,6 +67,9 @@ _NO_STRAGGLERS = Refusal(
     "--strategy.",
 )
 
+_INSTALL = "python -m tfdist.install_horovod"
+_OVER_GLOO = Trial(processes=2, options={"communication": "gloo"}, package="horovod", library="Gloo", install=_INSTALL)
+
 DECLARATIONS = (
     Declaration(
         name="single",
@@ -95,7 +98,7 @@ DECLARATIONS = (
         accepts={"communication": ("auto", "ring", "nccl"), "shard": OF_REPLICAS},
         auto=lambda cluster, devices: cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS,
         adopts=("MultiWorkerMirroredStrategy",),
-        trials=(Trial(processes=2),),
+        trials=(Trial(processes=2), Trial(processes=2, options={"shard": "optimizer"})),
     ),
     Declaration(
         name="tpu",
@@ -128,19 +131,13 @@ DECLARATIONS = (
         accepts={"communication": ("auto", "gloo", "mpi"), "shard": OF_REPLICAS},
         auto=lambda cluster, devices: cluster.source in HOROVOD_LAUNCHERS,
         trials=(
-            Trial(
-                processes=2,
-                options={"communication": "gloo"},
-                package="horovod",
-                library="Gloo",
-                install="python -m tfdist.install_horovod",
-            ),
-            Trial(
-                processes=2,
+            _OVER_GLOO,
+            dataclasses.replace(_OVER_GLOO, options={"communication": "gloo", "shard": "optimizer"}),
+            dataclasses.replace(
+                _OVER_GLOO,
                 options={"communication": "mpi"},
-                package="horovod",
                 library="MPI",
-                install="pip install mpich && python -m tfdist.install_horovod --mpi",
+                install=f"pip install mpich && {_INSTALL} --mpi",
             ),
         ),
         with_one_device="No launcher started this process: start it by `python -m tfdist.launch --processes=N "
