@@ -117,11 +117,6 @@ class Pipeline(HasStages):
         return StageBlocks(self)
 
     @property
-    def batch_parts(self) -> int:
-        """See base class; micro-batches have equally many rows."""
-        return self.replicas * self.micro_batches
-
-    @property
     def needs_equal_rows(self) -> bool:
         """See base class."""
         return True

@@ -1,5 +1,6 @@
 """Stages that are spread over the devices of their processes give the same result as one device."""
 
+import json
 import pathlib
 import sys
 
@@ -70,9 +71,12 @@ VERIFY = (
 )
 def test_mixed_precision_is_within_its_rounding(flags: tuple[str, ...], tmp_path: pathlib.Path) -> None:
     launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", f"--log_dir={tmp_path}", "--"]
-    with processes.job([*launch, sys.executable, "-m", "tfdist.verify", *VERIFY, *flags], 1) as job:
+    with processes.job([*launch, sys.executable, "-m", "tfdist.verify", "--json", *VERIFY, *flags], 1) as job:
         [end] = job.wait(300)
-    assert end.code == 0 and "Replicas are equal bit for bit." in end.output, end.output
+    assert end.code == 0, end.output
+    [line] = [line for line in (tmp_path / "rank-0.log").read_text().splitlines() if line.startswith("{")]
+    record = json.loads(line)
+    assert record["replicas_equal"] and (record["processes"], record["replicas"]) == (2, 1)
 
 
 def test_a_bit_that_differs_between_replicas_is_found(tmp_path: pathlib.Path) -> None:

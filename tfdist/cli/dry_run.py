@@ -28,8 +28,8 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
         return
     size = session.data.train.size
     trainer.batch_schedule(size, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
-    micro_batches = strategy.micro_batches if isinstance(strategy, HasStages) else 1
-    parts, micro_steps = strategy.batch_parts // micro_batches, config.accumulate_steps * micro_batches
+    parts = strategy.batch_parts
+    micro_steps = strategy.micro_batches if isinstance(strategy, HasStages) else config.accumulate_steps
     weights = parse_balance(config.balance).weights
     even = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
     counts = apportion(config.batch_size, weights) if weights else even

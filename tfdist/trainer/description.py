@@ -102,7 +102,9 @@ def _batch(
     strategy: HasCollectives, settings: Settings, batch_size: int, precision: str, allocation: RowAllocation = EVEN
 ) -> str:
     """Returns for example `64 examples = 2 replicas x 2 micro-steps x 16, computed in float32`."""
-    parts, micro_steps = strategy.batch_parts, settings.micro_steps
+    parts, micro_steps, name = strategy.batch_parts, settings.micro_steps, "micro-steps"
+    if isinstance(strategy, HasStages):
+        micro_steps, name = strategy.micro_batches, "micro-batches"
     counts = None if allocation is EVEN else allocation.counts(batch_size, strategy.replicas)
     if counts and min(counts) < max(counts):
         summands = " + ".join(map(str, counts))
@@ -111,10 +113,8 @@ def _batch(
     elif batch_size % (parts * micro_steps):
         split = f", divided over {parts} replicas" + (f" and {micro_steps} micro-steps" if micro_steps > 1 else "")
     else:
-        factors = [(parts, "replicas" if parts == strategy.replicas else "parts"), (micro_steps, "micro-steps")]
-        if isinstance(strategy, HasStages):
-            factors = [(strategy.replicas, "replicas"), (strategy.micro_batches, "micro-batches")]
-        shown = [f"{count} {name} x " for count, name in factors if count > 1]
+        factors = [(parts, "replicas" if parts == strategy.replicas else "parts"), (micro_steps, name)]
+        shown = [f"{count} {factor} x " for count, factor in factors if count > 1]
         split = f" = {''.join(shown)}{batch_size // (parts * micro_steps)}" if shown else ""
     return f"{_plural(batch_size, 'example')}{split}, computed in {precision}"
 
