@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.data.batches import checksum
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
@@ -14,6 +15,7 @@ from tfdist.errors import InputError
 
 _BUFFER_BYTES = 2**28
 _SMALLEST_BUFFER = 1000
+_COMPARED = 64  # examples that processes compare before training
 _NO_SIZE = {tf.data.INFINITE_CARDINALITY: "infinite", tf.data.UNKNOWN_CARDINALITY: "unknown"}
 
 
@@ -65,6 +67,12 @@ class StreamSource(Examples):
     def element_spec(self) -> Any:
         """See base class."""
         return spec_of_one(self._dataset.batch(1).map(self._transform).element_spec)
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        """See base class; of the first examples, which differ if the data is shuffled without a seed, or sharded."""
+        with tf.device("CPU:0"):
+            return checksum(next(iter(self._dataset.batch(_COMPARED))))
 
     def map(self, transform: Transform) -> "StreamSource":
         """See base class."""
