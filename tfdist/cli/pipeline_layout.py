@@ -160,7 +160,7 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread
     for each in plan.schedules:
         if any(each.older_weights_bytes):
             sizes = ", ".join(map(byte_size, each.older_weights_bytes))
-            yield f"Of the memory of {each.name}, {sizes} are older weights: for the next steps, and once more for checkpoints."
+            yield f"Of the memory of {each.name}, {sizes} are older weights."
     if plan.has_loops:
         yield "Not counted: operations and activations in loops, such as the steps of a recurrent layer."
     if grid.replicas > 1:

@@ -247,8 +247,7 @@ class _Planner:
         activations = schedule.live_activations([plan.activation_bytes for plan in stages.plans])
         state = [self._state_bytes(stages.cut, schedule.stages_of(process)) for process in range(schedule.processes)]
         delays = schedule.delays or (0,) * schedule.processes
-        # Twice: as tensors of the loop of steps, and as variables for checkpoints.
-        versions = [2 * delay * plan.gradient_bytes for plan, delay in zip(stages.plans, delays, strict=False)]
+        versions = [delay * plan.gradient_bytes for plan, delay in zip(stages.plans, delays, strict=False)]
         held = zip(state, versions, activations, strict=True)
         return SchedulePlan(
             schedule.name,

@@ -125,7 +125,6 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
             numbers=tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
         )
         _, found = tf.while_loop(lambda done, _: done < steps, body, (tf.constant(0), start), parallel_iterations=1)
-        strategy.run(step.save, found.ahead.carried)
         return found.ahead, _merged(found, strategy)
 
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:

@@ -9,6 +9,7 @@ What has begun is a function of the data and of the versions of the weights. Onl
 computes these forward passes again. Therefore neither saving nor evaluating changes the result.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from tfdist.pipelining.messages import Link
 from tfdist.pipelining.passes import Forward, Passes
 from tfdist.step import randomness
 from tfdist.step.pipelined_step import MicroBatch, PipelinedStep, split_rows
+from tfdist.step.state_store import StateStore
 from tfdist.step.step import Computed
 
 Weights = list[tf.Tensor]
@@ -48,14 +50,12 @@ class Carried(NamedTuple):
     """What a step takes from the step before it.
 
     Attributes:
-      older: the weights of 1, 2, ... updates ago.
       state: values of the stage's other variables after the latest forward pass.
       latest: the latest batch that was read, if that is not the one of the step before; then of length 1.
       received: what the stage before has sent for the next forward pass.
       begun: micro-batches, in their order.
     """
 
-    older: list[Weights]
     state: list[tf.Tensor]
     latest: list[Any]
     received: list[tf.Tensor]
@@ -100,14 +100,8 @@ class DelayedStep(PipelinedStep):
         others = (*variables.non_trainable, *variables.others)
         self._others = [variable for variable in others if not variable.trainable]
         self._seed_places = {id(state): place for place, state in enumerate(self._seeds)}
-        # NaN stands for a version that there was not: the weights of the first step take its place.
-        store, nan = args[3], float("nan")
-        self._versions = store.variables(
-            [
-                State(f"delayed/{v.path}", (self.delay, *v.shape), tf.as_dtype(v.dtype), per_replica=False, initial=nan)
-                for v in (self.variables if self.delay else [])
-            ]
-        )
+        # Those of 1, 2, ... updates ago. An assignment shares the memory of the tensor that is assigned.
+        self._older = [self._version(args[3], age + 1) for age in range(self.delay)]
         self._passes: Passes | None = None
         self._stage = _Stage(self, self._graph)
 
@@ -119,7 +113,12 @@ class DelayedStep(PipelinedStep):
           batches: the next `read_ahead` batches.
         """
         state = [tf.identity(keras_internals.value_of(variable)) for variable in self._others]
-        carried = Carried(self._saved_versions(), state, list(batches[-1:]), [], [])
+        carried = Carried(state, list(batches[-1:]), [], [])
+        newer = self.weights()
+        for version in self._older:
+            for variable, value in zip(version, newer, strict=True):
+                variable.assign(tf.where(tf.math.is_nan(variable), value, variable))
+            newer = [tf.convert_to_tensor(variable) for variable in version]
         with using(self._collectives):
             work = _Work(self, step, carried, dict(enumerate(batches)), NoClock())
             for place in range(self._ahead):
@@ -153,21 +152,18 @@ class DelayedStep(PipelinedStep):
                 work.forward(self._ahead + place, received, "F", place)
                 received = work.receive("F", place)
                 work.backward(place)
-            weights = self.weights()
             made = self._updated(work, before, with_norm, going)
         self.message_bytes = self._messages.payload_bytes
         latest = [batch] if self.read_ahead else []
-        older = self._older(weights, carried.older, made.finite)
-        return work.carried(received)._replace(older=older, latest=latest), made
-
-    def save(self, carried: Carried) -> None:
-        """Assigns the versions of the weights to variables, which are saved. A replica function."""
-        for variable, versions in zip(self._versions, zip(*carried.older, strict=True), strict=True):
-            variable.assign(tf.stack(versions))
+        return work.carried(received)._replace(latest=latest), made
 
     def weights(self) -> Weights:
         """Returns the newest weights."""
         return [tf.identity(keras_internals.value_of(variable)) for variable in self.variables]
+
+    def versions(self) -> list[Weights]:
+        """Returns the weights of 0, 1, ... updates ago."""
+        return [self.weights(), *([tf.convert_to_tensor(variable) for variable in each] for each in self._older)]
 
     @property
     def batch_size(self) -> int:
@@ -203,19 +199,13 @@ class DelayedStep(PipelinedStep):
         sent, share = self.forward(self._graph, micro_batch, received[len(own) :], values=scope)
         return [*sent, *(tf.identity(scope.get_current_value(variable)) for variable in self._others)], share
 
-    def _older(self, weights: Weights, older: list[Weights], updated: tf.Tensor) -> list[Weights]:
-        """Returns the versions of the weights before the newest ones, given those before a step."""
-        if not older or not weights:
-            return older
-        return tf.cond(updated, lambda: [weights, *older][: self.delay], lambda: older)
-
-    def _saved_versions(self) -> list[Weights]:
-        newest = self.weights()
-        found = [
-            tf.where(tf.math.is_nan(saved), value[None], saved)
-            for saved, value in zip(map(tf.convert_to_tensor, self._versions), newest, strict=False)
+    def _version(self, store: StateStore, age: int) -> list[tf.Variable]:
+        """Returns variables for the weights of some updates ago; NaN stands for a version that there was not."""
+        states = [
+            State(f"delayed/{v.path}/{age}", tuple(v.shape), tf.as_dtype(v.dtype), per_replica=False, initial=math.nan)
+            for v in self.variables
         ]
-        return [[versions[age] for versions in found] for age in range(self.delay)]
+        return store.variables(states)
 
     def _updated(self, work: "_Work", before: list[tf.Tensor], with_norm: tf.Tensor, going: tf.Tensor) -> Made:
         """Reduces the gradients of the step and applies them, in the last of its operations."""
@@ -245,6 +235,9 @@ class DelayedStep(PipelinedStep):
 
         def update() -> tf.Tensor:
             self.apply(computed, unused)
+            for version, values in zip(self._older, work.versions, strict=False):
+                for variable, value in zip(version, values, strict=True):
+                    variable.assign(value)
             for variable, new in zip(self._others, work.state, strict=True):
                 variable.assign(new)
             return tf.ones([len(whole)], tf.bool)
@@ -264,6 +257,7 @@ class _Work:
     """The passes of a step, or before the first one, while they are traced.
 
     Attributes:
+      versions: the weights of 0, 1, ... updates ago.
       sums: sums of the gradients of the weights.
       share: sum of the shares of the loss.
       state: values of the stage's other variables after the latest backward pass's micro-batch.
@@ -282,7 +276,7 @@ class _Work:
         self._step, self._number, self._carried, self._totals = step, number, carried, list(totals)
         self._stage, self._link, self._clock = step._stage, step._messages, clock
         self._parts = {ahead: split_rows(batch, step._count) for ahead, batch in batches.items()}
-        self._versions = [step.weights(), *carried.older]
+        self.versions = step.versions()
         self._begun = deque(carried.begun)
         self._latest = carried.state
         self.sums = [tf.zeros(v.shape, v.dtype) for v in step.variables]
@@ -291,7 +285,7 @@ class _Work:
         self.done: list[list[tf.Tensor]] = [[], []]
 
     def carried(self, received: list[tf.Tensor]) -> Carried:
-        """Returns what the next step takes, with the same versions and batch."""
+        """Returns what the next step takes, with the same batch."""
         latest = self._carried.latest
         return self._carried._replace(state=self._latest, received=received, begun=list(self._begun), latest=latest)
 
@@ -315,7 +309,7 @@ class _Work:
         arguments = MicroBatch(rows, tf.constant(part), number, replica, self._totals, step.batch_size)
         passes = step.passes(arguments)
         with tf.control_dependencies(self._clock.begin(self.done[-1], received)):
-            made = passes.forward(arguments, [*self._versions[step.delay - batch], *state, *received])
+            made = passes.forward(arguments, [*self.versions[step.delay - batch], *state, *received])
         count = len(stage.to_next)
         sent, self._latest = made.sent[:count], made.sent[count:]
         self._begun.append(Begun(list(made.residuals), made.share, list(self._latest)))
