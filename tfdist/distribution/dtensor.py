@@ -99,11 +99,11 @@ class Devices:
 
         DTensor silently produces wrong values when an axis moves between two inner dims of a tensor of rank 4
         (tests/traps/dtensor_test.py). Such a tensor is reshaped so that its last dims become one, or goes through a
-        layout that is sharded by rows only.
+        layout that is sharded by rows only, unless no dim is sharded afterwards.
         """
         value = tf.convert_to_tensor(value)
         rank = len(layout.axes)
-        if rank <= 3:
+        if rank <= 3 or not any(layout.axes):
             return dtensor.relayout(value, self.layout(layout))
         if any(layout.axes[3:]) or None in value.shape[1:]:
             rows = dtensor.relayout(value, self.layout(Layout((layout.axes[0], *[None] * (rank - 1)))))

@@ -67,5 +67,6 @@ class BatchComparison:
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
                 f"Received: a difference between the {len(everyone)} processes in {batches} of {self._name}. Call "
-                "keras.utils.set_random_seed before the data is shuffled, and leave out sharding by rank."
+                "keras.utils.set_random_seed before the data is shuffled, and leave out sharding by rank "
+                "and parallel maps that draw random numbers."
             )

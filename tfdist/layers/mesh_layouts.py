@@ -79,14 +79,12 @@ class MeshLayouts(TensorLayouts):
             variable.assign(value)
 
     def drawn(self, numbers: tf.Tensor) -> tf.Tensor:
-        """Lays out random numbers by rows, so that they depend on their seed alone.
+        """Draws random numbers whole on each device, which are those of one device.
 
-        DTensor draws each part of a tensor with a seed of its own, in the layout that what uses the tensor requires: another
-        one if a layer is recomputed in the backward pass.
+        In another layout, DTensor draws each part with a seed of its own, and the layout is that which what uses the numbers
+        requires: another one if a layer is recomputed in the backward pass.
         """
-        axis = self._rules["batch"]
-        layout = over_rows(numbers.shape, axis, self._devices.mesh.axes[axis])
-        return self._devices.relaid(numbers, layout) if numbers.shape.rank else numbers
+        return self._devices.relaid(numbers, Layout.replicated(numbers.shape.rank))
 
     def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """See base class."""

@@ -203,7 +203,8 @@ def check_same_data(strategy: Strategy, data: Examples, what: str = "training da
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
                 f"Received: {what} with other values, or of other files, on some processes. Copy the files to all hosts; call "
-                "keras.utils.set_random_seed before data is drawn or shuffled, and leave out sharding by rank."
+                "keras.utils.set_random_seed before data is drawn or shuffled, and leave out sharding by rank "
+                "and parallel maps that draw random numbers."
             )
 
 

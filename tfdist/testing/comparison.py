@@ -30,6 +30,7 @@ from tfdist.coordination import LocalGroup
 from tfdist.data import Pipeline
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
+from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.run_warnings import ONE_DEVICE
@@ -328,13 +329,17 @@ def _different_by_design(session: Session, model: keras.Model) -> list[str]:
     return [
         keras_internals.path_of(layer)
         for layer in keras_internals.layers_of(model)
-        if _differs_by_nature(layer, session.strategy)
+        if _takes_local_statistics(layer, session) or _draws_local_numbers(layer, session)
     ]
 
 
-def _differs_by_nature(layer: keras.Layer, strategy: Strategy) -> bool:
-    local_norm = type(layer) is keras.layers.BatchNormalization and layer.trainable and strategy.replicas > 1
-    rate = getattr(layer, "rate", getattr(layer, "stddev", 0))
-    return (
-        local_norm or (bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")) and bool(rate)
-    )
+def _takes_local_statistics(layer: keras.Layer, session: Session) -> bool:
+    return type(layer) is keras.layers.BatchNormalization and layer.trainable and session.strategy.replicas > 1
+
+
+def _draws_local_numbers(layer: keras.Layer, session: Session) -> bool:
+    """Returns whether parts of a batch draw numbers of their own, or, on a mesh, a micro-step has other rows."""
+    strategy = session.strategy
+    in_parts = strategy.replicas > 1 or session.config.accumulate_steps > 1 or isinstance(strategy, HasStages)
+    draws = bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")
+    return in_parts and draws and bool(getattr(layer, "rate", getattr(layer, "stddev", 0)))
