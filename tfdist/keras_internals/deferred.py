@@ -41,6 +41,10 @@ def deferred_weights() -> Iterator[None]:
         keras.Layer.add_weight = add_weight
 
 
+def _is_deferred(variable: keras.Variable) -> bool:
+    return "_direct_assign" in vars(variable)
+
+
 def _assign(variable: keras.Variable, value: Any) -> None:
     if variable._value is not None:
         type(variable)._direct_assign(variable, value)
@@ -57,7 +61,7 @@ def without_call_context(error: Exception) -> Exception:
 
 @functools.cache
 def refuse_training(message: str) -> None:
-    """Makes Keras's own training of models whose weights have no values raise `InputError`, from now on.
+    """Makes Keras's own training of models with weights from `deferred_weights` without values raise `InputError`, from now on.
 
     Args:
       message: the message, with `{path}` for the path of such a weight.
@@ -66,7 +70,7 @@ def refuse_training(message: str) -> None:
 
     @functools.wraps(make)
     def checked_make(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        missing = next((v for v in self.trainable_variables if v._value is None), None)
+        missing = next((v for v in self.trainable_variables if v._value is None and _is_deferred(v)), None)
         if missing is not None:
             raise InputError(message.format(path=missing.path))
         return make(self, *args, **kwargs)
