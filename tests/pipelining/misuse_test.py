@@ -33,7 +33,7 @@ def test_every_process_refuses_a_mistake_in_one_line() -> None:
 def test_what_dtensor_cannot_compile_on_an_axis_model_is_named_in_one_line() -> None:
     worker = ["tests.pipelining.misuse_worker", "stage:1;model:2", "ffn:model", "operation"]
     with processes.job([sys.executable, "-m", *worker], 1) as job:
-        [end] = job.wait(60)
+        [end] = job.wait(300)
     [line] = [line for line in end.output.splitlines() if line.startswith("operation: ")]
     assert line.startswith("operation: InputError: DTensor cannot compile the model in this layout. Received: ")
     assert "'tf.Timestamp' op " in line and "hidden_1/Timestamp). Leave out a rule of layout, " in line

@@ -24,14 +24,15 @@ def run(error: str, directory: pathlib.Path, **variables: str) -> tuple[int, lis
     script = directory / "script.py"
     script.write_text(PROGRAM.format(error=error))
     own = {name: value for name, value in os.environ.items() if name != LAUNCHER_VARIABLE} | variables
-    done = subprocess.run([sys.executable, str(script)], env=own, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(script)], env=own, capture_output=True, text=True, timeout=300)
     return done.returncode, [*done.stdout.splitlines(), *done.stderr.splitlines()]
 
 
 @pytest.mark.parametrize(("error", "code"), [("InputError", 2), ("NotFiniteError", 3), ("Preempted", 75)])
 def test_a_process_of_a_launcher_ends_with_one_line_and_the_code(error: str, code: int, tmp_path: pathlib.Path) -> None:
     ended, lines = run(f"tfdist.errors.{error}('It\\nis so.')", tmp_path, TFDIST_LAUNCHER_ID="1")
-    assert (ended, lines) == (code, [f"tfdist: {tmp_path / 'script.py'}, line 5: It is so."])
+    place = f"{tmp_path / 'script.py'}, line 5: " if code == 2 else ""
+    assert (ended, lines) == (code, [f"tfdist: {place}It is so."])
 
 
 def test_other_errors_and_programs_have_the_traceback_of_python(tmp_path: pathlib.Path) -> None:

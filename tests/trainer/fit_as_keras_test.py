@@ -230,6 +230,7 @@ def test_inputs_alone_train_a_subclassed_model(single):
         trainer = tfdist.Trainer(Own(), optimizer="sgd")
     first, last = trainer.fit(X, epochs=2, verbose=0).history["loss"]
     assert first > last > 0
+    assert trainer.evaluate(X.astype("float16"))["loss"] == pytest.approx(trainer.evaluate(X)["loss"], rel=0.01)
 
 
 class Positives(keras.metrics.Metric):

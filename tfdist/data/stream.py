@@ -70,7 +70,10 @@ class StreamSource(Examples):
 
     @functools.cached_property
     def checksum(self) -> int:
-        """See base class; of the first examples, which differ if the data is shuffled without a seed, or sharded."""
+        """See base class; of the first examples, which differ if the data is shuffled without a seed, or sharded.
+
+        Reading them fills the buffer of a shuffle once more, and advances its order, on one process as on several.
+        """
         with tf.device("CPU:0"):
             return checksum(next(iter(self._dataset.batch(_COMPARED))))
 

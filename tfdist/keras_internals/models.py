@@ -67,7 +67,8 @@ def check_fits(model: keras.Model, batch: Any) -> None:
     symbolic = keras.tree.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), batch)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(symbolic)
     outputs = compute_output_spec(model, x, training=False)
-    compute_output_spec(model._compute_loss, x, y, outputs, weight, training=False)
+    if model._compile_loss is not None:  # otherwise layers add the loss
+        compute_output_spec(model._compute_loss, x, y, outputs, weight, training=False)
 
 
 @contextlib.contextmanager

@@ -84,7 +84,8 @@ class MeshLayouts(TensorLayouts):
         In another layout, DTensor draws each part with a seed of its own, and the layout is that which what uses the numbers
         requires: another one if a layer is recomputed in the backward pass.
         """
-        return self._devices.relaid(numbers, Layout.replicated(numbers.shape.rank))
+        rank = numbers.shape.rank
+        return numbers if rank is None else self._devices.relaid(numbers, Layout.replicated(rank))
 
     def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """See base class."""

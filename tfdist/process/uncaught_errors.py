@@ -1,5 +1,6 @@
 """Errors of tfdist that a user's program does not catch: where they come from, and how they end the ranks of a launcher."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -7,15 +8,15 @@ import traceback
 from collections.abc import Mapping
 from types import TracebackType
 
-from tfdist.errors import TfdistError
+from tfdist.errors import InputError, TfdistError
 from tfdist.errors.engine_errors import one_line
 from tfdist.process.preemption import LAUNCHER_VARIABLE
 
 _log = logging.getLogger(__name__)
 
 
-def located(error: BaseException) -> str:
-    """Returns the message of an error, after the last line of the program's own file that was running."""
+def located(error: InputError) -> str:
+    """Returns the message of an error about bad input, after the last line of the program's own file that was running."""
     frames = traceback.walk_tb(error.__traceback__)
     own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == "__main__"]
     place = f"{own[-1][0].f_code.co_filename}, line {own[-1][1]}: " if own else ""
@@ -40,7 +41,9 @@ def end_with_exit_codes(environment: Mapping[str, str] = os.environ) -> None:
             before(kind, error, trace)
             return
         _log.debug("Traceback of the error:", exc_info=error)
-        print(f"tfdist: {one_line(located(error))}", file=sys.stderr)
+        message = located(error) if isinstance(error, InputError) else error
+        with contextlib.suppress(OSError):  # nobody reads the output; the code still counts
+            print(f"tfdist: {one_line(str(message))}", file=sys.stderr)
         raise SystemExit(int(error.exit_code))  # Python ends with this code
 
     sys.excepthook = end

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO, Protocol
 
 _PORTS = range(10000, 19000)  # below those of outgoing connections and of launchers, also with 1000 added for the group
-_place = itertools.count(os.getpid() * 5563)  # processes with successive ids are far from each other
+_places = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +157,8 @@ def free_addresses(count: int) -> list[str]:
         found: list[str] = []
         while len(found) < count:
             probe, neighbour = (stack.enter_context(socket.socket()) for _ in range(2))
-            port = _PORTS[next(_place) % len(_PORTS)]
+            place = os.getpid() * 5563 + next(_places)  # processes with successive ids are far from each other
+            port = _PORTS[place % len(_PORTS)]
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 neighbour.bind(("127.0.0.1", port + 1000))
