@@ -80,6 +80,15 @@ def test_options_that_are_not_known(single):
         create("mirrored", single.cluster, lambda cluster: single.group, {"device": 2})
 
 
+def test_options_whose_value_is_for_another_strategy_are_refused() -> None:
+    variables = {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'}
+    with pytest.raises(InputError) as raised:
+        tfdist.load_strategy("multiworker", communication="gloo", environment=variables)
+    assert str(raised.value) == (
+        "communication must be auto, ring or nccl for strategy=multiworker. Received: communication=gloo."
+    )
+
+
 def test_the_scope_makes_it_current(single, mirrored2):
     with pytest.raises(InputError, match="scope must be open"):
         tfdist.current_strategy()

@@ -1,7 +1,7 @@
 """Combinations of flags that exclude each other: the flags, the condition, and the rule with its remedy."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.config.strategy_declaration import Declaration
@@ -266,12 +266,19 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
     for refusal in strategy.refuses:
         if getattr(config, refusal.flag, refusal.accepted) != refusal.accepted:
             raise _refused(refusal.rule, config, (refusal.flag, "strategy"))
-    for name, values in strategy.accepts.items():
-        if getattr(config, name, values[0]) not in values:
-            rule = f"--{name} must be {', '.join(values[:-1])} or {values[-1]} for --strategy={strategy.name}."
-            raise _refused(rule, config, (name, "strategy"))
+    if found := unaccepted({field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, strategy):
+        name, rule = found
+        raise _refused(rule, config, (name, "strategy"))
     if strategy.check:
         strategy.check(config)
+
+
+def unaccepted(options: Mapping[str, Any], strategy: Declaration) -> tuple[str, str] | None:
+    """Returns the first option whose value a strategy does not accept, and the rule; None if there is none."""
+    for name, values in strategy.accepts.items():
+        if options.get(name, values[0]) not in values:
+            return name, f"--{name} must be {', '.join(values[:-1])} or {values[-1]} for --strategy={strategy.name}."
+    return None
 
 
 def _refused(rule: str, config: Any, names: Sequence[str]) -> InputError:

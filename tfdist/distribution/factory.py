@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.cluster.environment import Cluster
+from tfdist.config.conflicts import flag_text, unaccepted
 from tfdist.config.fields import checked, takes_options
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import AUTO, JobOptions, TrainerOptions, declared
@@ -51,6 +52,9 @@ def load_strategy(
     options = {option: _checked_option(option, value) for option, value in options.items()}
     variables = os.environ if environment is None else environment
     detection = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
+    if found := unaccepted(options, declaration(detection.strategy)):
+        option, rule = found
+        raise InputError(f"{rule} Received: {flag_text(option, options[option])}.")
     return start(detection, start_timeout_seconds, variables, options)
 
 
