@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.waiting import DEADLINE, wait_for
+from tests.waiting import DEADLINE, read_line, wait_for
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LostMember, watch
 from tfdist.coordination.addresses import LOOPBACK
@@ -185,7 +185,7 @@ def test_survivors_of_a_kill_end_by_themselves_and_name_it(victim):
     ]
     try:
         for process in processes:
-            assert process.stdout and process.stdout.readline() == "joined\n"
+            assert read_line(process.stdout) == "joined\n"
         processes[victim].kill()
         for rank, process in enumerate(processes):
             _, errors = process.communicate(timeout=DEADLINE)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tests.waiting import DEADLINE, wait_for
+from tests.waiting import DEADLINE, read_line, wait_for
 from tfdist.testing.processes import free_addresses
 
 MEMBER = """
@@ -61,8 +61,7 @@ class Launch:
         return [line for line in self.err.splitlines() if line.startswith("tfdist.launch: ")]
 
     def read_line(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline()
+        return read_line(self.process.stdout)
 
 
 class Launches:

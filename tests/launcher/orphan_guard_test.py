@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.launcher.launching import Launches, ends
-from tests.waiting import DEADLINE, wait_for
+from tests.waiting import DEADLINE, read_line, wait_for
 from tfdist.launcher import reaper
 from tfdist.launcher.orphan_guard import OrphanGuard
 
@@ -42,8 +42,7 @@ def test_a_launcher_that_is_killed_leaves_nobody_and_nothing_in_memory(tmp_path)
     memory = tmp_path / "memory"
     (memory / "commits").mkdir(parents=True)
     launcher = subprocess.Popen([sys.executable, "-c", GUARDING, str(memory)], stdout=subprocess.PIPE, text=True)
-    assert launcher.stdout
-    group, guard = map(int, launcher.stdout.readline().split())
+    group, guard = map(int, read_line(launcher.stdout).split())
     os.kill(guard, signal.SIGTERM)  # as when all processes of a user are ended
     try:
         wait_for(lambda: len(members(group)) == 3)
@@ -107,13 +106,11 @@ def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
     waits = "echo ready; for i in $(seq 1000); do [ -e said ] && exit 0; sleep 0.1; done; exit 1"
     command = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", "sh", "-c", waits]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout and launcher.stderr
-        launcher.stdout.readline()
+        read_line(launcher.stdout)
         [guard] = [one for one in psutil.Process(launcher.pid).children() if reaper.__file__ in one.cmdline()]
         guard.kill()
-        first = next(
-            (line for line in launcher.stderr if "the guard of this job's processes" in line), ""
-        )  # while the ranks run
+        lines = iter(lambda: read_line(launcher.stderr), "")
+        first = next((line for line in lines if "the guard of this job's processes" in line), "")  # while the ranks run
         (tmp_path / "said").touch()
         said = launcher.communicate(timeout=DEADLINE)[1]
     assert launcher.returncode == 0, said

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.waiting import DEADLINE
+from tests.waiting import DEADLINE, read_line
 from tfdist.process.preemption import TOGETHER_SECONDS, notices
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -37,8 +37,7 @@ class Program:
         assert self.line() == "ready\n"
 
     def line(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline()
+        return read_line(self.process.stdout)
 
     def end(self) -> tuple[int, str, str]:
         """Lets a body that `WAITS` go on; returns the exit code and the outputs."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.waiting import read_line
 from tfdist.checkpoint.format import Checkpoint, Part, atomic_write, clean_partial, newest
 from tfdist.checkpoint.format.entries import Index
 from tfdist.errors import CheckpointError, ExitCode, PeerLostError
@@ -313,8 +314,7 @@ def test_a_limit_of_the_systems_own(tmp_path):
 @pytest.mark.parametrize(("number", "last"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)])
 def test_a_process_that_is_killed_leaves_the_last_whole_one(number, last, tmp_path):
     with child(tmp_path, "kill", number) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "now\n"
+        assert read_line(process.stdout) == "now\n"
         process.kill()
     assert [path.name for path in newest(tmp_path)] == [f"step-00000000{step}" for step in range(last, 0, -1)]
     checkpoint = Checkpoint.open(newest(tmp_path)[0])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.waiting import read_line
 from tfdist.checkpoint.format import NoLock, lock, unlocked
 from tfdist.errors import InputError
 
@@ -56,8 +57,7 @@ def test_the_refused_one_leaves_the_lock_as_it_is(tmp_path):
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout
-        assert holder.stdout.readline() == "inside\n"
+        assert read_line(holder.stdout) == "inside\n"
         with pytest.raises(InputError, match=f"process {holder.pid} on "), lock(tmp_path):
             pass
         holder.send_signal(signal.SIGKILL)
