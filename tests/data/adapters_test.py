@@ -108,3 +108,9 @@ def test_with_targets_nothing_is_a_pair_of_data_sets():
 def test_data_arguments_that_are_refused(arguments, words):
     with pytest.raises(InputError, match=words):
         fit_data(*arguments)
+
+
+@pytest.mark.parametrize("x", [np.zeros((8, 3)), tf.zeros((8, 3)), {"a": np.zeros((8, 3))}, [np.zeros((8, 3))] * 2])
+def test_inputs_alone_are_split(x):
+    found = fit_data(x, None, None, None, 0.25)
+    assert (found.train.size, found.test.size) == (6, 2)

@@ -265,6 +265,19 @@ def test_evaluate_takes_data_in_the_same_forms(single):
     assert weighted["loss"] != pytest.approx(whole["loss"])
 
 
+def test_evaluate_takes_the_arguments_of_keras(single, capsys):
+    trainer = trainer_of(single)
+    quiet = trainer.evaluate(X, Y, 10, 0, np.ones(70), 7, return_dict=True)
+    assert capsys.readouterr().out == ""
+    assert trainer.evaluate(X, Y, batch_size=10, verbose=2) == pytest.approx(quiet, rel=1e-12)
+    shown = capsys.readouterr().out
+    assert shown.startswith("7/7 - ") and f"loss: {quiet['loss']:.4f} - mae: {quiet['mae']:.4f}" in shown
+    with pytest.raises(InputError, match=r"^`verbose` must be one of .* Received: 3\.$"):
+        trainer.evaluate(X, Y, verbose=3)
+    with pytest.raises(InputError, match=r"^Trainer.evaluate returns a dict .* Received: return_dict=False\."):
+        trainer.evaluate(X, Y, return_dict=False)
+
+
 def test_what_they_are_is_seen(single, mirrored2):
     trainer = trainer_of(mirrored2)
     assert repr(trainer) == "<Trainer of 'sequential' on <Mirrored: 2 replicas>, step 0>"

@@ -82,3 +82,28 @@ def test_batches_evaluations_and_predictions_have_lists(single):
 def test_lists_of_numbers_are_no_arrays(single):
     with pytest.raises(InputError, match="`x` must be an array. Received: a list of int"):
         trainer_of(single).fit([1, 2, 3], [1, 2, 3])
+
+
+class Distance(keras.layers.Layer):
+    def call(self, inputs):
+        first, second = inputs
+        self.add_loss(keras.ops.mean(keras.ops.square(first - second)))
+        return first
+
+
+@pytest.mark.parametrize("more", [{}, {"validation_split": 0.25}], ids=["all", "split"])
+def test_a_list_without_targets_is_the_inputs(single, more):
+    def of_distances():
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(1)
+        inputs = [keras.Input((3,)), keras.Input((2,))]
+        return keras.Model(inputs, Distance()([keras.layers.Dense(4)(each) for each in inputs]))
+
+    plain = of_distances()
+    plain.compile(keras.optimizers.SGD(0.1))
+    arguments = {"batch_size": 10, "shuffle": False, "verbose": 0, **more}
+    wanted = plain.fit(X, **arguments).history
+    with single.scope():
+        trainer = tfdist.Trainer(of_distances(), optimizer=keras.optimizers.SGD(0.1), loss=None)
+    assert trainer.fit(X, **arguments).history == {name: pytest.approx(v, rel=1e-12) for name, v in wanted.items()}
+    assert trainer.evaluate(X)["loss"] == pytest.approx(plain.evaluate(X, batch_size=40, verbose=0), rel=1e-12)

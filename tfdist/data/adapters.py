@@ -66,7 +66,9 @@ def fit_data(
     if validation_split:
         _check_split(value, validation_split, y is not None)
         return _data_set("data", *_split(value, validation_split))
-    found = as_data_set(x, "data", steps_per_epoch, validation_steps) if y is None else _data_set("data", value, None)
+    found = (
+        as_data_set(value, "data", steps_per_epoch, validation_steps) if y is None else _data_set("data", value, None)
+    )
     if validation_data is None:
         return found
     return dataclasses.replace(found, test=as_examples(validation_data, validation_steps))
@@ -75,7 +77,8 @@ def fit_data(
 def all_data(x: Any, y: Any, sample_weight: Any) -> Any:
     """Returns x if it is all data, otherwise the tuple of it with targets and weights.
 
-    With `y`, nothing is guessed: lists of inputs and of outputs are not a pair of data sets.
+    As in Keras, a list of arrays without `y` is the inputs of a model, whose layers add the loss, and a tuple is (x, y). With
+    `y`, nothing is guessed: lists of inputs and of outputs are not a pair of data sets.
 
     Raises:
       InputError: there are weights without targets.
@@ -84,7 +87,10 @@ def all_data(x: Any, y: Any, sample_weight: Any) -> Any:
         raise InputError(
             "`sample_weight` needs arrays `x` and `y`. Received: `sample_weight` without `y`. Give (x, y, weights)."
         )
-    return x if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    if y is None:
+        is_list = isinstance(x, list) and bool(x) and all(isinstance(each, np.ndarray | tf.Tensor) for each in x)
+        return (x,) if is_list or isinstance(x, np.ndarray | tf.Tensor | dict) else x
+    return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
 def of_test(value: Any) -> Any:
@@ -100,7 +106,7 @@ def of_test(value: Any) -> Any:
 
 
 def _check_split(value: Any, fraction: float, has_targets: bool) -> None:
-    is_arrays = has_targets or (isinstance(value, tuple | list) and len(value) in (2, 3) and not _is_pair(value))
+    is_arrays = has_targets or (isinstance(value, tuple | list) and len(value) in (1, 2, 3) and not _is_pair(value))
     if not is_arrays or not 0 < fraction < 1:
         raise InputError(
             "`validation_split` is a fraction in [0, 1) of arrays. Received: "

@@ -24,7 +24,6 @@ from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.validation import (
     check_data,
     check_engine_sums,
-    check_same_data,
     check_stages,
     check_unchanged,
     with_collectives,
@@ -33,21 +32,21 @@ from tfdist.storage import AnyPath
 from tfdist.synchronization.catalog import checked_sync
 from tfdist.synchronization.federated import examples_per_step
 from tfdist.trainer import saved_fit
-from tfdist.trainer.argument_types import check_fit, check_targets, check_targets_of, check_trainer
+from tfdist.trainer.argument_types import check_fit, check_targets_of, check_trainer
 from tfdist.trainer.checkpointing import run_variables
 from tfdist.trainer.compilation import compile_model
-from tfdist.trainer.fit_arguments import evaluation_arguments, fit_arguments
+from tfdist.trainer.evaluation import Evaluates
+from tfdist.trainer.fit_arguments import fit_arguments
 from tfdist.trainer.history import History
 from tfdist.trainer.model_file import save_model
 from tfdist.trainer.options import Checks, Reporting, Schedule
-from tfdist.trainer.prediction import CanPredict
 from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.progress import reported
 from tfdist.trainer.straggling import straggler_on
 from tfdist.trainer.train_state import TrainState
 
 
-class Trainer(CanPredict):
+class Trainer(Evaluates):
     """Trains a Keras model under the strategy whose scope is open.
 
     The model, the optimizer and the metrics are ordinary Keras objects, created in the same scope. tfdist reduces
@@ -297,31 +296,6 @@ class Trainer(CanPredict):
         found = self.train_state.batch_schedule(size, batch_size, parts, elastic_batch)
         self.strategy.check_batch_size(found.position.batch_size, self._settings.micro_steps)
         return found
-
-    @names_arguments
-    def evaluate(
-        self,
-        x: Any,
-        y: Any = None,
-        batch_size: int | None = None,
-        *,
-        sample_weight: Any = None,
-        steps: int | None = None,
-    ) -> dict[str, float]:
-        """Returns the loss and the metrics over a whole data set; the same for any number of replicas.
-
-        Args:
-          x: data to evaluate on, in any of the forms of `fit`.
-          y: targets, as arrays.
-          batch_size: examples per batch, over all replicas; does not affect the result. By default that of the first batch
-            of `x`, or 32.
-          sample_weight: weight of each example, as an array, with `y`.
-          steps: number of batches to evaluate; by default all.
-        """
-        examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
-        check_targets(self._has_loss, examples.element_spec, "data to evaluate")
-        check_same_data(self.strategy, examples, "data to evaluate")
-        return self.build(examples).accepting(examples).evaluate(examples, batch_size, self.step)
 
     @names_arguments
     def build(self, data: Any) -> Program:

@@ -1,4 +1,4 @@
-"""`Trainer.predict`: the predictions of a model for data without targets."""
+"""`Trainer.evaluate` and `Trainer.predict`: the metrics of a model, and its predictions."""
 
 import contextlib
 import sys
@@ -16,14 +16,15 @@ from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
 from tfdist.step.settings import Settings
 from tfdist.step.validation import check_same_data
-from tfdist.trainer.fit_arguments import BATCH_SIZE, checked_count
+from tfdist.trainer.argument_types import check_targets
+from tfdist.trainer.fit_arguments import BATCH_SIZE, checked_count, evaluation_arguments
 from tfdist.trainer.program import Program
 
 _AUTO = "auto"
 
 
-class CanPredict:
-    """`predict` of a trainer, whose model need not have been trained.
+class Evaluates:
+    """`evaluate` and `predict` of a trainer, whose model need not have been trained.
 
     Attributes:
       model: the model.
@@ -34,12 +35,58 @@ class CanPredict:
     strategy: HasCollectives
     _settings: Settings
     _program: Program | None
+    _has_loss: bool
     _predictor: Predictor | None = None
 
     @property
     def step(self) -> int:
         """Number of updates done."""
         raise NotImplementedError
+
+    def build(self, data: Any) -> Program:
+        """Creates all variables for data; see `Trainer.build`."""
+        raise NotImplementedError
+
+    @names_arguments
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: int | str = 0,
+        sample_weight: Any = None,
+        steps: int | None = None,
+        *,
+        return_dict: bool = True,
+    ) -> dict[str, float]:
+        """Returns the loss and the metrics over a whole data set; the same for any number of replicas.
+
+        Args:
+          x: data to evaluate on, in any of the forms of `fit`.
+          y: targets, as arrays.
+          batch_size: examples per batch, over all replicas; does not affect the result. By default that of the first batch
+            of `x`, or 32.
+          verbose: 0 (silent), or "auto", 1 or 2: the chief writes a line with the results to stdout.
+          sample_weight: weight of each example, as an array, with `y`.
+          steps: number of batches to evaluate; by default all.
+          return_dict: must be True, which is not Keras's default.
+
+        Raises:
+          InputError: an argument is invalid, or the data does not fit the model.
+        """
+        verbose = _checked_verbosity(verbose)
+        if return_dict is not True:
+            raise InputError(
+                f"Trainer.evaluate returns a dict of results by name. Received: return_dict={return_dict!r}. Leave it out."
+            )
+        examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
+        check_targets(self._has_loss, examples.element_spec, "data to evaluate")
+        check_same_data(self.strategy, examples, "data to evaluate")
+        results = self.build(examples).accepting(examples).evaluate(examples, batch_size, self.step)
+        if verbose and self.strategy.is_chief:
+            count = -(-examples.size // batch_size)
+            keras.utils.Progbar(count, verbose=2).update(count, results.items())
+        return results
 
     @names_arguments
     def predict(
@@ -64,8 +111,7 @@ class CanPredict:
           InputError: an argument is invalid, or the data does not fit the model.
         """
         batch_size, steps = checked_count("batch_size", batch_size), checked_count("steps", steps)
-        if verbose not in (_AUTO, 0, 1, 2):
-            raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
+        verbose = _checked_verbosity(verbose)
         examples = input_examples(x, steps, batch_size or BATCH_SIZE)
         check_same_data(self.strategy, examples, "data to predict for")
         size = batch_size or examples.batch_size or BATCH_SIZE
@@ -79,7 +125,7 @@ class CanPredict:
         averaged = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
         with averaged, explained_reading(examples):
             batches = self._predictor.predict(examples, size, most)
-            return concatenated(_shown(batches, -(-most // size), _verbosity(verbose) if self.strategy.is_chief else 0))
+            return concatenated(_shown(batches, -(-most // size), verbose if self.strategy.is_chief else 0))
 
     def _build_model(self, examples: Examples) -> None:
         """Creates the model's variables, unless it was built, and makes them equal on all replicas."""
@@ -92,8 +138,10 @@ class CanPredict:
         self.strategy.synchronize(self.model.variables)
 
 
-def _verbosity(verbose: int | str) -> int:
-    """Returns 1 (a progress bar) for auto in a terminal, else 2 (one line)."""
+def _checked_verbosity(verbose: int | str) -> int:
+    """Returns 0, 1 or 2; for auto, 1 (a progress bar) in a terminal, else 2 (one line)."""
+    if verbose not in (_AUTO, 0, 1, 2):
+        raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
     return int(verbose) if verbose != _AUTO else 1 if sys.stdout.isatty() else 2
 
 
