@@ -119,3 +119,29 @@ def test_moving_statistics_are_averaged(strategy, request):
     np.testing.assert_array_equal([v.numpy() for v in strategy.local(seed.value)], before)
     np.testing.assert_array_equal(gamma, [1, 1, 1])
     np.testing.assert_array_equal(beta, [0, 0, 0])
+
+
+class Confusion(keras.metrics.Metric):
+    def __init__(self, rank):
+        super().__init__(name="confusion")
+        self.counts = self.add_weight(shape=(2,) * rank, initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.counts.assign_add(keras.ops.ones_like(self.counts))
+
+    def result(self):
+        return self.counts
+
+
+def test_a_vector_has_a_number_for_each_element():
+    model = make_model([Confusion(1)])
+    found = keras_internals.metric_results(model, [np.array([3.0, 5.0]), *np.zeros(2)])
+    assert found == {"confusion_0": 3.0, "confusion_1": 5.0, "mse": 0.0}
+
+
+def test_a_matrix_is_refused():
+    model = make_model([Confusion(2)])
+    with pytest.raises(
+        InputError, match=r"^A metric's result must be .*: confusion with the shape \[2, 2\]\. Return a"
+    ):
+        keras_internals.metric_results(model, [np.zeros((2, 2)), *np.zeros(2)])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec, get_keras_mask
 from keras.src.losses import loss as keras_loss
@@ -317,10 +318,13 @@ def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: 
         model._compile_metrics.update_state(y_true, y_pred, sample_weight)
 
 
-def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, Any]:
+def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float]:
     """Returns the metrics' results by name in logs, given values of `metric_variables`.
 
-    The names of a layer's metrics are prefixed with its name.
+    The names of a layer's metrics are prefixed with its name. Each element of a vector has the metric's name and its index.
+
+    Raises:
+      InputError: a result has more dims than a vector.
     """
     results: dict[str, Any] = {}
     with keras.StatelessScope(state_mapping=list(zip(metric_variables(model), values, strict=True))):
@@ -330,4 +334,15 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, Any]:
             found = metric.result()
             named = found if isinstance(found, dict) else {metric.name: found}
             results |= {f"{layer}_{name}": value for name, value in named.items()}
-        return keras.tree.map_structure(float, results)  # in the scope, because a result may be a variable
+        # In the scope, because a result may be a variable.
+        return {name: value for key, result in results.items() for name, value in _numbers(key, np.asarray(result))}
+
+
+def _numbers(name: str, result: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Returns the numbers of a metric's result by their names in logs."""
+    if result.ndim > 1:
+        raise InputError(
+            f"A metric's result must be a number, a vector, or a dict of them. Received: {name} with the shape "
+            f"{list(result.shape)}. Return a dict with a name for each number."
+        )
+    yield from [(name, float(result))] if not result.ndim else [(f"{name}_{i}", float(x)) for i, x in enumerate(result)]
