@@ -175,12 +175,7 @@ class MeshOfDevices(HasCollectives):
             return copies[id(tensor)][1]
 
         def checked(*args: Any) -> Any:
-            products = keras_internals.products_keep_dims() if "context" in self.rules else contextlib.nullcontext()
-            attentions = keras_internals.attentions_placed(
-                self.layouts.asking, self.layouts.attending, self.layouts.attended
-            )
-            draws = keras_internals.draws_placed(self.layouts.drawn)
-            with products, attentions, draws, keras_internals.captured_through(copied):
+            with self.layouts.tracing(), keras_internals.captured_through(copied):
                 result = function(*args)
             self._agree_on_drawn()
             graphs.append(tf.compat.v1.get_default_graph())

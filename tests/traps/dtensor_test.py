@@ -84,8 +84,18 @@ def test_operations_without_a_layout(devices, operation):
         tf.function(operation, autograph=False)(lay(devices, np.ones(4, "float32"), "data"))
 
 
+@pytest.mark.parametrize(("axes", "right"), [(("data", None), True), (("data", "model"), False)])
+def test_a_dim_that_is_sharded_is_reversed_within_its_shards(devices, axes, right):
+    """So tensors are laid out before their dims are reversed; `tf.reverse` has no layout at all."""
+    value = np.arange(32, dtype="float32").reshape(4, 8)
+    found = tf.function(lambda x: (x * 1)[:, ::-1], autograph=False)(lay(devices, value, *axes))
+    assert np.array_equal(devices.full_tensor(found), value[:, ::-1]) == right
+    with pytest.raises(tf.errors.OpError, match="'tf.ReverseV2' op does not implement layout propagation"):
+        tf.function(lambda x: tf.reverse(x, [1]), autograph=False)(lay(devices, value, *axes))
+
+
 def test_a_split_random_tensor_has_other_numbers(devices):
-    """So initial values are drawn on the host, and dropout on a mesh only has the same distribution as on one device."""
+    """So initial values are drawn on the host, and random layers draw all numbers on each device."""
     draw = tf.function(lambda: keras.random.uniform([4, 4], seed=3))
     split = dtensor.call_with_layout(draw, devices.layout(Layout(("data", "model"))))
     assert not np.allclose(devices.full_tensor(split), draw())

@@ -26,6 +26,7 @@ _ITEM_BYTES = {
     "bool": 1,
 }
 _OPERATION = re.compile(r"see current operation: [^\n]*?\"tf\.(\w+)\"")  # in DTensor's messages
+_WITHOUT_LAYOUTS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
 _LONGEST_CAUSE = 300
 
 
@@ -78,6 +79,14 @@ def layout_refused(
     found = _OPERATION.search(text)
     names = operations(found[1]) if found else ()
     place = f" ({names[0]})" if len(names) == 1 else ""
+    without_layouts = _WITHOUT_LAYOUTS.search(cause)
+    if without_layouts:
+        operation = without_layouts[1]
+        return InputError(
+            f"On a mesh, a model must consist of operations that DTensor supports. Received: tf.{operation}{place}, which "
+            "has no layouts. Compute it in the data (Dataset.map, --augment), or rewrite it with other operations "
+            "(docs/guides/meshes.md, Limitations of DTensor)."
+        )
     return InputError(
         f"DTensor cannot compile the model in this layout. Received: {cause}{place}. Leave out a rule of --layout, constrain "
         "the tensors before the operation with tfdist.constrain, or rewrite the operation (docs/guides/meshes.md, "

@@ -371,12 +371,16 @@ def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:
 def _assigning(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[Sequence[np.ndarray]], None]:
     """Returns a function that assigns values to variables, the same on every replica."""
 
-    def replica_function(values: Sequence[tf.Tensor]) -> None:
+    def assign(values: Sequence[np.ndarray]) -> None:
         for variable, value in zip(variables, values, strict=True):
-            variable.assign(tf.cast(value, variable.dtype))
+            of_all = np.broadcast_to(
+                value.astype(tf.as_dtype(variable.dtype).as_numpy_dtype), (strategy.replicas, *value.shape)
+            )
+            strategy.blocks.assign(keras_internals.value_of(variable), per_replica=True, read=_reading(of_all))
 
-    @tf.function(autograph=False)
-    def assign(values: Sequence[tf.Tensor]) -> None:
-        strategy.run(replica_function, values)
+    return assign
 
-    return lambda values: assign([tf.constant(value, tf.float64) for value in values])
+
+def _reading(values: np.ndarray) -> Callable[[Sequence[int], Sequence[int]], np.ndarray]:
+    """Returns a function that reads a block of an array by its offset and shape."""
+    return lambda offset, shape: values[tuple(slice(o, o + size) for o, size in zip(offset, shape, strict=True))]

@@ -78,6 +78,17 @@ class MeshLayouts(TensorLayouts):
         for variable, value in scope.assigned:
             variable.assign(value)
 
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Context in which a function of the devices is traced, and what Keras and TensorFlow compute there is laid out."""
+        with contextlib.ExitStack() as stack:
+            if "context" in self._rules:
+                stack.enter_context(keras_internals.products_keep_dims())
+            stack.enter_context(keras_internals.attentions_placed(self.asking, self.attending, self.attended))
+            stack.enter_context(keras_internals.draws_placed(self.drawn))
+            stack.enter_context(keras_internals.reversals_placed(self.reversed))
+            yield
+
     def drawn(self, numbers: tf.Tensor) -> tf.Tensor:
         """Draws random numbers whole on each device, which are those of one device.
 
@@ -86,6 +97,22 @@ class MeshLayouts(TensorLayouts):
         """
         rank = numbers.shape.rank
         return numbers if rank is None else self._devices.relaid(numbers, Layout.replicated(rank))
+
+    def reversed(self, tensor: tf.Tensor, keeps_rows: bool) -> tf.Tensor:
+        """Lays out a tensor before and after its dims are reversed: sharded by rows only, if they keep their order.
+
+        DTensor has no layout for `tf.reverse`. It reverses a dim that is sharded within each shard, which is silently wrong
+        (tests/traps/dtensor_test.py).
+
+        Args:
+          tensor: the tensor, or the result.
+          keeps_rows: whether the first dim stays as it is.
+        """
+        if tensor.shape.rank is None:
+            return tensor
+        axis = self._rules["batch"]
+        by_rows = over_rows(tensor.shape, axis, self._devices.mesh.axes[axis])
+        return self._devices.relaid(tensor, by_rows if keeps_rows else Layout.replicated(tensor.shape.rank))
 
     def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """See base class."""

@@ -162,14 +162,9 @@ class StageDevices:
                 copies[id(tensor)] = tensor, self.devices.copied(tensor)
             return copies[id(tensor)][1]
 
-        layouts = self.layouts
-        attentions = keras_internals.attentions_placed(layouts.asking, layouts.attending, layouts.attended)
-        products = keras_internals.products_keep_dims() if "context" in self._rules else contextlib.nullcontext()
         before, self._inside = self._inside, True
         try:
-            # DTensor draws other numbers in another layout: these are those of one device, also if they are drawn again.
-            draws = keras_internals.draws_placed(self.replicated)
-            with products, attentions, draws, keras_internals.captured_through(copied), _without_messages():
+            with self.layouts.tracing(), keras_internals.captured_through(copied), _without_messages():
                 yield
             refuse_crashes(tf.compat.v1.get_default_graph())
         finally:
