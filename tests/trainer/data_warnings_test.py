@@ -133,6 +133,50 @@ def test_labels_of_the_evaluation_are_refused_before_training(single):
         fit(single, **SPARSE, validation_data=(X, Y + 1))
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X[:8], Y[:7]), r"Arrays must have the same first dim, at least 1. Received: shapes \(8, 4\), \(7,\)"),
+        ((X[:0], Y[:0]), "The data is empty"),
+        ((X.tolist(), Y), "`x` must be an array. Received: a list of list. Write numpy.array"),
+        ("data.npz", "A data set must be arrays .* Received: str"),
+        (iter([]), "A generator of validation data needs `validation_steps`"),
+        ((np.full((8, 4), "a"), Y[:8]), "A model whose inputs are numbers takes no text. Received: x of strings"),
+    ],
+    ids=["rows", "empty", "a list", "a path", "a generator", "text"],
+)
+def test_what_is_wrong_is_said_of_the_evaluation_data(data, message, single):
+    with pytest.raises(InputError, match=f"^Evaluation data: {message}"):
+        fit(single, **SPARSE, validation_data=data)
+
+
+def test_targets_that_are_none_are_none(single):
+    with pytest.raises(InputError, match="^The loss needs targets, but the validation data has none"):
+        fit(single, **SPARSE, validation_data=(X, None))
+
+
+def test_text_for_numbers_is_refused(single):
+    with pytest.raises(InputError, match="^A model whose inputs are numbers takes no text. Received: x of strings"):
+        fit(single, np.full((40, 4), "a"), **SPARSE)
+
+
+def test_text_for_a_model_of_its_own_is_told_in_one_line(single):
+    class Own(keras.Model):
+        def call(self, x):
+            return keras.ops.cast(x, "float32")[:, :3] * self.scale
+
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(3,), name="scale")
+
+    with single.scope():
+        trainer = tfdist.Trainer(Own(), optimizer="sgd", **SPARSE)
+    with pytest.raises(
+        InputError, match=r"^Model, loss .* fit the data. .* x string\[4\].* Cast string to float"
+    ) as error:
+        trainer.fit(np.full((40, 4), "a"), Y, batch_size=8, verbose=0)
+    assert "\n" not in str(error.value) and "single.py" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["mirrored2", "mesh4x1", "pipeline"])
 def test_evaluation_data_of_another_form_is_refused_before_training(name, request):
     """If the model does not accept it."""

@@ -1,5 +1,6 @@
 """Wraps a user's own arrays or data sets in a `DataSet`."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Examples, inputs_alone
 from tfdist.data.source import ArraySource
 from tfdist.data.stream import StreamSource
-from tfdist.data.structures import with_tuples
+from tfdist.data.structures import has_arrays, with_tuples
 from tfdist.errors import InputError
 
 
@@ -53,7 +54,7 @@ def fit_data(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
 ) -> DataSet:
-    """Wraps the data arguments of Keras's `fit`, in which `x` may also be all data, as for `as_data_set`.
+    """Wraps the data arguments of Keras's `fit`, in which `x` may also be all data; see `all_data`.
 
     Raises:
       InputError: the arguments exclude each other, or the data has another form.
@@ -71,7 +72,17 @@ def fit_data(
     )
     if validation_data is None:
         return found
-    return dataclasses.replace(found, test=as_examples(validation_data, validation_steps))
+    with about_evaluation():
+        return dataclasses.replace(found, test=as_examples(validation_data, validation_steps))
+
+
+@contextlib.contextmanager
+def about_evaluation() -> Iterator[None]:
+    """Context in which an `InputError` says that it is about the data to evaluate, not that for training."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"Evaluation data: {error}") from error
 
 
 def all_data(x: Any, y: Any, sample_weight: Any) -> Any:
@@ -88,8 +99,8 @@ def all_data(x: Any, y: Any, sample_weight: Any) -> Any:
             "`sample_weight` needs arrays `x` and `y`. Received: `sample_weight` without `y`. Give (x, y, weights)."
         )
     if y is None:
-        is_list = isinstance(x, list) and bool(x) and all(isinstance(each, np.ndarray | tf.Tensor) for each in x)
-        return (x,) if is_list or isinstance(x, np.ndarray | tf.Tensor | dict) else x
+        are_inputs = isinstance(x, list) and has_arrays(x) and not _is_pair(x)
+        return (x,) if are_inputs or isinstance(x, np.ndarray | tf.Tensor | dict) else x
     return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
@@ -106,7 +117,8 @@ def of_test(value: Any) -> Any:
 
 
 def _check_split(value: Any, fraction: float, has_targets: bool) -> None:
-    is_arrays = has_targets or (isinstance(value, tuple | list) and len(value) in (1, 2, 3) and not _is_pair(value))
+    are_parts = isinstance(value, tuple | list) and len(value) in (1, 2, 3) and not _is_pair(value)
+    is_arrays = has_targets or (are_parts and has_arrays(value))
     if not is_arrays or not 0 < fraction < 1:
         raise InputError(
             "`validation_split` is a fraction in [0, 1) of arrays. Received: "
@@ -145,8 +157,10 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
         if not isinstance(value.element_spec, tuple) or len(value.element_spec) == 1:
             value = value.map(inputs_alone)
         return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
-    if isinstance(value, tuple | list) and len(value) in (2, 3):
+    if isinstance(value, tuple | list) and len(value) in (2, 3) and any(part is not None for part in value[1:]):
         return ArraySource(_arrays(value))
+    if isinstance(value, tuple | list) and len(value) in (2, 3):
+        value = value[:1]
     if isinstance(value, np.ndarray | tf.Tensor | dict) or (isinstance(value, tuple | list) and len(value) == 1):
         return ArraySource(inputs_alone(with_tuples(value[0] if isinstance(value, tuple | list) else value)))
     if isinstance(value, keras.utils.PyDataset):
@@ -161,8 +175,18 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
 
 def _arrays(value: Any) -> Any:
     """Returns (x, y) or (x, y, sample_weight) in the form that tf.data takes; weights that are None are left out."""
+    for name, part in zip(("x", "y", "sample_weight"), value, strict=False):
+        check_array(name, part)
     has_weights = len(value) == 3 and value[2] is not None
     return tuple(with_tuples(part) for part in value[: 3 if has_weights else 2])
+
+
+def check_array(name: str, value: Any) -> None:
+    """Raises `InputError` for a list of numbers or text, which is one array for each of them."""
+    if isinstance(value, list) and value and not has_arrays(value):
+        raise InputError(
+            f"`{name}` must be an array. Received: a list of {type(value[0]).__name__}. Write numpy.array({name})."
+        )
 
 
 def is_data_loader(value: Any) -> bool:

@@ -321,7 +321,8 @@ def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: 
 def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float]:
     """Returns the metrics' results by name in logs, given values of `metric_variables`.
 
-    The names of a layer's metrics are prefixed with its name. Each element of a vector has the metric's name and its index.
+    The names of a layer's metrics are prefixed with its name. Of a vector of several elements, each has the metric's name and
+    its index.
 
     Raises:
       InputError: a result has more dims than a vector.
@@ -340,9 +341,12 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float
 
 def _numbers(name: str, result: np.ndarray) -> Iterator[tuple[str, float]]:
     """Returns the numbers of a metric's result by their names in logs."""
+    if result.size == 1:
+        yield name, float(result.item())
+        return
     if result.ndim > 1:
         raise InputError(
             f"A metric's result must be a number, a vector, or a dict of them. Received: {name} with the shape "
             f"{list(result.shape)}. Return a dict with a name for each number."
         )
-    yield from [(name, float(result))] if not result.ndim else [(f"{name}_{i}", float(x)) for i, x in enumerate(result)]
+    yield from ((f"{name}_{i}", float(x)) for i, x in enumerate(result))

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import re
+import threading
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +16,13 @@ from tfdist.errors import InputError, TfdistError
 from tfdist.errors.engine_errors import one_line
 
 _LONGEST_CAUSE = 300
+_PARTS = ("x", "y", "sample_weight")
 _KERAS, _TENSORFLOW = (str(pathlib.Path(library.__file__).parent) + os.sep for library in (keras, tf))
 _LIBRARIES = (_KERAS, _TENSORFLOW)
-_OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
-_WRAPPERS = tuple(os.path.join(_OURS, package) + os.sep for package in ("keras_internals", "pipelining"))
+_ROOT = pathlib.Path(__file__).parents[2]
+_OURS = tuple(str(_ROOT / package) + os.sep for package in ("tfdist", "strategies"))
+_WRAPPERS = tuple(str(_ROOT / "tfdist" / package) + os.sep for package in ("keras_internals", "pipelining"))
+_PYTHON = (threading.__file__, contextlib.__file__)  # between a strategy and what it calls
 _NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Python code in the graph, failed
 _REFUSED = re.compile(r"\bInputError: (.*)\nTraceback")  # raised by Python code that an operation has called
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
@@ -46,7 +50,7 @@ def must_fit(element_spec: Any) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
         if found := _REFUSED.search(str(error)):
             raise InputError(found[1]) from error
         if refused := _XLA.search(str(error)):
@@ -56,7 +60,7 @@ def must_fit(element_spec: Any) -> Iterator[None]:
             raise
         if not _OF_THE_DATA.search(str(error)) or _OF_THE_ENGINE.search(str(error)):
             raise
-        parts = [f"{name} {_written(part)}" for name, part in zip("xy", element_spec, strict=False)]
+        parts = [f"{name} {_written(part)}" for name, part in zip(_PARTS, element_spec, strict=False)]
         cause = _cause(error)
         if found := _LABEL.search(cause):  # the rest of the message is all labels of the batch
             raise InputError(
@@ -95,7 +99,7 @@ def _graph_places(error: tf.errors.OpError) -> list[tuple[str, str]]:
 def _is_of_own_step(error: BaseException) -> bool:
     """Returns whether the error was raised in a step overridden by the model, whose author should see it unchanged."""
     frames = traceback.extract_tb(error.__traceback__)
-    return any(frame.name in _STEPS and not frame.filename.startswith((*_LIBRARIES, _OURS)) for frame in frames)
+    return any(frame.name in _STEPS and not frame.filename.startswith((*_LIBRARIES, *_OURS)) for frame in frames)
 
 
 def _in_keras(places: list[tuple[str, str]]) -> bool:
@@ -126,7 +130,7 @@ def _written(specs: Any) -> str:
 
 def _user_code(places: list[tuple[str, str]]) -> str:
     """Returns the innermost place in the user's code, such as a custom layer, in parentheses; nothing if there is none."""
-    outside = (place for place in reversed(places) if not place[0].startswith((*_LIBRARIES, _OURS)))
+    outside = (place for place in reversed(places) if not place[0].startswith((*_LIBRARIES, *_OURS, *_PYTHON)))
     return next((f" ({path}, line {line})" for path, line in outside), "")
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data import Examples, explained_reading
+from tfdist.data.adapters import about_evaluation
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.reporting.warn_once import warn_once
@@ -23,10 +24,27 @@ _EVALUATION = "evaluation is not finite"  # a situation that is seen in the data
 
 
 def check_form(model: keras.Model, element_spec: Any) -> None:
-    """Raises `InputError` for labels whose shape or dtype does not fit the loss, before the model is built."""
+    """Raises `InputError` for text as inputs, and for labels that do not fit the loss, before the model is built."""
+    check_text(model, element_spec[0])
     wrong = [found.text for found in data_check.findings_of_form(model, element_spec) if found.is_error]
     if wrong:
         raise InputError(wrong[0])
+
+
+def check_text(model: keras.Model, x: Any) -> None:
+    """Raises `InputError` for text as the input of a model whose inputs are numbers; x: structure of `tf.TensorSpec`."""
+    inputs = getattr(model, "inputs", None) or []
+    if not inputs or any(each.dtype == "string" for each in inputs):
+        return
+    used = {each.name: x.get(each.name) for each in inputs} if isinstance(x, dict) else {"x": x}
+    texts = [
+        name for name, part in used.items() if any(s.dtype == tf.string for s in tf.nest.flatten(part) if s is not None)
+    ]
+    if texts:
+        raise InputError(
+            f"A model whose inputs are numbers takes no text. Received: {texts[0]} of strings. Convert it, for example by "
+            "keras.layers.TextVectorization or StringLookup in Dataset.map, or give the model a keras.Input of dtype string."
+        )
 
 
 def check_examples(
@@ -80,12 +98,10 @@ def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any,
     if element_spec[:2] == training_spec[:2]:
         return
     batch = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), element_spec)
-    try:
+    with about_evaluation():
         check_form(model, element_spec)
         with strategy.scope(), must_fit(element_spec):
             keras_internals.check_fits(model, batch)
-    except InputError as error:
-        raise InputError(f"Evaluation data: {error}") from error
 
 
 def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:

@@ -82,10 +82,10 @@ class Evaluates:
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
         check_targets(self._has_loss, examples.element_spec, "data to evaluate")
         check_same_data(self.strategy, examples, "data to evaluate")
+        count = -(-examples.size // batch_size)
+        bar = keras.utils.Progbar(count, verbose=2 if verbose and self.strategy.is_chief else 0)  # starts its clock
         results = self.build(examples).accepting(examples).evaluate(examples, batch_size, self.step)
-        if verbose and self.strategy.is_chief:
-            count = -(-examples.size // batch_size)
-            keras.utils.Progbar(count, verbose=2).update(count, results.items())
+        bar.update(count, results.items())
         return results
 
     @names_arguments

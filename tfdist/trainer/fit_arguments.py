@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data import DataSet, Examples, as_examples, fit_data, with_class_weight
-from tfdist.data.adapters import all_data, of_test
+from tfdist.data.adapters import about_evaluation, all_data, check_array, of_test
 from tfdist.data.examples import PartialEpochs
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_integer, is_number
@@ -85,9 +85,10 @@ def fit_arguments(
     validation_batch_size = checked_count("validation_batch_size", validation_batch_size)
     validation_freq = _checked_freq(validation_freq)
     steps, epochs = _length(steps, epochs, initial_epoch)
-    if isinstance(validation_data, Iterator):
-        validation_data = _read(validation_data, validation_steps)
-    validation_data = of_test(validation_data)
+    with about_evaluation():
+        if isinstance(validation_data, Iterator):
+            validation_data = _read(validation_data, validation_steps)
+        validation_data = of_test(validation_data)
     data = fit_data(x, y, sample_weight, validation_data, validation_split, steps_per_epoch, validation_steps)
     batch_size = batch_size or data.train.batch_size or BATCH_SIZE
     validation_batch_size = validation_batch_size or (data.test and data.test.batch_size) or batch_size
@@ -160,10 +161,7 @@ def _check_arrays(x: Any, y: Any) -> None:
             f"`y` must be left out if `x` has the targets, too. Received: `y` with a {type(x).__name__}. Leave it out."
         )
     for name, value in (("x", x), ("y", y)):
-        if isinstance(value, list) and value and isinstance(value[0], int | float | list | str):
-            raise InputError(
-                f"`{name}` must be an array. Received: a list of {type(value[0]).__name__}. Write numpy.array({name})."
-            )
+        check_array(name, value)
 
 
 def checked_count(name: str, value: Any) -> int | None:
