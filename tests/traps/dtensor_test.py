@@ -84,12 +84,13 @@ def test_operations_without_a_layout(devices, operation):
         tf.function(operation, autograph=False)(lay(devices, np.ones(4, "float32"), "data"))
 
 
+@pytest.mark.parametrize("part", [np.s_[:, ::-1], np.s_[:, ::4]], ids=["reverse", "every fourth"])
 @pytest.mark.parametrize(("axes", "right"), [(("data", None), True), (("data", "model"), False)])
-def test_a_dim_that_is_sharded_is_reversed_within_its_shards(devices, axes, right):
-    """So tensors are laid out before their dims are reversed; `tf.reverse` has no layout at all."""
-    value = np.arange(32, dtype="float32").reshape(4, 8)
-    found = tf.function(lambda x: (x * 1)[:, ::-1], autograph=False)(lay(devices, value, *axes))
-    assert np.array_equal(devices.full_tensor(found), value[:, ::-1]) == right
+def test_strides_are_taken_of_each_shard(devices, part, axes, right):
+    """So tensors are laid out before they are sliced; `tf.reverse` has no layout at all."""
+    value = np.arange(24, dtype="float32").reshape(4, 6)
+    found = tf.function(lambda x: (x * 1)[part], autograph=False)(lay(devices, value, *axes))
+    assert np.array_equal(devices.full_tensor(found), value[part]) == right
     with pytest.raises(tf.errors.OpError, match="'tf.ReverseV2' op does not implement layout propagation"):
         tf.function(lambda x: tf.reverse(x, [1]), autograph=False)(lay(devices, value, *axes))
 

@@ -199,7 +199,7 @@ def _load_model_file(trainer: Trainer, path: StoragePath) -> None:
                 f"A saved model must be readable by Keras. Received: {path}: {one_line(str(error)):.300}. Give a "
                 "--checkpoint, which a run with --checkpoint_every saves."
             ) from error
-    model, blocks, replicas = trainer.model, trainer.strategy.blocks, trainer.strategy.replicas
+    model, blocks = trainer.model, trainer.strategy.blocks
     ours, theirs = model.weights, saved.weights  # without states of random layers
     if [tuple(v.shape) for v in ours] != [tuple(v.shape) for v in theirs]:
         raise InputError(
@@ -208,10 +208,4 @@ def _load_model_file(trainer: Trainer, path: StoragePath) -> None:
     moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
     for variable, value in zip(ours, theirs, strict=True):
         per_replica = id(variable) in moving
-        values = np.asarray(value)
-        whole = np.broadcast_to(values, (replicas, *values.shape)) if per_replica else values
-
-        def read(offset: tuple[int, ...], shape: tuple[int, ...], whole: np.ndarray = whole) -> np.ndarray:
-            return whole[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]
-
-        blocks.assign(keras_internals.value_of(variable), per_replica, read)
+        blocks.assign_value(keras_internals.value_of(variable), per_replica, np.asarray(value))

@@ -1,6 +1,7 @@
 """Reading and writing the variables of a strategy on the host, block by block: for checkpoints and comparisons."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -114,6 +115,19 @@ class VariableBlocks:
         for replica, own in zip(self._replicas.local_replicas, self._replicas.local(variable), strict=True):
             own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
 
+    def assign_value(self, variable: tf.Variable, per_replica: bool, value: np.ndarray) -> None:
+        """Assigns a value to a variable on this process's devices, the same on all replicas.
+
+        Args:
+          variable: TensorFlow variable of this strategy.
+          per_replica: as for `written`.
+          value: the full value, in any dtype.
+        """
+        value = value.astype(variable.dtype.as_numpy_dtype)
+        if per_replica:
+            value = np.broadcast_to(value, (self._replicas.local_replicas.stop, *value.shape))
+        self.assign(variable, per_replica, functools.partial(_block, value))
+
     def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
         """Copies variables to the host, without communication; returns what assigns the copies, bit for bit.
 
@@ -134,6 +148,10 @@ class VariableBlocks:
     def full_variables(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
         """Context in which the chief can read the full variables, to save them; every process must enter it."""
         return contextlib.nullcontext()
+
+
+def _block(values: np.ndarray, offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    return values[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]
 
 
 def _shared(value: Any) -> np.ndarray:

@@ -373,14 +373,6 @@ def _assigning(variables: Sequence[keras.Variable], strategy: HasCollectives) ->
 
     def assign(values: Sequence[np.ndarray]) -> None:
         for variable, value in zip(variables, values, strict=True):
-            of_all = np.broadcast_to(
-                value.astype(tf.as_dtype(variable.dtype).as_numpy_dtype), (strategy.replicas, *value.shape)
-            )
-            strategy.blocks.assign(keras_internals.value_of(variable), per_replica=True, read=_reading(of_all))
+            strategy.blocks.assign_value(keras_internals.value_of(variable), per_replica=True, value=np.asarray(value))
 
     return assign
-
-
-def _reading(values: np.ndarray) -> Callable[[Sequence[int], Sequence[int]], np.ndarray]:
-    """Returns a function that reads a block of an array by its offset and shape."""
-    return lambda offset, shape: values[tuple(slice(o, o + size) for o, size in zip(offset, shape, strict=True))]

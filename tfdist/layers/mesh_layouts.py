@@ -86,7 +86,7 @@ class MeshLayouts(TensorLayouts):
                 stack.enter_context(keras_internals.products_keep_dims())
             stack.enter_context(keras_internals.attentions_placed(self.asking, self.attending, self.attended))
             stack.enter_context(keras_internals.draws_placed(self.drawn))
-            stack.enter_context(keras_internals.reversals_placed(self.reversed))
+            stack.enter_context(keras_internals.strides_placed(self.strided))
             yield
 
     def drawn(self, numbers: tf.Tensor) -> tf.Tensor:
@@ -98,15 +98,15 @@ class MeshLayouts(TensorLayouts):
         rank = numbers.shape.rank
         return numbers if rank is None else self._devices.relaid(numbers, Layout.replicated(rank))
 
-    def reversed(self, tensor: tf.Tensor, keeps_rows: bool) -> tf.Tensor:
-        """Lays out a tensor before and after its dims are reversed: sharded by rows only, if they keep their order.
+    def strided(self, tensor: tf.Tensor, keeps_rows: bool) -> tf.Tensor:
+        """Lays out a tensor before and after it is sliced with strides: sharded by rows only, if they keep their order.
 
-        DTensor has no layout for `tf.reverse`. It reverses a dim that is sharded within each shard, which is silently wrong
-        (tests/traps/dtensor_test.py).
+        DTensor has no layout for `tf.reverse`. Of a sharded dim, it takes every nth element, or the reverse, of each shard,
+        which is silently wrong (tests/traps/dtensor_test.py).
 
         Args:
-          tensor: the tensor, or the result.
-          keeps_rows: whether the first dim stays as it is.
+          tensor: the tensor, or the slice.
+          keeps_rows: whether the slice has all of the first dim, in its order.
         """
         if tensor.shape.rank is None:
             return tensor
