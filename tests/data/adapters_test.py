@@ -110,7 +110,17 @@ def test_data_arguments_that_are_refused(arguments, words):
         fit_data(*arguments)
 
 
-@pytest.mark.parametrize("x", [np.zeros((8, 3)), tf.zeros((8, 3)), {"a": np.zeros((8, 3))}, [np.zeros((8, 3))] * 2])
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros((8, 3)),
+        tf.zeros((8, 3)),
+        {"a": np.zeros((8, 3))},
+        [np.zeros((8, 3))] * 2,
+        (np.zeros((8, 3)), None),
+        (np.zeros((8, 3)), np.zeros(8), None),
+    ],
+)
 def test_inputs_alone_are_split(x):
     found = fit_data(x, None, None, None, 0.25)
     assert (found.train.size, found.test.size) == (6, 2)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.ops import array_ops, gen_array_ops
 
 import tfdist
+from tfdist.errors import InputError
 from tfdist.sharding.layouts import Layout
 
 VALUE = np.random.default_rng(4).standard_normal((4, 8, 6))
@@ -19,6 +20,7 @@ SLICED = {
     "keras.ops.flip": lambda x: keras.ops.flip(x, 1),
     "keras.ops.flip of all dims": keras.ops.flip,
     "tf.image.flip_left_right": lambda x: tf.image.flip_left_right(x[..., tf.newaxis])[..., 0],
+    "a range of rows": lambda x: x[1:3, ::2],
     "a slice": lambda x: x[:, ::-1],
     "every third": lambda x: x[::3],
     "every fourth": lambda x: x[:, ::4],
@@ -58,7 +60,8 @@ def test_values_and_gradients(case, value, mesh2x2):
             loss = tf.reduce_sum(found * weights)
         return found, tape.gradient(loss, x)
 
-    for laid in (("data", "model", None), ("data", None, "model"), (None, None, None)):
+    others = [("data", None, "model"), (None, None, None)] if value is VALUE else []
+    for laid in (("data", "model", None), *others):
         computed = compute(devices.lay(value, Layout(laid)), devices.lay(weights, Layout(tuple(axes))))
         for found, right in zip(computed, (expected, gradient), strict=True):
             np.testing.assert_array_equal(devices.full_tensor(found), right, err_msg=f"{laid}")
@@ -80,8 +83,27 @@ def test_other_dtypes(dtype, mesh2x2):
 
 @pytest.mark.parametrize("axis", [1, [5], [1, 1], [1, -2]])
 def test_what_tensorflow_refuses_is_refused(axis, mesh2x2):
-    with tf.Graph().as_default(), mesh2x2.layouts.tracing(), pytest.raises((ValueError, TypeError)):
-        tf.reverse(tf.zeros([2, 3, 4]), axis)
+    @tf.function(autograph=False)
+    def compute():
+        with mesh2x2.layouts.tracing():
+            return tf.reverse(tf.zeros([2, 3, 4]), axis)
+
+    with pytest.raises(ValueError, match="axis|Shape must be rank 1|1-D"):
+        compute.get_concrete_function()
+
+
+def test_a_slice_that_is_not_laid_out_is_refused(mesh2x2):
+    reverse = tf.function(lambda x: x[:, ::-1], autograph=False)
+    reverse(tf.constant(VALUE[..., 0]))
+    laid = mesh2x2.devices.lay(VALUE[..., 0], Layout(("data", "model")))
+    with pytest.raises(InputError, match="^On a mesh, a slice with strides must be traced as a part of the step"):
+        mesh2x2.compiled(lambda x: reverse(x * 1))(laid)
+
+
+def test_slices_of_shapes_stay_constants(mesh2x2):
+    laid = mesh2x2.devices.lay(VALUE, Layout(("data", "model", None)))
+    found = mesh2x2.compiled(lambda x: tf.reshape(x, [*tf.unstack(tf.shape(x)[::2]), 8]))(laid)
+    np.testing.assert_array_equal(mesh2x2.devices.full_tensor(found), VALUE.reshape(4, 6, 8))
 
 
 def patched():

@@ -140,10 +140,12 @@ def test_labels_of_the_evaluation_are_refused_before_training(single):
         ((X[:0], Y[:0]), "The data is empty"),
         ((X.tolist(), Y), "`x` must be an array. Received: a list of list. Write numpy.array"),
         ("data.npz", "A data set must be arrays .* Received: str"),
-        (iter([]), "A generator of validation data needs `validation_steps`"),
+        (iter([]), "A generator needs `validation_steps`"),
+        ((X, None, Y), "`sample_weight` needs arrays `x` and `y`"),
+        (([1, 2, 3], None), "`x` must be an array. Received: a list of int"),
         ((np.full((8, 4), "a"), Y[:8]), "A model whose inputs are numbers takes no text. Received: x of strings"),
     ],
-    ids=["rows", "empty", "a list", "a path", "a generator", "text"],
+    ids=["rows", "empty", "a list", "a path", "a generator", "weights", "numbers", "text"],
 )
 def test_what_is_wrong_is_said_of_the_evaluation_data(data, message, single):
     with pytest.raises(InputError, match=f"^Evaluation data: {message}"):
@@ -158,6 +160,20 @@ def test_targets_that_are_none_are_none(single):
 def test_text_for_numbers_is_refused(single):
     with pytest.raises(InputError, match="^A model whose inputs are numbers takes no text. Received: x of strings"):
         fit(single, np.full((40, 4), "a"), **SPARSE)
+
+
+def test_inputs_may_be_an_attribute_of_a_model(single):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inputs = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.inputs(x)
+
+    with single.scope():
+        trainer = tfdist.Trainer(Own(), optimizer="sgd", **SPARSE)
+    assert trainer.fit(X, Y, batch_size=8, verbose=0).history["loss"]
 
 
 def test_text_for_a_model_of_its_own_is_told_in_one_line(single):

@@ -18,6 +18,8 @@ from tfdist.data.stream import StreamSource
 from tfdist.data.structures import has_arrays, with_tuples
 from tfdist.errors import InputError
 
+_NUMBERS_AND_TEXT = (int, float, complex, str, bytes)
+
 
 def as_data_set(value: Any, name: str, steps: int | None = None, test_steps: int | None = None) -> DataSet:
     """Wraps data returned by a user's function.
@@ -94,12 +96,9 @@ def all_data(x: Any, y: Any, sample_weight: Any) -> Any:
     Raises:
       InputError: there are weights without targets.
     """
-    if y is None and sample_weight is not None:
-        raise InputError(
-            "`sample_weight` needs arrays `x` and `y`. Received: `sample_weight` without `y`. Give (x, y, weights)."
-        )
+    _check_weights(y, sample_weight)
     if y is None:
-        are_inputs = isinstance(x, list) and has_arrays(x) and not _is_pair(x)
+        are_inputs = isinstance(x, list) and has_arrays(x) and all(each is not None for each in x) and not _is_pair(x)
         return (x,) if are_inputs or isinstance(x, np.ndarray | tf.Tensor | dict) else x
     return (x, y) if sample_weight is None else (x, y, sample_weight)
 
@@ -136,7 +135,7 @@ def _split(arrays: Any, fraction: float) -> tuple[Any, Any]:
 
 
 def _rows(arrays: Any, part: slice) -> Any:
-    return tf.nest.map_structure(lambda array: array[part], tuple(arrays))
+    return tf.nest.map_structure(lambda array: array[part], _given(arrays))
 
 
 def as_examples(value: Any, steps: int | None = None) -> Examples:
@@ -157,12 +156,11 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
         if not isinstance(value.element_spec, tuple) or len(value.element_spec) == 1:
             value = value.map(inputs_alone)
         return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
-    if isinstance(value, tuple | list) and len(value) in (2, 3) and any(part is not None for part in value[1:]):
-        return ArraySource(_arrays(value))
-    if isinstance(value, tuple | list) and len(value) in (2, 3):
-        value = value[:1]
-    if isinstance(value, np.ndarray | tf.Tensor | dict) or (isinstance(value, tuple | list) and len(value) == 1):
-        return ArraySource(inputs_alone(with_tuples(value[0] if isinstance(value, tuple | list) else value)))
+    if isinstance(value, tuple | list) and len(value) in (1, 2, 3):
+        parts = tuple(with_tuples(part) for part in _given(value))
+        return ArraySource(parts if len(parts) > 1 else inputs_alone(*parts))
+    if isinstance(value, np.ndarray | tf.Tensor | dict):
+        return ArraySource(inputs_alone(with_tuples(value)))
     if isinstance(value, keras.utils.PyDataset):
         return from_py_dataset(value, steps)
     if isinstance(value, Iterator) or is_data_loader(value):
@@ -173,17 +171,34 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
     )
 
 
-def _arrays(value: Any) -> Any:
-    """Returns (x, y) or (x, y, sample_weight) in the form that tf.data takes; weights that are None are left out."""
-    for name, part in zip(("x", "y", "sample_weight"), value, strict=False):
+def _given(value: Any) -> tuple[Any, ...]:
+    """Returns (x,), (x, y) or (x, y, sample_weight), without what is None.
+
+    Raises:
+      InputError: there are weights without targets, or a part is no array.
+    """
+    x, y, weights = (*value, None, None)[:3]
+    _check_weights(y, weights)
+    parts = (x,) if y is None else (x, y) if weights is None else (x, y, weights)
+    for name, part in zip(("x", "y", "sample_weight"), parts, strict=False):
         check_array(name, part)
-    has_weights = len(value) == 3 and value[2] is not None
-    return tuple(with_tuples(part) for part in value[: 3 if has_weights else 2])
+    return parts
+
+
+def _check_weights(y: Any, weights: Any) -> None:
+    if y is None and weights is not None:
+        raise InputError(
+            "`sample_weight` needs arrays `x` and `y`. Received: `sample_weight` without `y`. Give (x, y, weights)."
+        )
 
 
 def check_array(name: str, value: Any) -> None:
     """Raises `InputError` for a list of numbers or text, which is one array for each of them."""
-    if isinstance(value, list) and value and not has_arrays(value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(leaf, _NUMBERS_AND_TEXT) for leaf in tf.nest.flatten(value))
+    ):
         raise InputError(
             f"`{name}` must be an array. Received: a list of {type(value[0]).__name__}. Write numpy.array({name})."
         )

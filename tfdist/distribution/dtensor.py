@@ -229,7 +229,7 @@ def _names_of_type(graphs: Sequence[tf.Graph], kind: str) -> list[str]:
 
 
 def refuse_crashes(graph: tf.Graph) -> None:
-    """Raises `InputError` for operations that crash DTensor's compiler or make it fail intermittently."""
+    """Raises `InputError` for operations that crash DTensor's compiler, make it fail intermittently or wrong."""
     for operation in keras_internals.operations_of(graph):
         if operation.type in ("While", "StatelessWhile"):
             raise InputError(
@@ -241,11 +241,22 @@ def refuse_crashes(graph: tf.Graph) -> None:
                 f"On a mesh x[None] must name every dim, as in x[None, :, :]; DTensor ends the process otherwise. Received: "
                 f"{operation.name} of a tensor {operation.inputs[0].shape}. Use tf.expand_dims or keras.ops.expand_dims."
             )
+        if operation.type == "StridedSlice" and _has_strides(operation) and not keras_internals.is_laid_out(operation):
+            raise InputError(
+                "On a mesh, a slice with strides must be traced as a part of the step, which lays it out; DTensor is wrong "
+                f"otherwise. Received: {operation.name}. Leave out tf.raw_ops, and tf.function around what is also called "
+                "outside of the model."
+            )
         if operation.type == "SelectV2" and _has_a_scalar_condition(operation):
             raise InputError(
                 f"On a mesh tf.where must not have a scalar condition; DTensor ends the process otherwise. Received: "
                 f"{operation.name} of tensors {operation.inputs[1].shape}. Broadcast the condition to their shape."
             )
+
+
+def _has_strides(operation: tf.Operation) -> bool:
+    strides = tf.get_static_value(operation.inputs[3])
+    return strides is None or bool((strides != 1).any())
 
 
 def _has_a_scalar_condition(operation: tf.Operation) -> bool:

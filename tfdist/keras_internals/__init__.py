@@ -112,7 +112,7 @@ from tfdist.keras_internals.optimizers import (
     velocities_of,
     weight_averages,
 )
-from tfdist.keras_internals.placed_operations import draws_placed, strides_placed
+from tfdist.keras_internals.placed_operations import draws_placed, is_laid_out, strides_placed
 from tfdist.keras_internals.saving import weights_in_file
 from tfdist.keras_internals.tf_internals import (
     add_functions,
@@ -162,6 +162,7 @@ from tfdist.keras_internals.variables import (
 __all__ = [
     "draws_placed",
     "strides_placed",
+    "is_laid_out",
     "set_first_collective_key",
     "metrics_of_layers",
     "initialize",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops import array_ops, gen_array_ops
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_operations
 
@@ -18,6 +19,8 @@ _DRAWS = (
     "stateless_random_uniform_v2",
     "stateless_truncated_normal_v2",
 )
+_LAID_OUT = "_tfdist_laid_out"  # attribute of operations
+_TRACING = threading.RLock()  # of two threads, the second would restore the replacements of the first
 _REVERSE = ((tf, "reverse"), (array_ops, "reverse"), (array_ops, "reverse_v2"))  # names of one function
 
 
@@ -36,17 +39,18 @@ def strides_placed(place: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[No
     `tf.reverse`, which `keras.ops.flip` calls, becomes a slice with strides of -1.
 
     Args:
-      place: also receives whether the slice has all of the first dim, in its order.
+      place: also receives whether the slice has the rows in their order, or a range of them.
     """
 
     def sliced(strided_slice: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def function(input: Any, begin: Any, end: Any, strides: Any, **given: Any) -> tf.Tensor:  # called by keyword
-            steps = tf.get_static_value(tf.convert_to_tensor(strides))
-            if steps is not None and (steps == 1).all():
+            steps, tensor = tf.get_static_value(tf.convert_to_tensor(strides)), tf.convert_to_tensor(input)
+            if (steps is not None and (steps == 1).all()) or tf.get_static_value(tensor) is not None:
                 return strided_slice(input, begin, end, strides, **given)
-            tensor = tf.convert_to_tensor(input)
             keeps_rows = steps is not None and _keeps_rows(tensor.shape.rank, steps, **given)
-            return place(strided_slice(place(tensor, keeps_rows), begin, end, strides, **given), keeps_rows)
+            made = strided_slice(place(tensor, keeps_rows), begin, end, strides, **given)
+            made.op._set_attr(_LAID_OUT, attr_value_pb2.AttrValue(b=True))
+            return place(made, keeps_rows)
 
         return function
 
@@ -54,12 +58,17 @@ def strides_placed(place: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[No
         yield
 
 
+def is_laid_out(operation: tf.Operation) -> bool:
+    """Returns whether a slice with strides was made by `strides_placed`, or is of a constant."""
+    return _LAID_OUT in operation.node_def.attr or tf.get_static_value(operation.inputs[0]) is not None
+
+
 @contextlib.contextmanager
 def _replaced(
     functions: Sequence[tuple[Any, str]], replacement: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
     """Context in which functions of modules are others, in what this thread traces: a thread may read data meanwhile."""
-    thread, originals = threading.get_ident(), [getattr(module, name) for module, name in functions]
+    thread = threading.get_ident()
 
     def either(original: Callable[..., Any]) -> Callable[..., Any]:
         other = replacement(original)
@@ -70,13 +79,15 @@ def _replaced(
 
         return function
 
-    try:
-        for (module, name), original in zip(functions, originals, strict=True):
-            setattr(module, name, either(original))
-        yield
-    finally:
-        for (module, name), original in zip(functions, originals, strict=True):
-            setattr(module, name, original)
+    with _TRACING:
+        originals = [getattr(module, name) for module, name in functions]
+        try:
+            for (module, name), original in zip(functions, originals, strict=True):
+                setattr(module, name, either(original))
+            yield
+        finally:
+            for (module, name), original in zip(functions, originals, strict=True):
+                setattr(module, name, original)
 
 
 def _by_slices(reverse: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:

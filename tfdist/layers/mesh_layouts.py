@@ -106,7 +106,7 @@ class MeshLayouts(TensorLayouts):
 
         Args:
           tensor: the tensor, or the slice.
-          keeps_rows: whether the slice has all of the first dim, in its order.
+          keeps_rows: whether the slice has the rows in their order, or a range of them.
         """
         if tensor.shape.rank is None:
             return tensor

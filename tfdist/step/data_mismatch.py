@@ -16,6 +16,7 @@ from tfdist.errors import InputError, TfdistError
 from tfdist.errors.engine_errors import one_line
 
 _LONGEST_CAUSE = 300
+_CAST = re.compile(r"Cast \w+ to \w+ is not supported")  # any other lack of an implementation is not the data's fault
 _PARTS = ("x", "y", "sample_weight")
 _KERAS, _TENSORFLOW = (str(pathlib.Path(library.__file__).parent) + os.sep for library in (keras, tf))
 _LIBRARIES = (_KERAS, _TENSORFLOW)
@@ -51,6 +52,8 @@ def must_fit(element_spec: Any) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        if isinstance(error, tf.errors.UnimplementedError) and not _CAST.search(error.message):
+            raise
         if found := _REFUSED.search(str(error)):
             raise InputError(found[1]) from error
         if refused := _XLA.search(str(error)):

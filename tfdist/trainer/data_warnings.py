@@ -33,7 +33,8 @@ def check_form(model: keras.Model, element_spec: Any) -> None:
 
 def check_text(model: keras.Model, x: Any) -> None:
     """Raises `InputError` for text as the input of a model whose inputs are numbers; x: structure of `tf.TensorSpec`."""
-    inputs = getattr(model, "inputs", None) or []
+    functional = keras_internals.functional_of(model)
+    inputs = functional.inputs if functional is not None else []
     if not inputs or any(each.dtype == "string" for each in inputs):
         return
     used = {each.name: x.get(each.name) for each in inputs} if isinstance(x, dict) else {"x": x}

@@ -119,10 +119,10 @@ def evaluation_arguments(
 def _read(batches: Iterator[Any], steps: int | None) -> Any:
     """Reads the first batches of a generator, which has to be evaluated several times."""
     if steps is None:
-        raise InputError("A generator of validation data needs `validation_steps`. Received: a generator without it.")
+        raise InputError("A generator needs `validation_steps`. Received: a generator without it.")
     found = list(itertools.islice(batches, steps))
     if not found:
-        raise InputError("Validation data must have examples. Received: a generator without a batch.")
+        raise InputError("A data set must have examples. Received: a generator without a batch.")
     return tf.nest.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *found)
 
 
