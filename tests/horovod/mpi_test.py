@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("horovod")
 
 from tests import processes
-from tfdist.coordination.addresses import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -74,9 +73,10 @@ def test_a_killed_rank_ends_the_job_although_the_others_poll_for_it() -> None:
 
 
 def test_a_lost_rank_ends_the_others_without_a_launcher() -> None:
-    config = '{"cluster": {"worker": ["127.0.0.1:%d", "127.0.0.1:%d"]}, "task": {"type": "worker", "index": {rank}}}'
-    variables = {"TFDIST_COMMUNICATION": "mpi", "TFDIST_COORDINATOR": f"127.0.0.1:{free_port()}"}
-    command = ["env", f"TF_CONFIG={config % (free_port(), free_port())}", sys.executable, "-c", PROGRAM, "killed"]
+    config = '{"cluster": {"worker": ["%s", "%s"]}, "task": {"type": "worker", "index": {rank}}}'
+    coordinator, *workers = processes.free_addresses(3)
+    variables = {"TFDIST_COMMUNICATION": "mpi", "TFDIST_COORDINATOR": coordinator}
+    command = ["env", f"TF_CONFIG={config % tuple(workers)}", sys.executable, "-c", PROGRAM, "killed"]
     with processes.job(command, 2, variables) as job:
         first, second = job.wait(300)
     assert (first.code, second.code) == (5, -9), first.output

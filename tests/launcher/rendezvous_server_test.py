@@ -48,6 +48,10 @@ class Open:
     def remote_agent(self, token: str = "token") -> RemoteAgent:
         return RemoteAgent(self.job, token)
 
+    def wait_for_guest(self) -> None:
+        """Waits until the controller knows of a guest, which is welcomed before: an attempt would begin without it."""
+        wait_for(lambda: any("has joined" in line for line in self.said))
+
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
@@ -60,6 +64,7 @@ def opened() -> Iterator[Open]:
 
 def test_a_guest_gets_its_orders_and_reports(opened) -> None:
     with opened.remote_agent() as remote_agent:
+        opened.wait_for_guest()
         wait_for(
             lambda: opened.controller.order("own").kind == OrderKind.RUN and remote_agent.order().kind == OrderKind.RUN
         )
@@ -82,6 +87,7 @@ def test_a_guest_that_leaves_is_gone(opened) -> None:
 
 def test_a_guest_that_vanishes_is_lost_and_the_others_stop(opened) -> None:
     with opened.remote_agent() as remote_agent:
+        opened.wait_for_guest()
         wait_for(
             lambda: remote_agent.order().kind == OrderKind.RUN and opened.controller.order("own").kind == OrderKind.RUN
         )

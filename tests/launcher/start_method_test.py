@@ -111,12 +111,10 @@ def test_programs_of_users_are_forked_on_request(launch: Launches, tmp_path: pat
 
 
 def test_a_restart_without_the_server_imports_again(launch: Launches, tmp_path: pathlib.Path) -> None:
-    script = (
-        f"{PARENT}\nimport pathlib, time; pathlib.Path('up').touch(); pathlib.Path('again').exists() or time.sleep(600)"
-    )
+    waits = "os.environ['TFDIST_RESTART'] == '0' and time.sleep(600)"
+    script = f"{PARENT}\nimport pathlib, time; pathlib.Path('up').touch(); {waits}"
     launcher = launch(*run(script, tmp_path), flags=RESTARTED)
     wait_for((tmp_path / "up").exists)
-    (tmp_path / "again").touch()
     server(launcher).kill()
     assert ended(launcher) == 0
     assert "rank 0 ended with code 137" in launcher.err

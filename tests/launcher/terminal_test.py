@@ -38,13 +38,15 @@ while True:
 
 # Rank 0 overwrites a state as a bar does, while rank 1 prints lines.
 BAR = """
-import os, sys, time
+import fcntl, os, sys, termios, time
 if os.environ["TF_CONFIG"].endswith('"index": 0}}'):
     print("columns", os.environ.get("TFDIST_TERMINAL_COLUMNS"), file=sys.stderr, flush=True)
     for percent in range(0, 101, 10):
         sys.stderr.write(f"bar {percent}%\\r")
         sys.stderr.flush()
         time.sleep(0.05)
+        while any(fcntl.ioctl(2, termios.FIONREAD, bytes(4))):  # of what is read at once, the last state is shown
+            time.sleep(0.001)
     sys.stderr.write("\\n")
 else:
     assert "TFDIST_TERMINAL_COLUMNS" not in os.environ

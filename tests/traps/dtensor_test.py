@@ -84,6 +84,20 @@ def test_operations_without_a_layout(devices, operation):
         tf.function(operation, autograph=False)(lay(devices, np.ones(4, "float32"), "data"))
 
 
+@pytest.mark.parametrize(("axis", "right"), [(-1, False), (1, None)])
+def test_a_layout_that_is_required_of_a_concatenation_is_that_of_its_parts(devices, axis, right):
+    """With a negative axis, which is not recognized as sharded; otherwise it is refused."""
+    value = np.arange(32, dtype="float32").reshape(4, 8)
+    required = devices.layout(Layout(("data", "model")))
+    concatenate = tf.function(lambda x: dtensor.relayout(tf.concat([x * 1, x * 2], axis), required), autograph=False)
+    if right is None:
+        with pytest.raises(tf.errors.OpError, match="Concat op SPMD with concat dimension in sharded dimension"):
+            concatenate(lay(devices, value, "data", None))
+    else:
+        found = devices.full_tensor(concatenate(lay(devices, value, "data", None)))
+        assert np.array_equal(found, np.concatenate([value, 2 * value], 1)) == right
+
+
 @pytest.mark.parametrize("part", [np.s_[:, ::-1], np.s_[:, ::4]], ids=["reverse", "every fourth"])
 @pytest.mark.parametrize(("axes", "right"), [(("data", None), True), (("data", "model"), False)])
 def test_strides_are_taken_of_each_shard(devices, part, axes, right):

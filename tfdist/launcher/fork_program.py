@@ -82,11 +82,15 @@ def _request(control: socket.socket) -> tuple[Mapping[str, Any], socket.socket, 
 
 
 def _fork(request: Mapping[str, Any], connection: socket.socket, outputs: Sequence[int]) -> int:
+    """Forks; tells the process id when the process leads its session, by which it is signalled."""
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _exec(request, outputs)
-    for output in outputs:
-        os.close(output)
+        _exec(request, outputs, writer)
+    for file in (writer, *outputs):
+        os.close(file)
+    os.read(reader, 1)  # until the process has closed its end
+    os.close(reader)
     _send(connection, pid)
     return pid
 
@@ -117,11 +121,12 @@ def _name(arguments: Sequence[str]) -> None:
         file.write(name)
 
 
-def _exec(request: Mapping[str, Any], outputs: Sequence[int]) -> None:
-    """Runs the requested program in this process, and ends with its exit code."""
+def _exec(request: Mapping[str, Any], outputs: Sequence[int], leads: int) -> None:
+    """Runs the requested program in this process, and ends with its exit code; closes `leads` when it leads a session."""
     code: Any = 1
     try:
         os.setsid()
+        os.close(leads)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

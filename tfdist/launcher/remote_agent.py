@@ -48,7 +48,7 @@ class RemoteAgent(OrderSource):
         self._done: int | None = None  # the last attempt that was reported
         self._left = False
         self._lost: Outcome | None = None
-        self._sending = threading.Lock()
+        self._sending, self._changing = threading.Lock(), threading.Lock()
         for message in call.following:
             self._receive_order(message)
         self._thread = threading.Thread(target=self._listen, name="guest", daemon=True)
@@ -75,9 +75,10 @@ class RemoteAgent(OrderSource):
 
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
         """See base class."""
-        self._left = True
+        with self._changing:
+            self._left = True
+            self._order = Order(OrderKind.OVER, outcome=outcome)
         self._send({"type": "goodbye"})
-        self._order = Order(OrderKind.OVER, outcome=outcome)
 
     def __enter__(self) -> "RemoteAgent":
         return self
@@ -118,8 +119,10 @@ class RemoteAgent(OrderSource):
         raise OSError(silence(LOST_AFTER_SECONDS))
 
     def _receive_order(self, message: dict[str, object]) -> None:
-        if message["type"] == "order" and not self._left:
-            self._order = orders.order_of(message)
+        if message["type"] == "order":
+            with self._changing:
+                if not self._left:  # the last order is that the job is over
+                    self._order = orders.order_of(message)
 
     def _send(self, message: dict[str, object]) -> None:
         with contextlib.suppress(OSError), self._sending:  # the receiving thread detects the end of the connection

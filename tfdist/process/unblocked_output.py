@@ -9,8 +9,11 @@ PATIENCE_SECONDS = 1.0
 
 
 def print_line(line: str, stream: TextIO) -> None:
-    """Prints a line and flushes the stream; gives up after a second, or if the stream is closed or broken."""
-    _try(lambda: print(line, file=stream, flush=True))
+    """Prints a line and flushes the stream; gives up after a second, or if the stream is closed or broken.
+
+    It is one write, so that what other threads and libraries print does not come between the line and its end.
+    """
+    _try(lambda: (stream.write(f"{line}\n"), stream.flush()))
 
 
 def flush(stream: TextIO) -> None:

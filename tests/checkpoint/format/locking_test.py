@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -38,8 +37,7 @@ def test_the_second_is_told_of_the_first(tmp_path):
     with lock(tmp_path), pytest.raises(InputError) as caught, lock(tmp_path):
         pass
     message = str(caught.value)
-    today = time.strftime("%Y-%m-%d", time.gmtime())
-    for word in (str(tmp_path), f"process {os.getpid()} on {socket.gethostname()} since {today}", "--output_dir"):
+    for word in (str(tmp_path), f"process {os.getpid()} on {socket.gethostname()} since 20", "--output_dir"):
         assert word in message
     assert "\n" not in message
     with lock(tmp_path):

@@ -58,9 +58,10 @@ def kill_behind_a_commit(job: processes.Job, home: pathlib.Path) -> None:
     end = time.monotonic() + SECONDS
     while min(map(last_commit, home.glob("memory*"))) < DURABLE + COMMIT:
         assert time.monotonic() < end, job.output(0)
-        if any(process.poll() == 0 for process in job.processes):
+        codes = [process.poll() for process in job.processes]
+        if 0 in codes:
             break  # they were faster than this process
-        assert all(process.poll() is None for process in job.processes), job.output(0)
+        assert not any(codes), job.output(0)
         time.sleep(0.001)
     for process in job.processes:
         if process.poll() is None:

@@ -73,7 +73,9 @@ def test_so_does_one_that_loses_a_stage_and_is_restarted(whole: pathlib.Path, tm
     parts = tmp_path / "parts"
     with processes.job(command(parts, *PARTS, launch=("--max_restarts=1",)), 1) as job:
         job.wait_for(0, "step 100/", SECONDS)
-        os.kill(child_of_rank(job.processes[0].pid, 1) or 0, signal.SIGKILL)
+        victim = child_of_rank(job.processes[0].pid, 1)
+        assert victim, job.output(0)
+        os.kill(victim, signal.SIGKILL)
         [end] = job.wait(SECONDS)
     assert end.code == 0, end.output
     assert "rank 1 ended with code 137 (killed by SIGKILL)" in end.output, end.output

@@ -70,15 +70,19 @@ class Terminal:
         end = time.monotonic() + SECONDS
         while self.process.poll() is None and time.monotonic() < end:
             self._read(0.2)
-        self._read(0.2)
+        while self._read(0.2):
+            pass
         return self.process.wait(timeout=1)
 
-    def _read(self, seconds: float) -> None:
+    def _read(self, seconds: float) -> bool:
+        """Reads what is there, or what comes within some seconds; returns whether there was anything."""
         try:
             if select.select([self.master], [], [], max(seconds, 0.0))[0]:
                 self.said += os.read(self.master, 1 << 16)
+                return True
         except OSError:  # nobody has the terminal open any more
             time.sleep(0.05)
+        return False
 
     def close(self) -> None:
         self.process.kill()

@@ -85,7 +85,9 @@ def test_one_that_is_preempted_saves_and_goes_on(whole, tmp_path) -> None:
 def test_a_stage_that_is_killed_is_named_and_the_run_restarts(whole, tmp_path) -> None:
     with processes.job(command(tmp_path / "run", "--max_restarts=1"), 1) as job:
         job.wait_for(0, "step 100/", SECONDS)
-        os.kill(child_of_rank(job.processes[0].pid, 1) or 0, signal.SIGKILL)
+        victim = child_of_rank(job.processes[0].pid, 1)
+        assert victim, job.output(0)
+        os.kill(victim, signal.SIGKILL)
         [end] = job.wait(SECONDS)
     assert end.code == 0, end.output
     assert "rank 1 ended with code 137 (killed by SIGKILL)" in end.output, end.output
