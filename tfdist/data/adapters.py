@@ -127,6 +127,7 @@ def _check_split(value: Any, fraction: float, has_targets: bool) -> None:
 
 def _split(arrays: Any, fraction: float) -> tuple[Any, Any]:
     """Splits the last rows off arrays, as Keras does."""
+    arrays = _given(arrays)
     rows = len(tf.nest.flatten(arrays)[0])
     begin = int(rows * (1.0 - fraction))
     if not 0 < begin < rows:
@@ -135,7 +136,7 @@ def _split(arrays: Any, fraction: float) -> tuple[Any, Any]:
 
 
 def _rows(arrays: Any, part: slice) -> Any:
-    return tf.nest.map_structure(lambda array: array[part], _given(arrays))
+    return tf.nest.map_structure(lambda array: array[part], arrays)
 
 
 def as_examples(value: Any, steps: int | None = None) -> Examples:

@@ -229,7 +229,7 @@ def _names_of_type(graphs: Sequence[tf.Graph], kind: str) -> list[str]:
 
 
 def refuse_crashes(graph: tf.Graph) -> None:
-    """Raises `InputError` for operations that crash DTensor's compiler, make it fail intermittently or wrong."""
+    """Raises `InputError` for operations that crash DTensor's compiler, make it fail intermittently, or are silently wrong."""
     for operation in keras_internals.operations_of(graph):
         if operation.type in ("While", "StatelessWhile"):
             raise InputError(

@@ -44,9 +44,12 @@ def strides_placed(place: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[No
 
     def sliced(strided_slice: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def function(input: Any, begin: Any, end: Any, strides: Any, **given: Any) -> tf.Tensor:  # called by keyword
-            steps, tensor = tf.get_static_value(tf.convert_to_tensor(strides)), tf.convert_to_tensor(input)
-            if (steps is not None and (steps == 1).all()) or tf.get_static_value(tensor) is not None:
+            steps = tf.get_static_value(tf.convert_to_tensor(strides))
+            if steps is not None and (steps == 1).all():  # as most slices are
                 return strided_slice(input, begin, end, strides, **given)
+            tensor = tf.convert_to_tensor(input)
+            if tf.get_static_value(tensor) is not None:
+                return strided_slice(tensor, begin, end, strides, **given)
             keeps_rows = steps is not None and _keeps_rows(tensor.shape.rank, steps, **given)
             made = strided_slice(place(tensor, keeps_rows), begin, end, strides, **given)
             made.op._set_attr(_LAID_OUT, attr_value_pb2.AttrValue(b=True))
@@ -92,14 +95,15 @@ def _replaced(
 
 def _by_slices(reverse: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def function(tensor: Any, axis: Any, name: str | None = None) -> tf.Tensor:
-        rank, axes = tf.convert_to_tensor(tensor).shape.rank, tf.get_static_value(tf.convert_to_tensor(axis))
+        tensor, axes = tf.convert_to_tensor(tensor), tf.get_static_value(tf.convert_to_tensor(axis))
+        rank = tensor.shape.rank
         if rank is None or axes is None or axes.ndim != 1 or not all(-rank <= each < rank for each in axes):
             return reverse(tensor, axis, name)
         dims = {int(each) % rank for each in axes}
         if len(dims) < len(axes):
             return reverse(tensor, axis, name)
         parts = tuple(slice(None, None, -1 if dim in dims else 1) for dim in range(rank))
-        return tf.identity(tf.convert_to_tensor(tensor)[parts] if dims else tensor, name)
+        return tf.identity(tensor[parts] if dims else tensor, name)
 
     return function
 

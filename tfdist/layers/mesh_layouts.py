@@ -57,12 +57,12 @@ class MeshLayouts(TensorLayouts):
         (tests/traps/dtensor_test.py), and rows cut out of a batch would be laid out as required by a layer with sharded
         inputs.
         """
-        axis = self._rules["batch"]
-
-        def place(tensor: tf.Tensor) -> tf.Tensor:
-            return self._devices.relaid(tensor, over_rows(tensor.shape, axis, self._devices.mesh.axes[axis]))
-
+        place = self._in_rows
         return keras.tree.map_structure(lambda x: keras_internals.with_mask_and_logits_of(place(x), x, place), tensors)
+
+    def _in_rows(self, tensor: tf.Tensor) -> tf.Tensor:
+        axis = self._rules["batch"]
+        return self._devices.relaid(tensor, over_rows(tensor.shape, axis, self._devices.mesh.axes[axis]))
 
     @contextlib.contextmanager
     def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
@@ -85,18 +85,16 @@ class MeshLayouts(TensorLayouts):
             if "context" in self._rules:
                 stack.enter_context(keras_internals.products_keep_dims())
             stack.enter_context(keras_internals.attentions_placed(self.asking, self.attending, self.attended))
-            stack.enter_context(keras_internals.draws_placed(self.drawn))
+            # In another layout, DTensor draws each part with a seed of its own, and the layout is that which what uses the
+            # numbers requires: another one if a layer is recomputed in the backward pass.
+            stack.enter_context(keras_internals.draws_placed(self.replicated))
             stack.enter_context(keras_internals.strides_placed(self.strided))
             yield
 
-    def drawn(self, numbers: tf.Tensor) -> tf.Tensor:
-        """Draws random numbers whole on each device, which are those of one device.
-
-        In another layout, DTensor draws each part with a seed of its own, and the layout is that which what uses the numbers
-        requires: another one if a layer is recomputed in the backward pass.
-        """
-        rank = numbers.shape.rank
-        return numbers if rank is None else self._devices.relaid(numbers, Layout.replicated(rank))
+    def replicated(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Lays out a tensor whole on each device; one of unknown rank is returned as it is."""
+        rank = tensor.shape.rank
+        return tensor if rank is None else self._devices.relaid(tensor, Layout.replicated(rank))
 
     def strided(self, tensor: tf.Tensor, keeps_rows: bool) -> tf.Tensor:
         """Lays out a tensor before and after it is sliced with strides: sharded by rows only, if they keep their order.
@@ -108,11 +106,7 @@ class MeshLayouts(TensorLayouts):
           tensor: the tensor, or the slice.
           keeps_rows: whether the slice has the rows in their order, or a range of them.
         """
-        if tensor.shape.rank is None:
-            return tensor
-        axis = self._rules["batch"]
-        by_rows = over_rows(tensor.shape, axis, self._devices.mesh.axes[axis])
-        return self._devices.relaid(tensor, by_rows if keeps_rows else Layout.replicated(tensor.shape.rank))
+        return self._in_rows(tensor) if keeps_rows and tensor.shape.rank is not None else self.replicated(tensor)
 
     def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """See base class."""

@@ -150,7 +150,7 @@ class StageDevices:
 
     def replicated(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a tensor of a function of the devices as each of them needs it to leave the function."""
-        return self.devices.relaid(tensor, Layout.replicated(tensor.shape.rank))
+        return self.layouts.replicated(tensor)
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:

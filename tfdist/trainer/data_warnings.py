@@ -25,13 +25,13 @@ _EVALUATION = "evaluation is not finite"  # a situation that is seen in the data
 
 def check_form(model: keras.Model, element_spec: Any) -> None:
     """Raises `InputError` for text as inputs, and for labels that do not fit the loss, before the model is built."""
-    check_text(model, element_spec[0])
+    _check_text(model, element_spec[0])
     wrong = [found.text for found in data_check.findings_of_form(model, element_spec) if found.is_error]
     if wrong:
         raise InputError(wrong[0])
 
 
-def check_text(model: keras.Model, x: Any) -> None:
+def _check_text(model: keras.Model, x: Any) -> None:
     """Raises `InputError` for text as the input of a model whose inputs are numbers; x: structure of `tf.TensorSpec`."""
     functional = keras_internals.functional_of(model)
     inputs = functional.inputs if functional is not None else []
