@@ -3,7 +3,7 @@ import pytest
 from tfdist.trainer.slow_rank import SlowRank
 
 
-def found(records, every=10, step_seconds=0.1):
+def found(records, every=20, step_seconds=0.1):
     slow = SlowRank()
     return [slow.observe(times, step_seconds, every * number) for number, times in enumerate(records, 1)]
 
@@ -38,5 +38,14 @@ def test_noise_is_not_reported(records):
 
 
 def test_records_of_every_step_need_more_of_them():
-    assert not any(found([[0.04, 0.08]] * 50, every=1))
-    assert any(found([[0.04, 0.08]] * 51, every=1))
+    assert not any(found([[0.4, 0.8]] * 50, every=1, step_seconds=1.0))
+    assert any(found([[0.4, 0.8]] * 51, every=1, step_seconds=1.0))
+
+
+def test_few_records_are_not_enough():
+    assert [bool(each) for each in found([[0.04, 0.08]] * 5, every=1000)] == [False] * 4 + [True]
+
+
+def test_a_rank_that_is_slow_for_less_than_ten_seconds_is_not_reported():
+    assert not any(found([[0.004, 0.008]] * 50, step_seconds=0.01))  # 9.8 s
+    assert any(found([[0.004, 0.008]] * 52, step_seconds=0.01))

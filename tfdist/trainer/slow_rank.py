@@ -9,12 +9,14 @@ from tfdist.reporting.timing import cost_of_slowest
 _RATIO = 1.25  # of the slowest rank's time to that of the others
 _COST = 0.1  # fraction of a step
 _RECORDS, _STEPS = 5, 50  # for which the same rank has to be slow
+_SECONDS = 10.0  # and this long, too: on a busy machine, a process is slow for a second or two at a time
 
 
 class _Slow(NamedTuple):
     """What a record says about the slowest rank."""
 
     step: int
+    step_seconds: float
     rank: int
     ratio: float
     cost: float
@@ -36,12 +38,13 @@ class SlowRank:
           step: updates done so far.
         """
         cost = cost_of_slowest(own_seconds, step_seconds)
-        found = None if cost is None else _slowest([seconds or 0.0 for seconds in own_seconds], cost, step)
-        if found is None:
+        slowest = None if cost is None else _slowest([seconds or 0.0 for seconds in own_seconds], cost)
+        if slowest is None:
             self._found = []
             return None
+        found = _Slow(step, step_seconds, *slowest)
         self._found = [*(one for one in self._found if one.rank == found.rank), found]
-        if len(self._found) < _RECORDS or step - self._found[0].step < _STEPS:
+        if not self._is_persistent():
             return None
         ratio, cost = median(one.ratio for one in self._found), median(one.cost for one in self._found)
         return (
@@ -49,9 +52,14 @@ class SlowRank:
             f"it during {100 * cost:.0f}% of each step. --balance=measured allocates it fewer rows."
         )
 
+    def _is_persistent(self) -> bool:
+        steps = self._found[-1].step - self._found[0].step
+        seconds = steps * median(one.step_seconds for one in self._found)
+        return len(self._found) >= _RECORDS and steps >= _STEPS and seconds >= _SECONDS
 
-def _slowest(seconds: list[float], cost: float, step: int) -> _Slow | None:
+
+def _slowest(seconds: list[float], cost: float) -> tuple[int, float, float] | None:
     rank = seconds.index(max(seconds))
     usual = median(seconds[:rank] + seconds[rank + 1 :])
     ratio = seconds[rank] / max(usual, 1e-9)
-    return _Slow(step, rank, ratio, cost) if ratio >= _RATIO and cost >= _COST else None
+    return (rank, ratio, cost) if ratio >= _RATIO and cost >= _COST else None
