@@ -73,6 +73,7 @@ def test_the_table_is_complete():
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("spec", "shape", "classes"), SMALL)
 def test_a_step_in_float64(spec, shape, classes):
+    keras.utils.set_random_seed(0)  # the dropout of the second loss differs, which may raise it
     model = models.build(spec, shape, classes)
     assert {variable.dtype for variable in model.variables} == {"float64"}
     x, y = batch(model)
