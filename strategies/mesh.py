@@ -23,12 +23,12 @@ from tfdist.distribution.dtensor import (
     calling_program,
     engine_mesh,
     lay_batch,
-    refuse_crashes,
     sum_together,
 )
 from tfdist.distribution.dtensor_variables import MeshBlocks, MeshVariables
 from tfdist.distribution.outside_calls import refuse_calls_outside
 from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.unsafe_operations import refuse_unsafe_operations
 from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of
 from tfdist.layers.rematerialization import rematerialize
 from tfdist.sharding.layouts import Layout, Placement, idle, parse_layout, parse_shard
@@ -179,7 +179,7 @@ class MeshOfDevices(HasCollectives):
                 result = function(*args)
             self._agree_on_drawn()
             graphs.append(tf.compat.v1.get_default_graph())
-            refuse_crashes(graphs[-1])
+            refuse_unsafe_operations(graphs[-1])
             self._warn_of_what_is_idle()
             return result
 

@@ -86,7 +86,7 @@ def test_operations_without_a_layout(devices, operation):
 
 @pytest.mark.parametrize(("axis", "right"), [(-1, False), (1, None)])
 def test_a_layout_that_is_required_of_a_concatenation_is_that_of_its_parts(devices, axis, right):
-    """With a negative axis, which is not recognized as sharded; otherwise it is refused."""
+    """With a negative axis, which is not recognized as sharded; otherwise it is refused. So concatenations are laid out."""
     value = np.arange(32, dtype="float32").reshape(4, 8)
     required = devices.layout(Layout(("data", "model")))
     concatenate = tf.function(lambda x: dtensor.relayout(tf.concat([x * 1, x * 2], axis), required), autograph=False)
@@ -96,6 +96,52 @@ def test_a_layout_that_is_required_of_a_concatenation_is_that_of_its_parts(devic
     else:
         found = devices.full_tensor(concatenate(lay(devices, value, "data", None)))
         assert np.array_equal(found, np.concatenate([value, 2 * value], 1)) == right
+
+
+def test_the_gradient_of_a_slice_by_sizes_does_not_compile_along_a_sharded_dim(devices):
+    """So `tf.slice` becomes a slice with strides."""
+
+    def compute(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.slice(x * x, [0, 2], [-1, 4]) ** 2)
+        return tape.gradient(loss, x)
+
+    value = np.arange(32, dtype="float32").reshape(4, 8)
+    with pytest.raises(tf.errors.OpError, match="op output inconsistent with the provided layout"):
+        tf.function(compute, autograph=False)(lay(devices, value, "data", "model"))
+
+
+def test_the_gradient_of_top_k_is_scattered_by_indices_in_the_whole_tensor(devices):
+    """So it is computed of replicated tensors. On a CPU, an index outside of a shard is an error."""
+
+    def compute(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.math.top_k(x * x, 2).values)
+        return tape.gradient(loss, x)
+
+    value = np.arange(32, dtype="float32").reshape(4, 8)
+    with pytest.raises(tf.errors.OpError, match="does not index into shape"):
+        devices.full_tensor(tf.function(compute, autograph=False)(lay(devices, value, "data", None)))
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_transpose_that_is_required_to_be_sharded_is_refused(devices, copied):
+    """Unless it is one of an identity, which is laid out as it requires."""
+    value = np.arange(32, dtype="float32").reshape(4, 8)
+
+    def compute(x):
+        rows = dtensor.relayout(x * 1, devices.layout(Layout(("data", None))))
+        transposed = tf.transpose(tf.identity(rows) if copied else rows)
+        return dtensor.relayout(transposed, devices.layout(Layout(("model", "data"))))
+
+    laid = lay(devices, value, "data", "model")
+    if copied:
+        assert np.array_equal(devices.full_tensor(tf.function(compute, autograph=False)(laid)), value.T)
+    else:
+        with pytest.raises(tf.errors.OpError, match="TransposeOp SPMD needs communication"):
+            tf.function(compute, autograph=False)(laid)
 
 
 @pytest.mark.parametrize("part", [np.s_[:, ::-1], np.s_[:, ::4]], ids=["reverse", "every fourth"])

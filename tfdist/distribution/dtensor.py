@@ -228,50 +228,6 @@ def _names_of_type(graphs: Sequence[tf.Graph], kind: str) -> list[str]:
     return [each.name for graph in graphs for each in keras_internals.operations_of(graph) if each.type == kind]
 
 
-def refuse_crashes(graph: tf.Graph) -> None:
-    """Raises `InputError` for operations that crash DTensor's compiler, make it fail intermittently, or are silently wrong."""
-    for operation in keras_internals.operations_of(graph):
-        if operation.type in ("While", "StatelessWhile"):
-            raise InputError(
-                f"A model on a mesh must not contain loops: DTensor confuses their bodies. Received: {operation.name}. "
-                "Build recurrent layers with unroll=True."
-            )
-        if operation.type == "StridedSlice" and _adds_an_axis_to_unnamed_dims(operation):
-            raise InputError(
-                f"On a mesh x[None] must name every dim, as in x[None, :, :]; DTensor ends the process otherwise. Received: "
-                f"{operation.name} of a tensor {operation.inputs[0].shape}. Use tf.expand_dims or keras.ops.expand_dims."
-            )
-        if operation.type == "StridedSlice" and _has_strides(operation) and not keras_internals.is_laid_out(operation):
-            raise InputError(
-                "On a mesh, a slice with strides must be traced as a part of the step, which lays it out; DTensor is wrong "
-                f"otherwise. Received: {operation.name}. Leave out tf.raw_ops, and tf.function around what is also called "
-                "outside of the model."
-            )
-        if operation.type == "SelectV2" and _has_a_scalar_condition(operation):
-            raise InputError(
-                f"On a mesh tf.where must not have a scalar condition; DTensor ends the process otherwise. Received: "
-                f"{operation.name} of tensors {operation.inputs[1].shape}. Broadcast the condition to their shape."
-            )
-
-
-def _has_strides(operation: tf.Operation) -> bool:
-    strides = tf.get_static_value(operation.inputs[3])
-    return strides is None or bool((strides != 1).any())
-
-
-def _has_a_scalar_condition(operation: tf.Operation) -> bool:
-    condition, *others = (x.shape.rank for x in operation.inputs)
-    return condition == 0 and all(others)
-
-
-def _adds_an_axis_to_unnamed_dims(operation: tf.Operation) -> bool:
-    new, ellipsis = operation.get_attr("new_axis_mask"), operation.get_attr("ellipsis_mask")
-    rank, entries = operation.inputs[0].shape.rank, operation.inputs[1].shape[0]
-    named = (entries or 0) - new.bit_count() - ellipsis.bit_count()
-    behind_the_ellipsis = ellipsis and new & -new > ellipsis  # x[..., None] does not crash
-    return bool(new) and (rank is None or named < rank) and not behind_the_ellipsis
-
-
 def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:
     """Places a batch on the devices: sharded by rows over an axis if its size divides them, else replicated.
 

@@ -112,7 +112,14 @@ from tfdist.keras_internals.optimizers import (
     velocities_of,
     weight_averages,
 )
-from tfdist.keras_internals.placed_operations import draws_placed, is_laid_out, strides_placed
+from tfdist.keras_internals.placed_operations import (
+    concatenations_placed,
+    draws_placed,
+    is_laid_out,
+    strides_placed,
+    top_k_placed,
+    transposes_copied,
+)
 from tfdist.keras_internals.saving import weights_in_file
 from tfdist.keras_internals.tf_internals import (
     add_functions,
@@ -162,6 +169,9 @@ from tfdist.keras_internals.variables import (
 __all__ = [
     "draws_placed",
     "strides_placed",
+    "concatenations_placed",
+    "top_k_placed",
+    "transposes_copied",
     "is_laid_out",
     "set_first_collective_key",
     "metrics_of_layers",

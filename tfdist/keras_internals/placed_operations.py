@@ -1,4 +1,4 @@
-"""The tensors of operations that draw random numbers, or take every nth element, for strategies that lay them out."""
+"""The tensors of operations that draw random numbers, or rearrange elements, for strategies that lay them out."""
 
 import contextlib
 import threading
@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.ops import array_ops, gen_array_ops
+from tensorflow.python.framework import tensor_util
+from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_operations
 
 # All functions of `tf.random.stateless_...`, `keras.random` and dropout call one of these.
@@ -19,6 +20,7 @@ _DRAWS = (
     "stateless_random_uniform_v2",
     "stateless_truncated_normal_v2",
 )
+_DIMS = 9  # more than a tensor of a model has: shorter vectors of integers may be shapes
 _LAID_OUT = "_tfdist_laid_out"  # attribute of operations
 _TRACING = threading.RLock()  # of two threads, the second would restore the replacements of the first
 _REVERSE = ((tf, "reverse"), (array_ops, "reverse"), (array_ops, "reverse_v2"))  # names of one function
@@ -32,11 +34,69 @@ def draws_placed(place: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.Abstract
     )
 
 
+def concatenations_placed(place: Callable[[tf.Tensor, bool], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Context in which tensors that a traced function concatenates, and the results, are replaced by `place` of them.
+
+    Axes become positive. Tensors of more than three dims are replaced only if their rows are concatenated: of others, such
+    as the heads of an attention layer that rotates them, another dim is usually sharded.
+
+    Args:
+      place: also receives whether the rows of the parts are rows of the result.
+    """
+
+    def concatenating(concat: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def function(values: Any, axis: Any, name: str | None = None) -> tf.Tensor:
+            dim, parts = tf.get_static_value(tf.convert_to_tensor(axis)), _matching(values)
+            rank = next((part.shape.rank for part in parts if part.shape.rank), None)
+            if rank is None or not _is_axis(dim, rank):
+                return concat(values=values, axis=axis, name=name)
+            dim = int(dim) % rank
+            if _may_be_shapes(parts) or (rank > 3 and dim):
+                return concat(values=parts, axis=dim, name=name)
+            placed = [place(part, dim > 0) for part in parts]
+            return place(concat(values=placed, axis=dim, name=name), dim > 0)
+
+        return function
+
+    return _replaced([(gen_array_ops, "concat_v2")], concatenating)
+
+
+def top_k_placed(place: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Context in which tensors whose largest elements a traced function takes, and these, are replaced by `place` of them."""
+
+    def selecting(top_k: Callable[..., Any]) -> Callable[..., Any]:
+        def function(input: Any, **given: Any) -> Any:  # tf.math.top_k passes the rest by keyword
+            found = top_k(place(tf.convert_to_tensor(input)), **given)
+            return type(found)(*map(place, found))
+
+        return function
+
+    return _replaced([(gen_nn_ops, "top_kv2")], selecting)
+
+
+def transposes_copied() -> contextlib.AbstractContextManager[None]:
+    """Context in which a traced function transposes copies, which may be laid out otherwise than the original tensors.
+
+    Of at most three dims: DTensor does not move an axis between inner dims of more (tests/traps/dtensor_test.py).
+    """
+
+    def transposing(transpose: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def function(x: Any, perm: Any, name: str | None = None) -> tf.Tensor:
+            tensor = tf.convert_to_tensor(x)
+            is_small = tensor.shape.rank is not None and tensor.shape.rank <= 3
+            return transpose(tf.identity(tensor) if is_small else tensor, perm, name)
+
+        return function
+
+    return _replaced([(gen_array_ops, "transpose"), (gen_array_ops, "conjugate_transpose")], transposing)
+
+
 @contextlib.contextmanager
 def strides_placed(place: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[None]:
     """Context in which tensors that a traced function slices with a stride, and the slices, are replaced by `place` of them.
 
-    `tf.reverse`, which `keras.ops.flip` calls, becomes a slice with strides of -1.
+    `tf.reverse`, which `keras.ops.flip` calls, becomes a slice with strides of -1, and `tf.slice` with constant arguments
+    one with strides of 1, which need not be laid out.
 
     Args:
       place: also receives whether the slice has the rows in their order, or a range of them.
@@ -57,7 +117,10 @@ def strides_placed(place: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[No
 
         return function
 
-    with _replaced([(gen_array_ops, "strided_slice")], sliced), _replaced(_REVERSE, _by_slices):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced([(gen_array_ops, "strided_slice")], sliced))
+        stack.enter_context(_replaced([(gen_array_ops, "_slice")], _sliced_by_strides))
+        stack.enter_context(_replaced(_REVERSE, _reversed_by_strides))
         yield
 
 
@@ -93,7 +156,59 @@ def _replaced(
                 setattr(module, name, original)
 
 
-def _by_slices(reverse: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+def _matching(values: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns tensors of one dtype, or none if they cannot be converted, which the operation reports."""
+    dtype = next((value.dtype for value in values if tf.is_tensor(value)), None)
+    try:
+        return [tf.convert_to_tensor(value, dtype) for value in values]
+    except (TypeError, ValueError):
+        return []
+
+
+def _is_axis(dim: Any, rank: int) -> bool:
+    return dim is not None and dim.ndim == 0 and dim.dtype.kind == "i" and -rank <= dim < rank
+
+
+def _may_be_shapes(parts: Sequence[tf.Tensor]) -> bool:
+    """Returns whether tracing may need the values of tensors, which it cannot have once they are laid out."""
+    if not parts[0].dtype.is_integer:
+        return False
+    return all(_is_short_vector(part) for part in parts) or all(_is_constant(part) for part in parts)
+
+
+def _is_short_vector(tensor: tf.Tensor) -> bool:
+    return tensor.shape.rank == 1 and tensor.shape[0] is not None and tensor.shape[0] < _DIMS
+
+
+def _is_constant(tensor: tf.Tensor) -> bool:
+    return not tf.is_symbolic_tensor(tensor) or tensor_util.try_evaluate_constant(tensor) is not None
+
+
+def _sliced_by_strides(cut: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def function(input: Any, begin: Any, size: Any, name: str | None = None) -> tf.Tensor:
+        tensor = tf.convert_to_tensor(input)
+        starts, sizes = (tf.get_static_value(tf.convert_to_tensor(each)) for each in (begin, size))
+        if not _is_within(tensor.shape, starts, sizes) or tf.get_static_value(tensor) is not None:
+            return cut(tensor, begin, size, name)
+        parts = [
+            slice(at, None if many < 0 else at + many) for at, many in zip(starts.tolist(), sizes.tolist(), strict=True)
+        ]
+        return tf.identity(tensor[tuple(parts)], name)
+
+    return function
+
+
+def _is_within(shape: tf.TensorShape, starts: Any, sizes: Any) -> bool:
+    """Returns whether a slice is known to be inside of a tensor: strides would not refuse another one."""
+    if shape.rank is None or starts is None or sizes is None or not starts.shape == sizes.shape == (shape.rank,):
+        return False
+    return all(
+        (at == 0 and many == -1) or (dim is not None and 0 <= at <= dim and (many == -1 or 0 <= many <= dim - at))
+        for dim, at, many in zip(shape, starts, sizes, strict=True)
+    )
+
+
+def _reversed_by_strides(reverse: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def function(tensor: Any, axis: Any, name: str | None = None) -> tf.Tensor:
         tensor, axes = tf.convert_to_tensor(tensor), tf.get_static_value(tf.convert_to_tensor(axis))
         rank = tensor.shape.rank

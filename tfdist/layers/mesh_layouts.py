@@ -88,7 +88,13 @@ class MeshLayouts(TensorLayouts):
             # In another layout, DTensor draws each part with a seed of its own, and the layout is that which what uses the
             # numbers requires: another one if a layer is recomputed in the backward pass.
             stack.enter_context(keras_internals.draws_placed(self.replicated))
-            stack.enter_context(keras_internals.strides_placed(self.strided))
+            stack.enter_context(keras_internals.strides_placed(self.rearranged))
+            stack.enter_context(keras_internals.concatenations_placed(self.rearranged))
+            # The gradient of top-k places elements by their indices in the whole tensor, which DTensor takes for those in
+            # a shard.
+            stack.enter_context(keras_internals.top_k_placed(self.replicated))
+            # DTensor refuses a transpose whose result is required to be sharded otherwise than its input.
+            stack.enter_context(keras_internals.transposes_copied())
             yield
 
     def replicated(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -96,17 +102,21 @@ class MeshLayouts(TensorLayouts):
         rank = tensor.shape.rank
         return tensor if rank is None else self._devices.relaid(tensor, Layout.replicated(rank))
 
-    def strided(self, tensor: tf.Tensor, keeps_rows: bool) -> tf.Tensor:
-        """Lays out a tensor before and after it is sliced with strides: sharded by rows only, if they keep their order.
+    def rearranged(self, tensor: tf.Tensor, keeps_rows: bool) -> tf.Tensor:
+        """Lays out a tensor before and after it is sliced with strides or concatenated: sharded by rows at most.
 
-        DTensor has no layout for `tf.reverse`. Of a sharded dim, it takes every nth element, or the reverse, of each shard,
-        which is silently wrong (tests/traps/dtensor_test.py).
+        DTensor has no layout for `tf.reverse`. Of a sharded dim, it takes every nth element, or the reverse, of each shard;
+        if the next operation requires the concatenated dim to be sharded, it concatenates each shard separately. Both are
+        silently wrong (tests/traps/dtensor_test.py).
 
         Args:
-          tensor: the tensor, or the slice.
-          keeps_rows: whether the slice has the rows in their order, or a range of them.
+          tensor: the tensor, or the result.
+          keeps_rows: whether the result has the rows in their order, or a range of them.
         """
-        return self._in_rows(tensor) if keeps_rows and tensor.shape.rank is not None else self.replicated(tensor)
+        made = self._in_rows(tensor) if keeps_rows and tensor.shape.rank is not None else self.replicated(tensor)
+        # The layout of a Relayout is fixed, and DTensor refuses some operations that require another one. It lays out an
+        # identity as they require; of one alone, it refuses what a transpose and a sharded layer both use.
+        return tf.identity(tf.identity(made))
 
     def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """See base class."""

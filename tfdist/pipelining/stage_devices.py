@@ -13,8 +13,9 @@ from tfdist import keras_internals
 from tfdist.cluster.devices import allow_waiting, local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Recording, current, using
-from tfdist.distribution.dtensor import Devices, calling_program, refuse_crashes
+from tfdist.distribution.dtensor import Devices, calling_program
 from tfdist.distribution.tensor_layouts import TensorLayouts
+from tfdist.distribution.unsafe_operations import refuse_unsafe_operations
 from tfdist.errors import InputError
 from tfdist.keras_internals import UninitializedVariable
 from tfdist.layers.mesh_layouts import MeshLayouts, placement_of
@@ -166,7 +167,7 @@ class StageDevices:
         try:
             with self.layouts.tracing(), keras_internals.captured_through(copied), _without_messages():
                 yield
-            refuse_crashes(tf.compat.v1.get_default_graph())
+            refuse_unsafe_operations(tf.compat.v1.get_default_graph())
         finally:
             self._inside = before
 

@@ -1,4 +1,4 @@
-"""Slices with strides and reversed dims on a mesh: flips, bidirectional layers and metrics as on one device."""
+"""Operations that rearrange elements, on a mesh: flips, bidirectional layers and metrics as on one device."""
 
 import threading
 
@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.ops import array_ops, gen_array_ops
+from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops
 
 import tfdist
 from tfdist.errors import InputError
@@ -14,7 +14,21 @@ from tfdist.sharding.layouts import Layout
 
 VALUE = np.random.default_rng(4).standard_normal((4, 8, 6))
 ODD = np.random.default_rng(4).standard_normal((10, 6, 2))  # shards of 5 and of 3
-SLICED = {
+REARRANGED = {
+    "a concatenation": lambda x: tf.concat([x, 2 * x], 1),
+    "a concatenation of the last dim": lambda x: tf.concat([x[:, 0, :2], 2 * x[:, 1, :2]], -1),
+    "keras.ops.concatenate": lambda x: keras.ops.concatenate([x[:, :, 0], 2 * x[:, :, 1]], -1),
+    "a concatenation of rows": lambda x: tf.concat([x, 2 * x], -3),
+    "a concatenation of images": lambda x: tf.concat([x[:, :2, :, tf.newaxis], x[:, 2:4, :, tf.newaxis]], 0),
+    "a concatenation of vectors": lambda x: tf.concat([x[:, 0, 0], [1.0, 2.0], x[:, 0, 1]], -1),
+    "a concatenation by a shape": lambda x: tf.reshape(x, tf.concat([[x.shape[0] // 2, 2], tf.shape(x)[1:]], 0)),
+    "a concatenation of many": lambda x: tf.concat([x[:, :2], x[:, 2:3], x[:, 3:]], axis=-2),
+    "a transpose": lambda x: tf.transpose(x[:, :2], [0, 2, 1]),
+    "tf.slice": lambda x: tf.slice(x, [0, 1, 1], [-1, 4, 1]),
+    "tf.slice of rows": lambda x: tf.slice(x, [2, 0, 0], [2, -1, -1]),
+    "keras.ops.slice": lambda x: keras.ops.slice(x, [0, 2, 0], [4, 2, 2]),
+    "tf.math.top_k": lambda x: tf.math.top_k(x, 2).values,
+    "keras.ops.sort": lambda x: keras.ops.sort(x, 1),
     "tf.reverse of rows": lambda x: tf.reverse(x, [0]),
     "tf.reverse of two dims": lambda x: tf.reverse(tensor=x, axis=[1, -1]),
     "keras.ops.flip": lambda x: keras.ops.flip(x, 1),
@@ -37,9 +51,9 @@ SLICED = {
 
 
 @pytest.mark.parametrize("value", [VALUE, ODD], ids=["even", "odd"])
-@pytest.mark.parametrize("case", SLICED)
+@pytest.mark.parametrize("case", REARRANGED)
 def test_values_and_gradients(case, value, mesh2x2):
-    layouts, devices, function = mesh2x2.layouts, mesh2x2.devices, SLICED[case]
+    layouts, devices, function = mesh2x2.layouts, mesh2x2.devices, REARRANGED[case]
     with tf.GradientTape() as tape:
         x = tf.constant(value)
         tape.watch(x)
@@ -75,9 +89,10 @@ def test_other_dtypes(dtype, mesh2x2):
     @tf.function(autograph=False)
     def compute(x):
         with mesh2x2.layouts.tracing():
-            return tf.reverse(x, [0, 1]), x[::-2]
+            return tf.reverse(x, [0, 1]), x[::-2], tf.concat([x, x], -1), tf.slice(x, [1, 0], [2, -1]), tf.transpose(x)
 
-    for found, right in zip(compute(laid), (value[::-1, ::-1], value[::-2]), strict=True):
+    rights = (value[::-1, ::-1], value[::-2], np.concatenate([value, value], 1), value[1:3], value.T)
+    for found, right in zip(compute(laid), rights, strict=True):
         np.testing.assert_array_equal(devices.full_tensor(found), tf.cast(right, dtype))
 
 
@@ -92,12 +107,58 @@ def test_what_tensorflow_refuses_is_refused(axis, mesh2x2):
         compute.get_concrete_function()
 
 
+@pytest.mark.parametrize("size", [[2, 2], [2, -1]])
+def test_a_slice_outside_of_a_tensor_is_refused(size, mesh2x2):
+    @tf.function(autograph=False)
+    def compute(x):
+        with mesh2x2.layouts.tracing():
+            return tf.slice(x, [0, 5 - size[1]], size)
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="Expected size|Negative dimension size"):
+        compute(tf.ones([2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("values", "axis", "error"),
+    [
+        ([], 0, ValueError),
+        ([tf.ones([2, 3]), tf.ones([2, 3], tf.int32)], 0, TypeError),
+        ([tf.ones([2, 3])] * 2, 2, ValueError),
+        ([tf.ones([2, 3])] * 2, 1.5, TypeError),
+    ],
+)
+def test_a_wrong_concatenation_is_refused_as_by_tensorflow(values, axis, error, mesh2x2):
+    def concatenate():
+        return tf.concat(values, axis)
+
+    def on_the_mesh():
+        with mesh2x2.layouts.tracing():
+            return concatenate()
+
+    messages = []
+    for function in (concatenate, on_the_mesh):
+        with pytest.raises(error) as raised:
+            tf.function(function, autograph=False).get_concrete_function()
+        messages.append(str(raised.value).split(" for '")[0])  # without the names of tensors
+    assert messages[0] == messages[1]
+
+
 def test_a_slice_that_is_not_laid_out_is_refused(mesh2x2):
     reverse = tf.function(lambda x: x[:, ::-1], autograph=False)
     reverse(tf.constant(VALUE[..., 0]))
     laid = mesh2x2.devices.lay(VALUE[..., 0], Layout(("data", "model")))
     with pytest.raises(InputError, match="^On a mesh, a slice with strides must be traced as a part of the step"):
         mesh2x2.compiled(lambda x: reverse(x * 1))(laid)
+
+
+def test_a_concatenation_that_is_not_laid_out_is_refused(mesh2x2):
+    concatenate = tf.function(lambda x: tf.concat([x, x], -1), autograph=False)
+    concatenate(tf.constant(VALUE[..., 0]))
+    laid = mesh2x2.devices.lay(VALUE[..., 0], Layout(("data", None)))
+    with pytest.raises(
+        InputError, match="^On a mesh, a concatenation with a negative axis must be traced as a part of the"
+    ):
+        mesh2x2.compiled(lambda x: concatenate(x * 1))(laid)
 
 
 def test_slices_of_shapes_stay_constants(mesh2x2):
@@ -107,7 +168,16 @@ def test_slices_of_shapes_stay_constants(mesh2x2):
 
 
 def patched():
-    return [tf.reverse, array_ops.reverse, array_ops.reverse_v2, gen_array_ops.strided_slice]
+    names = (
+        (array_ops, "reverse"),
+        (array_ops, "reverse_v2"),
+        (gen_array_ops, "strided_slice"),
+        (gen_array_ops, "_slice"),
+        (gen_array_ops, "concat_v2"),
+        (gen_array_ops, "transpose"),
+        (gen_nn_ops, "top_kv2"),
+    )
+    return [tf.reverse, *(getattr(module, name) for module, name in names)]
 
 
 def test_nothing_is_replaced_afterwards(mesh2x2):
@@ -123,7 +193,7 @@ def test_what_is_not_traced_is_as_ever(mesh2x2):
     found = []
 
     def read():
-        data = tf.data.Dataset.from_tensors(VALUE).map(lambda x: tf.reverse(x[:, ::2], [0]))
+        data = tf.data.Dataset.from_tensors(VALUE).map(lambda x: tf.concat([tf.reverse(x[:, ::2], [0])], -1))
         found.extend([*data, tf.image.flip_up_down(VALUE), tf.constant(VALUE)[::-1]])
 
     @tf.function(autograph=False)
@@ -133,7 +203,7 @@ def test_what_is_not_traced_is_as_ever(mesh2x2):
             thread.start()
             thread.join()
             with tf.init_scope():
-                found.append(keras.ops.flip(tf.constant(VALUE), 0))
+                found.append(tf.transpose(tf.concat([keras.ops.flip(tf.constant(VALUE), 0)], -1), [0, 1, 2]))
             return x + 1
 
     step(mesh2x2.devices.lay(VALUE, Layout(("data", "model", None))))
@@ -146,7 +216,8 @@ def network():
     images = keras.layers.RandomFlip("horizontal", seed=1)(inputs)
     texts = keras.layers.Reshape((6, 6))(images)
     hidden = keras.layers.Bidirectional(keras.layers.LSTM(4, return_sequences=True, unroll=True))(texts)
-    hidden = keras.layers.LSTM(4, go_backwards=True, unroll=True)(hidden)
+    backwards = keras.layers.LSTM(4, go_backwards=True, unroll=True)(hidden)
+    hidden = keras.layers.Concatenate()([backwards, keras.layers.Dense(4)(hidden[:, 0])])
     hidden = keras.layers.Lambda(lambda x: x[:, ::-1])(keras.layers.Dense(8, activation="relu")(hidden))
     return keras.Model(inputs, keras.layers.Dense(2, activation="sigmoid")(hidden))
 
@@ -154,8 +225,9 @@ def network():
 def test_a_model_trains_and_is_evaluated_as_on_one_device(single, mesh2x2, mesh4x1, float64):
     random = np.random.default_rng(2)
     data = random.standard_normal((16, 6, 6, 1)), random.integers(0, 2, (16, 2))
+    by_inputs = tfdist.load_strategy("mesh", mesh_shape="data:2;model:2", layout="in:model")
     found = []
-    for strategy in (single, mesh2x2, mesh4x1):
+    for strategy in (single, mesh2x2, mesh4x1, by_inputs):
         keras.utils.clear_session(free_memory=False)  # for equal names
         keras.utils.set_random_seed(11)
         with strategy.scope():
