@@ -7,11 +7,13 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from tfdist import keras_fit
 from tfdist.cluster import environment
+from tfdist.run import run_script
 
 pytestmark = pytest.mark.processes
 
@@ -112,6 +114,68 @@ def test_a_mistake_is_one_line(
     assert done.returncode == 2
     [line] = done.stdout.splitlines()
     assert all(part in line for part in parts), line
+
+
+@pytest.fixture
+def run_program(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Runs a program in this process, as the command does, by a symbolic link from another directory."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "links").mkdir()
+
+    def run_it(text: str) -> None:
+        (tmp_path / "own.py").write_text(text)
+        (tmp_path / "links" / "own.py").symlink_to(tmp_path / "own.py")
+        run_script(str(tmp_path / "links" / "own.py"), [])
+
+    return run_it
+
+
+@pytest.mark.parametrize("code", ["", "0", "None", "False"])
+def test_an_end_that_is_no_failure(code: str, run_program: Callable[[str], None]) -> None:
+    run_program(f"import sys; sys.exit({code})")
+
+
+@pytest.mark.parametrize("code", ["''", "[]", "1", "'wrong'"])
+def test_an_end_that_is_a_failure(code: str, run_program: Callable[[str], None]) -> None:
+    with pytest.raises(SystemExit):
+        run_program(f"import sys; sys.exit({code})")
+
+
+def test_a_scripts_neighbors_are_those_of_the_file_that_a_link_is_to(
+    run_program: Callable[[str], None], tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "neighbor_of_own.py").write_text("")
+    run_program("import neighbor_of_own")
+
+
+def test_threads_of_a_script_are_waited_for_but_not_idle_ones(
+    run_program: Callable[[str], None], tmp_path: pathlib.Path
+) -> None:
+    run_program(
+        "import concurrent.futures, pathlib, threading, time\n"
+        "pool = concurrent.futures.ThreadPoolExecutor()\n"
+        "pool.submit(int).result()\n"
+        "def train():\n"
+        "    time.sleep(0.3)\n"
+        "    pathlib.Path(__file__).with_name('done').touch()\n"
+        "threading.Thread(target=train).start()\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    assert (tmp_path / "links" / "done").exists()
+
+
+def test_a_script_may_close_its_standard_output_and_leave_a_pool_of_processes(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import concurrent.futures, sys\n"
+        "pool = concurrent.futures.ProcessPoolExecutor(1)\n"
+        "with open('log', 'w') as file:\n"
+        "    sys.stdout = file\n"
+        "    print(pool.submit(int, '3').result())\n"
+    )
+    done = run(["-m", "tfdist.run", "own.py"], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert (tmp_path / "log").read_text() == "3\n"
 
 
 def test_what_is_replaced_is_in_the_documents_table(tmp_path: pathlib.Path) -> None:

@@ -101,7 +101,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
         raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
     given: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
     job = Job(**given | parse_processes(given["processes"]))
-    check_program(arguments[0])
+    check_program(arguments[0], arguments[1:])
     if job.isolate:
         network_namespace.enter()
     arrived: list[int] = []

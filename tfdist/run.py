@@ -4,6 +4,7 @@ import os
 import pathlib
 import runpy
 import sys
+import threading
 from collections.abc import Sequence
 
 from absl import flags as absl_flags
@@ -13,6 +14,8 @@ from tfdist.cli.cluster_check import check_cluster
 from tfdist.config.run_config import RunConfig
 from tfdist.errors import ExitCode, InputError, naming_arguments
 from tfdist.process.uncaught_errors import located
+
+_EXECUTORS = ("concurrent.futures.", "joblib.", "loky.")
 
 
 def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
@@ -73,7 +76,7 @@ def _check_script(script: pathlib.Path) -> None:
 def run_script(script: str, arguments: Sequence[str]) -> None:
     """Runs a file like `python script arguments`; its errors are raised again, but no `SystemExit` that means success."""
     sys.argv = [script, *arguments]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     try:
         with naming_arguments():
             runpy.run_path(script, run_name="__main__")
@@ -81,8 +84,22 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         error.args = (located(error), *error.args[1:])
         raise
     except SystemExit as end:
-        if end.code:
+        if end.code is not None and end.code != 0:
             raise
+    _wait_for_threads()
+
+
+def _wait_for_threads() -> None:
+    """Waits for the script's threads, as Python does at exit: they may be training, for which this process must stay."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon and not _is_of_executor(thread):
+            thread.join()
+
+
+def _is_of_executor(thread: threading.Thread) -> bool:
+    """Returns whether a thread waits for work until Python exits."""
+    modules = (getattr(each, "__module__", "") for each in (type(thread), getattr(thread, "_target", None)))
+    return any(str(module).startswith(_EXECUTORS) for module in modules)
 
 
 def _call(values: absl_flags.FlagValues, rest: list[str]) -> int:

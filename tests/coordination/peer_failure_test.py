@@ -33,6 +33,13 @@ class Ends:
         self.came.set()
 
 
+class Unprintable(Exception):
+    """An error without a text."""
+
+    def __str__(self):
+        raise KeyError("text")
+
+
 @pytest.fixture
 def watched(job, monkeypatch):
     monkeypatch.setattr("tfdist.coordination.peer_failure.LOSS_NOTICE_SECONDS", 0.5)
@@ -141,6 +148,9 @@ def test_without_a_loss_it_leaves_quietly(watched):
         (SystemExit("no"), "rank 0 is lost: ended with code 1 (failed)"),
         (SystemExit(75), "None"),  # a preemption, on which all ranks agree
         (SystemExit(42), "rank 0 is lost: ended with code 42"),
+        (SystemExit(300), "rank 0 is lost: ended with code 44"),  # as the process does
+        (SystemExit(True), "rank 0 is lost: ended with code 1 (failed)"),
+        (Unprintable(), "rank 0 is lost: ended with code 1 (failed): Unprintable: <exception str() failed>"),
         (KeyboardInterrupt(), "rank 0 is lost: ended with code 130 (killed by SIGINT)"),
     ],
 )

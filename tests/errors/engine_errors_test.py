@@ -60,6 +60,32 @@ def test_out_of_memory_shows_its_notes_and_its_cause():
     assert len(line) < 500
 
 
+def raised(program):
+    try:
+        program()
+    except ValueError as error:
+        return error
+
+
+def from_itself():
+    try:
+        raise ValueError("mine")
+    except ValueError as error:
+        raise error from error
+
+
+def from_nothing():
+    try:
+        raise ResourceExhaustedError("OOM")
+    except ResourceExhaustedError:
+        raise ValueError("mine") from None
+
+
+@pytest.mark.parametrize("program", [from_itself, from_nothing])
+def test_errors_that_are_not_caused_by_a_lack_of_memory(program):
+    assert engine_errors.out_of_memory(raised(program)) is None
+
+
 @pytest.mark.parametrize("error", [UnavailableError("gone"), ValueError("OOM"), OSError(12, "Cannot allocate memory")])
 def test_other_errors_are_not_out_of_memory(error):
     assert engine_errors.out_of_memory(error) is None

@@ -34,6 +34,9 @@ ENDS = {
     "import os; os._exit(5)": 5,
     "import os, signal; os.kill(os.getpid(), signal.SIGTERM)": -signal.SIGTERM,
     "raise KeyboardInterrupt": -signal.SIGINT,
+    "import atexit; atexit.register(print, 'at exit'); raise KeyboardInterrupt": -signal.SIGINT,
+    "import sys; sys.exit('caf\\udce9')": 1,
+    "raise ValueError('caf\\udce9')": 1,
     "from tfdist import errors; raise errors.InputError('wrong')": 2,
 }
 
@@ -72,6 +75,30 @@ def test_a_program_ends_as_it_would_end(code, servers, tmp_path):
     forked, started = both(servers, [str(tmp_path / "own.py")], tmp_path, TFDIST_LAUNCHER_ID="1")
     assert (forked[0], started[0]) == (ENDS[code], ENDS[code])
     assert forked[1].splitlines()[-1:] == started[1].splitlines()[-1:]
+
+
+def test_what_was_not_flushed_is_written_at_the_end(servers, tmp_path):
+    (tmp_path / "own.py").write_text("import sys\nfile = open(sys.argv[1], 'w')\nfile.write('one')\n")
+    for start, name in ((servers.start, "forked"), (processes.start, "started")):
+        with open(tmp_path / "output", "wb") as output:
+            process = start([sys.executable, str(tmp_path / "own.py"), str(tmp_path / name)], os.environ, output)
+        assert process.wait(timeout=DEADLINE) == 0
+        assert (tmp_path / name).read_text() == "one"
+
+
+def test_a_hook_for_errors_that_fails_hides_none(servers, tmp_path):
+    hook = "import sys\ndef hook(*error):\n    raise KeyError('in the hook')\nsys.excepthook = hook\n"
+    (tmp_path / "own.py").write_text(f"{hook}raise ValueError('wrong')\n")
+    for code, output in both(servers, [str(tmp_path / "own.py")], tmp_path):
+        assert code == 1
+        expected = (
+            "Error in sys.excepthook:",
+            "KeyError: 'in the hook'",
+            "Original exception was:",
+            "ValueError: wrong",
+        )
+        places = [output.index(each) for each in expected]
+        assert places == sorted(places)
 
 
 def test_a_process_can_be_killed_and_waited_for(servers, tmp_path):

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -77,3 +78,22 @@ def test_only_the_main_thread_can():
     thread.start()
     thread.join()
     assert said == [False] and signals.can_set_handlers()
+
+
+def test_a_forked_process_ends_by_signals_as_usual(heard):
+    """As `multiprocessing.Process.terminate` requires; the parent does not hear them."""
+    reading, writing = os.pipe()
+    with signals.handling({signal.SIGTERM: heard.by("outer")}), signals.handling({signal.SIGTERM: heard.by("inner")}):
+        pid = os.fork()
+        if pid == 0:
+            os.write(writing, b"1")
+            time.sleep(60)
+            os._exit(0)
+        assert os.read(reading, 1) == b"1"
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+        send(signal.SIGTERM)
+        heard.wait_for(1)
+    assert heard == [("inner", "SIGTERM")]
+    os.close(reading)
+    os.close(writing)

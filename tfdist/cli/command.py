@@ -314,6 +314,8 @@ def flush(may_lose: bool = False) -> None:
       may_lose: whether output that cannot be written for another reason, such as a full disk, is dropped as well.
     """
     for stream in (sys.stdout, sys.stderr):
+        if stream is None or getattr(stream, "closed", False):  # a program may have replaced it
+            continue
         try:
             stream.flush()
         except OSError as error:

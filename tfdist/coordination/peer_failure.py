@@ -125,5 +125,12 @@ def _goodbye_of(error: BaseException | None) -> tuple[int, str]:
         return exit_codes.SIGNALLED + signal.SIGINT, ""
     if isinstance(error, SystemExit):
         code = error.code
-        return (code if isinstance(code, int) else int(code is not None)), ""
-    return ExitCode.FAILED, f"{type(error).__name__}: {error}".partition("\n")[0]
+        return (int(code) & 0xFF if isinstance(code, int) else int(code is not None)), ""  # as the process ends with
+    return ExitCode.FAILED, f"{type(error).__name__}: {_text(error)}".partition("\n")[0]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"  # as in a traceback

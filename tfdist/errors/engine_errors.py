@@ -101,11 +101,13 @@ def one_line(text: str) -> str:
 
 def _behind(error: BaseException | None) -> BaseException | None:
     """Returns the out-of-memory error in the chain of causes, or None; Keras wraps errors in building a model."""
-    while (
-        error is not None and not isinstance(error, MemoryError) and "ResourceExhaustedError" not in _class_names(error)
-    ):
-        error = error.__cause__ or error.__context__
-    return error
+    seen: set[int] = set()  # of `raise error from error`
+    while error is not None and id(error) not in seen:
+        if isinstance(error, MemoryError) or "ResourceExhaustedError" in _class_names(error):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
 
 
 def _class_names(error: BaseException) -> set[str]:

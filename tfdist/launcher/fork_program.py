@@ -10,6 +10,7 @@ the fork. This process ends at the end of its input; signals that end a job are 
 import array
 import atexit
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -21,6 +22,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -134,7 +136,8 @@ def _exec(request: Mapping[str, Any], outputs: Sequence[int], leads: int) -> Non
             os.dup2(output, number)
         os.closerange(3, min(os.sysconf("SC_OPEN_MAX"), 4096))
         sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8", write_through=True)
-        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding="utf-8", write_through=True)
+        errors = io.FileIO(2, "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(errors, encoding="utf-8", errors="backslashreplace", write_through=True)
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["directory"])
@@ -157,22 +160,33 @@ def _forget_random_states() -> None:
 def _ended(arguments: Sequence[str]) -> int:
     """Runs a program and Python's exit handling; returns its exit code."""
     code: Any = None
+    error: BaseException | None = None
     try:
         _run(*arguments)
     except SystemExit as end:
         code = end.code
-    except KeyboardInterrupt as error:
-        _uncaught(error)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException as error:
+    except BaseException as raised:
+        error = raised
+    if error is not None:  # not while it is handled: it is no context of another error in the hook
         code = _uncaught(error)
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # waits for all non-daemon threads
     atexit._run_exitfuncs()
+    _flush_files()
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     return code or 0
+
+
+def _flush_files() -> None:
+    """Writes what the program has not flushed, which Python does when it deletes the open files at its end."""
+    for each in gc.get_objects():
+        if isinstance(each, io.TextIOBase | io.BufferedIOBase):
+            with contextlib.suppress(Exception):
+                each.flush()
 
 
 def _uncaught(error: BaseException) -> Any:
@@ -184,6 +198,10 @@ def _uncaught(error: BaseException) -> Any:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     except SystemExit as end:
         return end.code
+    except BaseException as own:
+        for title, each in (("Error in sys.excepthook:", own), ("\nOriginal exception was:", error)):
+            print(title, file=sys.stderr)
+            traceback.print_exception(each)
     return 1
 
 
@@ -197,7 +215,7 @@ def _run(program: str, *arguments: str) -> None:
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(arguments[0], "<string>", "exec"), vars(main))
     else:
-        sys.argv, sys.path[0] = [program, *arguments], os.path.dirname(os.path.abspath(program))
+        sys.argv, sys.path[0] = [program, *arguments], os.path.dirname(os.path.realpath(program))
         runpy.run_path(program, run_name="__main__")
 
 

@@ -10,8 +10,10 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 _NOBODY = -1  # instead of a file descriptor
+_REPLACED: list[Mapping[int, Any]] = []  # handlers by signal, of the outermost context first
 
 _log = logging.getLogger(__name__)
 
@@ -69,11 +71,29 @@ def handling(callbacks: Mapping[int, Callable[[int], object]]) -> Iterator[None]
 @contextlib.contextmanager
 def _handlers(numbers: Iterable[int]) -> Iterator[None]:
     before = {number: signal.signal(number, _stays_alive) for number in numbers}
+    _REPLACED.append(before)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if before in _REPLACED:  # not in a forked process, which has restored them
+            _REPLACED.remove(before)
+            _restore(before)
+
+
+def _restore(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _forget_in_child() -> None:
+    """Gives a process that a program forks the usual effects of signals: the sockets are those of its parent."""
+    if _REPLACED:
+        signal.set_wakeup_fd(_NOBODY)
+    while _REPLACED:
+        _restore(_REPLACED.pop())
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _read(reading: socket.socket, callbacks: Mapping[int, Callable[[int], object]], former: int) -> None:
