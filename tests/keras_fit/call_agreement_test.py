@@ -29,7 +29,11 @@ class Pieces(keras.utils.PyDataset):
         ({"x": tf.data.Dataset.range(7).batch(3)}, [3]),
         ({"x": ENDLESS}, [ENDLESS_PASS]),
         ({"x": tf.data.Dataset.range(7).filter(lambda i: i > 2).batch(3)}, [None]),
-        ({"x": X, "steps_per_epoch": 5}, [2]),
+        ({"x": X, "steps_per_epoch": 5}, [5]),
+        ({"x": X, "steps": 10}, [9]),
+        ({"x": X, "steps": 40}, [33]),
+        ({"x": X, "batch_size": 10, "validation_data": (X, X), "validation_steps": 5}, [4, 4]),
+        ({"x": X, "steps_per_epoch": 3, "validation_data": (X, X), "validation_steps": 5}, [3, 5]),
         ({"x": ENDLESS, "steps_per_epoch": 5, "validation_data": ENDLESS}, [5, ENDLESS_PASS]),
         ({"x": iter([X]), "steps": 6}, [6]),
         ({"x": iter([X])}, [None]),
@@ -39,13 +43,15 @@ def test_batches_in_a_pass(given, expected):
     assert passes(given) == expected
 
 
-def test_keras_counts_the_same():
+@pytest.mark.parametrize("more", [{"batch_size": 8}, {"steps_per_epoch": 7}, {"steps_per_epoch": 40}, {}])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_keras_counts_the_same(more):
     """Compared with the number that `fit` actually takes."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     ends = []
     count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))
-    given = {"x": X, "y": X[:, :1], "batch_size": 8, "validation_split": 0.25}
+    given = {"x": X, "y": X[:, :1], "validation_split": 0.25, **more}
     model.fit(**given, callbacks=[count], verbose=0)
     assert len(ends) == passes(given)[0]
 
@@ -63,6 +69,7 @@ def test_a_pass_is_a_whole_number_of_calls(batches, available, expected):
     ("given", "expected"),
     [
         ({"x": X, "batch_size": 10, "steps_per_epoch": 9}, 4),
+        ({"x": X, "steps_per_epoch": 9}, 9),
         ({"x": ENDLESS, "steps_per_epoch": 5}, 0),
         ({"x": iter([X]), "steps_per_epoch": 5}, None),
         ({"x": Pieces(), "steps_per_epoch": 5}, 9),

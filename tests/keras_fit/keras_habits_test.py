@@ -27,6 +27,17 @@ def fitted(model: keras.Model) -> Any:
     return history, model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)
 
 
+def test_arrays_are_divided_by_steps_without_a_batch_size(float64: None, mirrored2: tfdist.Strategy) -> None:
+    """Into batches of 2 rows here, which Keras computes from the number of steps."""
+
+    def use(model: keras.Model) -> Any:
+        more = {"validation_data": (X, Y), "validation_steps": 7}
+        history = model.fit(X, Y, steps_per_epoch=10, epochs=2, shuffle=False, verbose=0, **more).history
+        return history, model.evaluate(X, Y, steps=10, verbose=0), model.predict(X, steps=10, verbose=0)
+
+    assert not differences(*both(mirrored2, lambda: dense(steps_per_execution=5, metrics=["mae"]), use))
+
+
 def listed_outputs(loss: Any) -> keras.Model:
     inputs = keras.Input((5,))
     outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("zeta", "alpha")]

@@ -66,6 +66,11 @@ CASES = {
     "by name": (dense, {"loss": lambda: "sparse_categorical_crossentropy"}, (X, Y)),
     "weights": (dense, {"loss": crossentropy}, (X, Y, WEIGHTS)),
     "weights of all": (dense, {"loss": lambda: crossentropy(reduction="mean_with_sample_weight")}, (X, Y, WEIGHTS)),
+    "integer weights of all": (
+        dense,
+        {"loss": lambda: crossentropy(reduction="mean_with_sample_weight")},
+        (X, Y, (3 * WEIGHTS).astype("int64")),
+    ),
     "mean_with_sample_weight without": (
         dense,
         {"loss": lambda: crossentropy(reduction="mean_with_sample_weight")},

@@ -256,6 +256,23 @@ def test_a_metric_may_return_its_variable(mirrored2):
     assert found == [float((Y[:64] > 0).sum())]
 
 
+class Signs(Positives):
+    """Returns a dict, whose names Keras logs."""
+
+    def result(self):
+        return {"above": self.count, "twice": 2 * self.count}
+
+
+def test_a_metric_may_return_a_dict(mirrored2):
+    with mirrored2.scope():
+        trainer = tfdist.Trainer(build(), optimizer="sgd", loss="mse", metrics=[Signs()])
+    expected = float((Y[:64] > 0).sum())
+    history = trainer.fit(X[:64], Y[:64], verbose=0).history
+    assert (history["above"], history["twice"]) == ([expected], [2 * expected])
+    found = trainer.evaluate(X[:64], Y[:64], verbose=0)
+    assert (found["above"], found["twice"]) == (expected, 2 * expected)
+
+
 def test_evaluate_takes_data_in_the_same_forms(single):
     trainer = trainer_of(single)
     whole = trainer.evaluate(X, Y)

@@ -1,8 +1,10 @@
-"""Additional options of `Trainer.fit`: schedules, and values of flags."""
+"""Arguments of `Trainer` and options of `Trainer.fit`: models that are refused, schedules, and values of flags."""
 
+import keras
 import numpy as np
 import pytest
 
+import tfdist
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.trainer.options import Checks, Schedule
@@ -40,3 +42,10 @@ def test_numbers_of_numpy_are_those_of_python():
 def test_a_truth_value_is_no_number(of):
     with pytest.raises(InputError, match="Received: True"):
         of()
+
+
+@pytest.mark.parametrize("name", ["train_step", "test_step", "predict_step", "compute_loss", "compute_metrics"])
+def test_a_model_with_a_step_of_its_own_is_refused(name, single):
+    own = type("Own", (keras.Model,), {name: lambda self, *args, **kwargs: None})
+    with single.scope(), pytest.raises(InputError, match=f"Received: a Own with its own {name}. Use Keras's own fit"):
+        tfdist.Trainer(own(), optimizer="sgd", loss="mse")

@@ -81,7 +81,7 @@ def passes(given: dict[str, Any]) -> list[int | None]:
       The numbers; None if unknown, `ENDLESS` if infinite.
     """
     x, batch_size = given["x"], given.get("batch_size")
-    steps = given.get("steps_per_epoch") or given.get("steps")
+    steps = _steps(given)
     of_validation = given.get("validation_steps"), given.get("validation_batch_size") or batch_size
     size = _size(x)
     if given.get("validation_data") is not None:
@@ -93,6 +93,10 @@ def passes(given: dict[str, Any]) -> list[int | None]:
     return [_batches(x, size, steps, batch_size)]
 
 
+def _steps(given: dict[str, Any]) -> int | None:
+    return given.get("steps_per_epoch") or given.get("steps")
+
+
 def _size(x: Any) -> int | None:
     """Returns the rows of arrays; None for anything else."""
     if isinstance(x, tf.data.Dataset | keras.utils.PyDataset):
@@ -102,22 +106,25 @@ def _size(x: Any) -> int | None:
 
 def _batches(x: Any, size: int | None, steps: int | None, batch_size: int | None) -> int | None:
     """Returns the number of batches in a pass: the number requested, but no more than there are."""
-    there = _there(x, size, batch_size)
+    there = _there(x, size, steps, batch_size)
     return min(int(steps), there or int(steps)) if steps else there
 
 
-def _there(x: Any, size: int | None, batch_size: int | None) -> int | None:
+def _there(x: Any, size: int | None, steps: int | None, batch_size: int | None) -> int | None:
     if isinstance(x, keras.utils.PyDataset):
         return x.num_batches
     if isinstance(x, tf.data.Dataset):
         known = int(x.cardinality())
         return ENDLESS if known == tf.data.INFINITE_CARDINALITY else known if known > 0 else None
-    return math.ceil(size / (batch_size or 32)) if size is not None else None
+    if size is None:
+        return None
+    rows = batch_size or (math.ceil(size / steps) if steps else 32)  # as Keras divides arrays
+    return math.ceil(size / rows) if size else 0
 
 
 def available(given: dict[str, Any]) -> int | None:
     """Returns the number of batches in the data of a call, regardless of `steps`: 0 if infinite, None if unknown."""
-    return _there(given["x"], _size(given["x"]), given.get("batch_size"))
+    return _there(given["x"], _size(given["x"]), _steps(given), given.get("batch_size"))
 
 
 def steps_at_a_time(batches: int | None, available: int | None, most: int) -> int:

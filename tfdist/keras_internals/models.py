@@ -229,7 +229,7 @@ def weighted_sum(values: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None, 
 
 def sum_of_weights(sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf.Tensor:
     """Returns the sum of weights times mask, with Keras's broadcasting; at least one of them is not None."""
-    return keras.ops.sum(apply_mask(sample_weight, mask, dtype=dtype, reduction="sum"))
+    return keras.ops.sum(keras.ops.cast(apply_mask(sample_weight, mask, dtype=dtype, reduction="sum"), dtype))
 
 
 def layers_of(model: keras.Model) -> list[keras.Layer]:
@@ -330,7 +330,8 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float
     results: dict[str, Any] = {}
     with keras.StatelessScope(state_mapping=list(zip(metric_variables(model), values, strict=True))):
         if model._compile_metrics is not None:
-            results |= model._compile_metrics.result()
+            for name, result in model._compile_metrics.result().items():
+                results |= result if isinstance(result, dict) else {name: result}
         for layer, metric in _metrics_of_layers(model):
             found = metric.result()
             named = found if isinstance(found, dict) else {metric.name: found}

@@ -18,6 +18,7 @@ from tfdist.grammar.spec import nearest
 from tfdist.grammar.sync import Sync
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
+_OF_KERAS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")  # which Keras's fit calls
 _BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # what Keras resolves by the shape of the labels
 
 
@@ -35,6 +36,7 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
       InputError: one of them has the wrong type, or a name is not known.
     """
     _check_type("model", model, keras.Model, "a keras.Model", "keras.Sequential([...])")
+    _check_steps(model)
     _check_optimizer(optimizer)
     for each in tf.nest.flatten(loss):
         if isinstance(each, str):
@@ -62,6 +64,15 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
         raise InputError(
             f"`bucket_order` must be one of {', '.join(BUCKET_ORDERS)}. Received: {options['bucket_order']!r}. Leave it out "
             f'for "{BUCKET_ORDERS[0]}".'
+        )
+
+
+def _check_steps(model: keras.Model) -> None:
+    own = [name for name in _OF_KERAS if getattr(type(model), name) is not getattr(keras.Model, name)]
+    if own:
+        raise InputError(
+            f"A Trainer computes its model's steps itself. Received: a {type(model).__name__} with its own {', '.join(own)}. "
+            "Use Keras's own fit: tfdist.distribute(model, strategy)."
         )
 
 
