@@ -54,6 +54,10 @@ LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], list[layers.Layer]]]] = {
     "depthwise": (IMAGES, lambda: [layers.DepthwiseConv2D(3)]),
     "separable": (IMAGES, lambda: [layers.SeparableConv2D(4, 3, dilation_rate=2)]),
     "transposed": (IMAGES, lambda: [layers.Conv2DTranspose(4, 3, strides=2)]),
+    "max_pool": (IMAGES, lambda: [layers.Conv2D(4, 3), layers.MaxPooling2D(2)]),
+    "average_pool": (IMAGES, lambda: [layers.Conv2D(4, 3), layers.AveragePooling2D(2)]),
+    "adaptive_pool": (SERIES, lambda: [layers.Conv1D(4, 3), layers.AdaptiveMaxPooling1D(4)]),
+    "pool_over_time": (VIDEOS, lambda: [layers.Conv3D(2, 3), layers.TimeDistributed(layers.MaxPooling2D(2))]),
     "conv_lstm": (VIDEOS, lambda: [layers.ConvLSTM2D(4, 3)]),
     "conv_over_time": (VIDEOS, lambda: [layers.TimeDistributed(layers.Conv2D(4, 3))]),
     "recurrent": (SERIES, lambda: [layers.Masking(), layers.Bidirectional(layers.LSTM(4))]),
@@ -108,7 +112,7 @@ def assert_same(ours: Any, plain: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", quick(LAYERS, "conv1d_dilated", "conv2d", "gathered", "synchronized"))
+@pytest.mark.parametrize("name", quick(LAYERS, "conv1d_dilated", "conv2d", "max_pool", "gathered", "synchronized"))
 def test_it_trains_evaluates_and_predicts_as_one_device(name: str, mirrored2: tfdist.Strategy) -> None:
     assert_same(*both(mirrored2, lambda: network(name), used(LAYERS[name][0])))
 

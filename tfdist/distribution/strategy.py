@@ -325,7 +325,7 @@ class HasCollectives(Strategy):
         @tf.autograph.experimental.do_not_convert
         def replica_function(*args: Any) -> Any:
             token = _in_replica.set(True)
-            rows = keras_internals.convolutions_of_no_rows(self.collectives.size > 1)
+            rows = keras_internals.empty_batches_supported(self.collectives.size > 1)
             try:
                 with using(self.collectives), _in_use(self), keras_internals.one_device_losses(), rows:
                     return function(*args)

@@ -5,7 +5,6 @@
 
 from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
-from tfdist.keras_internals.convolutions import convolutions_of_no_rows
 from tfdist.keras_internals.data import Adapted, adapted, count_rows, is_batched
 from tfdist.keras_internals.deferred import (
     deferred_weights,
@@ -15,6 +14,7 @@ from tfdist.keras_internals.deferred import (
     without_call_context,
 )
 from tfdist.keras_internals.draws import keyed, neutral
+from tfdist.keras_internals.empty_batches import empty_batches_supported
 from tfdist.keras_internals.fitting import (
     compilation,
     forget_functions,
@@ -212,7 +212,7 @@ __all__ = [
     "compilation",
     "compiled_functions",
     "constant_learning_rate",
-    "convolutions_of_no_rows",
+    "empty_batches_supported",
     "create_again",
     "count_rows",
     "data_losses",

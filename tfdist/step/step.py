@@ -297,7 +297,7 @@ class Step:
             return differentiate
 
         def for_xla(*args: Any) -> Any:
-            with keras_internals.convolutions_of_no_rows(False):
+            with keras_internals.empty_batches_supported(False):
                 return differentiate(*args)
 
         compiled = tf.function(for_xla, jit_compile=True, autograph=False)
