@@ -114,6 +114,44 @@ def test_the_cause_is_not_the_first_exit(launch):
     assert "rank 1 ended with code 3 (loss not finite): step 7: the loss is inf" in one.said[-1]
 
 
+STUCK = """
+import atexit, os, sys, threading, time
+from tfdist.cluster.environment import from_tf_config
+from tfdist.coordination import join
+cluster = from_tf_config(os.environ)
+group = join(cluster)
+if cluster.rank == 1:
+    {how}
+    {end}
+time.sleep(1000)  # as in a collective
+"""
+THREAD = "threading.Thread(target=time.sleep, args=(1000,)).start()"
+HANDLER = "atexit.register(time.sleep, 1000); atexit.register(lambda: time.sleep(0.5) or print('at exit', flush=True))"
+
+
+@pytest.mark.parametrize(
+    "how, end, code, reason, flags",
+    [
+        (THREAD, "raise ValueError('wrong')", 1, "code 1 (failed): ValueError: wrong. ", ()),
+        (HANDLER, "sys.exit(7)", 7, "code 7. ", ()),
+        (
+            HANDLER,
+            "import tfdist.errors; raise tfdist.errors.PeerLostError('late')",
+            5,
+            "code 5 (a peer was lost): late. ",
+            (),
+        ),
+        (THREAD, "raise SystemExit(7)", 7, "code 7. ", ("--start_method=forkserver",)),
+    ],
+)
+def test_a_rank_that_fails_but_does_not_end_ends_all(launch, how, end, code, reason, flags):
+    """Its exit handlers have time to run."""
+    one = launch(sys.executable, "-c", STUCK.format(how=how, end=end), flags=flags, TF_CPP_MIN_LOG_LEVEL="2")
+    assert one.wait() == code
+    assert f"rank 1 ended with {reason}" in one.said[-1]
+    assert (how == HANDLER) == ("[1] at exit" in one.out.splitlines())
+
+
 def test_who_lost_a_peer_is_not_the_cause(launch):
     """Rank 1 ends as soon as rank 0 has ended, whose lock it gets then."""
     body = (

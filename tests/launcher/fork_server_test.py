@@ -77,6 +77,17 @@ def test_a_program_ends_as_it_would_end(code, servers, tmp_path):
     assert forked[1].splitlines()[-1:] == started[1].splitlines()[-1:]
 
 
+@pytest.mark.parametrize("end", ["raise SystemExit(3)", "raise ValueError('wrong')"])
+def test_the_end_of_a_program_is_known_before_its_threads_end(end, servers, tmp_path):
+    known = "lambda error: print('known:', repr(error)) or os._exit(4)"
+    begin = f"import os, threading, time\nfrom tfdist.process import exit_status\nexit_status.at_end({known})\n"
+    (tmp_path / "own.py").write_text(f"{begin}threading.Thread(target=time.sleep, args=(600,)).start()\n{end}")
+    with open(tmp_path / "output", "wb") as file:
+        process = servers.start([sys.executable, str(tmp_path / "own.py")], os.environ, file)
+    assert process.wait(timeout=DEADLINE) == 4
+    assert (tmp_path / "output").read_text().splitlines()[-1] == f"known: {end.removeprefix('raise ')}"
+
+
 def test_what_was_not_flushed_is_written_at_the_end(servers, tmp_path):
     (tmp_path / "own.py").write_text("import sys\nfile = open(sys.argv[1], 'w')\nfile.write('one')\n")
     for start, name in ((servers.start, "forked"), (processes.start, "started")):

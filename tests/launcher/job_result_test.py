@@ -43,6 +43,14 @@ def test_what_a_member_said_as_it_left_is_the_cause_before_its_process_ends():
     assert found.reason == "rank 1 ended with code 3 (loss not finite): step 7"
 
 
+def test_a_lost_peer_is_the_cause_only_if_nothing_else_has_failed():
+    """Its process may not end."""
+    loss = LostMember(1, "ended with code 5 (a peer was lost): too late.", 5)
+    running = [Ended(0, None), Ended(1, None)]
+    assert root_cause(running, loss) == Outcome(5, "rank 1 ended with code 5 (a peer was lost): too late", 1)
+    assert root_cause([Ended(0, 3), Ended(1, None)], loss).rank == 0
+
+
 def test_the_group_knows_better_who_was_first():
     ends = [Ended(0, 1, 1.0), Ended(1, 137, 1.01)]
     assert root_cause(ends, LostMember(1, "its connection closed")).rank == 1

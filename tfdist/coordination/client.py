@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from tfdist.coordination.authentication import derived
 from tfdist.coordination.connect import connect, send_or_shut
+from tfdist.coordination.goodbye import leave_at_failure
 from tfdist.coordination.group import NO_GOODBYE, Json, Listener, LostMember, name_member, silence
 from tfdist.coordination.liveness import Liveness
 from tfdist.coordination.messages import (
@@ -116,6 +117,7 @@ class Client:
         self._receive(call.following)
         self._thread = threading.Thread(target=self._run, name=f"{noun}-{rank}-group-member", daemon=True)
         self._thread.start()
+        leave_at_failure(self)
 
     def gather(self, ranks: Ranks, name: str, value: Json, deadline: float) -> list[Json]:
         """See `Group.gather`."""

@@ -1,7 +1,6 @@
 """How a training process reacts to the loss of another one: it reports it once and ends with the right exit code."""
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -9,8 +8,9 @@ from types import TracebackType
 from typing import TextIO
 
 from tfdist.cluster.environment import Cluster
+from tfdist.coordination.goodbye import goodbye_of
 from tfdist.coordination.group import Group, LostMember, name_member
-from tfdist.errors import ExitCode, PeerLostError, TfdistError, exit_codes
+from tfdist.errors import ExitCode, PeerLostError, TfdistError
 from tfdist.process.unblocked_output import flush, print_line
 
 LOSS_NOTICE_SECONDS = 2.0  # how much earlier than the notice of a loss the engine's error may be raised
@@ -67,7 +67,7 @@ class FailureDetector:
             self._group.leave(ExitCode.PEER_LOST)
             self._finish()
         self.close()
-        self._group.leave(*_goodbye_of(error))
+        self._group.leave(*goodbye_of(error))
 
     def _lost(self, loss: LostMember) -> None:
         patience = 0.0 if loss.code is None else OWN_FAILURE_SECONDS
@@ -114,23 +114,3 @@ def watch(
 def _may_be_caused_by_a_loss(error: Exception) -> bool:
     """Returns False for errors with another cause, such as a loss that is not finite."""
     return isinstance(error, PeerLostError) or not isinstance(error, TfdistError)
-
-
-def _goodbye_of(error: BaseException | None) -> tuple[int, str]:
-    if error is None:
-        return ExitCode.DONE, ""
-    if isinstance(error, TfdistError):
-        return error.exit_code, str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return exit_codes.SIGNALLED + signal.SIGINT, ""
-    if isinstance(error, SystemExit):
-        code = error.code
-        return (int(code) & 0xFF if isinstance(code, int) else int(code is not None)), ""  # as the process ends with
-    return ExitCode.FAILED, f"{type(error).__name__}: {_text(error)}".partition("\n")[0]
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "<exception str() failed>"  # as in a traceback

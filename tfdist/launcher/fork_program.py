@@ -22,12 +22,12 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.process.uncaught_errors import end_with_exit_codes
+from tfdist.process import exit_status
+from tfdist.process.uncaught_errors import call_excepthook, end_with_exit_codes
 
 READY = b"ready\n"
 _FILES = 3  # sent with each request: the connection for the process id and exit code, standard output, standard error
@@ -165,6 +165,7 @@ def _ended(arguments: Sequence[str]) -> int:
         _run(*arguments)
     except SystemExit as end:
         code = end.code
+        exit_status.ends_by(end)
     except BaseException as raised:
         error = raised
     if error is not None:  # not while it is handled: it is no context of another error in the hook
@@ -195,13 +196,9 @@ def _uncaught(error: BaseException) -> Any:
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     try:
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        call_excepthook(error.with_traceback(trace))
     except SystemExit as end:
         return end.code
-    except BaseException as own:
-        for title, each in (("Error in sys.excepthook:", own), ("\nOriginal exception was:", error)):
-            print(title, file=sys.stderr)
-            traceback.print_exception(each)
     return 1
 
 

@@ -55,18 +55,23 @@ def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Ou
       The cause; success if every process that has ended did so with code 0 or after a signal from the launcher.
     """
     if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST):
-        assert loss.code is not None
-        return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason.rstrip('.')}", loss.rank)
+        return _left(loss)
     failed = sorted((end for end in ends if end.code and not end.signalled), key=lambda end: end.ended)
     if loss and loss.code is None and _is_gone(loss, ends, failed):
         return Outcome(ExitCode.PEER_LOST, str(loss), loss.rank)
     known = [end for end in failed if end.code != ExitCode.PEER_LOST] or failed
     causes = [end for end in known if end.code != ExitCode.PREEMPTED] or known
     if not causes:
-        return SUCCESS
+        return _left(loss) if loss and loss.code == ExitCode.PEER_LOST else SUCCESS
     first = next((end for end in causes if loss and end.rank == loss.rank), causes[0])
     assert first.code is not None
     return Outcome(first.code, f"rank {first.rank} ended with {exit_codes.describe(first.code)}", first.rank)
+
+
+def _left(loss: LostMember) -> Outcome:
+    """Returns the outcome if a member that has said goodbye is the cause."""
+    assert loss.code is not None
+    return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason.rstrip('.')}", loss.rank)
 
 
 def _is_gone(loss: LostMember, ends: Sequence[ProcessEnd], failed: Sequence[ProcessEnd]) -> bool:

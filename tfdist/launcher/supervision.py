@@ -95,6 +95,7 @@ class Supervisor:
             stop = self._wait_for_a_stop()
             if stop:
                 self._watched.on_stop(stop.outcome)
+                self._let_lost_rank_end()
                 if stop.asked and self._cause().code == ExitCode.PREEMPTED:  # all are ending already, without a signal
                     stop = stop._replace(wait=max(stop.wait, stop.seconds), seconds=FAILURE_SECONDS)
                 self._until(lambda: self._all_ended() or self._watched.hurry(), stop.wait)
@@ -125,6 +126,14 @@ class Supervisor:
         if cause.code == ExitCode.PREEMPTED and not self._all_ended():
             cause = self._hanging(cause)
         return self._stopped or (Stop(cause) if cause.code else None)
+
+    def _let_lost_rank_end(self) -> None:
+        """Waits for a process that has said goodbye: its exit handlers may record why it failed."""
+        loss = self._watched.loss()
+        leaving = [child for child in self._children if loss and loss.code and child.rank == loss.rank]
+        self._until(
+            lambda: self._stop() or self._watched.hurry() or all(child.poll() for child in leaving), FAILURE_SECONDS
+        )
 
     def _hanging(self, preempted: Outcome) -> Outcome:
         """Returns the failure of processes that still run long after another one was preempted."""

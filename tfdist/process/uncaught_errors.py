@@ -10,6 +10,7 @@ from types import TracebackType
 
 from tfdist.errors import InputError, TfdistError
 from tfdist.errors.engine_errors import one_line
+from tfdist.process import exit_status
 from tfdist.process.preemption import LAUNCHER_VARIABLE
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ def end_with_exit_codes(environment: Mapping[str, str] = os.environ) -> None:
     """
     if LAUNCHER_VARIABLE not in environment:
         return
+    exit_status.watch()  # a rank that fails leaves its group, see `tfdist.coordination.goodbye`
     before = sys.excepthook
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -47,3 +49,23 @@ def end_with_exit_codes(environment: Mapping[str, str] = os.environ) -> None:
         raise SystemExit(int(error.exit_code))  # Python ends with this code
 
     sys.excepthook = end
+
+
+def call_excepthook(error: BaseException) -> None:
+    """Reports an error that ends this process as Python does, for code that handles it in place of Python.
+
+    Args:
+      error: the error, with the traceback that is to be printed.
+
+    Raises:
+      SystemExit: the hook has raised it, to end the process with its code.
+    """
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as own:
+        for title, each in (("Error in sys.excepthook:", own), ("\nOriginal exception was:", error)):
+            print(title, file=sys.stderr)
+            traceback.print_exception(each)

@@ -1,0 +1,98 @@
+"""How this process ends, known when its main thread has ended, before other threads and exit handlers are waited for.
+
+An endless thread or an exit handler that waits for other processes can keep a process from ending, which must not hide
+that it has failed. Python calls no hook for `SystemExit`, so that its exit status is known only if it is raised by
+`sys.exit`, which is replaced here. `raise SystemExit(1)` in a program is not noticed.
+"""
+
+import contextlib
+import functools
+import importlib
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+_calls: list[Callable[[BaseException], object]] = []
+_exits: list[SystemExit] = []  # the last one ends this process
+_log = logging.getLogger(__name__)
+
+
+def cause() -> BaseException | None:
+    """Returns the exception with which the main thread has ended: an uncaught error, or a `SystemExit` of any code.
+
+    None if it has ended otherwise, or is still running.
+    """
+    return _exits[-1] if _exits else getattr(sys, "last_value", None)
+
+
+def at_end(call: Callable[[BaseException], object]) -> None:
+    """Registers a call to be made when the main thread has ended with an exception, with `cause()`.
+
+    It is made after Python has printed the exception, and before threads and exit handlers are waited for.
+    """
+    watch()
+    _calls.append(call)
+
+
+def ends_by(error: SystemExit) -> None:
+    """Notes the exception that ends this process, for code that handles it in place of Python."""
+    _exits.append(error)
+
+
+@functools.cache
+def watch() -> None:
+    """Starts to notice how this process ends; programs call `sys.exit(main())`, which reads `sys.exit` before `main` runs."""
+    sys.exit = _replaced(sys.exit)
+    for module in ("concurrent.futures.thread", "concurrent.futures.process"):
+        importlib.import_module(
+            module
+        )  # what is registered last runs first: not after a wait for the threads of executors
+    with contextlib.suppress(RuntimeError):  # this process is ending already
+        threading._register_atexit(_report)  # type: ignore[attr-defined]
+
+
+def _report() -> None:
+    error = cause()
+    if error is None:
+        return
+    for call in _calls:
+        try:
+            call(error)
+        except Exception:  # it would keep Python from waiting for threads
+            _log.exception("Reporting how this process ends failed")
+
+
+class _Exit(SystemExit):
+    """What `sys.exit` raises. Python reads its code to end the process; then no Python code is running in the thread."""
+
+    def _read(self) -> Any:
+        if sys._getframe().f_back is None:
+            ends_by(self)
+        return _CODE.__get__(self)
+
+    def _write(self, code: Any) -> None:
+        _CODE.__set__(self, code)
+
+    code = property(_read, _write)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SystemExit, self.args
+
+
+_CODE: Any = SystemExit.__dict__["code"]
+_Exit.__name__, _Exit.__qualname__, _Exit.__module__ = "SystemExit", "SystemExit", "builtins"  # for those who print it
+
+
+def _replaced(original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    @functools.wraps(original)
+    def exit(status: Any = None, /) -> NoReturn:
+        try:
+            original(status)
+        except SystemExit as end:
+            if threading.current_thread() is not threading.main_thread():
+                raise  # it ends a thread silently, which `threading` does not do for a subclass
+            raise _Exit(*end.args) from None
+
+    return exit
