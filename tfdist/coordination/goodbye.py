@@ -9,8 +9,6 @@ from typing import Protocol
 from tfdist.errors import ExitCode, TfdistError, exit_codes
 from tfdist.process import exit_status
 
-_PLANNED = (ExitCode.DONE, ExitCode.PREEMPTED)
-
 
 class Member(Protocol):
     """A member of a group, which can leave it."""
@@ -36,9 +34,14 @@ def _register() -> None:
 
 def _leave_all(error: BaseException) -> None:
     code, reason = goodbye_of(error)
-    if code not in _PLANNED:
+    if not is_planned(code):
         for member in [*_members]:
             member.leave(code, reason)
+
+
+def is_planned(code: int) -> bool:
+    """Returns whether a process that ends with this code is no loss for the others, which end as well."""
+    return code in (ExitCode.DONE, ExitCode.PREEMPTED)
 
 
 def goodbye_of(error: BaseException | None) -> tuple[int, str]:

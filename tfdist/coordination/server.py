@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from tfdist.coordination.addresses import NO_RESOURCES, join_address
 from tfdist.coordination.authentication import WrongSealError, nonce
 from tfdist.coordination.connection import Connection
+from tfdist.coordination.goodbye import is_planned
 from tfdist.coordination.group import NO_GOODBYE, LostMember, silence
 from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, WRONG_TOKEN, Handshake, version_refusal
 from tfdist.coordination.limited_log import LimitedLog
@@ -25,7 +26,7 @@ from tfdist.coordination.messages import (
     take_ranks,
 )
 from tfdist.coordination.pending_operations import Answer, PendingOperations
-from tfdist.errors import ExitCode, exit_codes
+from tfdist.errors import exit_codes
 
 LOST_AFTER_SECONDS = 20.0
 MOST_UNREAD = 64 * LIMIT  # bytes that a member may leave unread
@@ -236,7 +237,7 @@ class Server:
             connection.send(_lost_message(loss))
 
     def _goodbye(self, connection: Connection, rank: int, code: int, reason: str) -> None:
-        if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
+        if not is_planned(code):
             ending = f"ended with {exit_codes.describe(code)}" + (f": {reason}" if reason else "")
             self._drop(connection, ending, code)
         else:

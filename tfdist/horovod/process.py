@@ -7,20 +7,23 @@ import atexit
 import contextlib
 import functools
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.coordination import Group
+from tfdist.coordination.goodbye import goodbye_of, is_planned
 from tfdist.errors import InputError, TfdistError
 from tfdist.horovod.engine import Engine, needs_horovod
+from tfdist.process import exit_status
 
 _engines: list[Engine] = []  # the engine in use, if any
 # The job's group: joined once per process, even if the engine then fails, and left at exit.
 _groups: list[Group] = []
 _at_start: list[Callable[[], None]] = []
+
+exit_status.watch()  # before the program's `sys.exit(main())` is evaluated, in which `init` is called
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
@@ -88,13 +91,13 @@ def _end_with_the_process() -> None:
 
 
 def _say_goodbye() -> None:
-    """Leaves the group at the end of the process, with its success or failure."""
-    failed = getattr(sys, "last_value", None) is not None
+    """Leaves the group at the end of the process, with its exit code; a failure does not wait for the other ranks."""
+    code, reason = goodbye_of(exit_status.cause())
     with contextlib.suppress(TfdistError):  # a lost rank has reported that itself
-        if not failed:
+        if is_planned(code):
             shutdown()
     for group in _groups:
-        group.leave(int(failed))
+        group.leave(code, reason)
 
 
 def at_start(call: Callable[[], None]) -> None:
