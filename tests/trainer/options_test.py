@@ -49,3 +49,13 @@ def test_a_model_with_a_step_of_its_own_is_refused(name, single):
     own = type("Own", (keras.Model,), {name: lambda self, *args, **kwargs: None})
     with single.scope(), pytest.raises(InputError, match=f"Received: a Own with its own {name}. Use Keras's own fit"):
         tfdist.Trainer(own(), optimizer="sgd", loss="mse")
+
+
+def test_a_model_with_a_step_as_an_attribute_is_refused(single):
+    with (
+        single.scope(),
+        pytest.raises(InputError, match="Received: a Sequential with its own train_step. Use Keras's own fit"),
+    ):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.train_step = lambda data: {}
+        tfdist.Trainer(model, optimizer="sgd", loss="mse")

@@ -40,10 +40,9 @@ def _has_strides_of_its_own(operation: tf.Operation) -> bool:
 
 
 def _has_a_negative_axis(operation: tf.Operation) -> bool:
-    first, *_, axis = operation.inputs
-    dim = tf.get_static_value(axis)
-    may_be_a_shape = first.shape.rank == 1 and first.dtype.is_integer
-    return dim is not None and bool(dim < 0) and not may_be_a_shape  # it is positive in what was laid out
+    *parts, axis = operation.inputs
+    dim = tf.get_static_value(axis)  # it is positive in what was laid out
+    return dim is not None and bool(dim < 0) and not keras_internals.may_be_shapes(parts)
 
 
 def _has_a_scalar_condition(operation: tf.Operation) -> bool:

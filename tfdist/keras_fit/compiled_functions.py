@@ -20,7 +20,6 @@ from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import Place
 from tfdist.keras_fit.first_batch import FirstBatch, ReduceOps, has_custom_code
 from tfdist.keras_fit.one_device import running
-from tfdist.keras_fit.patches import overridden
 from tfdist.keras_fit.replica_batch import rows_of, warn_of_all_rows
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
 from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
@@ -102,7 +101,7 @@ class Functions:
 
     def _first(self, batches: Any, spec: Any, most: int, number: int) -> StepsResult:
         """Runs the first steps; before them, inspects the first batch if the model has custom code."""
-        if self._own is None and any(overridden(self.model, name) for name in _OF_A_STEP):
+        if self._own is None and any(keras_internals.overridden(self.model, name) for name in _OF_A_STEP):
             self._own = self._own_steps(spec)
         if self._own is None and not self._checks:
             self._training = TrainerSteps(self.model, self._strategy, self._options, self._metrics)
@@ -256,7 +255,7 @@ class Functions:
 
         Tests use all rows until a batch shows how values are combined.
         """
-        is_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
+        is_own = any(keras_internals.overridden(self.model, name) for name in ("test_step", "compute_metrics"))
         if self._test_returned is None:
             self._test_returned = self._looked_at_test(spec) if is_own else Returned()
         found = self._reduce_ops("test_step", self._test_returned if is_own else None, first)

@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.keras_fit.patches import overridden
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import data_check
 
@@ -41,7 +41,7 @@ def check_arrays(strategy: Strategy, model: keras.Model, arrays: Any) -> None:
     Raises:
       InputError: labels with which training is certainly wrong.
     """
-    if arrays is None or overridden(model, "train_step"):
+    if arrays is None or keras_internals.overridden(model, "train_step"):
         return
     found = data_check.findings(model, arrays)
     for finding in found:

@@ -2,10 +2,10 @@
 
 import keras
 
+from tfdist import keras_internals
 from tfdist.config.run_config import RunConfig
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
-from tfdist.keras_fit.patches import overridden
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.step.validation import check_engine_sums
 
@@ -35,7 +35,7 @@ def suitable(strategy: Strategy, options: RunConfig) -> HasCollectives:
 
 def check_steps(model: keras.Model, strategy: HasCollectives) -> None:
     """Raises `InputError` for a custom step on a mesh: where it computes losses and gradients, nothing is laid out."""
-    own = [name for name in _STEPS if overridden(model, name)]
+    own = [name for name in _STEPS if keras_internals.overridden(model, name)]
     if strategy.sums_gradients and own:
         raise InputError(
             f"On a mesh, models are trained and evaluated by Keras's own steps. Received: {type(model).__name__}, which "

@@ -106,11 +106,6 @@ def attached(model: keras.Model) -> Distributed | None:
     return model.__dict__.get(_ATTRIBUTE)
 
 
-def overridden(model: keras.Model, name: str) -> bool:
-    """Returns whether a model overrides a method of `keras.Model`."""
-    return getattr(type(model), name) is not getattr(keras.Model, name) or name in model.__dict__
-
-
 @functools.cache
 def install() -> None:
     """Patches the names in the table, once per process."""

@@ -156,7 +156,7 @@ def _results_noted(model: keras.Model) -> Iterator[dict[int, tuple[str, Any]]]:
 
         def noted_result() -> Any:
             found = result()
-            for name, value in (found if isinstance(found, dict) else {metric.name: found}).items():
+            for name, value in keras_internals.by_name(metric.name, found).items():
                 noted[id(value)] = f"{number}/{name}", value
             return found
 

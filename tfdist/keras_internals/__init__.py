@@ -40,9 +40,18 @@ from tfdist.keras_internals.functional import (
     packed_outputs,
     standardized,
 )
+from tfdist.keras_internals.laid_out_operations import (
+    concatenations_laid_out,
+    draws_laid_out,
+    is_laid_out,
+    may_be_shapes,
+    strides_laid_out,
+    top_k_laid_out,
+    transposed_inputs_copied,
+)
 from tfdist.keras_internals.layers import (
     adders_of,
-    attentions_placed,
+    attentions_laid_out,
     check_layer_calls,
     is_symbolic_call,
     mask_and_logits,
@@ -59,6 +68,7 @@ from tfdist.keras_internals.models import (
     FlatLoss,
     build,
     build_losses,
+    by_name,
     check_fits,
     compiled_functions,
     data_losses,
@@ -83,6 +93,7 @@ from tfdist.keras_internals.models import (
     not_compiled,
     one_device_losses,
     operations_beside_layers,
+    overridden,
     sum_of_weights,
     take_data_losses,
     update_metrics,
@@ -111,14 +122,6 @@ from tfdist.keras_internals.optimizers import (
     updating_own_copies,
     velocities_of,
     weight_averages,
-)
-from tfdist.keras_internals.placed_operations import (
-    concatenations_placed,
-    draws_placed,
-    is_laid_out,
-    strides_placed,
-    top_k_placed,
-    transposes_copied,
 )
 from tfdist.keras_internals.saving import weights_in_file
 from tfdist.keras_internals.tf_internals import (
@@ -167,12 +170,13 @@ from tfdist.keras_internals.variables import (
 )
 
 __all__ = [
-    "draws_placed",
-    "strides_placed",
-    "concatenations_placed",
-    "top_k_placed",
-    "transposes_copied",
+    "draws_laid_out",
+    "strides_laid_out",
+    "concatenations_laid_out",
+    "top_k_laid_out",
+    "transposed_inputs_copied",
     "is_laid_out",
+    "may_be_shapes",
     "set_first_collective_key",
     "metrics_of_layers",
     "initialize",
@@ -198,13 +202,15 @@ __all__ = [
     "add_functions",
     "always_run",
     "adders_of",
-    "attentions_placed",
+    "attentions_laid_out",
     "check_fits",
     "check_layer_calls",
     "deferred_creation",
     "deferred_weights",
     "build",
     "build_losses",
+    "by_name",
+    "overridden",
     "bytes_of",
     "callback_state",
     "captured_through",

@@ -128,7 +128,7 @@ def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
 
 
 @contextlib.contextmanager
-def attentions_placed(
+def attentions_laid_out(
     before: Callable[[str, Any], Any],
     inside: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],
     replace_output: Callable[[str, Any], Any],
@@ -164,9 +164,9 @@ def attentions_placed(
         def call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
             query = args[0] if args else kwargs["query"]
             if tf.is_tensor(query):
-                placed = before(layer.path, query)
-                args = tuple(placed if x is query else x for x in args)
-                kwargs = {name: placed if x is query else x for name, x in kwargs.items()}
+                laid_out = before(layer.path, query)
+                args = tuple(laid_out if x is query else x for x in args)
+                kwargs = {name: laid_out if x is query else x for name, x in kwargs.items()}
             outputs = method(layer, *args, **kwargs)
             if isinstance(outputs, tuple):  # the second element are the scores
                 return (replace_output(layer.path, outputs[0]), *outputs[1:])

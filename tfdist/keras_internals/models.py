@@ -103,6 +103,11 @@ def flat_losses(model: keras.Model) -> list[FlatLoss]:
     return [FlatLoss(flat.path, flat.loss, flat.loss_weights) for flat in model._compile_loss._flat_losses or ()]
 
 
+def overridden(model: keras.Model, name: str) -> bool:
+    """Returns whether a model overrides a method of `keras.Model`, in its class or as an attribute."""
+    return getattr(type(model), name) is not getattr(keras.Model, name) or name in model.__dict__
+
+
 def compiled_functions(model: keras.Model) -> list[Any]:
     """Returns the compiled losses and metrics, as functions and objects, including Keras's own."""
     parts = [*_compiled_losses(model), *model.metrics, *_compiled_metrics(model)]
@@ -331,13 +336,16 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float
     with keras.StatelessScope(state_mapping=list(zip(metric_variables(model), values, strict=True))):
         if model._compile_metrics is not None:
             for name, result in model._compile_metrics.result().items():
-                results |= result if isinstance(result, dict) else {name: result}
+                results |= by_name(name, result)
         for layer, metric in _metrics_of_layers(model):
-            found = metric.result()
-            named = found if isinstance(found, dict) else {metric.name: found}
-            results |= {f"{layer}_{name}": value for name, value in named.items()}
+            results |= {f"{layer}_{name}": value for name, value in by_name(metric.name, metric.result()).items()}
         # In the scope, because a result may be a variable.
         return {name: value for key, result in results.items() for name, value in _numbers(key, np.asarray(result))}
+
+
+def by_name(name: str, result: Any) -> dict[str, Any]:
+    """Returns the parts of a metric's result by their names in logs: a dict has them, anything else has the metric's name."""
+    return result if isinstance(result, dict) else {name: result}
 
 
 def _numbers(name: str, result: np.ndarray) -> Iterator[tuple[str, float]]:

@@ -45,10 +45,10 @@ class MeshLayouts(TensorLayouts):
         if not tf.is_tensor(x) or not tf.inside_function():
             return x
 
-        def place(tensor: tf.Tensor) -> tf.Tensor:
+        def lay_out(tensor: tf.Tensor) -> tf.Tensor:
             return self._devices.relaid(tensor, layout) if tensor.shape.rank == len(layout.axes) else tensor
 
-        return keras_internals.with_mask_and_logits_of(place(x), x, place)
+        return keras_internals.with_mask_and_logits_of(lay_out(x), x, lay_out)
 
     def by_rows(self, tensors: Any) -> Any:
         """See base class; sharded by rows only.
@@ -57,8 +57,10 @@ class MeshLayouts(TensorLayouts):
         (tests/traps/dtensor_test.py), and rows cut out of a batch would be laid out as required by a layer with sharded
         inputs.
         """
-        place = self._in_rows
-        return keras.tree.map_structure(lambda x: keras_internals.with_mask_and_logits_of(place(x), x, place), tensors)
+        lay_out = self._in_rows
+        return keras.tree.map_structure(
+            lambda x: keras_internals.with_mask_and_logits_of(lay_out(x), x, lay_out), tensors
+        )
 
     def _in_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         axis = self._rules["batch"]
@@ -84,17 +86,17 @@ class MeshLayouts(TensorLayouts):
         with contextlib.ExitStack() as stack:
             if "context" in self._rules:
                 stack.enter_context(keras_internals.products_keep_dims())
-            stack.enter_context(keras_internals.attentions_placed(self.asking, self.attending, self.attended))
+            stack.enter_context(keras_internals.attentions_laid_out(self.asking, self.attending, self.attended))
             # In another layout, DTensor draws each part with a seed of its own, and the layout is that which what uses the
             # numbers requires: another one if a layer is recomputed in the backward pass.
-            stack.enter_context(keras_internals.draws_placed(self.replicated))
-            stack.enter_context(keras_internals.strides_placed(self.rearranged))
-            stack.enter_context(keras_internals.concatenations_placed(self.rearranged))
+            stack.enter_context(keras_internals.draws_laid_out(self.replicated))
+            stack.enter_context(keras_internals.strides_laid_out(self.rearranged))
+            stack.enter_context(keras_internals.concatenations_laid_out(self.rearranged))
             # The gradient of top-k places elements by their indices in the whole tensor, which DTensor takes for those in
             # a shard.
-            stack.enter_context(keras_internals.top_k_placed(self.replicated))
+            stack.enter_context(keras_internals.top_k_laid_out(self.replicated))
             # DTensor refuses a transpose whose result is required to be sharded otherwise than its input.
-            stack.enter_context(keras_internals.transposes_copied())
+            stack.enter_context(keras_internals.transposed_inputs_copied())
             yield
 
     def replicated(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -36,7 +36,7 @@ def sigterm_preserved() -> Iterator[None]:
         yield
     finally:
         if can_set_handlers():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
+            _restore({signal.SIGTERM: handler})
 
 
 @contextlib.contextmanager
@@ -81,6 +81,7 @@ def _handlers(numbers: Iterable[int]) -> Iterator[None]:
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:
+    """Sets handlers that were read before; None is one that was not set from Python."""
     for number, handler in handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 

@@ -104,8 +104,7 @@ class KerasMetrics(ModelMetrics):
         found: dict[str, Any] = {}
         with keras.StatelessScope(state_mapping=list(zip(self.variables, values, strict=True))):
             for number, metric in enumerate(self._model.metrics):
-                result = metric.result()
-                named = result if isinstance(result, dict) else {metric.name: result}
+                named = keras_internals.by_name(metric.name, metric.result())
                 found |= {f"{number}/{name}": _plain(value) for name, value in named.items()}
         return found
 

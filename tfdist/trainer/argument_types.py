@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.data import DataSet
 from tfdist.errors import InputError
@@ -68,7 +69,7 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
 
 
 def _check_steps(model: keras.Model) -> None:
-    own = [name for name in _OF_KERAS if getattr(type(model), name) is not getattr(keras.Model, name)]
+    own = [name for name in _OF_KERAS if keras_internals.overridden(model, name)]
     if own:
         raise InputError(
             f"A Trainer computes its model's steps itself. Received: a {type(model).__name__} with its own {', '.join(own)}. "

@@ -37,12 +37,10 @@ class SlowRank:
           step_seconds: wall time of a step.
           step: updates done so far.
         """
-        cost = cost_of_slowest(own_seconds, step_seconds)
-        slowest = None if cost is None else _slowest([seconds or 0.0 for seconds in own_seconds], cost)
-        if slowest is None:
+        found = _slowest(own_seconds, step_seconds, step)
+        if found is None:
             self._found = []
             return None
-        found = _Slow(step, step_seconds, *slowest)
         self._found = [*(one for one in self._found if one.rank == found.rank), found]
         if not self._is_persistent():
             return None
@@ -58,8 +56,11 @@ class SlowRank:
         return len(self._found) >= _RECORDS and steps >= _STEPS and seconds >= _SECONDS
 
 
-def _slowest(seconds: list[float], cost: float) -> tuple[int, float, float] | None:
+def _slowest(own_seconds: Sequence[float | None], step_seconds: float, step: int) -> _Slow | None:
+    cost = cost_of_slowest(own_seconds, step_seconds)
+    if cost is None or cost < _COST:
+        return None
+    seconds = [each or 0.0 for each in own_seconds]
     rank = seconds.index(max(seconds))
-    usual = median(seconds[:rank] + seconds[rank + 1 :])
-    ratio = seconds[rank] / max(usual, 1e-9)
-    return (rank, ratio, cost) if ratio >= _RATIO and cost >= _COST else None
+    ratio = seconds[rank] / max(median(seconds[:rank] + seconds[rank + 1 :]), 1e-9)
+    return _Slow(step, step_seconds, rank, ratio, cost) if ratio >= _RATIO else None

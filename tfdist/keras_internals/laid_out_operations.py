@@ -26,55 +26,55 @@ _TRACING = threading.RLock()  # of two threads, the second would restore the rep
 _REVERSE = ((tf, "reverse"), (array_ops, "reverse"), (array_ops, "reverse_v2"))  # names of one function
 
 
-def draws_placed(place: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Context in which each tensor that a traced function draws from a seed is replaced by `place` of it."""
+def draws_laid_out(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Context in which each tensor that a traced function draws from a seed is replaced by `lay_out` of it."""
     return _replaced(
         [(random_operations, name) for name in _DRAWS],
-        lambda draw: lambda *args, **kwargs: place(draw(*args, **kwargs)),
+        lambda draw: lambda *args, **kwargs: lay_out(draw(*args, **kwargs)),
     )
 
 
-def concatenations_placed(place: Callable[[tf.Tensor, bool], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Context in which tensors that a traced function concatenates, and the results, are replaced by `place` of them.
+def concatenations_laid_out(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Context in which tensors that a traced function concatenates, and the results, are replaced by `lay_out` of them.
 
     Axes become positive. Tensors of more than three dims are replaced only if their rows are concatenated: of others, such
     as the heads of an attention layer that rotates them, another dim is usually sharded.
 
     Args:
-      place: also receives whether the rows of the parts are rows of the result.
+      lay_out: also receives whether the rows of the parts are rows of the result.
     """
 
     def concatenating(concat: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def function(values: Any, axis: Any, name: str | None = None) -> tf.Tensor:
-            dim, parts = tf.get_static_value(tf.convert_to_tensor(axis)), _matching(values)
+            dim, parts = _constant_value(axis), _matching(values)
             rank = next((part.shape.rank for part in parts if part.shape.rank), None)
             if rank is None or not _is_axis(dim, rank):
                 return concat(values=values, axis=axis, name=name)
             dim = int(dim) % rank
-            if _may_be_shapes(parts) or (rank > 3 and dim):
+            if may_be_shapes(parts) or (rank > 3 and dim):
                 return concat(values=parts, axis=dim, name=name)
-            placed = [place(part, dim > 0) for part in parts]
-            return place(concat(values=placed, axis=dim, name=name), dim > 0)
+            laid_out = [lay_out(part, dim > 0) for part in parts]
+            return lay_out(concat(values=laid_out, axis=dim, name=name), dim > 0)
 
         return function
 
     return _replaced([(gen_array_ops, "concat_v2")], concatenating)
 
 
-def top_k_placed(place: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Context in which tensors whose largest elements a traced function takes, and these, are replaced by `place` of them."""
+def top_k_laid_out(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Context in which tensors whose largest elements a traced function takes, and these, are replaced by `lay_out` of them."""
 
     def selecting(top_k: Callable[..., Any]) -> Callable[..., Any]:
         def function(input: Any, **given: Any) -> Any:  # tf.math.top_k passes the rest by keyword
-            found = top_k(place(tf.convert_to_tensor(input)), **given)
-            return type(found)(*map(place, found))
+            found = top_k(lay_out(tf.convert_to_tensor(input)), **given)
+            return type(found)(*map(lay_out, found))
 
         return function
 
     return _replaced([(gen_nn_ops, "top_kv2")], selecting)
 
 
-def transposes_copied() -> contextlib.AbstractContextManager[None]:
+def transposed_inputs_copied() -> contextlib.AbstractContextManager[None]:
     """Context in which a traced function transposes copies, which may be laid out otherwise than the original tensors.
 
     Of at most three dims: DTensor does not move an axis between inner dims of more (tests/traps/dtensor_test.py).
@@ -92,28 +92,28 @@ def transposes_copied() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def strides_placed(place: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[None]:
-    """Context in which tensors that a traced function slices with a stride, and the slices, are replaced by `place` of them.
+def strides_laid_out(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[None]:
+    """Context in which tensors that a traced function slices with a stride, and the slices, are replaced by `lay_out` of them.
 
     `tf.reverse`, which `keras.ops.flip` calls, becomes a slice with strides of -1, and `tf.slice` with constant arguments
     one with strides of 1, which need not be laid out.
 
     Args:
-      place: also receives whether the slice has the rows in their order, or a range of them.
+      lay_out: also receives whether the slice has the rows in their order, or a range of them.
     """
 
     def sliced(strided_slice: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def function(input: Any, begin: Any, end: Any, strides: Any, **given: Any) -> tf.Tensor:  # called by keyword
-            steps = tf.get_static_value(tf.convert_to_tensor(strides))
+            steps = _constant_value(strides)
             if steps is not None and (steps == 1).all():  # as most slices are
                 return strided_slice(input, begin, end, strides, **given)
             tensor = tf.convert_to_tensor(input)
             if tf.get_static_value(tensor) is not None:
                 return strided_slice(tensor, begin, end, strides, **given)
             keeps_rows = steps is not None and _keeps_rows(tensor.shape.rank, steps, **given)
-            made = strided_slice(place(tensor, keeps_rows), begin, end, strides, **given)
+            made = strided_slice(lay_out(tensor, keeps_rows), begin, end, strides, **given)
             made.op._set_attr(_LAID_OUT, attr_value_pb2.AttrValue(b=True))
-            return place(made, keeps_rows)
+            return lay_out(made, keeps_rows)
 
         return function
 
@@ -125,7 +125,7 @@ def strides_placed(place: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[No
 
 
 def is_laid_out(operation: tf.Operation) -> bool:
-    """Returns whether a slice with strides was made by `strides_placed`, or is of a constant."""
+    """Returns whether a slice with strides was made by `strides_laid_out`, or is of a constant."""
     return _LAID_OUT in operation.node_def.attr or tf.get_static_value(operation.inputs[0]) is not None
 
 
@@ -169,7 +169,7 @@ def _is_axis(dim: Any, rank: int) -> bool:
     return dim is not None and dim.ndim == 0 and dim.dtype.kind == "i" and -rank <= dim < rank
 
 
-def _may_be_shapes(parts: Sequence[tf.Tensor]) -> bool:
+def may_be_shapes(parts: Sequence[tf.Tensor]) -> bool:
     """Returns whether tracing may need the values of tensors, which it cannot have once they are laid out."""
     if not parts[0].dtype.is_integer:
         return False
@@ -180,6 +180,10 @@ def _is_short_vector(tensor: tf.Tensor) -> bool:
     return tensor.shape.rank == 1 and tensor.shape[0] is not None and tensor.shape[0] < _DIMS
 
 
+def _constant_value(value: Any) -> Any:
+    return tf.get_static_value(tf.convert_to_tensor(value))
+
+
 def _is_constant(tensor: tf.Tensor) -> bool:
     return not tf.is_symbolic_tensor(tensor) or tensor_util.try_evaluate_constant(tensor) is not None
 
@@ -187,7 +191,7 @@ def _is_constant(tensor: tf.Tensor) -> bool:
 def _sliced_by_strides(cut: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def function(input: Any, begin: Any, size: Any, name: str | None = None) -> tf.Tensor:
         tensor = tf.convert_to_tensor(input)
-        starts, sizes = (tf.get_static_value(tf.convert_to_tensor(each)) for each in (begin, size))
+        starts, sizes = (_constant_value(each) for each in (begin, size))
         if not _is_within(tensor.shape, starts, sizes) or tf.get_static_value(tensor) is not None:
             return cut(tensor, begin, size, name)
         parts = [
@@ -210,7 +214,7 @@ def _is_within(shape: tf.TensorShape, starts: Any, sizes: Any) -> bool:
 
 def _reversed_by_strides(reverse: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def function(tensor: Any, axis: Any, name: str | None = None) -> tf.Tensor:
-        tensor, axes = tf.convert_to_tensor(tensor), tf.get_static_value(tf.convert_to_tensor(axis))
+        tensor, axes = tf.convert_to_tensor(tensor), _constant_value(axis)
         rank = tensor.shape.rank
         if rank is None or axes is None or axes.ndim != 1 or not all(-rank <= each < rank for each in axes):
             return reverse(tensor, axis, name)
