@@ -17,8 +17,23 @@ WRITE_FILES = (
 )
 
 
+class _EpochLogs(keras.callbacks.Callback):
+    """Keeps the logs of the last epoch; the last callback, so that those before it may have changed them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: dict[str, Any] = {}
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self.logs = dict(logs or {})
+
+
 class Callbacks:
-    """The Keras callbacks of one process of the job."""
+    """The Keras callbacks of one process of the job.
+
+    Attributes:
+      callbacks: those that run on this process.
+    """
 
     def __init__(
         self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, strategy: Strategy, **params: Any
@@ -36,17 +51,24 @@ class Callbacks:
         self._group = strategy.group
         # Also if only some processes have callbacks, as in `callbacks=[...] if rank == 0 else []`.
         self._any = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
+        self.callbacks = chosen(callbacks, strategy)
+        self._epoch = _EpochLogs()
         self._list = keras.callbacks.CallbackList(
-            chosen(callbacks, strategy), model=model, reports_evaluations=True, is_chief=strategy.is_chief, **params
+            [*self.callbacks, self._epoch], model=model, reports_evaluations=True, is_chief=strategy.is_chief, **params
         )
 
     def __getattr__(self, name: str) -> Any:
         """Forwards events to `keras.callbacks.CallbackList`."""
         return getattr(self._list, name)
 
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> dict[str, Any]:
+        """Tells the callbacks that an epoch has ended; returns its logs with what they have added, as in Keras's `History`."""
+        self._list.on_epoch_end(epoch, logs)
+        return self._epoch.logs
+
     def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
         """Tells the callbacks that have `on_evaluation` the results of an evaluation, under their `val_` names."""
-        for callback in self._list.callbacks:
+        for callback in self.callbacks:
             if callable(getattr(callback, "on_evaluation", None)):
                 callback.on_evaluation(step, dict(logs))
 

@@ -199,8 +199,7 @@ class FitLoop:
         if self._test is not None and not self._schedule.eval_every and self._epochs.validates(epoch):
             logs |= self._evaluate()
         self._program.average_statistics()
-        self._recorder.history.end_epoch(epoch, logs)
-        self._callbacks.on_epoch_end(epoch, logs)
+        self._recorder.history.end_epoch(epoch, self._callbacks.on_epoch_end(epoch, logs))
         stopped = self._stopped()
         if state.step == whole:
             self._saving.at(state.step, is_last=stopped or state.step == self._end)
