@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tfdist
+from tfdist.errors import InputError
 
 RANDOM = np.random.default_rng(0)
 pytestmark = pytest.mark.usefixtures("float64")
@@ -14,12 +15,12 @@ COMPILED = {"optimizer": "sgd", "loss": "mse", "metrics": ["mae"]}
 
 
 def build():
-    keras.utils.set_random_seed(1)
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 
 
 def by_keras(callbacks, make=build, **given):
     keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
     model = make()
     model.compile(**COMPILED)
     return model.fit(**FIT | given, callbacks=callbacks)
@@ -27,6 +28,7 @@ def by_keras(callbacks, make=build, **given):
 
 def by_trainer(strategy, callbacks, make=build, **given):
     keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
     with strategy.scope():
         trainer = tfdist.Trainer(make(), **COMPILED)
     return trainer.fit(**FIT | given, callbacks=callbacks)
@@ -55,3 +57,68 @@ def test_the_history_has_what_callbacks_add_to_the_logs(name, adds, request):
     for key, values in expected.history.items():
         assert found.history[key] == (values if key == "note" else pytest.approx(values)), key
     assert "0.5" in repr(found) or adds != "own"
+
+
+class Seen(keras.layers.Layer):
+    """Measures what it gets."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, inputs):
+        self.size.update_state(keras.ops.abs(inputs))
+        return inputs
+
+
+class Measuring(keras.Model):
+    """A model with metrics of its own: one that its calls update, one that nothing updates, and one of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.seen = keras.layers.Dense(1), Seen(name="seen")
+        self.output_mean, self.unused = keras.metrics.Mean(name="output"), keras.metrics.Mean(name="unused")
+
+    def call(self, inputs):
+        outputs = self.seen(self.dense(inputs))
+        self.output_mean.update_state(outputs)
+        return outputs
+
+
+class Chosen(Measuring):
+    """Says itself what its metrics are, one of which Keras does not know otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.__dict__["untracked"] = keras.metrics.Mean(name="untracked")  # bypasses Keras's tracking
+
+    def call(self, inputs):
+        outputs = super().call(inputs)
+        self.untracked.update_state(outputs**2)
+        return outputs
+
+    @property
+    def metrics(self):
+        known = [metric for metric in super().metrics if metric is not self.unused]
+        return list(dict.fromkeys([*known, self.untracked]))
+
+
+@pytest.mark.parametrize("name", ["single", "mirrored2"])
+@pytest.mark.parametrize("kind", [Measuring, Chosen])
+def test_the_metrics_of_a_model_have_keras_s_names_and_those_of_layers_the_layer_s_before(kind, name, request):
+    expected = by_keras([], kind).history
+    found = by_trainer(request.getfixturevalue(name), [], kind).history
+    assert set(found) == {key.replace("size", "seen_size") for key in expected}
+    for key, values in expected.items():
+        assert found[key.replace("size", "seen_size")] == pytest.approx(values), key
+
+
+@pytest.mark.parametrize("names", [("output", "output"), ("mae", "other")])
+def test_metrics_of_one_name_are_refused(single, names):
+    def make():
+        model = build()
+        model.one, model.other = (keras.metrics.Mean(name=name) for name in names)
+        return model
+
+    with pytest.raises(InputError, match=f"must have unique names. Received twice: {names[0]}. Rename"):
+        by_trainer(single, [], make)

@@ -280,8 +280,8 @@ def take_data_losses(layer: keras.Layer) -> list[tf.Tensor]:
 
 
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
-    """Returns the metrics of a compiled and built model, compiled or updated by layers; without the loss trackers."""
-    return [*_compiled_metrics(model), *(metric for _, metric in _metrics_of_layers(model))]
+    """Returns the metrics of a compiled and built model, compiled or updated by its calls; without the loss trackers."""
+    return [*_compiled_metrics(model), *(metric for _, metric in _updated_by_calls(model))]
 
 
 def names_of_compiled_metrics(model: keras.Model) -> list[str]:
@@ -303,9 +303,22 @@ def metrics_of_layers(model: keras.Model) -> list[keras.Variable]:
     return [variable for _, metric in _metrics_of_layers(model) for variable in metric.variables]
 
 
-def names_of_layers_metrics(model: keras.Model) -> list[str]:
-    """Returns the names of the metrics of layers, prefixed with the layers' names, as in logs."""
-    return [f"{layer}_{metric.name}" for layer, metric in _metrics_of_layers(model)]
+def names_updated_by_calls(model: keras.Model) -> list[str]:
+    """Returns the names in logs of the model's own metrics, and of those of layers, prefixed with the layers' names."""
+    return [f"{prefix}{metric.name}" for prefix, metric in _updated_by_calls(model)]
+
+
+def _updated_by_calls(model: keras.Model) -> list[tuple[str, keras.Metric]]:
+    """Returns the metrics that a call of the model updates, with the prefixes of their names in logs.
+
+    The model's own are those in its property `metrics`, which it may override, that neither Keras nor a layer has added.
+    """
+    of_layers = _metrics_of_layers(model)
+    of_compile = [model._loss_tracker, model._compile_metrics, *_compiled_metrics(model)]
+    of_losses = model._compile_loss.metrics if model._compile_loss is not None else []
+    others = {id(metric) for metric in (*of_compile, *of_losses, *(metric for _, metric in of_layers))}
+    own = [("", metric) for metric in model.metrics if id(metric) not in others]
+    return [*own, *((f"{layer}_", metric) for layer, metric in of_layers)]
 
 
 def _metrics_of_layers(model: keras.Model) -> list[tuple[str, keras.Metric]]:
@@ -326,8 +339,8 @@ def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: 
 def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float]:
     """Returns the metrics' results by name in logs, given values of `metric_variables`.
 
-    The names of a layer's metrics are prefixed with its name. Of a vector of several elements, each has the metric's name and
-    its index.
+    The names of a layer's metrics are prefixed with its name, those of the model's own are not. Of a vector of several
+    elements, each has the metric's name and its index.
 
     Raises:
       InputError: a result has more dims than a vector.
@@ -337,8 +350,8 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float
         if model._compile_metrics is not None:
             for name, result in model._compile_metrics.result().items():
                 results |= by_name(name, result)
-        for layer, metric in _metrics_of_layers(model):
-            results |= {f"{layer}_{name}": value for name, value in by_name(metric.name, metric.result()).items()}
+        for prefix, metric in _updated_by_calls(model):
+            results |= {f"{prefix}{name}": value for name, value in by_name(metric.name, metric.result()).items()}
         # In the scope, because a result may be a variable.
         return {name: value for key, result in results.items() for name, value in _numbers(key, np.asarray(result))}
 

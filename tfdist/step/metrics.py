@@ -36,7 +36,7 @@ class LossShare(NamedTuple):
 
 
 class ModelMetrics:
-    """The metrics of a model that a trainer records: the compiled ones and those of layers.
+    """The metrics of a model that a trainer records: the compiled ones, the model's own and those of layers.
 
     Attributes:
       losses: Keras's means of the outputs' losses; none if there is a single loss.
@@ -156,11 +156,15 @@ class Totals:
 
 
 def check_names(model: keras.Model) -> None:
-    """Raises `InputError` if metrics of different layers have the same name."""
-    names = keras_internals.names_of_layers_metrics(model)
+    """Raises `InputError` if metrics that a call of the model updates have the same name, or one that is compiled."""
+    names = keras_internals.names_updated_by_calls(model)
+    compiled = keras_internals.names_of_compiled_metrics(model)
     for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"Metrics of layers must have unique names. Received twice: {name}. Rename the layers.")
+        if names.count(name) > 1 or name in compiled:
+            raise InputError(
+                f"Metrics of a model and its layers must have unique names. Received twice: {name}. Rename the layers, or "
+                "the metrics."
+            )
 
 
 def check_sums(metrics: Sequence[keras.Metric]) -> None:

@@ -143,7 +143,7 @@ def build(
     metrics.check_names(model)
     metrics.check_sums(keras_internals.metrics_of(model))
     check_metric_names(keras_internals.names_of_compiled_metrics(model))
-    check_metric_names(keras_internals.names_of_layers_metrics(model))
+    check_metric_names(keras_internals.names_updated_by_calls(model))
     recorded = metrics.ModelMetrics(model)
     drain = metrics.make_drain(recorded, strategy)
     average_statistics = metrics.make_average_statistics(model, strategy)
