@@ -181,7 +181,7 @@ def test_arguments_of_the_trainer():
     assert names(tfdist.Trainer.resume) == ["self", "path", "commits"]
     of_keras = names(keras.Model.fit)
     assert names(tfdist.Trainer.fit)[: len(of_keras)] == of_keras
-    evaluated = ["self", "x", "y", "batch_size", "verbose", "sample_weight", "steps"]
+    evaluated = ["self", "x", "y", "batch_size", "verbose", "sample_weight", "steps", "callbacks"]
     assert names(tfdist.Trainer.evaluate) == [*evaluated, "return_dict"]
     assert names(keras.Model.evaluate)[: len(evaluated)] == evaluated
     assert names(tfdist.Trainer.predict) == ["self", "x", "batch_size", "verbose", "steps"]

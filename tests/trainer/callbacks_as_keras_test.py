@@ -1,8 +1,11 @@
 """Callbacks of a `Trainer` are told, and add to the history, what they are and do in Keras's own `fit`."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.errors import InputError
@@ -26,12 +29,15 @@ def by_keras(callbacks, make=build, **given):
     return model.fit(**FIT | given, callbacks=callbacks)
 
 
-def by_trainer(strategy, callbacks, make=build, **given):
+def trainer_of(strategy, make=build):
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        trainer = tfdist.Trainer(make(), **COMPILED)
-    return trainer.fit(**FIT | given, callbacks=callbacks)
+        return tfdist.Trainer(make(), **COMPILED)
+
+
+def by_trainer(strategy, callbacks, make=build):
+    return trainer_of(strategy, make).fit(**FIT, callbacks=callbacks)
 
 
 class AddsToLogs(keras.callbacks.Callback):
@@ -122,3 +128,45 @@ def test_metrics_of_one_name_are_refused(single, names):
 
     with pytest.raises(InputError, match=f"must have unique names. Received twice: {names[0]}. Rename"):
         by_trainer(single, [], make)
+
+
+class Events(keras.callbacks.Callback):
+    """Keeps the events that it is told of evaluations and epochs, with their logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+        for name in ("test_begin", "test_batch_begin", "test_batch_end", "test_end", "epoch_end"):
+            setattr(self, f"on_{name}", functools.partial(self._keep, name))
+
+    def _keep(self, name, *number, logs=None):
+        *number, logs = number if logs is None else (*number, logs)
+        self.seen.append((name, *number, {key: round(value, 12) for key, value in logs.items()}))
+
+
+@pytest.mark.parametrize("name", ["single", "mirrored2"])
+def test_callbacks_are_told_of_evaluations(name, request):
+    theirs, ours, later, given = Events(), Events(), Events(), {"x": X, "y": Y, "batch_size": 40, "verbose": 0}
+    model = by_keras([theirs], validation_batch_size=40).model
+    trainer = trainer_of(request.getfixturevalue(name))
+    trainer.fit(**FIT, validation_batch_size=40, callbacks=[ours])
+    assert [event[0] for event in ours.seen[:5]] == [event[0] for event in theirs.seen[:5]]
+    assert ours.seen == theirs.seen
+    theirs.seen.clear()
+    model.evaluate(**given, callbacks=[theirs])
+    trainer.evaluate(**given, callbacks=later)
+    assert later.seen == theirs.seen and later.params["steps"] == 1
+    later.seen.clear()
+    trainer.evaluate(X, Y, 10, callbacks=[later])
+    assert [event[:2] for event in later.seen[1:3]] == [("test_batch_begin", 0), ("test_batch_end", 3)], "one call"
+    with pytest.raises(InputError, match="^Callbacks must be objects. Received: the class Events"):
+        trainer.evaluate(X, Y, callbacks=[Events])
+
+
+def test_tensorboard_writes_the_results_of_evaluations(single, tmp_path):
+    trainer = trainer_of(single)
+    board = keras.callbacks.TensorBoard(tmp_path, update_freq=1)
+    trainer.fit(**FIT, callbacks=[board])
+    [written] = (tmp_path / "validation").iterdir()
+    tags = {value.tag for event in tf.compat.v1.train.summary_iterator(str(written)) for value in event.summary.value}
+    assert {"epoch_loss", "evaluation_loss_vs_iterations", "evaluation_mae_vs_iterations"} <= tags

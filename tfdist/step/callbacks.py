@@ -1,6 +1,6 @@
 """Keras callbacks with several processes: equal logs everywhere, files written by the chief, one decision to stop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -126,6 +126,24 @@ def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) ->
             "On a mesh or a pipeline of several processes the chief cannot read weights alone. Received: "
             f"{', '.join(reading)}. Save the model on every process instead (trainer.save, or model.save with Keras's own fit)."
         )
+
+
+def evaluated(
+    callbacks: Callbacks | keras.callbacks.CallbackList, batches: int, evaluate: Callable[[], dict[str, float]]
+) -> dict[str, float]:
+    """Evaluates, and tells callbacks of it; they see all batches as one, which are a single call of a compiled loop.
+
+    Args:
+      callbacks: callbacks of this process.
+      batches: number of batches.
+      evaluate: returns the results.
+    """
+    callbacks.on_test_begin()
+    callbacks.on_test_batch_begin(0)
+    results = evaluate()
+    callbacks.on_test_batch_end(batches - 1, results)
+    callbacks.on_test_end(results)
+    return results
 
 
 def validation_logs(results: Mapping[str, float]) -> dict[str, float]:

@@ -97,6 +97,15 @@ def check_fit(
     _check_type("reporting", reporting, Reporting | None, "a tfdist.Reporting", "tfdist.Reporting(reporter=...)")
     example = 'tfdist.Checkpoints(directory="runs/one")'
     _check_type("checkpoints", checkpoints, Checkpoints | None, "a tfdist.Checkpoints", example)
+    return checked_callbacks(callbacks)
+
+
+def checked_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Returns callbacks as a list.
+
+    Raises:
+      InputError: one of them is something else.
+    """
     found = [] if callbacks is None else tf.nest.flatten(callbacks)
     for each in found:
         if isinstance(each, type) and issubclass(each, keras.callbacks.Callback):

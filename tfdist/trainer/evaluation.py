@@ -1,8 +1,9 @@
 """`Trainer.evaluate` and `Trainer.predict`: the metrics of a model, and its predictions."""
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,11 +13,12 @@ from tfdist.data.inputs import input_examples
 from tfdist.data.reading_errors import explained_reading
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError, names_arguments
+from tfdist.step.callbacks import chosen, evaluated
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
 from tfdist.step.settings import Settings
 from tfdist.step.validation import check_same_data
-from tfdist.trainer.argument_types import check_targets
+from tfdist.trainer.argument_types import check_targets, checked_callbacks
 from tfdist.trainer.fit_arguments import BATCH_SIZE, checked_count, evaluation_arguments
 from tfdist.trainer.program import Program
 
@@ -56,6 +58,7 @@ class Evaluates:
         verbose: int | str = 0,
         sample_weight: Any = None,
         steps: int | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
         *,
         return_dict: bool = True,
     ) -> dict[str, float]:
@@ -69,6 +72,7 @@ class Evaluates:
           verbose: 0 (silent), or "auto", 1 or 2: the chief writes a line with the results to stdout.
           sample_weight: weight of each example, as an array, with `y`.
           steps: number of batches to evaluate; by default all.
+          callbacks: Keras callbacks, or one, which see the batches as one; those that write files run on the chief only.
           return_dict: must be True, which is not Keras's default.
 
         Raises:
@@ -79,12 +83,15 @@ class Evaluates:
             raise InputError(
                 f"Trainer.evaluate returns a dict of results by name. Received: return_dict={return_dict!r}. Leave it out."
             )
+        callbacks = chosen(checked_callbacks(callbacks), self.strategy)
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
         check_targets(self._has_loss, examples.element_spec, "data to evaluate")
         check_same_data(self.strategy, examples, "data to evaluate")
         count = -(-examples.size // batch_size)
         bar = keras.utils.Progbar(count, verbose=2 if verbose and self.strategy.is_chief else 0)  # starts its clock
-        results = self.build(examples).accepting(examples).evaluate(examples, batch_size, self.step)
+        program = self.build(examples).accepting(examples)
+        listed = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1, steps=count, verbose=0)
+        results = evaluated(listed, count, functools.partial(program.evaluate, examples, batch_size, self.step))
         bar.update(count, results.items())
         return results
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ from tfdist.process.progress_file import ProgressFile
 from tfdist.reporting import RunPlan, StepTimer
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import divergence
-from tfdist.step.callbacks import Callbacks, validation_logs
+from tfdist.step.callbacks import Callbacks, evaluated, validation_logs
 from tfdist.step.compiled_loop import LoopResult, not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
@@ -329,10 +330,9 @@ class FitLoop:
 
     def _evaluate(self) -> dict[str, float]:
         assert self._test is not None
-        step, results = (
-            self._state.step,
-            self._program.evaluate(self._test, self._epochs.validation_batch_size, self._state.step),
-        )
+        step, size = self._state.step, self._epochs.validation_batch_size
+        evaluate = functools.partial(self._program.evaluate, self._test, size, step)
+        results = evaluated(self._callbacks, steps_in_epochs(1, self._test.size, size), evaluate)
         self._recorder.evaluation(results)
         logs = validation_logs(results)
         self._callbacks.on_evaluation(step, logs)
