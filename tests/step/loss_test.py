@@ -81,6 +81,17 @@ CASES = {
     "tokens": (lambda: masked(False), {"loss": crossentropy}, (TOKENS, NEXT)),
     "mask": (masked, {"loss": crossentropy}, (TOKENS, NEXT)),
     "mask and weights": (masked, {"loss": crossentropy}, (TOKENS, NEXT, WEIGHTS[:, None])),
+    "no reduction": (dense, {"loss": lambda: crossentropy(reduction=None)}, (X, Y)),
+    "no reduction, weights": (dense, {"loss": lambda: crossentropy(reduction="none")}, (X, Y, WEIGHTS)),
+    "no reduction, mask": (masked, {"loss": lambda: crossentropy(reduction="none")}, (TOKENS, NEXT)),
+    "no reduction, two outputs": (
+        two_outputs,
+        {
+            "loss": lambda: [crossentropy(reduction="none"), keras.losses.MeanSquaredError(reduction="none")],
+            "loss_weights": [0.3, 2.0],
+        },
+        (X, (Y, Z)),
+    ),
     "mask, sum": (masked, {"loss": lambda: crossentropy(reduction="sum")}, (TOKENS, NEXT)),
     "mask, mean_with_sample_weight": (
         masked,
@@ -149,10 +160,12 @@ def on_replicas(strategy, batch, function):
     return step()
 
 
-def keras_loss(model, batch):
+def keras_losses(model, batch):
+    """Returns the loss that Keras differentiates and the one that it logs: without reduction, the sum and the mean."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(tf.constant, batch))
     outputs = model(x, training=True)
-    return float(model.compute_loss(x, y, outputs, weight, training=True))
+    found = model.compute_loss(x, y, outputs, weight, training=True)
+    return float(tf.reduce_sum(found)), float(tf.reduce_mean(found))
 
 
 @pytest.mark.parametrize("strategy", ["single", "mirrored4"])
@@ -166,10 +179,11 @@ def test_training_loss(case, strategy, float64, request):
         outputs = model(x, training=True)
         parts = loss.terms(model, y, outputs, weight)
         totals = loss.totals(parts, ROWS, strategy.collectives)
-        return loss.training_loss(model, parts, totals, tf.shape(x)[0], batch_size=ROWS)
+        value = loss.training_loss(model, parts, totals, tf.shape(x)[0], batch_size=ROWS)
+        return tf.stack([value, loss.recorded_loss(model, value, parts, totals, tf.shape(x)[0], ROWS)[0]])
 
-    total = float(sum(on_replicas(strategy, batch, summand)))
-    assert total == pytest.approx(keras_loss(model, batch), rel=1e-12)
+    found = np.sum(on_replicas(strategy, batch, summand), axis=0)
+    assert found == pytest.approx(keras_losses(model, batch), rel=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -185,10 +199,12 @@ def test_summands_that_are_divided_at_the_end(case, mirrored4, float64):
         return found
 
     of_replicas = on_replicas(mirrored4, batch, summands)
-    divided, divisors, whole = (
+    divided, divisors, whole, recorded = (
         np.sum([getattr(part, name) for part in of_replicas], axis=0) for name in loss.Summands._fields
     )
-    assert np.sum(divided / divisors) + np.sum(whole) == pytest.approx(keras_loss(model, batch), rel=1e-12)
+    means = np.sum(divided / divisors)
+    found = means + np.sum(whole), means + np.sum(recorded[:1]) + np.sum(recorded[1:]) / ROWS
+    assert found == pytest.approx(keras_losses(model, batch), rel=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -198,13 +214,11 @@ def test_evaluation_loss(case, mirrored4, float64):
 
     def sums(x, y, weight):
         outputs = model(x, training=False)
-        return loss.evaluation_sums(model, loss.terms(model, y, outputs, weight), tf.shape(x)[0])
+        return loss.evaluation_sums(model, loss.terms(model, y, outputs, weight), tf.shape(x)[0], ROWS)
 
     total = sum(np.asarray(part) for part in on_replicas(mirrored4, batch, sums))
-    # A loss that is a sum is divided by the number of rows, since sums over data sets and batches are not comparable.
-    expected = keras_loss(model, batch) / (ROWS if "sum" in case else 1)
     of_weights = mirrored4.parts.regularization(model)
-    assert loss.evaluation_loss(model, total, of_weights) == pytest.approx(expected, rel=1e-12)
+    assert loss.evaluation_loss(model, total, of_weights) == pytest.approx(keras_losses(model, batch)[1], rel=1e-12)
 
 
 @pytest.mark.parametrize(("case", "messages"), [("weights", 0), ("tokens", 0), ("sum", 0), ("mask", 1)])

@@ -187,8 +187,8 @@ class DelayedStep(PipelinedStep):
 
     def stateless_forward(
         self, micro_batch: MicroBatch, received: Sequence[tf.Tensor]
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns what the stage sends and values of its other variables, and its share of the loss.
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """Returns what the stage sends and values of its other variables, and its shares of the loss; see `forward`.
 
         Args:
           micro_batch: the micro-batch.
@@ -196,8 +196,9 @@ class DelayedStep(PipelinedStep):
         """
         own = [*self.variables, *self._others]
         scope = keras_internals.RecordedScope(zip(own, received[: len(own)], strict=True))
-        sent, share = self.forward(self._graph, micro_batch, received[len(own) :], values=scope)
-        return [*sent, *(tf.identity(scope.get_current_value(variable)) for variable in self._others)], share
+        sent, value, recorded = self.forward(self._graph, micro_batch, received[len(own) :], values=scope)
+        others = (tf.identity(scope.get_current_value(variable)) for variable in self._others)
+        return [*sent, *others], value, recorded
 
     def _version(self, store: StateStore, age: int) -> list[tf.Variable]:
         """Returns variables for the weights of some updates ago; NaN stands for a version that there was not."""
@@ -361,8 +362,7 @@ class _Stage:
 
     def forward(self, arguments: Any, received: Sequence[tf.Tensor]) -> Forward:
         """See `tfdist.pipelining.passes.Stage`."""
-        sent, share = self._step.stateless_forward(arguments, received)
-        return Forward(sent, share, share)
+        return Forward(*self._step.stateless_forward(arguments, received))
 
     def gradients(self, found: Sequence[Any]) -> list[Any]:
         """See `tfdist.pipelining.passes.Stage`; there are none besides those of what is received."""

@@ -127,9 +127,13 @@ class DroppingStep(Step):
         (divisors, of_outputs, [used]), dropped = self._summed(own, rows - part.rows, accumulated)
         # Until here, they were divided by the rows of the whole batch.
         factors = [tf.math.divide_no_nan(tf.cast(batch_size, tf.float64), divisor) for divisor in divisors]
-        factors += [tf.ones([], tf.float64)] * len(part.losses.whole)
+        one = tf.ones([], tf.float64)
+        recorded = [*part.losses.divided, *part.losses.recorded]
+        of_recorded = [*factors, one, tf.math.divide_no_nan(one, used)][: len(recorded)]
+        factors += [one] * len(part.losses.whole)
         self._track_outputs(part, of_outputs, used)
-        return [_weighted(factors, of_one) for of_one in zip(*each, strict=True)], _weighted(factors, values), dropped
+        whole = [_weighted(factors, of_one) for of_one in zip(*each, strict=True)]
+        return whole, _weighted(of_recorded, recorded), dropped
 
     def _summed(
         self, own: list[list[tf.Tensor]], rows: tf.Tensor, accumulated: Accumulated
@@ -163,7 +167,8 @@ class DroppingStep(Step):
 
 def _sums_of_outputs(parts: list[loss.Term]) -> list[list[tf.Tensor]]:
     pairs = [[tf.cast(part.numerator, tf.float64), tf.cast(part.denominator, tf.float64)] for part in parts]
-    return [pair[:1] if part.per_row == 0 else pair for part, pair in zip(parts, pairs, strict=True)]
+    is_sum = [part.per_row == 0 and part.values_per_row is None for part in parts]
+    return [pair[:1] if undivided else pair for undivided, pair in zip(is_sum, pairs, strict=True)]
 
 
 def _weighted(factors: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> tf.Tensor:

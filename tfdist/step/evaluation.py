@@ -37,7 +37,7 @@ class Evaluator:
         if strategy.compiles_loops:
             self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
         else:
-            self._one = strategy.compiled(lambda batch, number: strategy.run(self._batch, batch, number))
+            self._one = strategy.compiled(lambda *given: strategy.run(self._batch, *given))
             self._run = self._batches_on_the_host
 
     def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
@@ -45,7 +45,7 @@ class Evaluator:
 
         Args:
           data: a source.
-          batch_size: examples per batch, over all replicas.
+          batch_size: examples per batch, over all replicas; only a loss with `reduction="sum"` depends on it.
 
         Raises:
           InputError: the strategy needs equal shares, which the data set does not give.
@@ -60,9 +60,13 @@ class Evaluator:
                 )
         pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)
-        steps = tf.constant(pipeline.steps)
-        self._strategy.trace_together(self._run, iterator, steps)
-        sums = self._run(iterator, steps)
+        sizes = (
+            tf.constant(batch_size, tf.float64),
+            tf.constant(data.size, tf.float64),
+        )  # DTensor broadcasts scalars only
+        given = iterator, tf.constant(pipeline.steps), sizes
+        self._strategy.trace_together(self._run, *given)
+        sums = self._run(*given)
         totals = Totals()
         totals.add(self._drain())
         of_weights = self._strategy.parts.regularization(self._model)
@@ -73,15 +77,16 @@ class Evaluator:
         names = [mean.name for mean in self._metrics.losses]
         return found | dict(zip(names, loss.evaluation_losses(np.asarray(sums)) if names else (), strict=True))
 
-    def _batches_on_the_host(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
-        found = [self._one(next(iterator), tf.constant(number, tf.int64)) for number in range(int(steps))]
+    def _batches_on_the_host(self, iterator: Any, steps: tf.Tensor, sizes: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        found = [self._one(next(iterator), tf.constant(number, tf.int64), sizes) for number in range(int(steps))]
         return tf.add_n([self._strategy.local(sums)[0] for sums in found])
 
-    def _batches(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+    def _batches(self, iterator: Any, steps: tf.Tensor, sizes: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
 
         def body(done: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            mine = self._strategy.local(self._strategy.run(self._batch, next(iterator), tf.cast(done, tf.int64)))
+            given = next(iterator), tf.cast(done, tf.int64), sizes
+            mine = self._strategy.local(self._strategy.run(self._batch, *given))
             return done + 1, sums + tf.add_n(mine)
 
         start = (tf.constant(0), tf.zeros([length], tf.float64))
@@ -89,7 +94,7 @@ class Evaluator:
         shared = self._strategy.run(self._merge, mine / len(self._strategy.local_replicas))
         return self._strategy.local(shared)[0]
 
-    def _batch(self, batch: Any, number: tf.Tensor) -> tf.Tensor:
+    def _batch(self, batch: Any, number: tf.Tensor, sizes: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         before = [tf.identity(variable) for variable in self._metrics.variables]
@@ -99,7 +104,8 @@ class Evaluator:
             with self._strategy.layouts.computing(self._model.trainable_variables), draws:
                 outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
                 parts = loss.terms(self._model, y, outputs, weight, replicas=self._strategy.replicas)
-                sums = loss.evaluation_sums(self._model, parts, rows)
+                of_batch = tf.minimum(sizes[0], sizes[1] - tf.cast(number, tf.float64) * sizes[0])  # the last is short
+                sums = loss.evaluation_sums(self._model, parts, rows, of_batch)
             keras_internals.update_metrics(self._model, y, outputs, weight)
         if not self._strategy.parts.computes_outputs:
             sums, rows = loss.without_outputs(sums), tf.zeros_like(rows)

@@ -26,14 +26,16 @@ class Term(NamedTuple):
       numerator: scalar; sum of weighted values over this replica's rows.
       denominator: scalar; this replica's part of the divisor of the sum of numerators.
       per_row: denominator per row if it is the same for every row, so that the total is known without communication;
-        None if it depends on the data.
+        None if it depends on the data; 0 if training uses the sum.
       weight: weight of this loss among the model's losses.
+      values_per_row: scalar; values per row of a loss without reduction, whose mean is recorded; None for other losses.
     """
 
     numerator: tf.Tensor
     denominator: tf.Tensor
     per_row: int | None
     weight: float
+    values_per_row: tf.Tensor | None = None
 
 
 def terms(
@@ -116,6 +118,47 @@ def training_loss(
     return sum(summands[1:], start=summands[0])
 
 
+def as_recorded(
+    parts: list[Term], totals: list[tf.Tensor], batch_size: int | tf.Tensor
+) -> tuple[list[Term], list[tf.Tensor]]:
+    """Returns terms and denominators of the loss that is recorded; the same lists if it is the loss that is differentiated.
+
+    A loss without reduction is a vector, of which Keras differentiates the sum and records the mean.
+    """
+    if all(part.values_per_row is None for part in parts):
+        return parts, totals
+    whole = [
+        total if part.values_per_row is None else part.values_per_row * tf.cast(batch_size, part.numerator.dtype)
+        for part, total in zip(parts, totals, strict=True)
+    ]
+    return [part if part.values_per_row is None else part._replace(per_row=None) for part in parts], whole
+
+
+def recorded_loss(
+    model: keras.Model,
+    differentiated: tf.Tensor,
+    parts: list[Term],
+    totals: list[tf.Tensor],
+    rows: tf.Tensor,
+    batch_size: int | tf.Tensor,
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Returns a share of the loss as it is recorded, and of each loss with which the model was compiled.
+
+    Args:
+      model: see `training_loss`.
+      differentiated: result of `training_loss`.
+      parts: result of `terms`.
+      totals: result of `totals`.
+      rows: see `training_loss`.
+      batch_size: rows of the global batch.
+    """
+    recorded, whole = as_recorded(parts, totals, batch_size)
+    shares = shares_of(recorded, whole)
+    if recorded is parts:
+        return differentiated, shares
+    return training_loss(model, recorded, whole, rows, batch_size=batch_size), shares
+
+
 class Summands(NamedTuple):
     """One replica's parts of the loss of some rows, before they are divided by what only all rows together determine.
 
@@ -123,11 +166,14 @@ class Summands(NamedTuple):
       divided: scalars to differentiate, one for each divisor; the first contains the penalties and all means over rows.
       divisors: scalars float64; this replica's part of the divisor of each of `divided`.
       whole: scalars to differentiate that are sums over rows and not divided; at most one.
+      recorded: what is recorded for `whole`: a sum, and a sum whose quotient by the number of rows is recorded; empty
+        without `whole`.
     """
 
     divided: list[tf.Tensor]
     divisors: list[tf.Tensor]
     whole: list[tf.Tensor]
+    recorded: list[tf.Tensor]
 
 
 def summands(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> Summands:
@@ -148,7 +194,17 @@ def summands(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> Summands
     means = [tf.math.multiply_no_nan(value, count) for value in own]
     means += [tf.cast(tf.reduce_sum(loss), count.dtype) * count for loss in keras_internals.weight_losses(model)]
     means += [floating(part.numerator) * (part.weight / part.per_row) for part in parts if part.per_row]
-    whole = [floating(part.numerator) * part.weight for part in parts if part.per_row == 0]
+    sums = [part for part in parts if part.per_row == 0]
+    whole = [floating(part.numerator) * part.weight for part in sums]
+    of_means = [
+        tf.zeros_like(value)
+        if part.values_per_row is None
+        else tf.math.divide_no_nan(value, floating(part.values_per_row))
+        for part, value in zip(sums, whole, strict=True)
+    ]
+    of_sums = [
+        value if part.values_per_row is None else tf.zeros_like(value) for part, value in zip(sums, whole, strict=True)
+    ]
     others = [part for part in parts if part.per_row is None]
     if not (means or whole or others):
         raise InputError(_NO_LOSS)
@@ -159,6 +215,7 @@ def summands(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> Summands
             *(tf.cast(part.denominator, tf.float64) for part in others),
         ],
         whole=[tf.add_n(whole)] if whole else [],
+        recorded=[tf.add_n(of_sums), tf.add_n(of_means)] if whole else [],
     )
 
 
@@ -206,10 +263,16 @@ def mean_over_rows(
     return sum(summands[1:], start=summands[0])
 
 
-def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> tf.Tensor:
+def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batch_size: int | tf.Tensor) -> tf.Tensor:
     """Returns one replica's numerators and denominators of a batch, as a vector that can be summed.
 
     Sum it over batches and replicas for `evaluation_loss`.
+
+    Args:
+      model: model that has just made its forward pass, so that its own losses are up to date.
+      parts: result of `terms`.
+      rows: scalar integer; this replica's rows.
+      batch_size: rows of the batch, over all replicas.
     """
     count = tf.cast(rows, tf.float64)
     # A mean over no rows is NaN and must be ignored: a replica may have no row of a short last batch.
@@ -218,6 +281,11 @@ def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> t
         for loss in keras_internals.data_losses(model)
     ]
     pairs = [(tf.cast(part.numerator, tf.float64), tf.cast(part.denominator, tf.float64)) for part in parts]
+    whole = tf.cast(batch_size, tf.float64)  # the weight of a batch in Keras's mean of the batches' sums
+    pairs = [
+        (pair[0] * whole, pair[1]) if part.per_row == 0 and part.values_per_row is None else pair
+        for part, pair in zip(parts, pairs, strict=True)
+    ]
     return tf.stack([number for pair in [*pairs, (tf.add_n(own) if own else count * 0, count)] for number in pair])
 
 
@@ -229,7 +297,7 @@ def without_outputs(sums: tf.Tensor) -> tf.Tensor:
 def evaluation_loss(model: keras.Model, sums: Any, of_weights: float) -> float:
     """Returns the loss for summed `evaluation_sums`: that of the whole data set as if it were one batch.
 
-    A loss with `reduction="sum"` is divided by the number of rows, so that data sets of different sizes are comparable.
+    A loss with `reduction="sum"` is, as in Keras, the mean of the batches' sums, weighted by their rows.
 
     Args:
       model: compiled model.
@@ -256,14 +324,19 @@ def _term(loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any, weight
         rows = tf.cast(tf.shape(keras.tree.flatten(y_pred)[0])[0], values.dtype)
         return Term(tf.math.multiply_no_nan(values, rows), rows, 1, weight)
     numerator = keras_internals.weighted_sum(values, sample_weight, mask, loss.dtype)
-    return Term(numerator, *_denominator(loss, values, sample_weight, mask), weight)
+    term = Term(numerator, *_denominator(loss, values, sample_weight, mask), weight)
+    if loss.reduction not in (None, "none"):
+        return term
+    rows = tf.maximum(tf.shape(values)[0], 1)
+    return term._replace(values_per_row=tf.cast(tf.size(values) / rows, loss.dtype))
 
 
 def _denominator(
     loss: keras.Loss, values: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, int | None]:
     if loss.reduction in (None, "none", "sum"):
-        return tf.cast(tf.shape(values)[0], loss.dtype), 0
+        count = tf.shape(values)[0] if loss.reduction == "sum" else tf.size(values)
+        return tf.cast(count, loss.dtype), 0
     if loss.reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
         return keras_internals.sum_of_weights(sample_weight, mask, loss.dtype), None
     if mask is not None:

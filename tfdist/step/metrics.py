@@ -23,7 +23,7 @@ class LossShare(NamedTuple):
     """One replica's part in the loss of some rows of a global batch.
 
     Attributes:
-      value: scalar; the shares add up to the global batch's loss.
+      value: scalar; the shares add up to the global batch's loss, as it is recorded.
       terms: scalars; the same for each loss with which the model was compiled, before weighting.
       rows: scalar integer; rows of this share.
       batch_size: rows of the global batch.

@@ -171,8 +171,10 @@ class PipelinedStep(Step):
         micro_batch: MicroBatch,
         received: Sequence[tf.Tensor],
         values: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
-        """Returns what a stage sends for a micro-batch, and its share of the loss; updates metrics in the last stage.
+    ) -> tuple[Sequence[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """Returns what a stage sends for a micro-batch, and its shares of the loss; updates metrics in the last stage.
+
+        The loss is that to differentiate and, as another tensor if it differs, that to record.
 
         Args:
           graph: the stage.
@@ -188,14 +190,13 @@ class PipelinedStep(Step):
             outputs, sent = graph.call(self._model.cut.named_inputs(x), received, training=True)
             of_layers = graph.take_data_losses(), graph.weight_losses()
         terms = self._terms(y, outputs, weight) if graph.is_last else []
-        shares = loss.shares_of_losses(*of_layers, terms, totals if terms else [], share)
-        value = tf.add_n(
-            [tf.zeros([], keras.config.floatx()), *(tf.cast(each, keras.config.floatx()) for each in shares)]
-        )
+        totals = totals if terms else []
+        recorded = loss.as_recorded(terms, totals, batch_size)
+        value = _sum(loss.shares_of_losses(*of_layers, terms, totals, share))
+        seen = value if recorded[0] is terms else _sum(loss.shares_of_losses(*of_layers, *recorded, share))
         if graph.is_last:
-            of_terms = loss.shares_of(terms, totals)
-            self._metrics.update(y, outputs, weight, LossShare(value, of_terms, rows, batch_size))
-        return sent, value
+            self._metrics.update(y, outputs, weight, LossShare(seen, loss.shares_of(*recorded), rows, batch_size))
+        return sent, value, seen
 
     def _draws(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
         """Returns the context of random operations outside of the model's generators."""
@@ -231,9 +232,9 @@ class _Stage:
         return self._micro_batches[micro_batch]
 
     def forward(self, arguments: MicroBatch, received: Sequence[tf.Tensor]) -> Forward:
-        sent, value = self._step.forward(self._graph, arguments, received)
+        sent, value, recorded = self._step.forward(self._graph, arguments, received)
         self._scale = self._step.loss_scale
-        return Forward(sent, value if self._scale is None else value * tf.cast(self._scale, value.dtype), value)
+        return Forward(sent, value if self._scale is None else value * tf.cast(self._scale, value.dtype), recorded)
 
     def gradients(self, found: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Gradient]:
         whole = [None if g is None else tf.convert_to_tensor(g) for g in found]
@@ -246,6 +247,12 @@ class _Stage:
         [after] = sums
         found = self._graph.taken_gradients(tf.zeros([]) if after is None else after)
         return _unscaled(found, self._step.loss_scale)
+
+
+def _sum(shares: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of shares of losses, 0 without any."""
+    floatx = keras.config.floatx()
+    return tf.add_n([tf.zeros([], floatx), *(tf.cast(share, floatx) for share in shares)])
 
 
 def _unscaled(gradients: list[Gradient], scale: tf.Tensor | None) -> list[Gradient]:

@@ -316,8 +316,7 @@ class Step:
         scale = tf.convert_to_tensor(self._scale[0]) if self._scale else None
 
         def scaled_loss(batch: Any) -> tuple[tf.Tensor, Any]:
-            share, outputs = self._loss(batch, batch_size, totals)
-            value = share.value
+            value, share, outputs = self._loss(batch, batch_size, totals)
             return (value if scale is None else value * tf.cast(scale, value.dtype)), (share, outputs)
 
         gradients, _, (share, outputs) = self._strategy.gradients(scaled_loss, self.variables, batch)
@@ -329,12 +328,13 @@ class Step:
         ]
         return (whole if scale is None else [unscaled(g, scale) for g in whole]), share, outputs
 
-    def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[LossShare, Any]:
+    def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Any, ...]:
         rows, outputs, parts = self._forward(batch, batch_size)
         if totals is None:
             totals = loss.totals(parts, batch_size, self._recorded)
         value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
-        return LossShare(value, loss.shares_of(parts, totals), rows, batch_size), outputs
+        recorded = loss.recorded_loss(self._model, value, parts, totals, rows, batch_size)
+        return value, LossShare(*recorded, rows, batch_size), outputs
 
     def _forward(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[tf.Tensor, Any, list[loss.Term]]:
         """Returns the number of rows, the outputs and the parts of the losses."""

@@ -67,8 +67,8 @@ class Evaluates:
         Args:
           x: data to evaluate on, in any of the forms of `fit`.
           y: targets, as arrays.
-          batch_size: examples per batch, over all replicas; does not affect the result. By default that of the first batch
-            of `x`, or 32.
+          batch_size: examples per batch, over all replicas; affects only the result of a loss with `reduction="sum"`. By
+            default that of the first batch of `x`, or 32.
           verbose: 0 (silent), or "auto", 1 or 2: the chief writes a line with the results to stdout.
           sample_weight: weight of each example, as an array, with `y`.
           steps: number of batches to evaluate; by default all.
