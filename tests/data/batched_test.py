@@ -1,5 +1,7 @@
 """Data that comes in batches: its rows are one stream, cut into full batches."""
 
+from typing import Any, NamedTuple
+
 import keras
 import numpy as np
 import pytest
@@ -97,6 +99,51 @@ def test_a_generator_is_read_once_and_has_a_sample():
     assert [next(iterator)[0].numpy().tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
     assert sorted(rows(source.sample, 1)[0]) == [0, 1, 2]
     assert next(iterator)[0].numpy().tolist() == [6, 7, 8]
+
+
+class Pair(NamedTuple):
+    """An example, or a batch, with names."""
+
+    features: Any
+    target: Any
+
+
+class Made(keras.utils.PyDataset):
+    """Two batches of three rows, as a function makes them."""
+
+    def __init__(self, made):
+        super().__init__()
+        self._made = made
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return self._made(NUMBERS[3 * index : 3 * index + 3], -NUMBERS[3 * index : 3 * index + 3, None])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DATASET.take(2).map(Pair),
+        DATASET.take(2).filter(lambda *_: True).map(Pair),
+        Made(Pair),
+        Made(lambda x, y: [x, y]),
+        (Pair(NUMBERS[begin : begin + 3], -NUMBERS[begin : begin + 3, None]) for begin in (0, 3)),
+    ],
+    ids=["dataset", "dataset of unknown size", "PyDataset", "PyDataset of lists", "generator"],
+)
+def test_batches_may_be_named_tuples_or_lists(data):
+    source = as_examples(data, 2)
+    assert type(source.element_spec) is tuple
+    assert rows(source, 1, batch_size=6) == [list(range(6))]
+
+
+@pytest.mark.parametrize("made", [lambda x, y: x, lambda x, y: (x,), lambda x, y: [x]], ids=["x", "(x,)", "[x]"])
+def test_a_py_dataset_may_have_inputs_alone(made):
+    source = as_examples(Made(made)).in_order()
+    assert source.element_spec[1] == ()
+    assert rows(source, 1, batch_size=6) == [list(range(6))]
 
 
 def test_data_of_unknown_size_is_read_once_to_count_it(caplog):

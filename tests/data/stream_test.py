@@ -1,3 +1,5 @@
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +14,19 @@ def pairs(size):
 
 def rows(pipeline, steps):
     return [x.tolist() for x, *_ in pipeline.dataset([0], 1).take(steps).as_numpy_iterator()]
+
+
+class Pair(NamedTuple):
+    """An example with names."""
+
+    features: tf.Tensor
+    target: tf.Tensor
+
+
+def test_examples_may_be_named_tuples():
+    source = StreamSource(pairs(7).map(Pair))
+    assert source.element_spec == (tf.TensorSpec([], tf.int64),) * 2
+    assert rows(EvaluationPipeline(source, 7), 1) == [list(range(7))]
 
 
 def test_the_size_and_the_spec_are_the_data_sets():

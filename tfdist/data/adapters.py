@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.data.batched import from_dataset, from_generator, from_py_dataset
 from tfdist.data.data_set import DataSet
-from tfdist.data.examples import Examples, inputs_alone
+from tfdist.data.examples import Examples, inputs_alone, with_elements
 from tfdist.data.source import ArraySource
 from tfdist.data.stream import StreamSource
 from tfdist.data.structures import has_arrays, with_tuples
@@ -154,8 +154,7 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
     if isinstance(value, Examples):
         return value
     if isinstance(value, tf.data.Dataset):
-        if not isinstance(value.element_spec, tuple) or len(value.element_spec) == 1:
-            value = value.map(inputs_alone)
+        value = with_elements(value)
         return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
     if isinstance(value, tuple | list) and len(value) in (1, 2, 3):
         parts = tuple(with_tuples(part) for part in _given(value))

@@ -16,7 +16,17 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.batches import checksum
-from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
+from tfdist.data.examples import (
+    Element,
+    Examples,
+    Transform,
+    as_element,
+    as_is,
+    chain,
+    check_element,
+    spec_of_one,
+    with_elements,
+)
 from tfdist.data.row_partition import RowPartition
 from tfdist.data.source import ArraySource
 from tfdist.data.stream import shares_of, transformed
@@ -173,7 +183,7 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
     `data.use_multiprocessing` has no effect.
 
     Args:
-      data: batches (x, y) or (x, y, sample_weight), of the size of the first but for the last one.
+      data: batches x, (x, y) or (x, y, sample_weight), of the size of the first but for the last one.
       steps: batches that are counted as an epoch; required if the data has no end, by default all.
 
     Raises:
@@ -215,7 +225,7 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
     """Wraps a Python generator or a data loader, which one thread reads in order.
 
     Args:
-      data: batches (x, y) or (x, y, sample_weight), of any size.
+      data: batches (x,), (x, y) or (x, y, sample_weight), of any size.
       steps: batches that are counted as an epoch; required if the data has no known end, by default all.
 
     Raises:
@@ -228,12 +238,13 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
         raise InputError(str(error).splitlines()[0]) from error
     if found.length is None and steps is None:
         raise InputError(_NO_END.format(f"a {type(data).__name__}"))
-    rows = None if found.length is None or steps is not None else _read_all(found.batches)
+    batches, first = with_elements(found.batches), as_element(found.first)
+    rows = None if found.length is None or steps is not None else _read_all(batches)
     return BatchedSource(
-        lambda *_: found.batches,
-        found.first,
+        lambda *_: batches,
+        first,
         rows,
-        epoch_rows=steps and steps * _count(found.first),
+        epoch_rows=steps and steps * _count(first),
         can_be_read_again=found.can_be_read_again,
     )
 
@@ -250,12 +261,13 @@ def _begin_epoch(data: keras.utils.PyDataset, number: int) -> np.int64:
 
 
 def _as_arrays(batch: Any) -> Element:
-    check_element(batch)
-    return tf.nest.map_structure(np.asarray, with_tuples(batch))
+    element = as_element(with_tuples(batch))
+    check_element(element)
+    return tf.nest.map_structure(np.asarray, element)
 
 
 def _leaves(batch: Any) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(batch)]
+    return [np.asarray(leaf) for leaf in tf.nest.flatten(as_element(with_tuples(batch)))]
 
 
 def _spec(first: np.ndarray, last: np.ndarray) -> tf.TensorSpec:

@@ -156,6 +156,23 @@ def inputs_alone(*x: Any) -> Element:
     return x[0] if len(x) == 1 else x, NO_TARGETS
 
 
+def as_element(batch: Any) -> Element:
+    """Returns a batch or an example, in one of the forms that Keras takes, as a plain tuple (x, y) or (x, y, sample_weight).
+
+    It may be a list or a named tuple, and x alone or (x,), which has no targets.
+    """
+    parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    return parts if len(parts) > 1 else inputs_alone(*parts)
+
+
+def with_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a data set whose elements are those of another as `as_element` returns them."""
+    spec = dataset.element_spec
+    if type(spec) is tuple:
+        return dataset.map(lambda *parts: as_element(parts)) if len(spec) == 1 else dataset
+    return dataset.map(as_element)
+
+
 def as_is(*element: Any) -> Element:
     """Returns its arguments: the identity transform."""
     return element

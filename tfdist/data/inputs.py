@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.data.adapters import as_examples, is_data_loader, of_test
 from tfdist.data.batched import from_dataset
-from tfdist.data.examples import Element, Examples, inputs_alone
+from tfdist.data.examples import Element, Examples, inputs_alone, with_elements
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import StreamSource
 from tfdist.data.structures import has_arrays
@@ -22,8 +22,8 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
 
     Args:
       x: an array, or a list, tuple or dict of arrays for a model with several inputs; a `tf.data.Dataset` of batches or of
-        single examples: x, (x,), (x, y) or (x, y, sample_weight); a `keras.utils.PyDataset` or generator of batches (x, y);
-        examples; or a `DataSet`, for its test examples.
+        single examples: x, (x,), (x, y) or (x, y, sample_weight); a `keras.utils.PyDataset` of batches of these; a generator
+        of batches (x,) or (x, y); examples; or a `DataSet`, for its test examples.
       steps: number of batches; required if the data has no end.
       batch_size: number of examples in a batch, for data that does not come in batches.
 
@@ -51,8 +51,8 @@ def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) ->
     is_batched, is_infinite = keras_internals.is_batched(dataset), dataset.cardinality() == tf.data.INFINITE_CARDINALITY
     if is_infinite and steps is None:
         raise InputError("Data without an end needs `steps`. Received: a tf.data.Dataset that repeats.")
-    spec = dataset.element_spec
-    if not (isinstance(spec, tuple) and len(spec) in (2, 3)):
+    dataset = with_elements(dataset)
+    if len(dataset.element_spec) > 3:
         dataset = dataset.map(inputs_alone)
     if is_batched:
         return from_dataset(dataset if steps is None else dataset.take(steps))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.batches import checksum
-from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
+from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one, with_elements
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
 from tfdist.errors import InputError
@@ -57,8 +57,8 @@ class StreamSource(Examples):
                 "Use dataset.apply(tf.data.experimental.assert_cardinality(n))."
             )
         self.size = size
-        self._dataset = dataset
         check_element(dataset.element_spec)
+        self._dataset = dataset = with_elements(dataset)
         self._buffer_size = buffer_size or _default_buffer(dataset, size)
         self._transform = transform
         self._shuffle = shuffle
