@@ -40,6 +40,19 @@ class TestWeights:
         source = make(kind, np.zeros(2), np.array([[0, 1, 1], [1, 0, 0]]))
         np.testing.assert_array_equal(weights(with_class_weight(source, {1: 4})), [[1, 4, 4], [4, 1, 1]])
 
+    def test_labels_that_are_not_integers_are_rounded(self, kind):
+        source = make(kind, np.zeros(4), np.array([[0.0], [0.9], [2.0], [3.0]]))
+        np.testing.assert_array_equal(weights(with_class_weight(source, {1: 4, 2: 5})), [1, 4, 5, 1])
+        source = make(kind, np.zeros(2), np.array([False, True]))
+        np.testing.assert_array_equal(weights(with_class_weight(source, {1: 4})), [1, 4])
+
+    @pytest.mark.parametrize(
+        ("dtype", "one_hot"), [("float32", None), ("float64", True), ("uint8", True), ("int64", True), ("bool", True)]
+    )
+    def test_labels_may_be_one_hot(self, kind, dtype, one_hot):
+        source = make(kind, np.zeros(2), np.array([[0, 0, 1], [0, 1, 0]], dtype), np.array([2.0, 3.0]))
+        np.testing.assert_array_equal(weights(with_class_weight(source, {1: 4, 2: 5}, one_hot)), [10, 12])
+
     def test_labels_may_have_more_dims_than_sample_weights(self, kind):
         source = make(kind, np.zeros(2), np.array([[0, 1, 1], [1, 0, 0]]), np.array([2.0, 3.0]))
         np.testing.assert_array_equal(weights(with_class_weight(source, {1: 4})), [[2, 8, 8], [12, 3, 3]])
@@ -61,7 +74,7 @@ def test_wrong_tables_are_an_error(table):
         with_class_weight(make("source", np.zeros(2), np.zeros(2, np.int32)), table)
 
 
-@pytest.mark.parametrize("y", [np.zeros(2), {"a": np.zeros(2, np.int32)}])
-def test_labels_must_be_integers(y):
-    with pytest.raises(InputError, match="integer label"):
+@pytest.mark.parametrize("y", [np.array(["a", "b"]), {"a": np.zeros(2, np.int32)}])
+def test_labels_must_be_one_tensor_of_numbers(y):
+    with pytest.raises(InputError, match="need one label for each example, a number or a one-hot vector"):
         with_class_weight(make("source", np.zeros(2), y), {0: 1.0})

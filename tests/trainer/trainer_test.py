@@ -167,6 +167,31 @@ def test_class_weights_are_sample_weights(mirrored2):
     assert any(np.any(expected[path] != value) for path, value in values(trained(mirrored2)).items())
 
 
+@pytest.mark.parametrize(
+    ("loss", "made"),
+    [
+        ("categorical_crossentropy", lambda labels: keras.utils.to_categorical(labels, 3).astype("int32")),
+        ("sparse_categorical_crossentropy", lambda labels: labels.astype("float32")),
+    ],
+    ids=["one-hot", "floats"],
+)
+def test_class_weights_of_labels_in_other_forms_are_those_of_keras(loss, made, mirrored2, float64):
+    def build():
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.Input((36,)), keras.layers.Dense(3, "softmax")])
+
+    x, y = np.reshape(IMAGES, [-1, 36]), made(LABELS)
+    fit = {"class_weight": {0: 0.1, 2: 3.0}, "batch_size": 8, "shuffle": False, "steps_per_epoch": 2, "verbose": 0}
+    plain = build()
+    plain.compile("sgd", loss)
+    expected = plain.fit(x, y, **fit).history["loss"]
+    keras.utils.clear_session(free_memory=False)
+    with mirrored2.scope():
+        trainer = tfdist.Trainer(build(), optimizer="sgd", loss=loss)
+    assert trainer.fit(x, y, **fit).history["loss"] == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(trainer.model.get_weights()[0], plain.get_weights()[0], rtol=1e-10)
+
+
 class TestNotFinite:
     """One example is infinite; the step that uses it is computed from the order of examples."""
 

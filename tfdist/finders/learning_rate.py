@@ -19,6 +19,7 @@ from tfdist.step.compiled_loop import not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.validation import check_same_data, inner_optimizer
 from tfdist.trainer.argument_types import check_fit
+from tfdist.trainer.compilation import takes_one_hot
 from tfdist.trainer.data_warnings import check_examples
 from tfdist.trainer.fit_arguments import fit_arguments
 from tfdist.trainer.options import Checks, Reporting, Schedule
@@ -89,6 +90,7 @@ def find_learning_rate(
         steps=steps,
         shuffle=shuffle,
         class_weight=class_weight,
+        one_hot=takes_one_hot(trainer.model),
         sample_weight=sample_weight,
         steps_per_epoch=steps_per_epoch,
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from tfdist import keras_internals
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.optimizers.weight_average import average_weights
@@ -73,3 +74,11 @@ def compile_model(
             shared=next((variable.path for variable, _ in model.cut.shared), ""),
         )
     return checked_straggler(found, strategy)
+
+
+def takes_one_hot(model: keras.Model) -> bool | None:
+    """Returns whether a compiled model's loss takes vectors of classes rather than class numbers; None if unknown."""
+    names = {keras_internals.loss_form(loss)[0] for loss in keras_internals.user_losses(model)}
+    if len(names) != 1 or "" in names:
+        return None
+    return names != {"sparse_categorical_crossentropy"}

@@ -66,6 +66,7 @@ def fit_arguments(
     validation_data: Any = None,
     shuffle: bool = True,
     class_weight: Mapping[int, float] | None = None,
+    one_hot: bool | None = None,
     sample_weight: Any = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
@@ -73,7 +74,7 @@ def fit_arguments(
     validation_batch_size: int | None = None,
     validation_freq: int | Collection[int] = 1,
 ) -> FitArguments:
-    """Validates the arguments of `Trainer.fit`.
+    """Validates the arguments of `Trainer.fit`; `one_hot`: for `with_class_weight`.
 
     Raises:
       InputError: an argument is invalid.
@@ -95,7 +96,7 @@ def fit_arguments(
     train = data.train if shuffle else data.train.in_order()
     train = _counted(train, steps_per_epoch, batch_size)
     if class_weight:
-        train = with_class_weight(train, class_weight)
+        train = with_class_weight(train, class_weight, one_hot)
     test = data.test and _first(data.test, validation_steps, validation_batch_size)
     data = DataSet(data.name, train, test, data.input_shape, data.classes)
     return FitArguments(data, batch_size, steps, epochs, Epochs(initial_epoch, validation_freq, validation_batch_size))

@@ -34,7 +34,7 @@ from tfdist.synchronization.federated import examples_per_step
 from tfdist.trainer import saved_fit
 from tfdist.trainer.argument_types import check_fit, check_targets_of, check_trainer
 from tfdist.trainer.checkpointing import run_variables
-from tfdist.trainer.compilation import compile_model
+from tfdist.trainer.compilation import compile_model, takes_one_hot
 from tfdist.trainer.evaluation import Evaluates
 from tfdist.trainer.fit_arguments import fit_arguments
 from tfdist.trainer.history import History
@@ -188,7 +188,9 @@ class Trainer(Evaluates):
           validation_split: fraction of the arrays, in [0, 1), to use as validation data: their last rows.
           validation_data: data to evaluate as scheduled, in any of the forms of `x`.
           shuffle: whether to shuffle arrays, sources and single examples in each epoch, by the trainer's seed.
-          class_weight: weight of the examples of each class.
+          class_weight: weight of the examples of each class. As in Keras, labels are rounded, and the class of a vector of
+            more than one element is its largest. With `sparse_categorical_crossentropy`, or a loss of your own and
+            integers, such a vector is a class number for each token instead.
           sample_weight: weight of each example, as an array, with `y`.
           initial_epoch: number of the first epoch, for callbacks.
           steps_per_epoch: steps that count as an epoch; required for data without an end.
@@ -223,6 +225,7 @@ class Trainer(Evaluates):
             validation_data=validation_data,
             shuffle=shuffle,
             class_weight=class_weight,
+            one_hot=takes_one_hot(self.model),
             sample_weight=sample_weight,
             initial_epoch=initial_epoch,
             steps_per_epoch=steps_per_epoch,
