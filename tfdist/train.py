@@ -40,10 +40,12 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         callbacks = make_callbacks(target.config)
         with showing("Building the model ...") if opened.strategy.is_chief else contextlib.nullcontext():
             trainer = session.make_trainer(opened, opened.strategy)
-            trainer.build(opened.data.train)
+            program = trainer.build(opened.data.train)
         check_metrics(config, callbacks, trainer, evaluates=opened.data.test is not None)
         # Refuses data before there is a directory; `fit` repeats it, and logs what is suspicious.
-        check_examples(opened.strategy, trainer.model, opened.data.train, opened.data.test)
+        check_examples(
+            opened.strategy, trainer.model, opened.data.train, opened.data.test, program.settings.micro_steps
+        )
         if config.dry_run:
             dry_run.describe(opened, trainer, output)
             return 0

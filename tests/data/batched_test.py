@@ -153,6 +153,23 @@ def test_data_of_unknown_size_is_read_once_to_count_it(caplog):
     assert rows(source, 2, batch_size=4) == [[3, 4, 5, 6]] * 2
 
 
+def test_a_function_over_batches_may_change_their_number_of_rows():
+    """It could not be seen from the batches that TensorFlow makes, so that half of the rows were left out."""
+    twice = as_examples(DATASET.map(lambda x, y: (tf.repeat(x, 2), tf.repeat(y, 2, axis=0))))
+    assert (twice.size, twice.batch_size) == (14, 6)
+    assert rows(twice, 3, batch_size=6)[2] == [6, 6, 0, 0, 1, 1]
+
+
+def test_a_py_dataset_with_unequal_batches_is_refused_rather_than_cut():
+    class Unequal(Batches):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return ({"a": x["a"][:2]}, y[:2]) if index == 1 else (x, y)
+
+    with pytest.raises(tf.errors.OpError, match="Received: batch 1 with 2 rows, the first with 3"):
+        rows(as_examples(Unequal()), 3)
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [

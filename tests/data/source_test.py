@@ -1,4 +1,5 @@
 import numpy as np
+import pandas
 import pytest
 import tensorflow as tf
 
@@ -22,6 +23,16 @@ def test_arrays_keep_their_dtypes_and_structure():
     np.testing.assert_array_equal(got["image"], x["image"][[2, 0, 2]])
     assert got["name"].numpy().tolist() == [b"c", b"a", b"c"]
     np.testing.assert_array_equal(label, [2, 0, 2])
+
+
+def test_floating_point_numbers_and_columns_are_those_of_keras():
+    """In Keras's `fit`, a column of a table is [rows, 1]: without the dim, a custom loss compared each row with all others."""
+    table = pandas.DataFrame({"a": [1.5, 2.5, 3.5], "b": [True, False, True]})
+    source = ArraySource((table, table["a"], np.ones(3, np.float16)))
+    assert source.element_spec == tuple(tf.TensorSpec(shape, tf.float32) for shape in ([2], [1], []))
+    x, y, _ = source.fetch(tf.constant([1, 0], tf.int64))
+    np.testing.assert_array_equal(x, [[2.5, 0], [1.5, 1]])
+    np.testing.assert_array_equal(y, [[2.5], [1.5]])
 
 
 def test_arrays_are_copied():

@@ -169,7 +169,7 @@ def from_dataset(dataset: tf.data.Dataset, steps: int | None = None) -> BatchedS
     first = next(iter(dataset.take(1)), None)
     if first is None:
         raise InputError("A data set must have examples. Received: a tf.data.Dataset without a batch.")
-    rows = keras_internals.count_rows(dataset)
+    rows = keras_internals.count_rows(dataset, _count(first))
     if rows is None and steps is None:
         rows = _read_all(dataset)
     first = tf.nest.map_structure(np.asarray, first)
@@ -199,7 +199,14 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
     flat = tf.nest.flatten(specs)
 
     def read(index: np.ndarray) -> list[np.ndarray]:
-        return [array.astype(s.dtype.as_numpy_dtype) for array, s in zip(_leaves(data[int(index)]), flat, strict=True)]
+        leaves = _leaves(data[int(index)])
+        if count is not None and index < count - 1 and len(leaves[0]) != _count(first):
+            raise InputError(
+                "Batches of a PyDataset must have as many rows as the first, but for the last one, since they are not all read "
+                f"to count the rows. Received: batch {index} with {len(leaves[0])} rows, the first with {_count(first)}. "
+                "Give a tf.data.Dataset of these batches, or a generator with steps_per_epoch."
+            )
+        return [array.astype(s.dtype.as_numpy_dtype) for array, s in zip(leaves, flat, strict=True)]
 
     def batch(index: tf.Tensor) -> Element:
         leaves = tf.numpy_function(read, [index], [spec.dtype for spec in flat])

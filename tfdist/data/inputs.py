@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
@@ -65,7 +64,7 @@ def _arrays(x: Any) -> Any:
         return {name: _arrays(part) for name, part in x.items()}
     if isinstance(x, tuple | list) and has_arrays(x):
         return tuple(_arrays(part) for part in x)
-    return np.asarray(x)
+    return keras_internals.array_of(x)
 
 
 class Padded(Source):

@@ -166,7 +166,7 @@ class ArraySource(Source):
           InputError: `arrays` is something else, or the arrays are empty or of different sizes.
         """
         check_element(arrays)
-        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays)]
+        leaves = [keras_internals.array_of(leaf) for leaf in tf.nest.flatten(arrays)]
         sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in leaves})
         if len(sizes) != 1 or sizes[0] == 0:
             shapes = ", ".join(str(leaf.shape) for leaf in leaves)

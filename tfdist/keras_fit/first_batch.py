@@ -27,14 +27,13 @@ from tfdist.keras_fit.one_device import Replica, running
 from tfdist.keras_fit.replica_batch import few_rows, warn_of_all_rows
 from tfdist.keras_fit.replica_vs_full_batch import BothWays, NeedsAllRowsError, either_draws
 from tfdist.keras_fit.step_outputs import ReduceOp, flat
-from tfdist.keras_fit.tolerance import Tolerance, norm
 from tfdist.layers.sync_batch_norm import is_synchronized, not_synchronized, synchronize
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.tolerance import Tolerance, norm
 
 _log = logging.getLogger(__name__)
 _PARTS = types.FunctionType | functools.partial | keras.Regularizer  # attributes of layers, such as an activation
-_KNOWN = ("keras", "tfdist")  # packages whose code is trusted
 
 
 class ReduceOps(NamedTuple):
@@ -79,14 +78,7 @@ def has_custom_code(model: keras.Model) -> bool:
     ):
         return True
     inside = [part for layer in layers for part in vars(layer).values() if isinstance(part, _PARTS)]
-    return any(_is_own(part) for part in (*layers, *inside, *keras_internals.compiled_functions(model)))
-
-
-def _is_own(part: Any) -> bool:
-    kind = part if hasattr(part, "__name__") else type(part)
-    if part in keras_internals.LOSSES_OF_ALL_ROWS or isinstance(part, keras.layers.Lambda):
-        return True  # these compare rows, or call a user's function
-    return getattr(kind, "__module__", "").partition(".")[0] not in _KNOWN
+    return any(keras_internals.is_own(part) for part in (*layers, *inside, *keras_internals.compiled_functions(model)))
 
 
 class FirstBatch:

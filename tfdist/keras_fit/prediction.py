@@ -18,9 +18,9 @@ from tfdist.errors import InputError
 from tfdist.keras_fit.first_batch import has_custom_code
 from tfdist.keras_fit.replica_batch import all_rows, warn_of_all_rows
 from tfdist.keras_fit.replica_vs_full_batch import BothWays, NeedsAllRowsError, either_draws
-from tfdist.keras_fit.tolerance import Tolerance
 from tfdist.step import randomness
 from tfdist.step.any_rows import compiled_for_any_rows
+from tfdist.step.tolerance import Tolerance
 
 Predict = Callable[[Any], Any]
 Drawing = Callable[[tf.Tensor | int], contextlib.AbstractContextManager[None]]  # (index of a replica) -> context

@@ -5,7 +5,7 @@
 
 from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
-from tfdist.keras_internals.data import Adapted, adapted, count_rows, is_batched
+from tfdist.keras_internals.data import Adapted, adapted, array_of, count_rows, is_batched
 from tfdist.keras_internals.deferred import (
     deferred_weights,
     read_by,
@@ -76,11 +76,13 @@ from tfdist.keras_internals.models import (
     flat_losses,
     has_shapes,
     is_of_all_rows,
+    is_own,
     kernel_of,
     last_activation,
     layers_of,
     loss_form,
     loss_values,
+    losses_by_layer,
     losses_of_all_rows,
     matched,
     metric_results,
@@ -202,6 +204,7 @@ __all__ = [
     "add_functions",
     "always_run",
     "adders_of",
+    "array_of",
     "attentions_laid_out",
     "check_fits",
     "check_layer_calls",
@@ -245,6 +248,7 @@ __all__ = [
     "is_computed_from",
     "is_batched",
     "is_of_all_rows",
+    "is_own",
     "is_symbolic_call",
     "kernel_of",
     "key_of",
@@ -260,6 +264,7 @@ __all__ = [
     "loss_form",
     "loss_means",
     "loss_values",
+    "losses_by_layer",
     "losses_of_all_rows",
     "matched",
     "metric_results",

@@ -2,9 +2,11 @@
 
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_slicing
 
 # Names of TensorFlow's classes, which it does not export.
 _BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset")
@@ -29,6 +31,16 @@ class Adapted(NamedTuple):
     can_be_read_again: bool
 
 
+def array_of(data: Any) -> np.ndarray:
+    """Returns data of examples as Keras's `fit` converts it: floating-point numbers in floatx, a pandas Series as a column."""
+    data = np.asarray(data) if isinstance(data, list | tuple) or np.isscalar(data) else data
+    try:
+        [found] = keras.tree.flatten(array_slicing.convert_to_sliceable([data]))
+    except (ValueError, TypeError):  # not one of Keras's types; NumPy's text and objects among them
+        return np.asarray(data)
+    return np.asarray(found.convert_to_numpy(found.array))
+
+
 def is_batched(dataset: tf.data.Dataset) -> bool:
     """Returns whether the elements of a data set are batches, by how it was made; else by their shapes."""
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
@@ -42,8 +54,14 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
     return all(shape.rank is None or shape[0] is None for shape in shapes)
 
 
-def count_rows(dataset: tf.data.Dataset) -> int | None:
-    """Returns the number of rows of a finite data set of batches, without reading it; None if that is not possible."""
+def count_rows(dataset: tf.data.Dataset, of_first: int) -> int | None:
+    """Returns the number of rows of a finite data set of batches, without reading it; None if that is not possible.
+
+    Args:
+      dataset: batches.
+      of_first: rows of the first batch. If a function that was mapped over batches has changed their number, it may have
+        changed that of any batch.
+    """
     batches = int(dataset.cardinality())
     if batches < 0:
         return None
@@ -57,7 +75,7 @@ def count_rows(dataset: tf.data.Dataset) -> int | None:
         return None
     [examples] = made._inputs()
     rows = int(examples.cardinality())
-    return rows if rows >= 0 else None
+    return rows if rows >= 0 and min(int(made._batch_size), rows) == of_first else None
 
 
 def adapted(data: Any) -> Adapted:

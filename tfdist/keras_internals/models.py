@@ -20,6 +20,7 @@ _one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on
 
 # Functions of a batch as a whole: of pairs of its rows, or of sums over them.
 LOSSES_OF_ALL_ROWS = (keras.losses.circle, keras.losses.dice, keras.losses.tversky)
+_KNOWN = ("keras", "tfdist")  # packages whose code is trusted
 
 
 @contextlib.contextmanager
@@ -113,6 +114,14 @@ def compiled_functions(model: keras.Model) -> list[Any]:
     parts = [*_compiled_losses(model), *model.metrics, *_compiled_metrics(model)]
     named = [part for part in parts if part is not None and not isinstance(part, str)]
     return [_function_of(part) for part in named]
+
+
+def is_own(part: Any) -> bool:
+    """Returns whether a layer, a function or an object is not Keras's or of this library, whose code is known to be right."""
+    if part in LOSSES_OF_ALL_ROWS or isinstance(part, keras.layers.Lambda):
+        return True  # these compare rows, or call a user's function
+    kind = part if hasattr(part, "__name__") else type(part)
+    return getattr(kind, "__module__", "").partition(".")[0] not in _KNOWN
 
 
 def _compiled_losses(model: keras.Model) -> list[Any]:
@@ -270,6 +279,11 @@ def weight_losses(model: keras.Model) -> list[tf.Tensor]:
 def data_losses(model: keras.Model) -> list[tf.Tensor]:
     """Returns losses of `add_loss` and activity regularizers in the last forward pass: means over local rows."""
     return [loss for layer in model._flatten_layers() for loss in layer._get_own_losses()]
+
+
+def losses_by_layer(model: keras.Model) -> dict[str, list[tf.Tensor]]:
+    """Returns the losses of `data_losses` by the paths of the layers that have added any."""
+    return {layer.path: losses for layer in model._flatten_layers() if (losses := layer._get_own_losses())}
 
 
 def take_data_losses(layer: keras.Layer) -> list[tf.Tensor]:

@@ -12,10 +12,14 @@ from tfdist.coordination.timeouts import long_timeout
 from tfdist.data import Examples, explained_reading
 from tfdist.data.adapters import about_evaluation
 from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors import InputError
+from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import data_check
 from tfdist.step.data_mismatch import must_fit
+from tfdist.step.loss import not_means
+from tfdist.step.mean_check import losses_of_all_rows
 
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
 _OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
@@ -49,7 +53,7 @@ def _check_text(model: keras.Model, x: Any) -> None:
 
 
 def check_examples(
-    strategy: Strategy, model: keras.Model, data: Examples, evaluation: Examples | None
+    strategy: Strategy, model: keras.Model, data: Examples, evaluation: Examples | None, micro_steps: int
 ) -> list[tuple[str, str]]:
     """Checks some examples on the chief; every process must call it.
 
@@ -60,13 +64,14 @@ def check_examples(
       model: compiled and built model.
       data: data for training.
       evaluation: data for evaluation, if any.
+      micro_steps: number of parts in which a replica computes its rows.
 
     Returns:
       On the chief, the text and the situation of a warning for each thing that is suspicious; none on other processes.
 
     Raises:
       InputError: on every process, for evaluation data that does not fit the model, and for labels with which training or
-        evaluation is certainly wrong.
+        evaluation is certainly wrong, and for losses that are not means over rows, if a batch is computed in parts.
     """
     if evaluation is not None:
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
@@ -74,6 +79,8 @@ def check_examples(
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
     found = data_check.findings(model, train) if strategy.is_chief else []
     wrong = [finding.text for finding in found if finding.is_error]
+    if strategy.is_chief and (refused := _not_means(strategy, model, train, micro_steps)):
+        wrong.append(refused)
     if test is not None and strategy.is_chief:
         later = data_check.findings(model, test)
         wrong += [f"Evaluation data: {finding.text}" for finding in later if finding.is_error]
@@ -85,6 +92,16 @@ def check_examples(
     places = data_check.not_finite(test) if test is not None and strategy.is_chief else []
     of_evaluation = [(_values(places, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if places else []
     return [(finding.text, "") for finding in found] + of_evaluation
+
+
+def _not_means(strategy: Strategy, model: keras.Model, examples: Any, micro_steps: int) -> str:
+    """Returns an error about a user's losses that are not means over rows; empty without any, or if there is one part."""
+    parts = strategy.micro_batches if isinstance(strategy, HasStages) else micro_steps
+    if strategy.replicas * parts == 1:
+        return ""
+    may_be_called = not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts
+    names = losses_of_all_rows(model, examples, may_be_called=may_be_called)
+    return str(not_means(names, strategy.replicas, parts)) if names else ""
 
 
 def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any, element_spec: Any) -> None:

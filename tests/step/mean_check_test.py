@@ -1,0 +1,154 @@
+"""Losses of a user that are not means over rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.errors import InputError
+from tfdist.step.mean_check import losses_of_all_rows
+
+ops = keras.ops
+X, Y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
+
+
+class Adding(keras.layers.Layer):
+    """Adds a loss that is computed from its inputs."""
+
+    def __init__(self, loss: Callable[[Any], Any]):
+        super().__init__(name="adding")
+        self._loss = loss
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * self._loss(x))
+        return x
+
+
+class Sampling(keras.layers.Layer):
+    """Draws around its inputs, and adds a mean of what it has drawn, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(name="sampling")
+        self.seed_generator = keras.random.SeedGenerator(1)
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        self.calls.assign_add(1.0)
+        x = x + keras.random.normal(ops.shape(x), seed=self.seed_generator)
+        self.add_loss(ops.mean(ops.square(x)))
+        return x
+
+
+class OfClass(keras.Loss):
+    """Returns a value for each row, which depends on all of them."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return ops.mean(ops.square(y_true - y_pred), axis=-1) * ops.max(y_pred)
+
+
+def squares(y_true: Any, y_pred: Any) -> Any:
+    return ops.square(y_true - y_pred)
+
+
+def mean(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(squares(y_true, y_pred))
+
+
+def per_row(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(squares(y_true, y_pred), axis=-1)
+
+
+def total(y_true: Any, y_pred: Any) -> Any:
+    return ops.sum(squares(y_true, y_pred))
+
+
+def root(y_true: Any, y_pred: Any) -> Any:
+    return ops.sqrt(mean(y_true, y_pred))
+
+
+def where_positive(y_true: Any, y_pred: Any) -> Any:
+    mask = ops.cast(y_true > 0, y_pred.dtype)
+    return ops.sum(mask * squares(y_true, y_pred)) / ops.sum(mask)
+
+
+def of_pairs(y_true: Any, y_pred: Any) -> Any:
+    pairs = ops.reshape(y_pred, (8, 2, 4))  # as for a batch of 16 rows
+    return ops.mean(ops.square(pairs[:, 0] - pairs[:, 1]))
+
+
+CASES: dict[str, tuple[Any, list[Callable[[], keras.layers.Layer]], list[str]]] = {
+    "mean": (mean, [], []),
+    "value for each row": (per_row, [], []),
+    "of Keras": ("mse", [lambda: keras.layers.Dense(4, activity_regularizer="l2")], []),
+    "sum": (total, [], ["total"]),
+    "root": (root, [], ["root"]),
+    "mean over a mask": (where_positive, [], ["where_positive"]),
+    "class": (OfClass(), [], ["of_class"]),
+    "function for one size": (of_pairs, [], []),
+    "added mean": (mean, [lambda: Adding(lambda x: ops.mean(ops.square(x)))], []),
+    "added sum": (mean, [lambda: Adding(lambda x: ops.sum(ops.square(x)))], ["what adding adds"]),
+    "added mean of draws": (mean, [Sampling], []),
+    "added in a layer behind one that couples rows": (
+        mean,
+        [
+            lambda: keras.layers.Lambda(lambda x: x - ops.max(x, axis=0)),
+            lambda: Adding(lambda x: ops.mean(ops.square(x))),
+        ],
+        [],
+    ),
+}
+
+
+def network(loss: Any, layers: list[Callable[[], keras.layers.Layer]]) -> keras.Model:
+    inputs = x = keras.Input([4])
+    for make in layers:
+        x = make()(x)
+    model = keras.Model(inputs, keras.layers.Dense(4)(x))
+    model.compile("sgd", loss)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_no_mean_is_found(case: str) -> None:
+    loss, layers, expected = CASES[case]
+    model = network(loss, layers)
+    model.evaluate(X, Y, batch_size=16, verbose=0)  # builds the loss
+    before = model.get_weights()
+    assert losses_of_all_rows(model, (X, Y), may_be_called=True) == expected
+    for ours, kept in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, kept)
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(mean, []), (root, ["root"])])
+def test_losses_are_compared_without_calling_the_model(loss: Any, expected: list[str]) -> None:
+    """As on a mesh, or for the stages of a pipeline."""
+    model = network(loss, [])
+    model.evaluate(X, Y, verbose=0)
+    assert losses_of_all_rows(model, (X, Y), may_be_called=False) == expected
+
+
+def test_one_row_shows_nothing() -> None:
+    model = network(root, [])
+    model.evaluate(X, Y, verbose=0)
+    assert losses_of_all_rows(model, (X[:1], Y[:1]), may_be_called=True) == []
+
+
+def fit(strategy: tfdist.Strategy, loss: Any, **options: Any) -> Any:
+    with strategy.scope():
+        trainer = tfdist.Trainer(network(loss, []), optimizer="sgd", loss=loss, **options)
+    return trainer.fit(X, Y, batch_size=8, epochs=1, verbose=0)
+
+
+def test_a_trainer_refuses_it_on_several_replicas(mirrored2: tfdist.Strategy) -> None:
+    fit(mirrored2, mean)
+    with pytest.raises(InputError, match="Received: root, which is computed from all rows together, with 2"):
+        fit(mirrored2, root)
+
+
+def test_a_trainer_refuses_it_with_micro_steps(single: tfdist.Strategy) -> None:
+    fit(single, root)
+    with pytest.raises(InputError, match="with 1 replicas and 2 micro-steps"):
+        fit(single, root, accumulate_steps=2)
