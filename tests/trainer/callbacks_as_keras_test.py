@@ -131,12 +131,12 @@ def test_metrics_of_one_name_are_refused(single, names):
 
 
 class Events(keras.callbacks.Callback):
-    """Keeps the events that it is told of evaluations and epochs, with their logs."""
+    """Keeps the events that it is told of evaluations, epochs and the end, with their logs."""
 
     def __init__(self):
         super().__init__()
         self.seen = []
-        for name in ("test_begin", "test_batch_begin", "test_batch_end", "test_end", "epoch_end"):
+        for name in ("test_begin", "test_batch_begin", "test_batch_end", "test_end", "epoch_end", "train_end"):
             setattr(self, f"on_{name}", functools.partial(self._keep, name))
 
     def _keep(self, name, *number, logs=None):

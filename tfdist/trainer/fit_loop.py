@@ -106,6 +106,7 @@ class FitLoop:
         run_view = RunView(program.steps, batch_size, self._batch)
         self._inspections = inspections(checks, run_view, replicated, reporting)
         self._inspected: dict[str, float] = {}
+        self._epoch_logs: dict[str, float] = {}  # of the last epoch
         optimizer = self._model.optimizer
         self._facts = RunFacts(optimizer, data, batches, state.step, end, schedule, checks, reporting, checkpoints)
 
@@ -149,7 +150,7 @@ class FitLoop:
             ):
                 self._evaluate()
         del self._iterator, iterator  # stops the prefetching threads now rather than at interpreter exit
-        self._callbacks.on_train_end(history.records[-1] if history.records else {})
+        self._callbacks.on_train_end(self._epoch_logs)
         self._log_reasons()
         self._program.average_statistics()
         return history
@@ -202,6 +203,7 @@ class FitLoop:
         if self._test is not None and not self._schedule.eval_every and self._epochs.validates(epoch):
             logs |= self._evaluate()
         self._program.average_statistics()
+        self._epoch_logs = logs
         self._recorder.history.end_epoch(epoch, self._callbacks.on_epoch_end(epoch, logs))
         stopped = self._stopped()
         if state.step == whole:
