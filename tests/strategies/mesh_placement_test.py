@@ -1,5 +1,6 @@
 """Operations that rearrange elements, on a mesh: flips, bidirectional layers and metrics as on one device."""
 
+import contextlib
 import threading
 
 import keras
@@ -9,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops
 
 import tfdist
+from tfdist.distribution.unsafe_operations import refuse_unsafe_operations
 from tfdist.errors import InputError
 from tfdist.sharding.layouts import Layout
 
@@ -159,6 +161,19 @@ def test_a_concatenation_that_is_not_laid_out_is_refused(mesh2x2):
         InputError, match="^On a mesh, a concatenation with a negative axis must be traced as a part of the"
     ):
         mesh2x2.compiled(lambda x: concatenate(x * 1))(laid)
+
+
+@pytest.mark.parametrize(("shape", "is_refused"), [((8,), False), ((16,), True), ((4, 2), True)])
+def test_a_concatenation_of_what_may_be_shapes_is_not_refused(shape, is_refused):
+    """Of short vectors of integers: the same rule decides what is laid out."""
+
+    @tf.function(input_signature=[tf.TensorSpec(shape, tf.int32)], autograph=False)
+    def concatenate(x):
+        return tf.concat([x, x], -1), tf.concat([tf.constant([[1]]), tf.constant([[2]])], -1)
+
+    graph = concatenate.get_concrete_function().graph
+    with pytest.raises(InputError, match="negative axis") if is_refused else contextlib.nullcontext():
+        refuse_unsafe_operations(graph)
 
 
 def test_slices_of_shapes_stay_constants(mesh2x2):
