@@ -83,6 +83,13 @@ class OwnTracker(keras.Model):
         return [self.loss_tracker]
 
 
+class OwnNames(keras.Model):
+    """Names the arguments of `compute_loss` in its own way, as Keras passes them by position."""
+
+    def compute_loss(self, inputs: Any, targets: Any, predictions: Any, weights: Any = None) -> Any:
+        return super().compute_loss(inputs, targets, predictions, weights) + keras.ops.mean(predictions**2)
+
+
 class Renamed(keras.Model):
     """A metric whose result is returned under another name; fitted for more steps than there are between updates of logs."""
 
@@ -114,6 +121,10 @@ def one_layer(kind: type[keras.Model], *layers: keras.Layer) -> keras.Model:
 
 def test_a_model_that_resets_its_own_metrics(float64: None, mirrored2: tfdist.Strategy) -> None:
     assert not differences(*both(mirrored2, lambda: one_layer(OwnTracker), fitted))
+
+
+def test_a_loss_with_names_of_its_own(float64: None, mirrored2: tfdist.Strategy) -> None:
+    assert not differences(*both(mirrored2, lambda: one_layer(OwnNames), fitted))
 
 
 def test_a_metric_that_is_returned_under_another_name(float64: None, mirrored2: tfdist.Strategy) -> None:

@@ -134,7 +134,7 @@ def _loss(
 ) -> tf.Tensor:
     """Returns the model's loss and adds it to Keras's mean of losses."""
     more = {"training": training} if "training" in inspect.signature(model.compute_loss).parameters else {}
-    value = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
+    value = model.compute_loss(x, y, y_pred, sample_weight, **more)  # by position, as by Keras
     keras_internals.loss_means(model)[0].update_state(
         tf.math.multiply_no_nan(value, tf.cast(replica.rows > 0, value.dtype)), sample_weight=replica.rows
     )
