@@ -44,9 +44,12 @@ def test_strategies_of_one_process_predict_as_one_device(strategy, checkpoints, 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("strategy", ["multiworker", "horovod"])
-def test_processes_predict_as_one_device(strategy, checkpoints, wanted):
-    for found in running.outcomes("prediction", strategy, 2, checkpoints, seconds=300):
+def test_processes_predict_and_evaluate_as_one_device(strategy, single, checkpoints, wanted):
+    """Also a model that gathers the rows of batches of which the last is short."""
+    expected = prediction.evaluations(single)
+    for found, evaluated in running.outcomes("prediction", strategy, 2, checkpoints, seconds=300):
         check(found, wanted)
+        assert evaluated == [pytest.approx(results, rel=1e-12) for results in expected]
 
 
 def make_trainer(strategy, model=None):

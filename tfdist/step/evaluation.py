@@ -64,24 +64,42 @@ class Evaluator:
             tf.constant(batch_size, tf.float64),
             tf.constant(data.size, tf.float64),
         )  # DTensor broadcasts scalars only
-        given = iterator, tf.constant(pipeline.steps), sizes
-        self._strategy.trace_together(self._run, *given)
-        sums = self._run(*given)
+        sums = self._summed(iterator, pipeline.steps, data.size % batch_size > 0, sizes)
         totals = Totals()
         totals.add(self._drain())
         of_weights = self._strategy.parts.regularization(self._model)
         found = {
-            "loss": loss.evaluation_loss(self._model, np.asarray(sums), of_weights),
+            "loss": loss.evaluation_loss(self._model, sums, of_weights),
             **totals.results(self._metrics),
         }
         names = [mean.name for mean in self._metrics.losses]
-        return found | dict(zip(names, loss.evaluation_losses(np.asarray(sums)) if names else (), strict=True))
+        return found | dict(zip(names, loss.evaluation_losses(sums) if names else (), strict=True))
 
-    def _batches_on_the_host(self, iterator: Any, steps: tf.Tensor, sizes: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        found = [self._one(next(iterator), tf.constant(number, tf.int64), sizes) for number in range(int(steps))]
+    def _summed(self, iterator: Any, steps: int, is_short: bool, sizes: tuple[tf.Tensor, tf.Tensor]) -> np.ndarray:
+        """Returns the sums over all batches; `is_short` says whether the last one is.
+
+        It has a call of its own, since a layer may gather rows: TensorFlow's collectives between processes need equal shapes
+        within one call of a compiled function.
+        """
+        full = steps - is_short
+        found = []
+        for first, end in ((0, full), (full, steps)):
+            if first < end:
+                given = iterator, tf.constant(first), tf.constant(end), sizes
+                self._strategy.trace_together(self._run, *given)
+                found.append(np.asarray(self._run(*given)))
+        return np.sum(found, axis=0)
+
+    def _batches_on_the_host(
+        self, iterator: Any, first: tf.Tensor, end: tf.Tensor, sizes: tuple[tf.Tensor, tf.Tensor]
+    ) -> tf.Tensor:
+        numbers = range(int(first), int(end))
+        found = [self._one(next(iterator), tf.constant(number, tf.int64), sizes) for number in numbers]
         return tf.add_n([self._strategy.local(sums)[0] for sums in found])
 
-    def _batches(self, iterator: Any, steps: tf.Tensor, sizes: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    def _batches(
+        self, iterator: Any, first: tf.Tensor, end: tf.Tensor, sizes: tuple[tf.Tensor, tf.Tensor]
+    ) -> tf.Tensor:
         length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
 
         def body(done: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -89,8 +107,8 @@ class Evaluator:
             mine = self._strategy.local(self._strategy.run(self._batch, *given))
             return done + 1, sums + tf.add_n(mine)
 
-        start = (tf.constant(0), tf.zeros([length], tf.float64))
-        _, mine = tf.while_loop(lambda done, _: done < steps, body, start, parallel_iterations=1)
+        start = (first, tf.zeros([length], tf.float64))
+        _, mine = tf.while_loop(lambda done, _: done < end, body, start, parallel_iterations=1)
         shared = self._strategy.run(self._merge, mine / len(self._strategy.local_replicas))
         return self._strategy.local(shared)[0]
 
