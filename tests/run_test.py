@@ -98,6 +98,14 @@ def test_a_mistake_in_a_script_is_one_line_with_the_place(tmp_path: pathlib.Path
     assert line.startswith("tfdist.run: own.py, line 3: devices must be"), line
 
 
+def test_the_hook_of_a_script_gets_errors_that_are_not_those_of_tfdist(tmp_path: pathlib.Path) -> None:
+    """As under `python own.py`."""
+    hook = "import sys\nsys.excepthook = lambda kind, error, trace: print(kind.__name__, error, trace is error.__traceback__)\n"
+    (tmp_path / "own.py").write_text(f"{hook}raise ValueError('wrong')\n")
+    done = run(["-m", "tfdist.run", "own.py"], tmp_path)
+    assert (done.returncode, done.stdout) == (1, "ValueError wrong True\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [

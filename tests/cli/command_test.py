@@ -127,6 +127,44 @@ def test_any_other_error_keeps_its_traceback(capsys):
     assert captured.err.endswith("ZeroDivisionError: by zero\n")
 
 
+@pytest.fixture
+def hooked(monkeypatch):
+    """Installs a hook for uncaught errors; returns the arguments of its calls."""
+    calls = []
+    monkeypatch.setattr(sys, "excepthook", lambda *arguments: calls.append(arguments))
+    return calls
+
+
+def test_any_other_error_goes_to_the_hook(capsys, hooked):
+    error = ValueError("in the program")
+    assert _run(_raiser(error)) == 1
+    assert hooked == [(ValueError, error, error.__traceback__)]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_errors_with_a_code_do_not_go_to_the_hook(hooked):
+    assert _run(_raiser(InputError("No."))) == 2
+    assert _run(_raiser(ValueError()), explain=lambda error: PeerLostError("Lost.")) == 5
+    assert hooked == []
+
+
+def test_a_hook_that_fails_hides_no_error(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", lambda *arguments: {}["in the hook"])
+    assert _run(_raiser(ValueError("in the program"))) == 1
+    captured = capsys.readouterr().err
+    first, second = captured.split("\nOriginal exception was:\n")
+    assert first.startswith("Error in sys.excepthook:\nTraceback") and first.endswith("KeyError: 'in the hook'\n")
+    assert second.startswith("Traceback") and second.endswith("ValueError: in the program\n")
+    assert captured.count("ValueError: in the program") == 1
+
+
+def test_a_hook_may_exit(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", lambda *arguments: sys.exit(7))
+    with pytest.raises(SystemExit) as end:
+        _run(_raiser(ValueError("in the program")))
+    assert end.value.code == 7
+
+
 def test_an_exit_passes_through():
     with pytest.raises(SystemExit, match="4"):
         _run(_raiser(SystemExit(4)))

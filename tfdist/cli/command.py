@@ -1,7 +1,7 @@
 """Runs a command: parses its flags, returns an exit code, and reports each error once.
 
-An error that a user can cause is printed as one line on stderr; others keep their traceback. Does not import
-TensorFlow.
+An error that a user can cause is printed as one line on stderr; others go to `sys.excepthook`, which prints their traceback.
+Does not import TensorFlow.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from tfdist.errors.engine_errors import one_line, out_of_memory
 from tfdist.grammar.spec import did_you_mean
 from tfdist.process import signals
 from tfdist.process.stack_dumps import main_stack
+from tfdist.process.uncaught_errors import call_excepthook
 
 _GONE = (errno.EPIPE, errno.EIO)  # errors of writing to a pipe or terminal that is closed
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
@@ -120,13 +120,21 @@ def run(
         return _say(program, _located(str(error), places), code)
     except Exception as error:
         known = out_of_memory(error) or (explain(error) if explain else None)
-        if known is None:
-            traceback.print_exception(error)
-            return ExitCode.FAILED
-        _log.debug("Traceback of the cause:", exc_info=error)
-        return _say(program, str(known), known.exit_code)
+        if known is not None:
+            _log.debug("Traceback of the cause:", exc_info=error)
+            return _say(program, str(known), known.exit_code)
+        uncaught = error
     finally:
         flush()
+    return _fail(uncaught)  # not while it is handled: it is no context of another error in the hook
+
+
+def _fail(error: Exception) -> int:
+    try:
+        call_excepthook(error)
+    finally:
+        flush()
+    return ExitCode.FAILED
 
 
 @contextlib.contextmanager
