@@ -122,6 +122,21 @@ TASKS = {
             Method("adaptive(rule=divergence)"),
         ),
     ),
+    "images_adamw": Task(
+        "cnn(filters=(16, 32))",
+        data,
+        128,
+        2400,
+        adamw,
+        "accuracy",
+        0.5,
+        (
+            EVERY_STEP,
+            Method("local_sgd(period=16)"),
+            *(Method(f"diloco(period={period}, {OUTER})") for period in PERIODS[2:]),
+            Method(f"diloco(period=50, {OUTER}, fragments=4, overlap=True)", "int8"),
+        ),
+    ),
     "text": Task(
         "transformer(layers=2, width=128, heads=4)",
         text,
@@ -134,6 +149,7 @@ TASKS = {
             EVERY_STEP,
             *(Method(f"local_sgd(period={period})") for period in PERIODS[1:]),
             *(Method(f"diloco(period={period}, {OUTER})") for period in PERIODS[1:]),
+            *(Method(f"post_local_sgd(warmup_steps=600, period={period})") for period in PERIODS[1:3]),
         ),
     ),
     "clients": Task(

@@ -128,6 +128,15 @@ def test_more_replicas_than_clients(mirrored3):
     assert_close(weights(trainer), weights(one))
 
 
+def test_replicas_without_clients_may_have_maximum_pooling():
+    """In float32, in which TensorFlow's gradient of a maximum pooling without rows ends the process."""
+    layers = keras.layers
+    pooling = (lambda: layers.Reshape((5, 1)), lambda: layers.Conv1D(3, 2), layers.MaxPooling1D, layers.Flatten)
+    strategies = [tfdist.load_strategy("mirrored", devices=devices) for devices in (3, 1)]
+    several, one = (trained(strategy, "fedavg(clients=4, fraction=0.25)", layers=pooling)[0] for strategy in strategies)
+    assert_close(weights(several), weights(one), 1e-5)
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_round(mirrored3):
     sync = "fedavg(clients=6, fraction=0.5)"
     clients = Clients(parse_sync(sync), len(X), seed=0)

@@ -45,10 +45,9 @@ def ends_by(error: SystemExit) -> None:
 def watch() -> None:
     """Starts to notice how this process ends; programs call `sys.exit(main())`, which reads `sys.exit` before `main` runs."""
     sys.exit = _replaced(sys.exit)
+    # What is registered last runs first: not after a wait for the threads of executors, which these modules register.
     for module in ("concurrent.futures.thread", "concurrent.futures.process"):
-        importlib.import_module(
-            module
-        )  # what is registered last runs first: not after a wait for the threads of executors
+        importlib.import_module(module)
     with contextlib.suppress(RuntimeError):  # this process is ending already
         threading._register_atexit(_report)  # type: ignore[attr-defined]
 
