@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data import Pipeline, as_examples
+from tfdist.data import Pipeline, as_examples, explained_reading
 from tfdist.data.examples import PartialEpochs
 from tfdist.data.pipeline import EvaluationPipeline
 from tfdist.errors import InputError
@@ -166,8 +166,9 @@ def test_a_py_dataset_with_unequal_batches_is_refused_rather_than_cut():
             x, y = super().__getitem__(index)
             return ({"a": x["a"][:2]}, y[:2]) if index == 1 else (x, y)
 
-    with pytest.raises(tf.errors.OpError, match="Received: batch 1 with 2 rows, the first with 3"):
-        rows(as_examples(Unequal()), 3)
+    source = as_examples(Unequal())
+    with pytest.raises(InputError, match="Received: batch 1 with 2 rows, the first with 3"), explained_reading(source):
+        rows(source, 3)
 
 
 @pytest.mark.parametrize(

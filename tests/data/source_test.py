@@ -35,6 +35,12 @@ def test_floating_point_numbers_and_columns_are_those_of_keras():
     np.testing.assert_array_equal(y, [[2.5], [1.5]])
 
 
+@pytest.mark.parametrize("part", [None, tf.ragged.constant([[1], [2, 3], [4]])], ids=["None", "ragged"])
+def test_what_is_no_array_is_refused(part):
+    with pytest.raises(InputError, match="Arrays must"):
+        ArraySource(({"a": np.zeros(3), "b": part}, np.zeros(3)))
+
+
 def test_arrays_are_copied():
     x = np.zeros(3)
     source = ArraySource((x, x))

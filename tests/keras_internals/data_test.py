@@ -26,6 +26,7 @@ def same(x, y):
         (ROWS.batch(3), True, 10),
         (ROWS.batch(3, drop_remainder=True), True, 9),
         (ROWS.batch(3, num_parallel_calls=2).map(same, num_parallel_calls=2).prefetch(1), True, 10),
+        (ROWS.batch(3, drop_remainder=True).map(lambda x, y: (tf.ensure_shape(x, [None, 4]), y)), True, 9),
         (ROWS.shuffle(10).batch(5).cache(), True, 10),
         (ROWS.batch(3).with_options(tf.data.Options()), True, 10),
         (ROWS.batch(3).map(lambda x, y: (x[:2], y[:2])), True, None),  # the function has changed the number of rows

@@ -43,6 +43,13 @@ def test_what_a_member_said_as_it_left_is_the_cause_before_its_process_ends():
     assert found.reason == "rank 1 ended with code 3 (loss not finite): step 7"
 
 
+def test_a_member_that_leaves_by_a_signal_of_the_launcher_is_no_cause():
+    """Its own handler of SIGTERM calls `sys.exit(143)`."""
+    loss = LostMember(1, "ended with code 143 (signal 15)", 143)
+    assert root_cause([Ended(0, 3, 1.0), Ended(1, 143, 0.5, signalled=True)], loss).rank == 0
+    assert root_cause([Ended(0, None), Ended(1, 143, 0.5, signalled=True)], loss) == SUCCESS
+
+
 def test_a_lost_peer_is_the_cause_only_if_nothing_else_has_failed():
     """Its process may not end."""
     loss = LostMember(1, "ended with code 5 (a peer was lost): too late.", 5)

@@ -6,10 +6,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.errors import InputError
-from tfdist.step.mean_check import losses_of_all_rows
+from tfdist.step.mean_check import losses_that_are_no_means
 
 ops = keras.ops
 X, Y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
@@ -79,6 +80,22 @@ def of_pairs(y_true: Any, y_pred: Any) -> Any:
     return ops.mean(ops.square(pairs[:, 0] - pairs[:, 1]))
 
 
+class Counting(keras.layers.Layer):
+    """Counts its calls in a metric and in a variable of TensorFlow, and knows the size of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__(name="counting")
+        self.sizes = keras.metrics.Mean(name="sizes")
+        self.calls = tf.Variable(0, trainable=False)
+
+    def call(self, x: Any) -> Any:
+        assert x.shape[0] in (None, 16)
+        self.sizes.update_state(ops.mean(x))
+        self.calls.assign_add(1)
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
 CASES: dict[str, tuple[Any, list[Callable[[], keras.layers.Layer]], list[str]]] = {
     "mean": (mean, [], []),
     "value for each row": (per_row, [], []),
@@ -91,6 +108,7 @@ CASES: dict[str, tuple[Any, list[Callable[[], keras.layers.Layer]], list[str]]] 
     "added mean": (mean, [lambda: Adding(lambda x: ops.mean(ops.square(x)))], []),
     "added sum": (mean, [lambda: Adding(lambda x: ops.sum(ops.square(x)))], ["what adding adds"]),
     "added mean of draws": (mean, [Sampling], []),
+    "added mean of a layer with a state": (per_row, [Counting], []),
     "added in a layer behind one that couples rows": (
         mean,
         [
@@ -112,28 +130,37 @@ def network(loss: Any, layers: list[Callable[[], keras.layers.Layer]]) -> keras.
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_no_mean_is_found(case: str) -> None:
+def test_what_is_no_mean_is_found(case: str, single: tfdist.Strategy) -> None:
     loss, layers, expected = CASES[case]
     model = network(loss, layers)
     model.evaluate(X, Y, batch_size=16, verbose=0)  # builds the loss
     before = model.get_weights()
-    assert losses_of_all_rows(model, (X, Y), may_be_called=True) == expected
+    assert losses_that_are_no_means(single, model, (X, Y), may_be_called=True) == expected
     for ours, kept in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(ours, kept)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(mean, []), (root, ["root"])])
-def test_losses_are_compared_without_calling_the_model(loss: Any, expected: list[str]) -> None:
+def test_losses_are_compared_without_calling_the_model(loss: Any, expected: list[str], single: tfdist.Strategy) -> None:
     """As on a mesh, or for the stages of a pipeline."""
     model = network(loss, [])
     model.evaluate(X, Y, verbose=0)
-    assert losses_of_all_rows(model, (X, Y), may_be_called=False) == expected
+    assert losses_that_are_no_means(single, model, (X, Y), may_be_called=False) == expected
 
 
-def test_one_row_shows_nothing() -> None:
+def test_one_row_shows_nothing(single: tfdist.Strategy) -> None:
     model = network(root, [])
     model.evaluate(X, Y, verbose=0)
-    assert losses_of_all_rows(model, (X[:1], Y[:1]), may_be_called=True) == []
+    assert losses_that_are_no_means(single, model, (X[:1], Y[:1]), may_be_called=True) == []
+
+
+def test_losses_of_several_outputs_are_told_apart(single: tfdist.Strategy) -> None:
+    inputs = keras.Input([4])
+    model = keras.Model(inputs, {name: keras.layers.Dense(4, name=name)(inputs) for name in ("a", "b", "c")})
+    model.compile("sgd", {"a": root, "b": mean, "c": root})
+    targets = {"a": Y, "b": Y, "c": Y}
+    model.evaluate(X, targets, verbose=0)
+    assert losses_that_are_no_means(single, model, (X, targets), may_be_called=True) == ["root", "root"]
 
 
 def fit(strategy: tfdist.Strategy, loss: Any, **options: Any) -> Any:

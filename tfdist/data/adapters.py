@@ -223,5 +223,5 @@ def _is_whole(part: Any) -> bool:
 
 def _classes(value: Any, spec: Any) -> int | None:
     """Returns one more than the largest label if the labels are in memory, else None."""
-    is_label = isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer and spec.shape.rank == 0
+    is_label = isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer and spec.shape in ((), (1,))  # a pandas Series
     return int(np.max(value[1])) + 1 if is_label and isinstance(value, tuple | list) else None

@@ -5,6 +5,7 @@ Its rows are one stream, which is cut into global batches again, so that every s
 
 import logging
 import math
+import re
 import types
 import weakref
 from collections.abc import Callable
@@ -28,11 +29,12 @@ from tfdist.data.examples import (
     with_elements,
 )
 from tfdist.data.row_partition import RowPartition
-from tfdist.data.source import ArraySource
+from tfdist.data.source import SampleSource
 from tfdist.data.stream import shares_of, transformed
 from tfdist.data.structures import with_tuples
 from tfdist.errors import InputError
 
+_REFUSED = re.compile(r"\bInputError: (.*)")  # raised by Python code that TensorFlow has called
 _FOREVER = 2**62  # rows of data without an end
 _NO_END = "Data of unknown length needs `steps_per_epoch` (`validation_steps`, `steps`). Received: {}."
 _log = logging.getLogger(__name__)
@@ -92,7 +94,7 @@ class BatchedSource(Examples):
     @property
     def sample(self) -> Examples:
         """See base class: the batch that has been read, since another iterator would advance what shuffles the data."""
-        return ArraySource(self._first, self._transform)
+        return SampleSource(self._first, self._transform)
 
     @property
     def checksum(self) -> int:
@@ -119,6 +121,11 @@ class BatchedSource(Examples):
         found = numbered.enumerate().flat_map(shares_of(partition))
         found = found.apply(tf.data.experimental.assert_cardinality(partition.elements))
         return found.map(transformed(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
+
+    def explain(self, error: Exception) -> InputError | None:
+        """See base class."""
+        refused = _REFUSED.search(str(error))
+        return InputError(refused[1]) if refused else None
 
     def _changed(self, transform: Transform, shuffle: bool) -> "BatchedSource":
         return BatchedSource(

@@ -153,7 +153,10 @@ class Mapped(Source):
 
 
 class ArraySource(Source):
-    """Arrays in host memory, stored once and in their own dtype: images stay uint8 until a batch is transformed."""
+    """Arrays in host memory, stored once: images stay uint8 until a batch is transformed.
+
+    As in Keras's `fit`, floating-point numbers are converted to floatx, and a pandas Series becomes a column [size, 1].
+    """
 
     def __init__(self, arrays: Any, transform: Transform = as_is):
         """Copies the arrays.
@@ -166,7 +169,7 @@ class ArraySource(Source):
           InputError: `arrays` is something else, or the arrays are empty or of different sizes.
         """
         check_element(arrays)
-        leaves = [keras_internals.array_of(leaf) for leaf in tf.nest.flatten(arrays)]
+        leaves = [self._array_of(leaf) for leaf in tf.nest.flatten(arrays)]
         sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in leaves})
         if len(sizes) != 1 or sizes[0] == 0:
             shapes = ", ".join(str(leaf.shape) for leaf in leaves)
@@ -186,6 +189,9 @@ class ArraySource(Source):
         gathered = tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
         return keras_internals.with_autograph(self._transform)(*gathered)
 
+    def _array_of(self, data: Any) -> np.ndarray:
+        return keras_internals.array_of(data)
+
     @property
     def checksum(self) -> int:
         """See base class; of examples from all over the arrays, which are all if they are small."""
@@ -197,6 +203,13 @@ class ArraySource(Source):
     def _rows_to_look_at(self) -> int:
         """See base class."""
         return self.size * _LOOK_AT_BYTES // max(self._bytes, _LOOK_AT_BYTES)
+
+
+class SampleSource(ArraySource):
+    """Examples of a data set that is read otherwise, in the dtypes that it has."""
+
+    def _array_of(self, data: Any) -> np.ndarray:
+        return np.asarray(data)
 
 
 def _spread(count: int, size: int) -> tf.Tensor:

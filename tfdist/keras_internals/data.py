@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.trainers import data_adapters
@@ -33,10 +32,11 @@ class Adapted(NamedTuple):
 
 def array_of(data: Any) -> np.ndarray:
     """Returns data of examples as Keras's `fit` converts it: floating-point numbers in floatx, a pandas Series as a column."""
-    data = np.asarray(data) if isinstance(data, list | tuple) or np.isscalar(data) else data
+    is_of_keras = isinstance(data, tf.Tensor) or type(data).__module__.partition(".")[0] == "pandas"
+    data = data if is_of_keras else np.asarray(data)
     try:
-        [found] = keras.tree.flatten(array_slicing.convert_to_sliceable([data]))
-    except (ValueError, TypeError):  # not one of Keras's types; NumPy's text and objects among them
+        found = array_slicing.convert_to_sliceable(data)
+    except (ValueError, TypeError):  # text and objects
         return np.asarray(data)
     return np.asarray(found.convert_to_numpy(found.array))
 
@@ -74,8 +74,10 @@ def count_rows(dataset: tf.data.Dataset, of_first: int) -> int | None:
     if type(made).__name__ not in ("_BatchDataset", "_ParallelBatchDataset"):
         return None
     [examples] = made._inputs()
-    rows = int(examples.cardinality())
-    return rows if rows >= 0 and min(int(made._batch_size), rows) == of_first else None
+    rows, size = int(examples.cardinality()), int(made._batch_size)
+    if made._drop_remainder:
+        rows -= rows % size
+    return rows if rows >= 0 and min(size, rows) == of_first else None
 
 
 def adapted(data: Any) -> Adapted:

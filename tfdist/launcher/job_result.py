@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import signal
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -37,6 +38,8 @@ class Outcome:
 
 
 SUCCESS = Outcome(ExitCode.DONE)
+# Codes with which a process ends by a signal: a consequence, if it is the launcher's.
+_OF_SIGNALS = (exit_codes.SIGNALLED + signal.SIGINT, exit_codes.SIGNALLED + signal.SIGTERM)
 
 
 def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Outcome:
@@ -54,7 +57,7 @@ def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Ou
     Returns:
       The cause; success if every process that has ended did so with code 0 or after a signal from the launcher.
     """
-    if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST):
+    if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST, *_OF_SIGNALS):
         return _left(loss)
     failed = sorted((end for end in ends if end.code and not end.signalled), key=lambda end: end.ended)
     if loss and loss.code is None and _is_gone(loss, ends, failed):

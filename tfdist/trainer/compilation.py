@@ -78,7 +78,8 @@ def compile_model(
 
 def takes_one_hot(model: keras.Model) -> bool | None:
     """Returns whether a compiled model's loss takes vectors of classes rather than class numbers; None if unknown."""
-    names = {keras_internals.loss_form(loss)[0] for loss in keras_internals.user_losses(model)}
+    forms = [keras_internals.loss_form(loss)[0] for loss in keras_internals.user_losses(model)]
+    names = {form.replace("_", "").lower() for form in forms}  # of a function, or of a class
     if len(names) != 1 or "" in names:
         return None
-    return names != {"sparse_categorical_crossentropy"}
+    return names != {"sparsecategoricalcrossentropy"}

@@ -19,7 +19,7 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.step import data_check
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loss import not_means
-from tfdist.step.mean_check import losses_of_all_rows
+from tfdist.step.mean_check import losses_that_are_no_means
 
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
 _OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
@@ -79,7 +79,7 @@ def check_examples(
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
     found = data_check.findings(model, train) if strategy.is_chief else []
     wrong = [finding.text for finding in found if finding.is_error]
-    if strategy.is_chief and (refused := _not_means(strategy, model, train, micro_steps)):
+    if refused := _not_means(strategy, model, train, micro_steps):  # of every process: replicas run it
         wrong.append(refused)
     if test is not None and strategy.is_chief:
         later = data_check.findings(model, test)
@@ -100,7 +100,7 @@ def _not_means(strategy: Strategy, model: keras.Model, examples: Any, micro_step
     if strategy.replicas * parts == 1:
         return ""
     may_be_called = not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts
-    names = losses_of_all_rows(model, examples, may_be_called=may_be_called)
+    names = losses_that_are_no_means(strategy, model, examples, may_be_called=may_be_called)
     return str(not_means(names, strategy.replicas, parts)) if names else ""
 
 
