@@ -1,0 +1,38 @@
+"""Trains with a layer that adds a mean or a sum to the loss, and keeps a metric of its own; returns history and errors."""
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+
+import tfdist
+from tests.caught import error_of
+
+ops = keras.ops
+X, Y = np.random.default_rng(0).normal(size=(2, 32, 4)).astype("float32")
+
+
+class Measured(keras.layers.Layer):
+    def __init__(self, penalty: Any):
+        super().__init__(name="measured")
+        self.size, self.penalty = keras.metrics.Mean(name="size"), penalty
+
+    def call(self, x: Any) -> Any:
+        self.size.update_state(ops.mean(ops.abs(x)))
+        self.add_loss(0.1 * self.penalty(ops.square(x)))
+        return x
+
+
+def fit(strategy: tfdist.Strategy, penalty: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        inputs = keras.Input([4])
+        model = keras.Model(inputs, keras.layers.Dense(4)(Measured(penalty)(keras.layers.Dense(3)(inputs))))
+        trainer = tfdist.Trainer(model, optimizer="sgd", loss=lambda a, b: ops.mean(ops.square(a - b)))
+    history: dict[str, Any] = trainer.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
+    return history
+
+
+def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> tuple[dict[str, Any], str]:
+    return fit(strategy, ops.mean), error_of(lambda: fit(strategy, ops.sum))
