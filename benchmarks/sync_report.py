@@ -33,6 +33,7 @@ SHOWN = (
     "fedavg",
 )
 STEP = "step"  # the method of a line with the time of a step
+CLIENTS = "fedavg"  # a step is a round of many steps of clients, whose time is not computed
 _SUMMED = ("none", "fp16", "bf16", "powersgd")  # all others gather codes
 
 
@@ -117,6 +118,7 @@ def row(results: Results, method: str) -> list[str]:
     sent, took = results.end(method, sent_bytes) / 1e6, results.end(method, results.seconds)
     plain = results.end(results.first, results.seconds)
     digits = 2 if results.metric == "accuracy" else 4
+    timed = results.by_method[method][0]["family"] != CLIENTS
     return [
         f"`{method}`",
         f"{statistics.mean(finals):.{digits}f}",
@@ -124,8 +126,8 @@ def row(results: Results, method: str) -> list[str]:
         "" if math.isnan(error) else f"{error:.{digits}f}",
         "yes" if holds else "no",
         f"{sent:.4g}",
-        f"{took:.1f}",
-        f"{plain / took:.3g}",
+        f"{took:.1f}" if timed else "",
+        f"{plain / took:.3g}" if timed else "",
     ]
 
 
@@ -144,7 +146,10 @@ def draw(results: Results) -> Figure:
         axes.set_prop_cycle(color=colormaps["tab20"].colors[::2] + colormaps["tab20"].colors[1::2])
     for method in results.by_method:
         if method.removeprefix("--sync=").startswith(SHOWN):
-            by_time.plot(*_columns(results.curve(method, results.seconds)), label=method.removeprefix("--sync="))
+            timed = results.by_method[method][0]["family"] != CLIENTS
+            by_time.plot(
+                *_columns(results.curve(method, results.seconds) if timed else []), label=method.removeprefix("--sync=")
+            )
             by_bytes.plot(*_columns([(x / 1e6, y) for x, y in results.curve(method, sent_bytes)]))
     for family in ("local_sgd", "diloco"):
         points = [(run["period"], values) for run, values in _by_period(results, family)]
