@@ -163,6 +163,8 @@ def test_refuses_together(given, received):
         {"devices": 2, "strategy": "mirrored"},
         {"devices": 2, "strategy": "auto"},
         {"devices": 2, "strategy": "own.module:Class"},
+        {"sync": "local_sgd", "compression": "size>=1000: int8; *: bf16"},
+        {"strategy": "pipeline", "compression": "size>=1000: int8; *: bf16"},
         {"tpu": "mine", "strategy": "tpu"},
         {"tpu": "mine", "strategy": "own.module:Class"},
         {"communication": "ring", "strategy": "multiworker"},

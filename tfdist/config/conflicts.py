@@ -8,6 +8,7 @@ from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import declared, taking
 from tfdist.errors import InputError
 from tfdist.grammar.balance import EQUAL, MEASURED
+from tfdist.grammar.compression import OF_GRADIENTS, is_chosen, is_for_gradients
 from tfdist.grammar.decay import DECAYS, parse_decay
 from tfdist.grammar.search import LearningRateSearch
 from tfdist.grammar.spec import parse
@@ -65,10 +66,14 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("sync", "compression"),
-        lambda c: (
-            parse_sync(c.sync).exchanges_weights and parse(c.compression.partition(";")[0].strip()).name == "auto"
-        ),
+        lambda c: parse_sync(c.sync).exchanges_weights and is_chosen(c.compression),
         "Compression is chosen by measuring steps, which send nothing with this --sync: name a method.",
+    ),
+    (
+        ("sync", "compression"),
+        lambda c: parse_sync(c.sync).exchanges_weights and is_for_gradients(c.compression),
+        f"{' and '.join(OF_GRADIENTS)} are for gradients, not for the changes of weights that are exchanged: use another "
+        "--compression, such as int8, or --sync=every_step.",
     ),
     (
         ("sync", "check_sync"),

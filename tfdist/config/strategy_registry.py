@@ -16,7 +16,8 @@ from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, 
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
 from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS
-from tfdist.grammar.spec import nearest, parse
+from tfdist.grammar.compression import is_chosen
+from tfdist.grammar.spec import nearest
 from tfdist.grammar.straggler import parse_straggler
 from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of
@@ -47,7 +48,7 @@ def _check_leaves_no_step(config: Any) -> None:
 def _check_pipeline(config: Any) -> None:
     check_mesh(config)
     compression = getattr(config, "compression", "none")
-    if parse(compression.partition(";")[0].strip()).name == "auto":
+    if is_chosen(compression):
         raise InputError(
             "Each stage of a pipeline would measure and choose by itself: name a method instead of --compression=auto. "
             f"Received: --compression={compression} --strategy=pipeline."

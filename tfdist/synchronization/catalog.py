@@ -6,6 +6,8 @@ import keras
 
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
+from tfdist.gradients import Reducer
+from tfdist.grammar.compression import OF_GRADIENTS, is_for_gradients
 from tfdist.grammar.sync import (
     EASGD,
     Adaptive,
@@ -77,13 +79,24 @@ def make_exchanges(
     return _KINDS[type(sync)](sync, model, strategy, reducer, store)
 
 
-def checked_sync(given: str | Sync, strategy: HasCollectives) -> Sync:
+def checked_sync(given: str | Sync, strategy: HasCollectives, compression: str | Reducer = "none") -> Sync:
     """Returns how replicas of a strategy are kept in agreement, parsed.
 
+    Args:
+      given: as in `--sync`, or parsed.
+      strategy: the strategy.
+      compression: how what travels is summed, as in `--compression`, or a custom reducer.
+
     Raises:
-      InputError: the text is invalid, or the strategy's replicas cannot train locally between exchanges.
+      InputError: the text is invalid, the strategy's replicas cannot train locally between exchanges, or the compression is
+        for gradients only.
     """
     sync = parse_sync(given) if isinstance(given, str) else given
+    if sync.exchanges_weights and isinstance(compression, str) and is_for_gradients(compression):
+        raise InputError(
+            f"{' and '.join(OF_GRADIENTS)} are for gradients, not for the changes of weights that are exchanged. Received: "
+            f"sync={sync} and compression={compression}. Use another compression, such as int8, or sync=every_step."
+        )
     if sync.exchanges_weights and (
         strategy.sums_gradients or strategy.compiles_replicas or not strategy.compiles_loops
     ):

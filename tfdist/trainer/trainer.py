@@ -127,7 +127,7 @@ class Trainer(Evaluates):
             clip=clip or Clip(),
             loss_scale=loss_scale,
             max_skipped_steps=max_skipped_steps,
-            sync=checked_sync(sync, self.strategy),
+            sync=checked_sync(sync, self.strategy, compression),
             straggler=late,
         )
         given = {"metrics": metrics, "weighted_metrics": weighted_metrics, "loss": loss, "loss_weights": loss_weights}
