@@ -126,6 +126,40 @@ def test_slots_begin_with_their_initial_values(name):
         np.testing.assert_allclose(slot, np.full(slot.shape, initial), rtol=1e-6)
 
 
+def test_state_that_begins_as_a_copy_of_the_weights_has_no_initial_value():
+    optimizer = keras.optimizers.ScheduleFreeAdamW()
+    variable = keras.Variable([1.0, -2.0])
+    optimizer.build([variable])
+    np.testing.assert_array_equal(keras_internals.slots(optimizer)[0], variable)
+    assert keras_internals.begins_at_weights(optimizer)
+    assert keras_internals.initial_slot_values(optimizer) is None
+    assert not keras_internals.begins_at_weights(keras.optimizers.AdamW())
+
+
+class _Own(keras.optimizers.Optimizer):
+    """A user's optimizer, whose state begins at a value of an initializer."""
+
+    def __init__(self, initializer):
+        super().__init__(0.1)
+        self._initializer = initializer
+
+    def build(self, variables):
+        """Creates the state."""
+        super().build(variables)
+        self._state = [self.add_variable_from_reference(v, "state", self._initializer) for v in variables]
+
+
+@pytest.mark.parametrize(
+    ("initializer", "values"), [("ones", [1.0]), (keras.initializers.Constant(0.5), [0.5]), ("random_normal", None)]
+)
+def test_initial_values_of_an_own_optimizer(initializer, values):
+    optimizer = _Own(initializer)
+    optimizer.build([keras.Variable([1.0, -2.0])])
+    assert keras_internals.initial_slot_values(optimizer) == values
+    optimizer.iterations.assign(1)
+    assert keras_internals.initial_slot_values(optimizer) is None
+
+
 def test_an_update_of_own_copies_changes_no_other_replica(mirrored2):
     with mirrored2.scope():
         variable = keras.Variable([1.0, 1.0])

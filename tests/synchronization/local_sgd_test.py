@@ -168,6 +168,44 @@ def test_the_state_of_the_optimizer(state, mirrored3):
     assert [int(count) for count in of_replicas(mirrored3, adam.iterations)] == [4, 4, 4]
 
 
+class Rprop(keras.optimizers.Optimizer):
+    """Steps that begin at 0.1 and grow: a user's optimizer whose state does not begin at zero."""
+
+    def build(self, variables):
+        """Creates a step for each element."""
+        super().build(variables)
+        begin = keras.initializers.Constant(0.1)
+        self._steps = [self.add_variable_from_reference(v, "step", initializer=begin) for v in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        """Makes steps of the size of the state."""
+        step = self._steps[self._get_variable_index(variable)]
+        self.assign_sub(variable, learning_rate * step * keras.ops.sign(gradient))
+        self.assign(step, 1.2 * step)
+
+
+def test_a_reset_restores_initial_values_other_than_zero(mirrored3):
+    with mirrored3.scope():
+        rprop = Rprop(0.01)
+    trained(mirrored3, "local_sgd(period=4, state=reset)", steps=4, optimizer=rprop)
+    for slot in keras_internals.slots(rprop):
+        assert np.stack(of_replicas(mirrored3, slot)) == pytest.approx(0.1, rel=1e-6)
+    with pytest.raises(InputError, match="must begin at constants. Received: Rprop, .*earlier updates"):
+        trained(mirrored3, "local_sgd(period=4, state=reset)", steps=4, optimizer=rprop)
+
+
+@pytest.mark.parametrize("sync", ["local_sgd(period=4, state=reset)", "slowmo(state=reset)", "fedavg(clients=3)"])
+def test_state_that_begins_as_a_copy_of_the_weights_cannot_be_reset(sync, mirrored3):
+    with pytest.raises(InputError, match="at constants. Received: ScheduleFreeAdamW, .* Use a new optimizer"):
+        trained(mirrored3, sync, steps=1, optimizer="schedulefreeadamw")
+
+
+@pytest.mark.parametrize("sync", ["diloco", "fedavg"])
+def test_an_outer_optimizer_whose_state_begins_as_a_copy_of_the_weights_is_refused(sync, mirrored3):
+    with pytest.raises(InputError, match="outer optimizer cannot begin as a copy of the weights.*Received: outer=sch"):
+        trained(mirrored3, f"{sync}(outer='schedulefreeadamw(learning_rate=0.1)')", steps=1)
+
+
 class OverflowsOn2(keras.layers.Layer):
     """Overflows on replica 2."""
 

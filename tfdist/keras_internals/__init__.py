@@ -105,6 +105,7 @@ from tfdist.keras_internals.models import (
 )
 from tfdist.keras_internals.optimizer_slots import averages_of, build_for_some, with_values_only
 from tfdist.keras_internals.optimizers import (
+    begins_at_weights,
     constant_learning_rate,
     disable_gradient_aggregation,
     initial_slot_values,
@@ -327,6 +328,7 @@ __all__ = [
     "without_autograph",
     "without_optimizer",
     "wrap_call",
+    "begins_at_weights",
     "initial_slot_values",
     "slots",
     "updating_own_copies",

@@ -244,11 +244,32 @@ def paths_of_state(optimizer: keras.Optimizer) -> list[str]:
     return [found.get(id(variable), variable.path) for variable in optimizer.variables]
 
 
-def initial_slot_values(optimizer: keras.Optimizer) -> list[float]:
-    """Returns the number with which each of `slots` begins."""
+def begins_at_weights(optimizer: keras.Optimizer) -> bool:
+    """Returns whether an optimizer's state begins as a copy of the weights, as that of a schedule-free one."""
+    return isinstance(optimizer, getattr(keras.optimizers, "ScheduleFreeAdamW", ()))
+
+
+def initial_slot_values(optimizer: keras.Optimizer) -> list[float] | None:
+    """Returns the number with which each of a built optimizer's `slots` begins.
+
+    Returns:
+      The numbers; None if a slot does not begin at one number, or if this is not known: a program's own optimizer has
+      already made updates.
+    """
+    if begins_at_weights(optimizer):
+        return None
+    if not type(optimizer).__module__.startswith(("keras.", "tfdist.")):
+        return None if int(tf.convert_to_tensor(optimizer.iterations)) else _constants(slots(optimizer))
     initial = float(getattr(optimizer, "initial_accumulator_value", 0.0))  # of Adagrad and Ftrl
     product = getattr(optimizer, "_u_product", None)  # of Nadam
     return [
         initial if "accumulator" in variable.path else 1.0 if variable is product else 0.0
         for variable in slots(optimizer)
     ]
+
+
+def _constants(variables: Sequence[keras.Variable]) -> list[float] | None:
+    """Returns the number that all elements of a variable have, for each; None if the elements of one differ."""
+    tensors = [tf.convert_to_tensor(variable.value) for variable in variables]
+    least = [float(tf.reduce_min(tensor)) for tensor in tensors]
+    return least if least == [float(tf.reduce_max(tensor)) for tensor in tensors] else None

@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording
 from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 from tfdist.step.local_step import ROWS
 from tfdist.step.state_store import StateStore
@@ -80,8 +81,7 @@ class Exchange:
         self._strategy, self._reducer, self._global_weights = strategy, reducer, global_weights
         self._weights = list(weights)
         self._slots = [] if optimizer_state == "local" else keras_internals.slots(optimizer)
-        self._resets = optimizer_state == "reset"
-        self._optimizer = optimizer
+        self._initial_slots = InitialState(optimizer) if optimizer_state == "reset" else None
         [self.rows] = store.variables([ROWS])
         self._reducer_state = store.variables(states_of(reducer, specs_of(weights)))
         self.recording: Recording | None = None
@@ -122,8 +122,8 @@ class Exchange:
 
     def new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
         """Returns the optimizer's state after an exchange, unless it stays local. In a replica function."""
-        if self._resets:
-            return initial_state(self._optimizer)
+        if self._initial_slots is not None:
+            return self._initial_slots.tensors()
         own = [tf.convert_to_tensor(slot.value) for slot in self._slots]
         return weighted_mean(own, rows, all_rows, collectives) if own else []
 
@@ -171,10 +171,32 @@ def weighted_mean(
     ]
 
 
-def initial_state(optimizer: keras.Optimizer) -> list[tf.Tensor]:
-    """Returns the values with which `keras_internals.slots` of an optimizer begin."""
-    pairs = zip(keras_internals.slots(optimizer), keras_internals.initial_slot_values(optimizer), strict=True)
-    return [tf.fill(slot.shape, tf.cast(initial, slot.dtype)) for slot, initial in pairs]
+class InitialState:
+    """The state with which an optimizer begins, to reset it; memory: one number per variable."""
+
+    def __init__(self, optimizer: keras.Optimizer):
+        """Notes the values, before the first update.
+
+        Args:
+          optimizer: built optimizer.
+
+        Raises:
+          InputError: its state does not begin at constants, or has changed already.
+        """
+        self._slots = keras_internals.slots(optimizer)
+        numbers = keras_internals.initial_slot_values(optimizer)
+        if numbers is None:
+            raise InputError(
+                "The optimizer's state, which is reset, must begin at constants. Received: "
+                f"{type(optimizer).__name__}, whose state begins as a copy of the weights, at other values, or has been "
+                "changed by earlier updates. Use a new optimizer, such as AdamW, or a sync that does not reset it."
+            )
+        self._numbers = numbers
+
+    def tensors(self) -> list[tf.Tensor]:
+        """Returns the values of `keras_internals.slots` of the optimizer. In a replica function."""
+        pairs = zip(self._slots, self._numbers, strict=True)
+        return [tf.fill(slot.shape, tf.cast(number, slot.dtype)) for slot, number in pairs]
 
 
 def states_of(reducer: Reducer, specs: Sequence[tf.TensorSpec], prefix: str = "exchange") -> list[State]:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
 from tfdist.grammar.spec import parse
 from tfdist.optimizers.catalog import create_optimizer
 
@@ -75,8 +77,14 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
     """Creates an outer optimizer; None if there is none.
 
     Raises:
-      InputError: there is no such optimizer, or it does not take these arguments.
+      InputError: there is no such optimizer, it does not take these arguments, or its state begins as a copy of the weights.
     """
     if not text:
         return None
-    return create_optimizer(text, parse(text).args["learning_rate"], flag="--sync: outer")
+    found = create_optimizer(text, parse(text).args["learning_rate"], flag="--sync: outer")
+    if keras_internals.begins_at_weights(found):
+        raise InputError(
+            "The state of an outer optimizer cannot begin as a copy of the weights, which it receives later. Received: "
+            f"outer={text}. Use another one, such as adam."
+        )
+    return found

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.exchange import initial_state
+from tfdist.synchronization.exchange import InitialState
 from tfdist.synchronization.global_weights import GlobalWeights
 
 
@@ -56,6 +56,7 @@ class RoundState:
         self._strategy = strategy
         self._optimizer = inner_optimizer(model.optimizer)
         self._slots = keras_internals.slots(self._optimizer)
+        self._initial_slots = InitialState(self._optimizer)
         self.weights = list(model.trainable_variables)
         self.statistics = keras_internals.moving_statistics(model)
         self.global_weights = GlobalWeights(model.trainable_variables, strategy, outer)
@@ -114,7 +115,7 @@ class RoundState:
         with self._strategy.own_copies([*self.weights, *self._slots, count]):
             for weight, value in zip(self.weights, values, strict=True):
                 weight.assign(value)
-            for slot, value in zip(self._slots, initial_state(self._optimizer), strict=True):
+            for slot, value in zip(self._slots, self._initial_slots.tensors(), strict=True):
                 slot.assign(value)
             count.assign(tf.cast(updates, count.dtype))
 
