@@ -26,8 +26,8 @@ from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
 from tfdist.step import randomness
 from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_average_statistics, make_drain
+from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import restore_unless
 
 _OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
 _start_at_zero: weakref.WeakValueDictionary[int, keras.Variable] = weakref.WeakValueDictionary()  # by id, once checked

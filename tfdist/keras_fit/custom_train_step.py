@@ -28,8 +28,9 @@ from tfdist.step import randomness
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.settings import Settings
+from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import dense, global_norm, restore_unless
+from tfdist.step.step import dense, global_norm
 from tfdist.step.validation import check_not_wrapped, check_optimizer, statistics_of_all_replicas
 
 

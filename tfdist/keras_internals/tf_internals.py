@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.core.protobuf import rewriter_config_pb2
@@ -12,7 +13,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import distribute_lib, values
 from tensorflow.python.eager import context, record
-from tensorflow.python.framework import dtypes, ops
+from tensorflow.python.framework import auto_control_deps_utils, dtypes, ops
 from tensorflow.python.ops import control_flow_v2_func_graphs
 from tensorflow.python.types import core
 
@@ -83,6 +84,28 @@ def variables_restored(function: Any) -> Iterator[None]:
     finally:
         for handle, value in kept:
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def count_operations() -> int:
+    """Returns the number of operations of the graph that is being built; 0 eagerly."""
+    return 0 if tf.executing_eagerly() else len(ops.get_default_graph().get_operations())
+
+
+def assigned_since(operations: int, variables: Sequence[keras.Variable]) -> list[bool]:
+    """Returns which variables may be assigned by the operations of the graph, from one on; eagerly, all may have been.
+
+    Args:
+      operations: an earlier result of `count_operations`.
+      variables: variables that the graph reads; of a distributed one, the copy of this replica is meant.
+    """
+    if tf.executing_eagerly():
+        return [True] * len(variables)
+    graph = ops.get_default_graph()
+    assigned: set[int] = set()
+    for operation in graph.get_operations()[operations:]:
+        _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        assigned.update(id(handle) for handle in written)
+    return [id(graph.capture(variable._value.handle)) in assigned for variable in variables]
 
 
 @contextlib.contextmanager

@@ -141,7 +141,7 @@ class DelayedStep(PipelinedStep):
         self._recorded = Recording(self._collectives)
         self._messages = Recording(self._strategy.pipeline_collectives)
         with using(self._recorded):
-            before = [tf.identity(variable) for variable in self._restored]
+            values = self._side_effects.begin()
             batches = {self.read_ahead: batch}
             if carried.latest:
                 batches[self.read_ahead - 1] = carried.latest[0]
@@ -152,7 +152,7 @@ class DelayedStep(PipelinedStep):
                 work.forward(self._ahead + place, received, "F", place)
                 received = work.receive("F", place)
                 work.backward(place)
-            made = self._updated(work, before, with_norm, going)
+            made = self._updated(work, self._side_effects.end(values), with_norm, going)
         self.message_bytes = self._messages.payload_bytes
         latest = [batch] if self.read_ahead else []
         return work.carried(received)._replace(latest=latest), made

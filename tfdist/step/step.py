@@ -27,8 +27,9 @@ from tfdist.step.in_micro_steps import InMicroSteps
 from tfdist.step.metrics import LossShare, ModelMetrics
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.settings import Settings
+from tfdist.step.side_effects import SideEffects, Values, assign
 from tfdist.step.state_store import StateStore
-from tfdist.step.validation import inner_optimizer, statistics_of_all_replicas
+from tfdist.step.validation import inner_optimizer
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,8 @@ class Computed(NamedTuple):
       gradients: reduced and clipped, equal on every replica.
       state: the reducer's new state, to be stored if the step is applied.
       scale: new state of the loss scale, whether the step is applied or not; empty without loss scaling.
-      before: moving statistics and metrics before the step, to be restored if the step is not applied.
+      before: moving statistics, metrics and whatever else the forward pass assigns, before the step; to be restored if the
+        step is not applied.
       loss: scalar; loss of the global batch, equal on every replica.
       finite: scalar bool; whether the loss and every gradient are finite, the same on every replica.
       norm: scalar; global gradient norm before clipping, if requested or needed, else 0.
@@ -104,9 +106,7 @@ class Step:
         self._unused: frozenset[int] | None = None
         self._state = store.variables(reducer.state(specs(model)))
         self._scale = store.variables(settings.scale_state())
-        self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
-        whole = statistics_of_all_replicas(model)
-        self._own = [i for i, variable in enumerate(self._restored) if id(variable) not in whole]
+        self._side_effects = SideEffects(model, metrics.variables, strategy, settings.sparse)
         self._recorded = Recording(self._collectives)
         self.sent: Recording | None = None
         self.sends_rows, self.message_bytes = False, 0  # bytes to other stages of a pipeline
@@ -129,14 +129,15 @@ class Step:
         batch = clock.available_after(arrived, batch) if has_clock else batch
         has_batch_size = isinstance(batch, ReplicaRows)
         batch, batch_size = with_any_rows(batch) if has_batch_size else (batch, self.settings.batch_size)
-        before = [tf.identity(variable) for variable in self._restored]
+        values = self._side_effects.begin()
         step, replica, replicas = self._drawn_from(step)
         randomness.reseed(self._seeds, self.settings.seed, step, replica)
         with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
             gradients, found = self._local_gradients(batch, self._divisor(batch, batch_size))
+        before = self._side_effects.end(values)
         self.sends_rows = self._recorded.has_unknown_shapes
         if has_batch_size:
-            gradients = self._of_rows(count_rows(batch), gradients, before)
+            gradients = self._of_rows(count_rows(batch), gradients, values)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
         gradients, value, dropped = self._divided(gradients, found)
         state = [tf.convert_to_tensor(variable) for variable in self._state]
@@ -162,7 +163,7 @@ class Step:
         used = [i for i in range(len(self.variables)) if i not in unused]
         gradients, variables = [computed.gradients[i] for i in used], [self.variables[i] for i in used]
         self._apply_gradients(gradients, variables)
-        _assign([*self._state, *self._scale], [*computed.state, *computed.scale])
+        assign([*self._state, *self._scale], [*computed.state, *computed.scale])
 
     def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
         """Updates the weights and the optimizer's state."""
@@ -171,11 +172,11 @@ class Step:
     def skip(self, computed: Computed) -> None:
         """Skips the step: only the loss scale changes, and the forward pass is undone. A replica function."""
         self.undo(computed)
-        _assign(self._scale, computed.scale)
+        assign(self._scale, computed.scale)
 
     def undo(self, computed: Computed) -> None:
         """Undoes the side effects of the forward pass in `compute`. A replica function."""
-        _assign(self._restored, computed.before)
+        self._side_effects.undo(computed.before)
 
     def held(self, computed: Computed, going: tf.Tensor) -> Computed:
         """Returns `computed`, marked as not to be applied if `going`, a scalar bool, is False. A replica function."""
@@ -265,10 +266,10 @@ class Step:
         return gradients, found, []
 
     def _of_rows(
-        self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: list[tf.Tensor]
+        self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: Values
     ) -> list[tf.Tensor | tf.IndexedSlices]:
         """Returns gradients, zeros for an empty batch (means over no rows are NaN), whose side effects are undone."""
-        restore_unless(rows > 0, [self._restored[i] for i in self._own], [before[i] for i in self._own])
+        self._side_effects.undo_unless(rows, before)
         return [
             tf.IndexedSlices(_unless_empty(g.values, rows), g.indices, g.dense_shape)
             if isinstance(g, tf.IndexedSlices)
@@ -369,13 +370,6 @@ def specs(model: keras.Model) -> list[tf.TensorSpec]:
     return [*gradients, tf.TensorSpec([], keras.config.floatx(), "loss")]
 
 
-def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
-    """Restores variables of a replica without rows of a batch, since its means are NaN; in a replica function."""
-    for variable, value in zip(variables, before, strict=True):
-        kept = tf.broadcast_to(counts, variable.shape)  # a scalar condition would crash DTensor
-        variable.assign(tf.where(kept, tf.convert_to_tensor(variable), value))
-
-
 def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return tf.cond(rows > 0, lambda: gradient, lambda: tf.zeros_like(gradient))
 
@@ -384,11 +378,6 @@ def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the norm of all gradients as one vector; dtypes may differ."""
     squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), keras.config.floatx()) for gradient in gradients]
     return tf.sqrt(tf.add_n(squares))
-
-
-def _assign(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:

@@ -1,0 +1,94 @@
+"""What a forward pass assigns beside its results, such as moving statistics, metrics and counters, and how it is undone."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.step import randomness
+from tfdist.step.validation import statistics_of_all_replicas
+
+
+class Values(NamedTuple):
+    """Values of a replica's variables before a forward pass.
+
+    Attributes:
+      own: of moving statistics and metrics.
+      others: of all other variables, of which most forward passes assign none.
+      operations: number of operations that were traced before.
+    """
+
+    own: list[tf.Tensor]
+    others: list[tf.Tensor]
+    operations: int
+
+
+class SideEffects:
+    """The variables that a forward pass may assign; the methods are called in replica functions.
+
+    Moving statistics and metrics are always restored. Any other variable, such as an integer that a layer counts with or
+    a weight that a layer normalizes, is restored if the traced forward pass assigns it: to keep the values of all weights
+    would take the memory of another copy. States of random layers are not restored, because each step sets them. Neither
+    are tables of which a step updates some rows: TensorFlow copies such a table whenever it is read as a whole.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        metrics: Sequence[keras.Variable],
+        strategy: HasCollectives,
+        sparse: Collection[str] = (),
+    ):
+        """Collects the variables.
+
+        Args:
+          model: compiled and built model.
+          metrics: variables of its metrics.
+          strategy: strategy of the replicas.
+          sparse: paths of the tables of which a step updates some rows.
+        """
+        self._strategy = strategy
+        self._own = [*keras_internals.moving_statistics(model), *metrics]
+        whole = statistics_of_all_replicas(model)
+        self._of_rows = [i for i, variable in enumerate(self._own) if id(variable) not in whole]
+        left_out = {id(variable) for variable in (*self._own, *randomness.seed_states(model))}
+        self._others = [v for v in model.variables if id(v) not in left_out and v.path not in sparse]
+        self._assigned: list[keras.Variable] = []
+
+    def begin(self) -> Values:
+        """Returns the values before the forward pass."""
+        own, others = ([tf.identity(v) for v in variables] for variables in (self._own, self._others))
+        return Values(own, others, keras_internals.count_operations())
+
+    def end(self, before: Values) -> list[tf.Tensor]:
+        """Returns the values to be restored by `undo`, after the forward pass is traced."""
+        found = keras_internals.assigned_since(before.operations, self._others)
+        self._assigned = [variable for variable, is_assigned in zip(self._others, found, strict=True) if is_assigned]
+        return [*before.own, *(value for value, is_assigned in zip(before.others, found, strict=True) if is_assigned)]
+
+    def undo(self, before: Sequence[tf.Tensor]) -> None:
+        """Restores the values that `end` has returned in the same trace."""
+        count = len(self._own)
+        assign(self._own, before[:count])
+        with self._strategy.own_copies(self._assigned):
+            assign(self._assigned, before[count:])
+
+    def undo_unless(self, rows: tf.Tensor, before: Values) -> None:
+        """Restores what depends on a replica's rows, unless there are any: means over no rows are NaN."""
+        restore_unless(rows > 0, [self._own[i] for i in self._of_rows], [before.own[i] for i in self._of_rows])
+
+
+def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
+    """Restores variables of a replica without rows of a batch, since its means are NaN; in a replica function."""
+    for variable, value in zip(variables, before, strict=True):
+        kept = tf.broadcast_to(counts, variable.shape)  # a scalar condition would crash DTensor
+        variable.assign(tf.where(kept, tf.convert_to_tensor(variable), value))
+
+
+def assign(variables: Sequence[tf.Variable | keras.Variable], values: Sequence[tf.Tensor]) -> None:
+    """Assigns a value to each variable."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
