@@ -34,6 +34,7 @@ from tfdist.distribution.variable_blocks import Read
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.errors import InputError
 from tfdist.grammar.unique_names import unique_names
+from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.synchronization import Exchanges
 
@@ -100,6 +101,8 @@ class RunVariables:
         every = {**_named(_MODEL, replicated, local), **_named(_STATISTICS, own, moving), **of_optimizer}
         # Names in checkpoints of version 0.1 and before.
         self._former = dict(zip(of_optimizer, _named(_OPTIMIZER, state, local), strict=True))
+        whole = model.whole if isinstance(model, StagedModel) else model
+        self._frozen = {f"{_MODEL}{variable.path}" for variable in keras_internals.frozen_weights(whole)}
         self._own_forms = {name: held.form for name, held in every.items()}
         self._forms = self._own_forms  # of all processes; see `collect`
         # Of a sharded optimizer, other processes have the rest.
@@ -209,7 +212,8 @@ class RunVariables:
         They may differ in numbers, because Keras counts layers and optimizers of the same kind in a process.
         """
         local_here = {name.removeprefix(_LOCAL): name for name in self._forms}
-        local_there = {name.removeprefix(_LOCAL): name for name in checkpoint.tensors}
+        renamed = self._saved_as_statistics(checkpoint)
+        local_there = {renamed.get(name, name.removeprefix(_LOCAL)): name for name in checkpoint.tensors}
         here = {name: self._forms[own] for name, own in local_here.items()}
         there = {
             name: _form_in(checkpoint, saved)
@@ -222,8 +226,11 @@ class RunVariables:
                     del one[name]
         if here == there:
             return {own: local_there[name] for name in here if (own := local_here[name]) in self._variables}
-        order = [name.removeprefix(_LOCAL) for name in checkpoint.values["order"]]
+        order = [renamed.get(name, name.removeprefix(_LOCAL)) for name in checkpoint.values["order"]]
         saved = [name for name in order if name in there]  # in the order that the mapping has lost
+        if renamed and len(saved) == len(here):  # they were saved after all other weights
+            frozen, others = iter(renamed.values()), iter([name for name in saved if name not in renamed.values()])
+            saved = [name for own in here if (name := next(frozen if own in self._frozen else others, ""))]
         former = [without_numbers(self._former.get(name, name)) for name in here]
         same = [without_numbers(name) for name in saved] in ([without_numbers(name) for name in here], former)
         if same and [*here.values()] == [there.get(name) for name in saved]:
@@ -233,6 +240,12 @@ class RunVariables:
             f"A checkpoint must be of the same model and optimizer. Received: {checkpoint.path}, which differs: "
             f"{_differences(here, there)}. Use the flags of its run, or --resume=never."
         )
+
+    def _saved_as_statistics(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Returns the present names of frozen weights by those in checkpoints of version 0.1 and before, in their order."""
+        frozen = {without_numbers(name) for name in self._frozen}
+        names = {n: n.replace(_STATISTICS, _MODEL, 1) for n in checkpoint.values["order"] if n.startswith(_STATISTICS)}
+        return {saved: name for saved, name in names.items() if without_numbers(name) in frozen}
 
     def _exchanges_in(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Same as `_names_in` for the exchanges; empty if the run in the checkpoint had none, or others."""

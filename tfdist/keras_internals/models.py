@@ -339,11 +339,6 @@ def _metrics_of_layers(model: keras.Model) -> list[tuple[str, keras.Metric]]:
     return [(layer.name, metric) for layer in layers_of(model) for metric in layer._metrics]
 
 
-def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Returns the floating variables that a forward pass may change, such as the moving mean of BatchNormalization."""
-    return [v for v in model.non_trainable_variables if v.trainable is False and tf.as_dtype(v.dtype).is_floating]
-
-
 def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> None:
     """Updates the compiled metrics with one batch."""
     if model._compile_metrics is not None:

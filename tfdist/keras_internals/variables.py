@@ -149,6 +149,22 @@ def owners_of_variables(model: keras.Model) -> dict[int, list[keras.Layer]]:
     return found
 
 
+def moving_statistics(model: keras.Model) -> list[keras.Variable]:
+    """Returns the floating variables that a forward pass may change, such as the moving mean of BatchNormalization."""
+    frozen = {id(variable) for variable in frozen_weights(model)}
+    return [variable for variable in _not_trained(model) if id(variable) not in frozen]
+
+
+def frozen_weights(model: keras.Model) -> list[keras.Variable]:
+    """Returns the floating variables that belong to the weights of a layer, but are currently not trained."""
+    weights = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
+    return [variable for variable in _not_trained(model) if id(variable) in weights]
+
+
+def _not_trained(model: keras.Model) -> list[keras.Variable]:
+    return [v for v in model.non_trainable_variables if v.trainable is False and tf.as_dtype(v.dtype).is_floating]
+
+
 def create_again(variable: keras.Variable, scope: contextlib.AbstractContextManager) -> None:
     """Recreates the TensorFlow variable of a Keras variable inside a scope, with its current value."""
     value = tf.identity(variable.value)

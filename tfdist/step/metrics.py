@@ -201,7 +201,7 @@ def make_drain(metrics: ModelMetrics, strategy: HasCollectives) -> Callable[[], 
 
 def make_average_statistics(model: keras.Model, strategy: HasCollectives) -> Callable[[], None]:
     """Returns a function that replaces moving statistics by their mean over replicas, before they are used or saved."""
-    variables = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+    variables = keras_internals.moving_statistics(model)
     if not variables or strategy.replicas == 1:
         return lambda: None
 
