@@ -113,6 +113,25 @@ def test_the_schedule_of_a_learning_rate():
     assert keras_internals.scheduled_learning_rate(keras.optimizers.SGD(0.1)) is None
 
 
+@pytest.mark.parametrize(
+    ("rate", "last", "constant"),
+    [
+        (0.5, 0.5, 0.5),
+        (lambda: 0.5, 0.5, None),
+        (lambda: tf.constant(0.5), 0.5, None),
+        (keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5), 0.25, None),
+    ],
+    ids=["number", "function of a number", "function of a tensor", "schedule"],
+)
+def test_the_last_and_the_constant_learning_rate(rate, last, constant):
+    optimizer = keras.optimizers.SGD(rate)
+    variable = keras.Variable(0.0)
+    for _ in range(2):
+        optimizer.apply([tf.constant(1.0)], [variable])
+    assert keras_internals.last_learning_rate(optimizer) == last
+    assert keras_internals.constant_learning_rate(optimizer) == constant
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "ftrl", "nadam", "rmsprop", "adadelta", "lion", "adamax"])
 def test_slots_begin_with_their_initial_values(name):
     variable = keras.Variable([1.0, -2.0])

@@ -25,14 +25,15 @@ def last_learning_rate(optimizer: keras.Optimizer) -> float:
     rate = optimizer._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         rate = rate(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))
+    elif callable(rate):
+        rate = rate()
     return float(tf.convert_to_tensor(rate))
 
 
 def constant_learning_rate(optimizer: keras.Optimizer) -> float | None:
-    """Returns the learning rate if it is stored in a variable; None for a schedule."""
+    """Returns the learning rate if it is stored in a variable; None for a schedule or another function."""
     rate = optimizer._learning_rate
-    scheduled = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    return None if scheduled else float(tf.convert_to_tensor(rate))
+    return None if callable(rate) else float(tf.convert_to_tensor(rate))
 
 
 def scheduled_learning_rate(optimizer: keras.Optimizer) -> keras.optimizers.schedules.LearningRateSchedule | None:
