@@ -396,18 +396,3 @@ def test_a_py_dataset_that_shuffles_by_itself_resumes_exactly(single, tmp_path):
     resumed.fit(Shuffling(), epochs=4, verbose=0)
     for ours, theirs in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("name", ["single", "mirrored2"])
-def test_a_function_as_the_learning_rate(name, request):
-    keras.utils.clear_session(free_memory=False)
-    plain = build()
-    plain.compile(keras.optimizers.Adam(learning_rate=lambda: 1e-2), "mse")
-    plain.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
-    strategy = request.getfixturevalue(name)
-    with strategy.scope():
-        trainer = tfdist.Trainer(build(), optimizer=keras.optimizers.Adam(learning_rate=lambda: 1e-2), loss="mse")
-    history = trainer.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
-    assert history.last("train")["learning_rate"] == pytest.approx(1e-2)
-    for found, wanted in zip(trainer.model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-10)

@@ -236,3 +236,14 @@ def test_refuses(callback, rate, message, single):
     with pytest.raises(InputError) as caught:
         fit(make(single, lambda: keras.optimizers.SGD(rate)), callbacks=[callback()])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["single", "mirrored2"])
+def test_a_function_is_called_for_the_learning_rate(name, request):
+    trainer = make(request.getfixturevalue(name), lambda: keras.optimizers.SGD(lambda: 0.25))
+    constant = make(request.getfixturevalue("single"), lambda: keras.optimizers.SGD(0.25))
+    for each in (trainer, constant):
+        history = each.fit((IMAGES, LABELS), batch_size=8, steps=3)
+        assert history.last("train")["learning_rate"] == 0.25
+    for found, wanted in zip(trainer.model.get_weights(), constant.model.get_weights(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,6 @@
 """Makes names unique."""
 
+import re
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -16,3 +17,8 @@ def unique_names(entries: Iterable[tuple[str, T]], mark: str = "#") -> dict[str,
             name = f"{wanted}{mark}{count}"
         found[name] = value
     return found
+
+
+def without_mark(name: str) -> str:
+    """Returns the name that was wanted for a value of `unique_names`, as `dense/kernel` for `dense/kernel#2`."""
+    return re.sub(r"#\d+$", "", name)

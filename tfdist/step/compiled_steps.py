@@ -17,7 +17,6 @@ from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
-from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.grammar.rules import own_code
 from tfdist.pipelining.action_clock import ActionClock
@@ -31,10 +30,11 @@ from tfdist.step.dropping_step import DroppingStep
 from tfdist.step.local_loop import compile_local_loop
 from tfdist.step.local_step import LocalSGDStep
 from tfdist.step.metrics import ModelMetrics
+from tfdist.step.named_specs import named_specs, sent_as_rows
 from tfdist.step.pipelined_step import PipelinedStep
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import Step, specs
+from tfdist.step.step import Step
 from tfdist.step.validation import inner_optimizer
 
 _log = logging.getLogger(__name__)
@@ -140,13 +140,11 @@ class Steps:
         """
         self.model = model
         self.strategy = strategy
-        self.specs = specs(model)
+        self.specs = named_specs(model.trainable_variables, "loss")
         self.compression = SummedByEngine() if strategy.sums_gradients else compression
         self.overrides: dict[str, str] = {}
         self.end = 0
-        large = [spec.name for spec in self.specs if spec.shape.num_elements() * spec.dtype.size >= SPARSE_MIN_BYTES]
-        rows = {variable.path for variable in keras_internals.embeddings(model)} & set(large)
-        self._settings = replace(settings, sparse=frozenset(rows) if self.compression.takes_rows else frozenset())
+        self._settings = replace(settings, sparse=sent_as_rows(model) if self.compression.takes_rows else frozenset())
         self._store = store
         self._metrics = metrics
         self._loops: dict[Any, tuple[Step, Loop]] = {}

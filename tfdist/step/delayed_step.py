@@ -25,6 +25,7 @@ from tfdist.pipelining.crossings import CrossingSpec, crossings_of
 from tfdist.pipelining.messages import Link
 from tfdist.pipelining.passes import Forward, Passes
 from tfdist.step import randomness
+from tfdist.step.named_specs import named_specs
 from tfdist.step.pipelined_step import MicroBatch, PipelinedStep, split_rows
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Computed
@@ -203,8 +204,8 @@ class DelayedStep(PipelinedStep):
     def _version(self, store: StateStore, age: int) -> list[tf.Variable]:
         """Returns variables for the weights of some updates ago; NaN stands for a version that there was not."""
         states = [
-            State(f"delayed/{v.path}/{age}", tuple(v.shape), tf.as_dtype(v.dtype), per_replica=False, initial=math.nan)
-            for v in self.variables
+            State(f"delayed/{spec.name}/{age}", tuple(spec.shape), spec.dtype, per_replica=False, initial=math.nan)
+            for spec in named_specs(self.variables)
         ]
         return store.variables(states)
 

@@ -21,7 +21,7 @@ class Settings:
       clip: applied to the reduced gradients.
       loss_scale: for float16; None for no scaling, in which case a step that is not finite ends the run.
       max_skipped_steps: with loss scaling, number of consecutive skipped steps that ends the run.
-      sparse: paths of the variables whose gradients the reducer accepts as rows.
+      sparse: names, as of `named_specs`, of the gradients that the reducer accepts as rows.
       sync: how replicas are synchronized.
       straggler: what is done about a replica that is late in a step.
     """

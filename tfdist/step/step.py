@@ -25,6 +25,7 @@ from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.in_micro_steps import InMicroSteps
 from tfdist.step.metrics import LossShare, ModelMetrics
+from tfdist.step.named_specs import named_specs
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.settings import Settings
 from tfdist.step.side_effects import SideEffects, Values, assign
@@ -104,7 +105,9 @@ class Step:
         self._seeds = randomness.seed_states(model)
         self._without_gradient: list[frozenset[int]] = []
         self._unused: frozenset[int] | None = None
-        self._state = store.variables(reducer.state(specs(model)))
+        specs = named_specs(self.variables, "loss")
+        self._in_rows = [spec.name in settings.sparse for spec in specs[:-1]]
+        self._state = store.variables(reducer.state(specs))
         self._scale = store.variables(settings.scale_state())
         self._side_effects = SideEffects(model, metrics.variables, strategy, settings.sparse)
         self._recorded = Recording(self._collectives)
@@ -322,10 +325,10 @@ class Step:
 
         gradients, _, (share, outputs) = self._strategy.gradients(scaled_loss, self.variables, batch)
         self._without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
-        rows = self.settings.sparse if self.settings.micro_steps == 1 else frozenset()
+        takes_rows = self.settings.micro_steps == 1
         whole = [
-            g if v.path in rows and isinstance(g, tf.IndexedSlices) else dense(g, v)
-            for g, v in zip(gradients, self.variables, strict=True)
+            g if takes_rows and in_rows and isinstance(g, tf.IndexedSlices) else dense(g, v)
+            for g, v, in_rows in zip(gradients, self.variables, self._in_rows, strict=True)
         ]
         return (whole if scale is None else [unscaled(g, scale) for g in whole]), share, outputs
 
@@ -364,10 +367,6 @@ class Step:
         return list(self.settings.loss_scale.after([tf.convert_to_tensor(v) for v in self._scale], finite))
 
 
-def specs(model: keras.Model) -> list[tf.TensorSpec]:
-    """Returns names, shapes and dtypes of what a step reduces: a gradient per trainable variable, and the loss."""
-    gradients = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in model.trainable_variables]
-    return [*gradients, tf.TensorSpec([], keras.config.floatx(), "loss")]
 
 
 def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

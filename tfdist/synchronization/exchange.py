@@ -25,6 +25,7 @@ from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 from tfdist.step.local_step import ROWS
+from tfdist.step.named_specs import named_specs
 from tfdist.step.state_store import StateStore
 from tfdist.synchronization.global_weights import GlobalWeights
 
@@ -43,9 +44,7 @@ class ExchangeResult(NamedTuple):
 
 def specs_of(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
     """Returns names, shapes and dtypes of what an exchange reduces: a change per variable, and two scalars."""
-    floatx = keras.config.floatx()
-    scalars = [tf.TensorSpec([], floatx, f"exchange/{name}") for name in ("rows", "squares")]
-    return [*(tf.TensorSpec(v.shape, v.dtype, v.path) for v in weights), *scalars]
+    return named_specs(weights, "exchange/rows", "exchange/squares")
 
 
 class Exchange:

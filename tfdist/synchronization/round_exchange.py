@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.collectives import Recording
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.gradients import Bucketed, Reducer, Sum
+from tfdist.step.named_specs import named_specs
 from tfdist.step.step import global_norm
 from tfdist.synchronization.round_state import Counts, RoundState
 
@@ -35,8 +36,7 @@ class Round(NamedTuple):
 
 def round_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
     """Returns names, shapes and dtypes of what an exchange reduces: a change per variable, and the counts."""
-    scalars = [tf.TensorSpec([], keras.config.floatx(), f"exchange/{name}") for name in Counts._fields]
-    return [*(tf.TensorSpec(v.shape, v.dtype, v.path) for v in weights), *scalars]
+    return named_specs(weights, *(f"exchange/{name}" for name in Counts._fields))
 
 
 class RoundExchange:

@@ -22,6 +22,7 @@ from tfdist.gradients.reducer import Reducer, Sum
 from tfdist.gradients.sparse import SparseRows
 from tfdist.grammar.rules import first_match, parse_rules
 from tfdist.grammar.spec import Spec, call, load_object, nearest
+from tfdist.grammar.unique_names import without_mark
 
 # name -> module of this package and class in it; `none` is the exact sum.
 METHODS = {
@@ -143,7 +144,7 @@ def compressed(
     """Creates the reducer that `--compression` describes.
 
     Args:
-      specs: tensors to sum; names are the paths of variables, which rules match.
+      specs: tensors to sum; names are the paths of variables, which rules match, as of `unique_names`.
       text: see `tfdist.grammar.rules`. A tensor that no rule matches is summed exactly.
       overrides: methods for individual tensors, by name; they take precedence over the rules.
       sparse: names of tensors that may be `tf.IndexedSlices`.
@@ -169,7 +170,7 @@ def chosen(specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, st
     found = []
     for spec in specs:
         elements = spec.shape.num_elements()
-        rule = first_match(rules, spec.name, elements)
+        rule = first_match(rules, without_mark(spec.name), elements)
         if not spec.shape.rank or elements * spec.dtype.size < min_bytes:
             found.append(EXACT)
         elif spec.name in overrides:
