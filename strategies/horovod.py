@@ -21,6 +21,7 @@ except ImportError as missing:
     ) from missing
 
 from tfdist.collectives.declared_groups import distinct_groups
+from tfdist.collectives.dtype_casting import from_first
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.distribution.all_reduce_plan import AllReducePlan, plan_all_reduce
 from tfdist.distribution.horovod_rendezvous import describe_communication, start_horovod
@@ -97,8 +98,9 @@ class Horovod(HasCollectives):
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:
         """See base class."""
-        for i, variable in enumerate(variables):
-            variable.assign(hvd.broadcast(tf.convert_to_tensor(variable), 0, name=f"synchronize/{i}"))
+        values = from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
     def close(self) -> None:
         """See base class."""

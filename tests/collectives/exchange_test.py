@@ -166,8 +166,13 @@ def test_real_ranks(name, tmp_path):
     tables = {case: splits_of(case, RANKS) for case in CASES}
     cases = {case: (table, arrays_of(table)) for case, table in tables.items()}
     (tmp_path / "cases.pickle").write_bytes(pickle.dumps(cases))
-    for rank, steps in enumerate(running.outcomes("exchange", name, RANKS, tmp_path, seconds=300)):
-        for received in steps:
+    ranks = running.outcomes("exchange", name, RANKS, tmp_path, seconds=300)
+    for rank, steps in enumerate(ranks):
+        for received, first in zip(steps, ranks[0], strict=True):
+            assert_same(received.get("weights", []), first.get("weights", []))
             assert_same(received["sums"], [np.full(2, 1 + 2 + 3, dtype) for dtype in SUMMED])
             for case, (table, arrays) in cases.items():
                 assert_same(received[case], expected(table, arrays, rank))
+        if name == "horovod":
+            kernels = [received["weights"][0] for received in steps]
+            assert kernels[0].dtype == "bfloat16" and not np.array_equal(kernels[0], kernels[1])

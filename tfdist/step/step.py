@@ -367,8 +367,6 @@ class Step:
         return list(self.settings.loss_scale.after([tf.convert_to_tensor(v) for v in self._scale], finite))
 
 
-
-
 def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return tf.cond(rows > 0, lambda: gradient, lambda: tf.zeros_like(gradient))
 
