@@ -19,6 +19,7 @@ from tfdist.step.prediction import Predictor, concatenated
 from tfdist.step.settings import Settings
 from tfdist.step.validation import check_same_data
 from tfdist.trainer.argument_types import check_targets, checked_callbacks
+from tfdist.trainer.callback_weights import check_no_swap
 from tfdist.trainer.fit_arguments import BATCH_SIZE, checked_count, evaluation_arguments
 from tfdist.trainer.program import Program
 
@@ -90,6 +91,7 @@ class Evaluates:
         count = -(-examples.size // batch_size)
         bar = keras.utils.Progbar(count, verbose=2 if verbose and self.strategy.is_chief else 0)  # starts its clock
         program = self.build(examples).accepting(examples)
+        check_no_swap(callbacks, program)
         listed = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1, steps=count, verbose=0)
         results = evaluated(listed, count, functools.partial(program.evaluate, examples, batch_size, self.step))
         bar.update(count, results.items())

@@ -12,6 +12,7 @@ from tfdist.reporting import synchronizer
 from tfdist.step.settings import Settings
 from tfdist.synchronization.federated import owned_by_clients
 from tfdist.trainer.balancing import balancing
+from tfdist.trainer.callback_weights import check_callback_weights, check_no_swap
 from tfdist.trainer.checkpointing import run_variables, saved
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.fit_loop import FitLoop
@@ -61,6 +62,8 @@ def fit(
       checkpoints: where and how often to save it; None for never.
       balance: how rows are allocated to replicas.
     """
+    check_no_swap(callbacks, program)
+    check_callback_weights(callbacks, program)
     given = _with_clients(given, program.settings, schedule, balance)
     strategy, data = program.strategy, given.data
     copied = checkpoints is None or checkpoints.in_background
