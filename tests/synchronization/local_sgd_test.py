@@ -168,6 +168,29 @@ def test_the_state_of_the_optimizer(state, mirrored3):
     assert [int(count) for count in of_replicas(mirrored3, adam.iterations)] == [4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    "sync",
+    [
+        "local_sgd(period=2)",
+        "diloco(period=2)",
+        "slowmo(period=2)",
+        "easgd(period=2)",
+        "hierarchical_local_sgd(periods=(2, 8), group_sizes=(2,))",
+        "local_sgd(period=2, delay=2)",
+        "diloco(period=2, delay=2, mixing=0.5)",
+        "fedavg(clients=6, fraction=1.0, outer='sgd(learning_rate=0.7)')",
+    ],
+)
+def test_constraints_of_weights_hold_after_an_exchange(sync, float64):
+    replicas = 4 if sync.startswith("hierarchical") else 3
+    strategy = tfdist.load_strategy("mirrored", devices=replicas)
+    layers = [keras.layers.Dense(4, kernel_constraint=keras.constraints.UnitNorm(), name="unit")]
+    trainer, _ = trained(strategy, sync, steps=4 if "delay" in sync else 2, layers=layers)
+    kernel = trainer.model.trainable_variables[0]
+    for copy in of_replicas(strategy, kernel):
+        np.testing.assert_allclose(np.linalg.norm(copy, axis=0), 1, rtol=1e-6)
+
+
 class Rprop(keras.optimizers.Optimizer):
     """Steps that begin at 0.1 and grow: a user's optimizer whose state does not begin at zero."""
 

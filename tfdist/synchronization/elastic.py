@@ -34,6 +34,7 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.temporary_values import TemporaryLocalValues
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.exchange import Exchange, ExchangeResult, square_norm
+from tfdist.synchronization.global_weights import constrained
 from tfdist.synchronization.periodic import PeriodicExchanges
 
 _INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes of a floating-point number
@@ -61,8 +62,9 @@ class ElasticExchange(Exchange):
         """See base class."""
         *totals, rows, squares = totals
         replicas, center = self._strategy.replicas, self._global_weights.values()
-        moved = [w + self._alpha * (x - w) for x, w in zip(center, own, strict=True)]
-        self._global_weights.assign([x - self._alpha * total for x, total in zip(center, totals, strict=True)])
+        moved = constrained(self._weights, [w + self._alpha * (x - w) for x, w in zip(center, own, strict=True)])
+        attracted = [x - self._alpha * total for x, total in zip(center, totals, strict=True)]
+        self._global_weights.assign(constrained(self._weights, attracted))
         change = [total / replicas for total in totals]
         mean = [x - difference for x, difference in zip(center, change, strict=True)]
         spread = tf.maximum(squares / replicas - square_norm(change), 0)

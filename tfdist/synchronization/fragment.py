@@ -22,7 +22,7 @@ from tfdist.gradients import Reducer
 from tfdist.step.local_step import ROWS
 from tfdist.step.state_store import StateStore
 from tfdist.synchronization.exchange import ExchangeResult, message_of, specs_of, states_of, updated
-from tfdist.synchronization.global_weights import GlobalWeights
+from tfdist.synchronization.global_weights import GlobalWeights, constrained
 
 
 class Fragment:
@@ -116,9 +116,10 @@ class Fragment:
         own = self._own()
         if self._mixing is None:
             sent = [tf.convert_to_tensor(variable.value) for variable in self.own_variables]
-            found = [x + (w - s) for x, w, s in zip(global_weights, own, sent, strict=True)]
+            found = constrained(self.weights, [x + (w - s) for x, w, s in zip(global_weights, own, sent, strict=True)])
         elif self._mixing:
-            found = [self._mixing * w + (1 - self._mixing) * x for x, w in zip(global_weights, own, strict=True)]
+            mixed = [self._mixing * w + (1 - self._mixing) * x for x, w in zip(global_weights, own, strict=True)]
+            found = constrained(self.weights, mixed)
         else:
             found = global_weights
         with self._strategy.own_copies(self.weights):

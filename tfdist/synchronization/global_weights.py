@@ -28,7 +28,7 @@ class GlobalWeights:
           strategy: their strategy.
           outer: the outer optimizer, as in `--optimizer`, with its learning rate; "" for none.
         """
-        self._strategy = strategy
+        self._strategy, self._weights = strategy, list(weights)
         with strategy.scope():
             self.copies = [
                 keras.Variable("zeros", shape=v.shape, dtype=v.dtype, trainable=False, name=_name(v)) for v in weights
@@ -62,11 +62,23 @@ class GlobalWeights:
         Args:
           changes: global weights minus the mean of the replicas' weights: the outer optimizer's gradient.
         """
+        self._update(changes)
+        if any(variable.constraint is not None for variable in self._weights):
+            self.assign(constrained(self._weights, self.values()))
+        return self.values()
+
+    def _update(self, changes: Sequence[tf.Tensor]) -> None:
+        """Updates the global weights, without the constraints of the weights; see `update`."""
         if self._optimizer is None:
             self.assign([value - change for value, change in zip(self.values(), changes, strict=True)])
         else:
             self._strategy.apply(self._optimizer, changes, self.copies)
-        return self.values()
+
+
+def constrained(weights: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns values as the constraints of the weights, such as `non_neg`, require; a mean or a step may violate them."""
+    pairs = zip(weights, values, strict=True)
+    return [x if v.constraint is None else tf.convert_to_tensor(v.constraint(x)) for v, x in pairs]
 
 
 def _name(variable: keras.Variable) -> str:

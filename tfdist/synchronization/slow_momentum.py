@@ -46,14 +46,13 @@ class SlowMomentum(GlobalWeights):
         self.variables = [*self.copies, *self._momenta]
         self.gamma = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="slow_momentum/gamma")
 
-    def update(self, changes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _update(self, changes: Sequence[tf.Tensor]) -> None:
         """See base class."""
         for copy, momentum, change in zip(self.copies, self._momenta, changes, strict=True):
             gamma = tf.cast(self.gamma, change.dtype)
             decayed = self._sync.momentum * tf.convert_to_tensor(momentum.value)
             copy.assign(tf.convert_to_tensor(copy.value) - self._sync.learning_rate * (gamma * decayed + change))
             momentum.assign(decayed + tf.math.divide_no_nan(change, gamma))
-        return self.values()
 
 
 class SlowMomentumExchanges(PeriodicExchanges):
