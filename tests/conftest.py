@@ -21,6 +21,7 @@ import tfdist
 from tests import slicing
 from tests.waiting import DEADLINE
 from tfdist.distribution.strategy import Strategy
+from tfdist.reporting import warn_once
 from tfdist.testing import parity
 
 # A shell ignores SIGINT in what it starts in the background, and nohup SIGHUP; so would every process that a test starts.
@@ -74,6 +75,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     selected = slicing.select(items, number, parts)
     config.hook.pytest_deselected(items=[item for item in items if item not in {*selected}])
     items[:] = selected
+
+
+@pytest.fixture(autouse=True)
+def _warnings_forgotten() -> None:
+    """Lets each test see the warnings that are logged once per process."""
+    warn_once.forget()
 
 
 @pytest.fixture(scope="session")

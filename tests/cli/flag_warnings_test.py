@@ -14,12 +14,9 @@ LINEAR = "--model=nan_of_test:linear"
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+def without_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.chdir(tmp_path)
-    warn_once.forget()
-    yield
-    warn_once.forget()
 
 
 def trained(capfd: pytest.CaptureFixture[str], *argv: str) -> list[str]:

@@ -16,11 +16,8 @@ Y = np.arange(20) % 3
 
 
 @pytest.fixture(autouse=True)
-def forgotten(caplog):
-    warn_once.forget()
+def warnings_captured(caplog):
     caplog.set_level(logging.WARNING)
-    yield
-    warn_once.forget()
 
 
 def fit(strategy, x, y=None, from_logits=True):

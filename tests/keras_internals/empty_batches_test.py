@@ -1,4 +1,4 @@
-"""Convolutions and maximum pooling of tensors without rows."""
+"""Convolutions and maximum pooling of tensors without rows, which TensorFlow does not support."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Which variables the operations of a graph assign."""
+"""Private API of TensorFlow that says which variables the operations of a graph assign."""
 
 import keras
 import tensorflow as tf

@@ -1,16 +1,6 @@
 """Warnings that are logged once per process."""
 
-import pytest
-
-from tfdist.reporting import warn_once
 from tfdist.reporting.warn_once import warn_once as warn
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    warn_once.forget()
-    yield
-    warn_once.forget()
 
 
 def test_a_text_is_logged_once(caplog):

@@ -25,11 +25,8 @@ BYTES = RANDOM.integers(0, 256, (40, 8, 8, 1))
 
 
 @pytest.fixture(autouse=True)
-def forgotten(caplog):
-    warn_once.forget()
+def warnings_captured(caplog):
     caplog.set_level(logging.WARNING)
-    yield
-    warn_once.forget()
 
 
 def fit(strategy, x=X, y=Y, *, loss, units=3, activation=None, layers=(), data=None, steps=1, **options):

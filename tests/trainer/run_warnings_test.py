@@ -15,11 +15,8 @@ DATA = (X, X[:, :1])
 
 
 @pytest.fixture(autouse=True)
-def forgotten(caplog):
-    warn_once.forget()
+def warnings_captured(caplog):
     caplog.set_level(logging.WARNING)
-    yield
-    warn_once.forget()
 
 
 def make(strategy, learning_rate=0.01):

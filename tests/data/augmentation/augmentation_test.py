@@ -219,7 +219,7 @@ def test_numbers_of_numpy():
 
 
 def test_data_that_has_no_images_is_an_error():
-    with pytest.raises(InputError, match=r"Received: x of float64\[\]"):
+    with pytest.raises(InputError, match=r"Received: x of float32\[\]"):
         augmented(ArraySource((np.zeros(3), np.zeros(3))), "flip")
     with pytest.raises(InputError, match="Received: x of dict"):
         augmented(ArraySource(({"a": np.zeros(3)}, np.zeros(3))), "flip")
