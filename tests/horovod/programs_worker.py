@@ -52,6 +52,8 @@ def main() -> None:
         os.chdir(directory)
         trained.clear()
         losses.clear()
+        # Of each rank its own, as without one; but the same in each run, so that losses fall in all or in none.
+        keras.utils.set_random_seed(1 + int(os.environ["HOROVOD_RANK"]))
         sys.argv, begun = [file.name], time.monotonic()
         runpy.run_path(str(file), run_name="__main__")
         found = {"program": file.stem, "weights": checksum(trained), "losses": losses}

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.pipelining.has_stages import HasStages
 from tfdist.step import randomness
 from tfdist.step.validation import statistics_of_all_replicas
 
@@ -32,7 +33,8 @@ class SideEffects:
     Moving statistics and metrics are always restored. Any other variable, such as an integer that a layer counts with or
     a weight that a layer normalizes, is restored if the traced forward pass assigns it: to keep the values of all weights
     would take the memory of another copy. States of random layers are not restored, because each step sets them. Neither
-    are tables of which a step updates some rows: TensorFlow copies such a table whenever it is read as a whole.
+    are tables of which a step updates some rows, as TensorFlow copies such a table whenever it is read as a whole, and the
+    variables of stages that are spread over devices.
     """
 
     def __init__(
@@ -55,7 +57,10 @@ class SideEffects:
         whole = statistics_of_all_replicas(model)
         self._of_rows = [i for i, variable in enumerate(self._own) if id(variable) not in whole]
         left_out = {id(variable) for variable in (*self._own, *randomness.seed_states(model))}
-        self._others = [v for v in model.variables if id(v) not in left_out and v.path not in sparse]
+        # A stage that is spread over devices has DTensor's variables, which functions of the host cannot read.
+        is_spread = isinstance(strategy, HasStages) and strategy.stage_devices is not None
+        others = [] if is_spread else model.variables
+        self._others = [v for v in others if id(v) not in left_out and v.path not in sparse]
         self._assigned: list[keras.Variable] = []
 
     def begin(self) -> Values:
