@@ -1,4 +1,4 @@
-"""Callbacks of a `Trainer` are told, and add to the history, what they are and do in Keras's own `fit`."""
+"""A `Trainer` calls callbacks with the logs of Keras's own `fit`, and its history has what they add."""
 
 import functools
 
@@ -131,7 +131,7 @@ def test_metrics_of_one_name_are_refused(single, names):
 
 
 class Events(keras.callbacks.Callback):
-    """Keeps the events that it is told of evaluations, epochs and the end, with their logs."""
+    """Records the calls for evaluations, epochs and the end of training, with their logs."""
 
     def __init__(self):
         super().__init__()

@@ -5,7 +5,6 @@ Its rows are one stream, which is cut into global batches again, so that every s
 
 import logging
 import math
-import re
 import types
 import weakref
 from collections.abc import Callable
@@ -33,8 +32,8 @@ from tfdist.data.source import SampleSource
 from tfdist.data.stream import shares_of, transformed
 from tfdist.data.structures import with_tuples
 from tfdist.errors import InputError
+from tfdist.errors.engine_errors import refusal_inside
 
-_REFUSED = re.compile(r"\bInputError: (.*)")  # raised by Python code that TensorFlow has called
 _FOREVER = 2**62  # rows of data without an end
 _NO_END = "Data of unknown length needs `steps_per_epoch` (`validation_steps`, `steps`). Received: {}."
 _log = logging.getLogger(__name__)
@@ -124,8 +123,7 @@ class BatchedSource(Examples):
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class."""
-        refused = _REFUSED.search(str(error))
-        return InputError(refused[1]) if refused else None
+        return refusal_inside(error)
 
     def _changed(self, transform: Transform, shuffle: bool) -> "BatchedSource":
         return BatchedSource(

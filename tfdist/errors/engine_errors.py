@@ -27,6 +27,7 @@ _ITEM_BYTES = {
 }
 _OPERATION = re.compile(r"see current operation: [^\n]*?\"tf\.(\w+)\"")  # in DTensor's messages
 _WITHOUT_LAYOUTS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
+_REFUSED = re.compile(r"\bInputError: (.*)\nTraceback")
 _LONGEST_CAUSE = 300
 
 
@@ -92,6 +93,12 @@ def layout_refused(
         "the tensors before the operation with tfdist.constrain, or rewrite the operation (docs/guides/meshes.md, "
         "Limitations of DTensor)."
     )
+
+
+def refusal_inside(error: BaseException) -> InputError | None:
+    """Returns the `InputError` raised by Python code that an operation of TensorFlow has called; None without one."""
+    found = _REFUSED.search(str(error))
+    return InputError(found[1]) if found else None
 
 
 def one_line(text: str) -> str:

@@ -62,7 +62,7 @@ class Callbacks:
         return getattr(self._list, name)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> dict[str, Any]:
-        """Tells the callbacks that an epoch has ended; returns its logs with what they have added, as in Keras's `History`."""
+        """Calls `on_epoch_end`; returns the logs with what callbacks have added, as in Keras's `History`."""
         self._list.on_epoch_end(epoch, logs)
         return self._epoch.logs
 
@@ -131,7 +131,7 @@ def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) ->
 def evaluated(
     callbacks: Callbacks | keras.callbacks.CallbackList, batches: int, evaluate: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
-    """Evaluates, and tells callbacks of it; they see all batches as one, which are a single call of a compiled loop.
+    """Evaluates, and calls the methods of callbacks for it, for all batches as one: they are one call of a compiled loop.
 
     Args:
       callbacks: callbacks of this process.

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import InputError, TfdistError
-from tfdist.errors.engine_errors import one_line
+from tfdist.errors.engine_errors import one_line, refusal_inside
 
 _LONGEST_CAUSE = 300
 _CAST = re.compile(r"Cast \w+ to \w+ is not supported")  # any other lack of an implementation is not the data's fault
@@ -25,7 +25,6 @@ _OURS = tuple(str(_ROOT / package) + os.sep for package in ("tfdist", "strategie
 _WRAPPERS = tuple(str(_ROOT / "tfdist" / package) + os.sep for package in ("keras_internals", "pipelining"))
 _PYTHON = (threading.__file__, contextlib.__file__)  # between a strategy and what it calls
 _NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Python code in the graph, failed
-_REFUSED = re.compile(r"\bInputError: (.*)\nTraceback")  # raised by Python code that an operation has called
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
@@ -54,8 +53,8 @@ def must_fit(element_spec: Any) -> Iterator[None]:
     except (ValueError, TypeError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
         if isinstance(error, tf.errors.UnimplementedError) and not _CAST.search(error.message):
             raise
-        if found := _REFUSED.search(str(error)):
-            raise InputError(found[1]) from error
+        if refusal := refusal_inside(error):
+            raise refusal from error
         if refused := _XLA.search(str(error)):
             raise not_compilable(refused[0]) from error
         places = _graph_places(error) if isinstance(error, tf.errors.OpError) else _places(error)

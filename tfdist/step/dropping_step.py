@@ -167,8 +167,7 @@ class DroppingStep(Step):
 
 def _sums_of_outputs(parts: list[loss.Term]) -> list[list[tf.Tensor]]:
     pairs = [[tf.cast(part.numerator, tf.float64), tf.cast(part.denominator, tf.float64)] for part in parts]
-    is_sum = [part.per_row == 0 and part.values_per_row is None for part in parts]
-    return [pair[:1] if undivided else pair for undivided, pair in zip(is_sum, pairs, strict=True)]
+    return [pair[:1] if part.is_sum else pair for part, pair in zip(parts, pairs, strict=True)]
 
 
 def _weighted(factors: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -60,10 +60,8 @@ class Evaluator:
                 )
         pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)
-        sizes = (
-            tf.constant(batch_size, tf.float64),
-            tf.constant(data.size, tf.float64),
-        )  # DTensor broadcasts scalars only
+        # Two scalars rather than a vector, which DTensor does not broadcast.
+        sizes = tf.constant(batch_size, tf.float64), tf.constant(data.size, tf.float64)
         sums = self._summed(iterator, pipeline.steps, data.size % batch_size > 0, sizes)
         totals = Totals()
         totals.add(self._drain())

@@ -37,6 +37,11 @@ class Term(NamedTuple):
     weight: float
     values_per_row: tf.Tensor | None = None
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether the sum over rows is both differentiated and recorded, as with `reduction="sum"`."""
+        return self.per_row == 0 and self.values_per_row is None
+
 
 def terms(
     model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any, *, replicas: int = 1, micro_steps: int = 1
@@ -197,14 +202,10 @@ def summands(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> Summands
     sums = [part for part in parts if part.per_row == 0]
     whole = [floating(part.numerator) * part.weight for part in sums]
     of_means = [
-        tf.zeros_like(value)
-        if part.values_per_row is None
-        else tf.math.divide_no_nan(value, floating(part.values_per_row))
+        tf.zeros_like(value) if part.is_sum else tf.math.divide_no_nan(value, floating(part.values_per_row))
         for part, value in zip(sums, whole, strict=True)
     ]
-    of_sums = [
-        value if part.values_per_row is None else tf.zeros_like(value) for part, value in zip(sums, whole, strict=True)
-    ]
+    of_sums = [value if part.is_sum else tf.zeros_like(value) for part, value in zip(sums, whole, strict=True)]
     others = [part for part in parts if part.per_row is None]
     if not (means or whole or others):
         raise InputError(_NO_LOSS)
@@ -282,10 +283,7 @@ def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batc
     ]
     pairs = [(tf.cast(part.numerator, tf.float64), tf.cast(part.denominator, tf.float64)) for part in parts]
     whole = tf.cast(batch_size, tf.float64)  # the weight of a batch in Keras's mean of the batches' sums
-    pairs = [
-        (pair[0] * whole, pair[1]) if part.per_row == 0 and part.values_per_row is None else pair
-        for part, pair in zip(parts, pairs, strict=True)
-    ]
+    pairs = [(pair[0] * whole, pair[1]) if part.is_sum else pair for part, pair in zip(parts, pairs, strict=True)]
     return tf.stack([number for pair in [*pairs, (tf.add_n(own) if own else count * 0, count)] for number in pair])
 
 
