@@ -48,6 +48,11 @@ class Observer:
         self.models: dict[int, keras.Model] = {}
         self._depth = 0
 
+    @property
+    def in_keras(self) -> bool:
+        """Whether one of Keras's methods is running."""
+        return self._depth > 0
+
     def watch(self) -> None:
         """Starts to record all outermost calls of Keras's methods."""
         for name in METHODS:
@@ -98,20 +103,21 @@ def be_quiet() -> None:
     keras.random.shuffle = tf.random.shuffle = lambda x, *_, **__: tf.convert_to_tensor(x)
 
 
-def fix_keras() -> None:
-    """Fixes the defects of plain Keras that tfdist does not have."""
+def fix_keras(observer: Observer) -> None:
+    """Fixes the defects of plain Keras that tfdist does not have; a script's own loop gets what Keras computes."""
     keras.Model.make_train_function = _counted(keras.Model.make_train_function, "train_function")
     keras.Model.make_test_function = _counted(keras.Model.make_test_function, "test_function")
     keras.Model.get_metrics_result = _copied(keras.Model.get_metrics_result)
-    keras.optimizers.Optimizer.apply = _dense(keras.optimizers.Optimizer.apply)
+    keras.optimizers.Optimizer.apply = _dense(keras.optimizers.Optimizer.apply, observer)
 
 
-def _dense(apply: Callable[..., Any]) -> Callable[..., Any]:
+def _dense(apply: Callable[..., Any], observer: Observer) -> Callable[..., Any]:
     """Patches `apply` to sum gradients of repeated rows first; Keras's Adam and RMSprop square each of them separately."""
 
     @functools.wraps(apply)
     def dense_apply(optimizer: keras.Optimizer, grads: Any, *args: Any, **kwargs: Any) -> Any:
-        grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        if observer.in_keras:
+            grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
         return apply(optimizer, grads, *args, **kwargs)
 
     return dense_apply
@@ -188,11 +194,11 @@ def main(directory: str, *arguments: str) -> None:
     set_seed = keras.utils.set_random_seed
     keras.utils.set_random_seed = lambda seed: set_seed(seed + offset)
     keras.utils.set_random_seed(0)
+    observer = Observer()
     if PLAIN:
-        fix_keras()
+        fix_keras(observer)
     if "--quiet" in options:
         be_quiet()
-    observer = Observer()
     observer.watch()
     sys.argv = [script, *rest]
     found = runpy.run_path(script, run_name="__main__")
