@@ -30,6 +30,16 @@ class Rows(keras.metrics.Metric):
         return self.count + 0
 
 
+class SignErrors(Rows):
+    """A metric whose result is a dict, as of one that has a score for each class."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(tf.reduce_sum(tf.cast((y_true > 0) != (y_pred > 0), self.count.dtype)))
+
+    def result(self) -> Any:
+        return {"errors": self.count + 0, "squared": self.count**2}
+
+
 class Scaled(keras.Model):
     """A model with its own step, whose results are computed from a metric, so that replicas have all rows."""
 
@@ -107,3 +117,16 @@ def test_compiled_again_and_on_batches(float64: None, mirrored2: tfdist.Strategy
         return found
 
     assert not differences(*both(mirrored2, dense, use))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_metric_whose_result_is_a_dict(float64: None, mirrored2: tfdist.Strategy, kind: str) -> None:
+    def use(model: keras.Model) -> Any:
+        model.compile("sgd", "mse", metrics=["mae", SignErrors()])
+        history = model.fit(
+            X, Y, batch_size=6, epochs=2, shuffle=False, verbose=0, validation_data=(X[:7], Y[:7])
+        ).history
+        batch = model.train_on_batch(X[:6], Y[:6], return_dict=True)
+        return history, batch, model.evaluate(X, Y, batch_size=6, verbose=0, return_dict=True)
+
+    assert not differences(*both(mirrored2, lambda: dense(KINDS[kind]), use))

@@ -182,9 +182,9 @@ class FirstBatch:
     def _compare_metrics(self, sums: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> None:
         results = self._model_metrics.by_metric(whole)
         for key, value in self._model_metrics.by_metric(sums).items():
-            ours, theirs = np.asarray(value, "float64"), np.asarray(results[key], "float64")
-            if not self._tolerance.holds([ours], [theirs]):
-                raise NeedsAllRowsError(_beside(f'the metric "{key.partition("/")[2]}"', [ours], [theirs]))
+            ours, theirs = _parts(value), _parts(results[key])
+            if not self._tolerance.holds(ours, theirs):
+                raise NeedsAllRowsError(_beside(f'the metric "{key.partition("/")[2]}"', ours, theirs))
 
     def _reduce_op(
         self, what: str, mean: list[np.ndarray], total: list[np.ndarray], whole: list[np.ndarray]
@@ -264,6 +264,11 @@ def _reduced(found: _Found, part: tf.Tensor, collectives: Collectives) -> tuple[
     totals = collectives.all_reduce(numbers, name="first_batch/values") if numbers else []
     means, sums = tf.nest.pack_sequence_as(both, totals)
     return means, sums
+
+
+def _parts(result: Any) -> list[np.ndarray]:
+    """Returns the numbers of a metric's result, which may be a dict."""
+    return [np.asarray(part, "float64") for part in tf.nest.flatten(result)]
 
 
 def _beside(what: str, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> str:

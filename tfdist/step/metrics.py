@@ -100,12 +100,15 @@ class KerasMetrics(ModelMetrics):
         return logs
 
     def by_metric(self, values: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Returns each metric's results; a key is the metric's index in the model, a slash and its name in logs."""
+        """Returns each metric's results; a key is the metric's index in the model, a slash and its name in logs.
+
+        The result of a metric that is compiled into the model may itself be a dict.
+        """
         found: dict[str, Any] = {}
         with keras.StatelessScope(state_mapping=list(zip(self.variables, values, strict=True))):
             for number, metric in enumerate(self._model.metrics):
                 named = keras_internals.by_name(metric.name, metric.result())
-                found |= {f"{number}/{name}": _plain(value) for name, value in named.items()}
+                found |= {f"{number}/{name}": tf.nest.map_structure(_plain, value) for name, value in named.items()}
         return found
 
 
