@@ -6,7 +6,7 @@
 #                   program through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/20
 #                   runs the third of 20 parts, which takes at most 8 minutes
 # make chaos        SEEDS=100 runs of each strategy that are killed and preempted at random, and must end as if they were not
-# make fuzz         FUZZ_EXAMPLES=20000 arbitrary inputs for each parser of what strangers can send or write; make test tries 100
+# make fuzz         FUZZ_EXAMPLES=20000 arbitrary inputs for each parser of what others can send or write; make test tries 100
 # make peers        creates .venv-peers with PyTorch, which benchmarks/ compares with
 # make docs         builds the documentation site: open site/index.html; a warning is an error
 # make dist         builds the source distribution and the wheel of a release in dist/

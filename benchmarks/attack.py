@@ -1,4 +1,4 @@
-"""Step time of a job while strangers attack its control plane, compared with the same traffic to another port.
+"""Step time of a job while untrusted clients attack its control plane, compared with the same traffic to another port.
 
     python benchmarks/attack.py [--connections=2000] [--seconds=20] [--rounds=4]
     python benchmarks/attack.py --namespace        # from another network namespace, over a virtual Ethernet link: needs root
@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS
+from tfdist.coordination.handshake import HELLO_SECONDS, MAX_UNAUTHENTICATED
 from tfdist.coordination.messages import VERSION, encode
 
 HELLO = encode({"type": "hello", "rank": 1, "size": 2, "version": VERSION, "pid": 1, "host": "h", "nonce": "n"})
@@ -88,7 +88,7 @@ async def ignore(address: str) -> None:
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         opened.append(writer)
-        if len(opened) > MOST_STRANGERS:
+        if len(opened) > MAX_UNAUTHENTICATED:
             opened.pop(0).close()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(HELLO_SECONDS):

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what strangers can send or write: JSON values, and records in which little is wrong."""
+"""Hypothesis strategies for what untrusted clients can send or write: JSON values, and records in which little is wrong."""
 
 from typing import Any
 

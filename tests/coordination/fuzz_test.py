@@ -112,7 +112,7 @@ def pair(job: Callable[..., Job]) -> Iterator[Job]:
 
 @fuzzed
 @given(raw=RAW)
-def test_bytes_of_a_stranger(pair: Job, raw: bytes) -> None:
+def test_bytes_of_an_untrusted_client(pair: Job, raw: bytes) -> None:
     for line in send(pair.server.address, raw).splitlines():
         assert json.loads(line)["type"] in ("challenge", "refused")
     assert pair.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2

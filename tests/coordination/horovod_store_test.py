@@ -1,4 +1,4 @@
-"""Horovod's rendezvous server, as ranks use it, and as strangers do."""
+"""Horovod's rendezvous server, as ranks use it, and as untrusted clients do."""
 
 import contextlib
 import http.client

@@ -36,7 +36,7 @@ def opened() -> Iterator[Open]:
 
 @fuzzed
 @given(raw=RAW)
-def test_bytes_of_a_stranger(opened: Open, raw: bytes) -> None:
+def test_bytes_of_an_untrusted_client(opened: Open, raw: bytes) -> None:
     send(opened.address, raw)
     assert opened.said == []
 

@@ -129,7 +129,7 @@ def test_the_end_of_the_lobby_stops_a_guest_that_runs() -> None:
         assert remote_agent.order().kind == OrderKind.OVER
 
 
-def test_strangers_are_refused(opened) -> None:
+def test_untrusted_clients_are_refused(opened) -> None:
     with pytest.raises(InputError, match="The token must match"):
         opened.remote_agent("another")
     host, port = split_address(opened.address)
@@ -185,13 +185,13 @@ def test_a_thread_that_cannot_be_started_costs_one_connection(opened, monkeypatc
         wait_for(lambda: agent.order().kind == OrderKind.RUN)
 
 
-def test_strangers_are_limited_in_number_and_hold_up_neither_launchers_nor_the_end(opened, monkeypatch) -> None:
-    monkeypatch.setattr(rendezvous_server, "MOST_STRANGERS", 4)
+def test_untrusted_clients_are_limited_in_number_and_hold_up_neither_launchers_nor_the_end(opened, monkeypatch) -> None:
+    monkeypatch.setattr(rendezvous_server, "MAX_UNAUTHENTICATED", 4)
     monkeypatch.setattr(rendezvous_server, "HELLO_SECONDS", DEADLINE)
     with contextlib.ExitStack() as stack:
         address = split_address(opened.address)
-        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(20)]
-        for sock in strangers[:16]:
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(20)]
+        for sock in clients[:16]:
             sock.settimeout(DEADLINE)
             assert sock.recv(1) == b""
         with opened.remote_agent() as remote_agent:

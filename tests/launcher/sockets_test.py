@@ -114,8 +114,8 @@ def test_nobody_outside_reaches_the_ports_of_an_isolated_job(isolated: bool, tmp
         ports = [int(port) for port in re.findall(r"port (\d+) of rank", started.output(0))]
         assert len(ports) == 2
         for port in ports:
-            with socket.socket() as stranger:
-                found = stranger.connect_ex(("127.0.0.1", port))
+            with socket.socket() as client:
+                found = client.connect_ex(("127.0.0.1", port))
             assert found == (errno.ECONNREFUSED if isolated else 0)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import tfdist
 from tests.selection import quick
-from tfdist.data.clients import Clients
+from tfdist.data.federated_clients import Clients
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import LossScale
 from tfdist.grammar.sync import parse_sync

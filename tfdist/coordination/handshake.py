@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tfdist.coordination.messages import VERSION, BadMessage, Message, take
 
 HELLO_SECONDS = 10.0  # from the connection to admission
-MOST_STRANGERS = 128  # connections that are not admitted yet; for another one, the oldest is closed
+MAX_UNAUTHENTICATED = 128  # connections that are not admitted yet; for another one, the oldest is closed
 WRONG_TOKEN = (
     "The token must match the group's. Received: a different one: another job listens there, or this process was started with "
     "other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, and the same addresses."

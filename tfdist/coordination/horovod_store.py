@@ -92,7 +92,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
                 self._places.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignores a connection that breaks, as of a stranger."""
+            """Ignores a connection that breaks, such as one of an untrusted client."""
 
     try:
         server = Server((host, 0))

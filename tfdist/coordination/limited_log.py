@@ -1,4 +1,4 @@
-"""A log of what strangers do, which they cannot flood."""
+"""A log of what untrusted clients do, which they cannot flood."""
 
 import collections
 import logging

@@ -13,7 +13,7 @@ from tfdist.coordination.authentication import WrongSealError, nonce
 from tfdist.coordination.connection import Connection
 from tfdist.coordination.goodbye import is_planned
 from tfdist.coordination.group import NO_GOODBYE, LostMember, silence
-from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, WRONG_TOKEN, Handshake, version_refusal
+from tfdist.coordination.handshake import HELLO_SECONDS, MAX_UNAUTHENTICATED, WRONG_TOKEN, Handshake, version_refusal
 from tfdist.coordination.limited_log import LimitedLog
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
@@ -158,9 +158,9 @@ class Server:
                 self._selector.unregister(self._listener)
                 self._paused_until = time.monotonic() + PAUSE_SECONDS
             return  # otherwise the client is gone again
-        strangers = [connection for connection in self._connections() if connection.rank is None]
-        if len(strangers) >= MOST_STRANGERS:  # a member says hello at once
-            min(strangers, key=lambda connection: connection.accepted).close()
+        unauthenticated = [connection for connection in self._connections() if connection.rank is None]
+        if len(unauthenticated) >= MAX_UNAUTHENTICATED:  # a member says hello at once
+            min(unauthenticated, key=lambda connection: connection.accepted).close()
         try:
             Connection(sock, peer[0], self._selector)
         except Exception as error:  # it costs this connection, as one that is reset at once
@@ -194,7 +194,7 @@ class Server:
             return
         rank = connection.rank
         if rank is None:
-            self._handle_stranger(connection, message)
+            self._handle_unauthenticated(connection, message)
         elif message["type"] == "gather":
             ticket, name, value, place = take(message, ticket=int, name=str, value=object, place=str)
             deadline = take_deadline(message)
@@ -211,7 +211,7 @@ class Server:
             (reason,) = take(message, reason=str)
             self._goodbye(connection, rank, take_code(message), reason)
 
-    def _handle_stranger(self, connection: Connection, message: Message) -> None:
+    def _handle_unauthenticated(self, connection: Connection, message: Message) -> None:
         if connection.hello:  # and this message is sealed: whoever sent it knows the token
             self._admit(connection, connection.hello)
         elif refusal := version_refusal(message):

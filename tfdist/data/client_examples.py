@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.augmentation.augmented import Augmented
-from tfdist.data.clients import Clients
 from tfdist.data.examples import Element, Examples, PartialEpochs, Transform
+from tfdist.data.federated_clients import Clients
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
 from tfdist.data.source import InOrder, Source

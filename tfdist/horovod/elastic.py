@@ -97,7 +97,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 class _NoNotifications:
     """Takes the place of Horovod's service that hears of new hosts, in jobs whose launcher sends nothing to it.
 
-    The service listens on every network interface, unpickles what arrives, and stores its key where strangers can read it.
+    The service listens on every network interface, unpickles what arrives, and stores its key where anyone can read it.
     """
 
     def init(self) -> None:

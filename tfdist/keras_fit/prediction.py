@@ -1,4 +1,4 @@
-"""Prediction: each replica computes its rows, and every process gets all outputs in the order of the rows."""
+"""Steps of Keras's own `predict`: each replica computes its rows, or all rows if outputs depend on other rows."""
 
 import contextlib
 import functools

@@ -321,8 +321,8 @@ class JobController:
 
     def _misfits(self, attempt: AttemptState, cause: Outcome) -> list[str]:
         """Returns the new launchers that cause a bad-input error, if others have trained before."""
-        strangers = self._never_trained(attempt) if cause.code == ExitCode.BAD_INPUT else []
-        return [name for name in strangers if name != self._first]
+        untrained = self._never_trained(attempt) if cause.code == ExitCode.BAD_INPUT else []
+        return [name for name in untrained if name != self._first]
 
     def _never_trained(self, attempt: AttemptState) -> list[str]:
         """Returns the launchers whose processes have never trained, if those of others have."""
@@ -331,7 +331,7 @@ class JobController:
         return [name for name in attempt.processes if name not in self._fit]
 
     def _idle(self, attempt: AttemptState, cause: Outcome) -> list[str]:
-        """Returns the connected strangers if training has not begun and nothing was preempted."""
+        """Returns the connected launchers that have never trained, if training has not begun and nothing was preempted."""
         if attempt.step is not None or cause.code in PREEMPTIONS:
             return []
         return [name for name in self._never_trained(attempt) if name in self._members]

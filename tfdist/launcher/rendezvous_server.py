@@ -15,7 +15,7 @@ from tfdist.coordination.addresses import NO_RESOURCES, join_address, listen, sp
 from tfdist.coordination.authentication import OVERHEAD, WrongSealError, challenged, derived, nonce
 from tfdist.coordination.connect import next_message
 from tfdist.coordination.group import NO_GOODBYE, silence
-from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, version_refusal
+from tfdist.coordination.handshake import HELLO_SECONDS, MAX_UNAUTHENTICATED, version_refusal
 from tfdist.coordination.limited_log import LimitedLog
 from tfdist.coordination.liveness import Liveness
 from tfdist.coordination.messages import (
@@ -59,7 +59,7 @@ class RendezvousServer:
         self._group: Server | None = None
         self._threads: list[threading.Thread] = []
         self._log = LimitedLog(logging.getLogger("tfdist.launch"))
-        self._strangers: list[socket.socket] = []  # not admitted yet, the oldest first
+        self._unauthenticated: list[socket.socket] = []  # not admitted yet, the oldest first
 
     def open(self, controller: JobController) -> None:
         """Starts to serve the orders of `controller`."""
@@ -80,7 +80,7 @@ class RendezvousServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Waits until the launchers have been notified of how the job ended."""
         self._ended.set()
-        for sock in (self._listener, *self._strangers):
+        for sock in (self._listener, *self._unauthenticated):
             _wake(sock)
         end = time.monotonic() + LOST_AFTER_SECONDS
         for thread in filter(threading.Thread.is_alive, self._threads):  # the last one may not have been started
@@ -108,13 +108,13 @@ class RendezvousServer:
                     self._log.warning(f"No launchers are accepted for {_PAUSE_SECONDS:g} s: {error}")
                     self._ended.wait(_PAUSE_SECONDS)
                 continue  # otherwise the job is over, or the client is gone again
-            if len(self._strangers) >= MOST_STRANGERS:  # a launcher says hello at once
-                _wake(self._strangers.pop(0))
-            self._strangers.append(sock)
+            if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:  # a launcher says hello at once
+                _wake(self._unauthenticated.pop(0))
+            self._unauthenticated.append(sock)
             try:
                 self._start(self._serve, sock, str(peer[0]))
             except Exception as error:  # no thread could be started: it costs this connection
-                self._strangers.remove(sock)
+                self._unauthenticated.remove(sock)
                 self._log.error(f"Dropped a connection from {peer[0]}, which could not be served", error)
                 sock.close()
 
@@ -124,7 +124,7 @@ class RendezvousServer:
                 admitted = self._admitted(sock)
             finally:
                 with contextlib.suppress(ValueError):  # removed for another one
-                    self._strangers.remove(sock)
+                    self._unauthenticated.remove(sock)
             if not admitted:
                 return
             connection, places = admitted

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
-from tfdist.coordination.refusals import refused_together
+from tfdist.coordination.shared_errors import refused_together
 from tfdist.data import check_batch_size
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.pipelining.activation_compression import ActivationCompression

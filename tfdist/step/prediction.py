@@ -1,4 +1,4 @@
-"""Prediction: each replica computes its rows, and every process gets all outputs in the order of the rows."""
+"""`Trainer.predict`: each replica computes its rows, and every process gets all outputs in the order of the rows."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -13,7 +13,7 @@ from tfdist.step.settings import Settings
 from tfdist.synchronization.federated import owned_by_clients
 from tfdist.trainer.balancing import balancing
 from tfdist.trainer.callback_weights import check_callback_weights, check_no_swap
-from tfdist.trainer.checkpointing import run_variables, saved
+from tfdist.trainer.checkpoint_contents import run_variables, saved
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.history import History

@@ -33,7 +33,7 @@ from tfdist.synchronization.catalog import checked_sync
 from tfdist.synchronization.federated import examples_per_step
 from tfdist.trainer import saved_fit
 from tfdist.trainer.argument_types import check_fit, check_targets_of, check_trainer
-from tfdist.trainer.checkpointing import run_variables
+from tfdist.trainer.checkpoint_contents import run_variables
 from tfdist.trainer.compilation import compile_model, takes_one_hot
 from tfdist.trainer.evaluation import Evaluates
 from tfdist.trainer.fit_arguments import fit_arguments

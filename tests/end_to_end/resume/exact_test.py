@@ -17,7 +17,7 @@ from tfdist.checkpoint.format import Checkpoint, CheckpointError, Part, commit, 
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale
-from tfdist.trainer.checkpointing import run_variables
+from tfdist.trainer.checkpoint_contents import run_variables
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((40, 6, 6, 1)).astype("float32")

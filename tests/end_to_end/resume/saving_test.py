@@ -24,7 +24,7 @@ from tfdist.checkpoint import manager, restore, tiers
 from tfdist.checkpoint.format import CheckpointError, lock, newest, step_of
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import InputError, Preempted
-from tfdist.trainer.checkpointing import run_variables
+from tfdist.trainer.checkpoint_contents import run_variables
 
 make_trainer = functools.partial(exact_test.make_trainer, make=small_model)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdist.data.clients import Clients
+from tfdist.data.federated_clients import Clients
 from tfdist.grammar.sync import FedAvg
 
 LABELS = np.random.default_rng(3).permutation(np.repeat(np.arange(10), 100))

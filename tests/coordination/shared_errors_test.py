@@ -1,7 +1,7 @@
 import pytest
 
 from tfdist.coordination import LocalGroup
-from tfdist.coordination.refusals import refused_together
+from tfdist.coordination.shared_errors import refused_together
 from tfdist.errors import InputError, PeerLostError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]

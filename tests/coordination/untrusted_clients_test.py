@@ -1,4 +1,4 @@
-"""What strangers, and members whose messages make no sense, cannot do to a group's server."""
+"""What untrusted clients, and members whose messages make no sense, cannot do to a group's server."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ from tfdist.coordination.pending_operations import PendingOperations
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
-def stranger(job, *messages, raw=b""):
+def untrusted_client(job, *messages, raw=b""):
     """Returns what the server sends to a client that is not a member, until it closes the connection."""
     with Wire(job.server.address) as wire:
         wire.sock.sendall(b"".join(map(encode, messages)) + raw)
@@ -39,19 +39,19 @@ def stranger(job, *messages, raw=b""):
         b"[" * 4000 + b"\n",
     ],
 )
-def test_a_stranger_is_dropped_and_harms_nobody(job, raw):
+def test_an_untrusted_client_is_dropped_and_harms_nobody(job, raw):
     two = job(2)
-    assert [message["type"] for message in stranger(two, raw=raw)] in ([], ["refused"])
+    assert [message["type"] for message in untrusted_client(two, raw=raw)] in ([], ["refused"])
     assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
 
 
-def test_a_stranger_learns_nothing_without_the_token(job):
+def test_an_untrusted_client_learns_nothing_without_the_token(job):
     two = job(2)
     for sealed in (
         {"type": "join"},
         {"type": "gather", "ticket": 1, "name": "x", "value": 1, "deadline": 1, "place": ""},
     ):
-        challenge, refused = stranger(two, HELLO, sealed)
+        challenge, refused = untrusted_client(two, HELLO, sealed)
         assert sorted(challenge) == ["nonce", "type"]
         assert refused["type"] == "refused" and "token" in refused["reason"]
     assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
@@ -114,13 +114,13 @@ def test_whoever_drips_is_closed_at_a_fixed_time(job, monkeypatch):
     assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
 
 
-def test_strangers_are_limited_in_number_and_a_member_still_joins(job, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.server.MOST_STRANGERS", 8)
+def test_untrusted_clients_are_limited_in_number_and_a_member_still_joins(job, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.server.MAX_UNAUTHENTICATED", 8)
     two = job(2, members=False)
     with contextlib.ExitStack() as stack:
         address = split_address(two.server.address)
-        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(40)]
-        assert all(is_closed(sock) for sock in strangers[:32])
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(40)]
+        assert all(is_closed(sock) for sock in clients[:32])
         two.join(0)
         two.join(1)
         assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
@@ -145,10 +145,10 @@ def test_without_descriptors_it_pauses_and_says_so_once(job, monkeypatch, caplog
     assert caplog.text.count("No connections to the group are accepted for 0.5 s") == 1
 
 
-def test_strangers_do_not_flood_the_log(job, caplog):
+def test_untrusted_clients_do_not_flood_the_log(job, caplog):
     two = job(2)
     for _ in range(50):
-        stranger(two, raw=encode({"type": "\x1b[31m" + "x" * 2000}))
+        untrusted_client(two, raw=encode({"type": "\x1b[31m" + "x" * 2000}))
     two.server.close()
     *lines, last = caplog.messages
     assert (
