@@ -24,6 +24,7 @@ from tfdist.collectives.differentiable import losses_weighted
 from tfdist.data.batches import ReplicaRows, count_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.one_device import Replica, running
+from tfdist.keras_fit.plain_variables import check_none_is_assigned
 from tfdist.keras_fit.replica_batch import few_rows, warn_of_all_rows
 from tfdist.keras_fit.replica_vs_full_batch import BothWays, NeedsAllRowsError, either_draws
 from tfdist.keras_fit.step_outputs import ReduceOp, flat
@@ -223,7 +224,9 @@ class FirstBatch:
         weight = floating(replica.rows) / floating(replica.batch_size)
         recording = Recording(replica.collectives)
         with using(recording), running(replica._replace(apply=apply, collectives=recording)), losses_weighted(weight):
+            operations = keras_internals.count_operations()
             returned = flat(self._step(batch) or {})
+            check_none_is_assigned(self._model, self._strategy, operations)
         if not replica.has_all_rows:
             self._communicates = self._has_layers_that_communicate(recording)
         logs = {

@@ -91,7 +91,7 @@ def count_operations() -> int:
     return 0 if tf.executing_eagerly() else len(ops.get_default_graph().get_operations())
 
 
-def assigned_since(operations: int, variables: Sequence[keras.Variable]) -> list[bool]:
+def assigned_since(operations: int, variables: Sequence[keras.Variable | tf.Variable]) -> list[bool]:
     """Returns which variables may be assigned by the operations of the graph, from one on; eagerly, all may have been.
 
     Args:
@@ -105,7 +105,8 @@ def assigned_since(operations: int, variables: Sequence[keras.Variable]) -> list
     for operation in graph.get_operations()[operations:]:
         _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
         assigned.update(id(handle) for handle in written)
-    return [id(graph.capture(variable._value.handle)) in assigned for variable in variables]
+    held = (variable._value if isinstance(variable, keras.Variable) else variable for variable in variables)
+    return [id(graph.capture(variable.handle)) in assigned for variable in held]
 
 
 @contextlib.contextmanager
