@@ -267,20 +267,39 @@ def test_another_number_of_replicas_takes_over_loss_scales(mirrored3, mirrored2,
     assert resumed(mirrored3, tmp_path / "two") == [1024.0] * 3
 
 
-def test_a_checkpoint_of_another_way_of_exchanging_is_refused(mirrored3, tmp_path):
-    trainer = trainer_of(mirrored3, "local_sgd(period=4)")
-    trainer.fit(
-        X,
-        Y,
-        batch_size=BATCH,
-        steps=2,
-        verbose=0,
-        checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every=2),
-    )
-    other = trainer_of(mirrored3, f"diloco(period=4, outer='{NESTEROV}')")
-    other.build((X, Y))
+@pytest.mark.parametrize(
+    ("sync", "other"),
+    [
+        ("local_sgd(period=4)", f"diloco(period=4, outer='{NESTEROV}')"),
+        ("easgd(period=2)", "local_sgd(period=2)"),  # whose replicas have weights of their own at step 2, too
+        ("diloco(period=4, overlap=True)", "diloco(period=4)"),
+        ("diloco(period=4)", "diloco(period=4, overlap=True)"),
+        ("post_local_sgd(warmup_steps=1)", "post_local_sgd(warmup_steps=9)"),
+        ("diloco(period=4)", "post_local_sgd(warmup_steps=9, overlap=True)"),
+    ],
+)
+def test_a_checkpoint_of_another_way_of_exchanging_is_refused(sync, other, mirrored3, tmp_path):
+    trainer = trainer_of(mirrored3, sync)
+    checkpoints = tfdist.Checkpoints(directory=str(tmp_path), every=2)
+    trainer.fit(X, Y, batch_size=BATCH, steps=2, verbose=0, checkpoints=checkpoints)
+    resuming = trainer_of(mirrored3, other)
+    resuming.build((X, Y))
     with pytest.raises(InputError, match="its own way of exchanging weights"):
-        other.resume(tmp_path)
+        resuming.resume(tmp_path)
+
+
+@pytest.mark.parametrize("other", ["local_sgd(period=3)", "easgd(period=3)"])
+def test_a_run_may_resume_with_another_period_or_a_center(other, mirrored3, tmp_path):
+    trainer = trainer_of(mirrored3, "local_sgd(period=2)")
+    checkpoints = tfdist.Checkpoints(directory=str(tmp_path), every=3)
+    trainer.fit(X, Y, batch_size=BATCH, steps=3, verbose=0, checkpoints=checkpoints)
+    resuming = trainer_of(mirrored3, other)
+    resuming.build((X, Y))
+    assert resuming.resume(tmp_path) == 3
+    resuming.fit(X, Y, batch_size=BATCH, steps=3, verbose=0)
+    for copy in resuming.program.exchanges.variables:  # the global weights
+        first, *others = of_replicas(mirrored3, copy)
+        assert all((first == one).all() for one in others)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(mirrored3):

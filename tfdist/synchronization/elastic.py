@@ -19,7 +19,7 @@ one variable per trainable variable.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -115,6 +115,10 @@ class ElasticExchanges(PeriodicExchanges):
     def to_json(self) -> dict[str, Any]:
         """See base class; `center`: the global weights are evaluated, instead of the mean of the replicas' weights."""
         return {**super().to_json(), "center": True}
+
+    def _continues(self, saved: Mapping[str, Any]) -> bool:
+        """See base class; here, replicas need not have the global weights."""
+        return not saved.get("since")
 
 
 class _Center(TemporaryLocalValues):

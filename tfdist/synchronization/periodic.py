@@ -18,6 +18,7 @@ from tfdist.synchronization.exchange import Exchange, ExchangeResult
 from tfdist.synchronization.global_weights import GlobalWeights
 from tfdist.synchronization.interface import Exchanges
 from tfdist.synchronization.replica_mean import ReplicaMean
+from tfdist.synchronization.resumed import check_resumed
 
 
 class PeriodicExchanges(Exchanges):
@@ -122,8 +123,17 @@ class PeriodicExchanges(Exchanges):
         return {"last_exchange": self._last}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
-        """See base class."""
+        """See base class.
+
+        Raises:
+          InputError: the run exchanged fragments, with a delay or with a center, or trained locally in a step of the warmup.
+        """
+        check_resumed(self._sync, saved, step, is_like_ours=self._continues(saved))
         self._last = saved.get("last_exchange")
+
+    def _continues(self, saved: Mapping[str, Any]) -> bool:
+        """Returns whether an exchange left the replicas of a run with the global weights; see `to_json`."""
+        return not saved.get("since") and not saved.get("center")
 
     def _exchanged(self, share: tf.Tensor) -> ExchangeResult:
         """Exchanges the weights; the first time, processes compare the calls that they will make."""

@@ -23,6 +23,7 @@ from tfdist.synchronization.exchange import ExchangeResult
 from tfdist.synchronization.fragment import Fragment, bytes_of, fragments_of
 from tfdist.synchronization.interface import Exchanges
 from tfdist.synchronization.replica_mean import ReplicaMean
+from tfdist.synchronization.resumed import check_resumed
 
 _ENDING_SECONDS = 5.0  # after an error, for an exchange that the other processes have entered, too
 
@@ -191,11 +192,8 @@ class StreamingExchanges(Exchanges):
           InputError: the run was exchanging in another way.
         """
         since = list(saved.get("since", []))
-        if len(since) not in (0, self._sync.fragment_count) or saved.get("last_exchange") is not None:
-            raise InputError(
-                f"A run that exchanges fragments must be resumed with the same ones. Received: sync={self._sync} for a "
-                "run that exchanged others. Use the sync of the run."
-            )
+        has_ours = saved.get("last_exchange") is None and len(since) in (0, self._sync.fragment_count)
+        check_resumed(self._sync, saved, step, is_like_ours=has_ours)
         self._since = since
         self._sent = None
         if saved.get("sent"):
