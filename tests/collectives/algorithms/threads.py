@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import queue
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,14 +10,23 @@ import tensorflow as tf
 from tfdist.collectives.interface import Collectives, Op
 from tfdist.collectives.single_replica import ANYTHING, Wire
 
-Queues = defaultdict[tuple[int, int, str], queue.Queue]
+
+class Messages:
+    """The queues of messages, by sender, receiver and tag."""
+
+    def __init__(self) -> None:
+        self._queues: dict[tuple[int, int, str], queue.SimpleQueue] = {}
+
+    def __getitem__(self, key: tuple[int, int, str]) -> queue.SimpleQueue:
+        """Returns one queue per key: two threads that ask at once get the same, as `setdefault` is atomic."""
+        return self._queues.setdefault(key, queue.SimpleQueue())
 
 
 class Thread(Collectives):
     """One replica of a group."""
 
-    def __init__(self, ranks: Sequence[int], rank: int, queues: Queues, native_all_to_all: bool):
-        self.size, self._ranks, self._rank, self._queues = len(ranks), tuple(ranks), rank, queues
+    def __init__(self, ranks: Sequence[int], rank: int, messages: Messages, native_all_to_all: bool):
+        self.size, self._ranks, self._rank, self._messages = len(ranks), tuple(ranks), rank, messages
         self.wire = Wire(reduces=ANYTHING, gathers=ANYTHING, packed=tf.uint8, native_all_to_all=native_all_to_all)
 
     @property
@@ -34,14 +42,16 @@ class Thread(Collectives):
     def group(self, ranks: Sequence[int]) -> "Thread":
         chosen = self.checked(ranks)
         native_all_to_all = self.wire.native_all_to_all
-        return Thread([self._ranks[rank] for rank in chosen], chosen.index(self._rank), self._queues, native_all_to_all)
+        return Thread(
+            [self._ranks[rank] for rank in chosen], chosen.index(self._rank), self._messages, native_all_to_all
+        )
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        self._queues[self._ranks[self._rank], self._ranks[to], tag].put(list(tensors))
+        self._messages[self._ranks[self._rank], self._ranks[to], tag].put(list(tensors))
         return tf.constant(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        return self._queues[self._ranks[source], self._ranks[self._rank], tag].get(timeout=300)
+        return self._messages[self._ranks[source], self._ranks[self._rank], tag].get(timeout=300)
 
     def _everyones(self, tensor: tf.Tensor, name: str) -> list[tf.Tensor]:
         tag = f"{name} of {self._ranks}"
@@ -60,7 +70,7 @@ def run(replicas: int, function: Callable[[Collectives], Any], *, native_all_to_
       function: called in a thread of each.
       native_all_to_all: see `Wire`.
     """
-    queues: Queues = defaultdict(queue.Queue)
-    everyone = [Thread(range(replicas), rank, queues, native_all_to_all) for rank in range(replicas)]
+    messages = Messages()
+    everyone = [Thread(range(replicas), rank, messages, native_all_to_all) for rank in range(replicas)]
     with concurrent.futures.ThreadPoolExecutor(replicas) as pool:
         return list(pool.map(function, everyone))
