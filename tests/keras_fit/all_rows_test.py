@@ -167,6 +167,47 @@ def test_it_gives_one_device_s_numbers(make: Any, use: Any, float64: None, mirro
     assert not differences(*both(mirrored2, make, use))
 
 
+def centered(model: keras.Model, data: Any) -> Any:
+    """A train_step whose loss has the moving mean of earlier outputs, as in DINO, and which returns vectors."""
+    x, y = data
+    with tf.GradientTape() as tape:
+        outputs = model(x, training=True)
+        loss = tf.reduce_mean((y - outputs + model.center) ** 2)
+    model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    mean = tf.reduce_mean(outputs, axis=0)
+    model.center.assign(0.5 * model.center + 0.5 * mean)
+    return {"loss": loss, "mean": mean, "sum": tf.reduce_sum(y, axis=0)}
+
+
+def test_statistics_with_which_a_later_step_computes(
+    float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are averaged after each step; vectors that a step returns are means or sums, as numbers are."""
+
+    def make() -> keras.Model:
+        model = functional(centered)
+        model.center = model.add_weight(shape=(3,), initializer="zeros", trainable=False, name="center")
+        return model
+
+    assert not differences(*both(mirrored2, make, fitted))
+    assert "needs all rows" not in caplog.text
+
+
+def test_a_vector_of_maxima_needs_all_rows(
+    float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    def step(model: keras.Model, data: Any) -> Any:
+        return {"loss": keras.Model.train_step(model, data)["loss"], "most": tf.reduce_max(data[1], axis=0)}
+
+    def make() -> keras.Model:
+        model = functional(step)
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    assert not differences(*both(mirrored2, make, fitted))
+    assert '"most", which it returns' in caplog.text
+
+
 def test_tensors_with_other_numbers_of_rows(float64: None, mirrored2: tfdist.Strategy) -> None:
     """For example, labeled and unlabeled rows in one batch."""
 

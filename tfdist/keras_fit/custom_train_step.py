@@ -112,10 +112,11 @@ class CustomTrainStep:
         place([*model.variables, *metrics, *updated], [application.optimizer for application in applications])
         self._seeds = randomness.seed_states(model)
         whole = statistics_of_all_replicas(model)
-        own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
-        self._restored = [*own, *metrics]
+        self._statistics = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
+        self._restored = [*self._statistics, *metrics]
         self.returned, self._store = returned, store
         self._reduce_ops = ReduceOps()
+        self._averaged: list[keras.Variable] = []
         self._reductions = [_reduction(each, compression, store) for each in applications]
 
     @property
@@ -126,6 +127,8 @@ class CustomTrainStep:
     def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
         """Sets how the replicas' values are combined; called once, before `run`."""
         self._reduce_ops = reduce_ops
+        averaged = {id(variable) for variable in reduce_ops.statistics}
+        self._averaged = [variable for variable in self._statistics if id(variable) in averaged]
         self.logs = Logs(self.returned, self._strategy, self._store, "train_step", reduce_ops.logs)
 
     def run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
@@ -145,7 +148,17 @@ class CustomTrainStep:
             with losses_weighted(None if mine.has_all_rows else mine.weights[self._reduce_ops.of_gradients]):
                 logs = self._model.train_step(mine.batch)
         restore_unless(mine.rows > 0, self._restored, before)
+        self._average(mine.weights["mean"], collectives)
         self.logs.keep(logs, mine.weights)
+
+    def _average(self, weight: tf.Tensor, collectives: Collectives) -> None:
+        """Replaces statistics that the code assigns from its rows by their mean, as a later step may compute with them."""
+        numbers = [tf.float64 if v.dtype == "float64" else tf.float32 for v in self._averaged]
+        values = [tf.cast(variable, dtype) for variable, dtype in zip(self._averaged, numbers, strict=True)]
+        weighted = [tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype)) for value in values]
+        totals = collectives.all_reduce(weighted, name="statistics") if weighted else []
+        for variable, total in zip(self._averaged, totals, strict=True):
+            variable.assign(tf.cast(total, variable.dtype))
 
     def traced(self) -> None:
         """Compares the traced collective calls with other processes; called when `run` has first been traced."""

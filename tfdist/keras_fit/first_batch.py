@@ -43,11 +43,14 @@ class ReduceOps(NamedTuple):
     Attributes:
       gradients: for each call of an optimizer's `apply` in a step, in order.
       logs: by name, for numbers that a step returns; missing ones are means.
+      statistics: variables that a step assigns from its rows, which are means over replicas after each step: a later step
+        may compute with them.
       needs_all_rows: whether neither means nor sums are right, so that each replica must compute the whole batch.
     """
 
     gradients: Sequence[ReduceOp] = ()
     logs: Mapping[str, ReduceOp] = {}
+    statistics: Sequence[keras.Variable] = ()
     needs_all_rows: bool = False
 
     @property
@@ -137,12 +140,12 @@ class FirstBatch:
             self._both.agree(self._of_different_lengths(batch))
             ours, whole = self._both.run(batch, rows_differ)
         weights = [self._strategy.local(value) for value in ours.weights]
-        means, sums = self._reduced(ours._replace(weights=[]), batch)
+        means, sums, spreads = self._reduced(ours._replace(weights=[]), batch)
         found, problem = ReduceOps(), ""
         try:
             whole = tf.nest.map_structure(np.asarray, whole)
             self._compare_variables(weights, means.statistics, whole)
-            found = self._equal_ones(means, sums, whole)
+            found = self._equal_ones(means, sums, whole)._replace(statistics=self._of_rows(spreads, whole))
         except NeedsAllRowsError as error:
             problem = str(error)
         self._both.agree(problem)
@@ -180,6 +183,11 @@ class FirstBatch:
             if not self._tolerance.holds([np.asarray(ours)], [all_rows]):
                 raise NeedsAllRowsError(_beside(f"{variable.path}, which it assigns,", [np.asarray(ours)], [all_rows]))
 
+    def _of_rows(self, spreads: Sequence[np.ndarray], whole: _Found) -> list[keras.Variable]:
+        """Returns the statistics that differ between replicas."""
+        found = zip(self._statistics, spreads, whole.statistics, strict=True)
+        return [variable for variable, spread, value in found if not self._tolerance.holds([value + spread], [value])]
+
     def _compare_metrics(self, sums: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> None:
         results = self._model_metrics.by_metric(whole)
         for key, value in self._model_metrics.by_metric(sums).items():
@@ -197,16 +205,18 @@ class FirstBatch:
             return "sum"
         raise NeedsAllRowsError(_beside(what, mean, whole))
 
-    def _reduced(self, ours: Any, batch: Any) -> tuple[_Found, _Found]:
-        """Returns the means over replicas, weighted by rows, and the sums."""
+    def _reduced(self, ours: Any, batch: Any) -> tuple[_Found, _Found, list[np.ndarray]]:
+        """Returns the means over replicas, weighted by rows, the sums, and how much statistics differ from their means."""
 
-        def replica_function(found: _Found, own_rows: ReplicaRows) -> tuple[_Found, _Found]:
+        def replica_function(found: _Found, own_rows: ReplicaRows) -> tuple[_Found, _Found, list[tf.Tensor]]:
             few = few_rows(own_rows, self._strategy.collectives)
-            return _reduced(found, floating(few.rows) / floating(few.total), self._strategy.collectives)
+            part = floating(few.rows) / floating(few.total)
+            means, sums = _reduced(found, part, self._strategy.collectives)
+            return means, sums, _spreads(found.statistics, means.statistics, part, self._strategy.collectives)
 
         reduced = tf.function(lambda *given: self._strategy.run(replica_function, *given), autograph=False)
-        means, sums = tf.nest.map_structure(np.asarray, self._both.first(reduced(ours, batch)))
-        return means, sums
+        means, sums, spreads = tf.nest.map_structure(np.asarray, self._both.first(reduced(ours, batch)))
+        return means, sums, spreads
 
     def _called(self, batch: Any, replica: Replica) -> _Found:
         gradients: list[list[tf.Tensor]] = []
@@ -232,7 +242,7 @@ class FirstBatch:
         logs = {
             key: floating(value)
             for key, value in returned.items()
-            if not self._is_of_metric(key) and tf.convert_to_tensor(value).shape.rank == 0
+            if not self._is_of_metric(key) and tf.convert_to_tensor(value).shape.is_fully_defined()
         }
         self._keys = [*logs]
         return _Found(
@@ -267,6 +277,15 @@ def _reduced(found: _Found, part: tf.Tensor, collectives: Collectives) -> tuple[
     totals = collectives.all_reduce(numbers, name="first_batch/values") if numbers else []
     means, sums = tf.nest.pack_sequence_as(both, totals)
     return means, sums
+
+
+def _spreads(
+    own: Sequence[tf.Tensor], means: Sequence[tf.Tensor], part: tf.Tensor, collectives: Collectives
+) -> list[tf.Tensor]:
+    """Returns how much each value differs from its mean, summed over replicas that have rows."""
+    differences = [tf.abs(tf.cast(value, mean.dtype) - mean) for value, mean in zip(own, means, strict=True)]
+    weighted = [tf.math.multiply_no_nan(value, tf.cast(part > 0, value.dtype)) for value in differences]
+    return collectives.all_reduce(weighted, name="first_batch/spreads") if weighted else []
 
 
 def _parts(result: Any) -> list[np.ndarray]:
