@@ -19,11 +19,11 @@ def warnings_captured(caplog):
     caplog.set_level(logging.WARNING)
 
 
-def make(strategy, learning_rate=0.01):
+def make(strategy, learning_rate=0.01, **options):
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        return tfdist.Trainer(model, optimizer=keras.optimizers.SGD(learning_rate), loss="mse")
+        return tfdist.Trainer(model, optimizer=keras.optimizers.SGD(learning_rate), loss="mse", **options)
 
 
 def warned(caplog, strategy, *, rate=None, data=DATA, batch_size=8, steps=4, **options):
@@ -87,6 +87,31 @@ def test_checkpoints_and_a_profile_that_never_come(caplog, single, tmp_path):
         True
     ] * 3
     assert len(texts) == 3
+
+
+@pytest.mark.parametrize(
+    ("sync", "words"),
+    [
+        ("easgd(period=5)", "is after step 5 and the run ends at step 4: the center"),
+        ("local_sgd(period=5)", "is after step 5 and the run ends at step 4: what is evaluated"),
+        (
+            "post_local_sgd(warmup_steps=4, period=2)",
+            "is after step 6 and the run ends at step 4: replicas never train locally",
+        ),
+        ("diloco(period=4)", ""),
+        ("post_local_sgd(warmup_steps=2, period=2)", ""),
+        ("fedavg(clients=5)", ""),
+    ],
+)
+def test_an_exchange_that_never_comes(sync, words, caplog, mirrored2):
+    make(mirrored2, sync=sync).fit(DATA, batch_size=8, steps=4)
+    texts = [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
+    assert [words in text for text in texts] == [True] * bool(words), texts
+
+
+def test_one_replica_waits_for_no_exchange(caplog, single):
+    make(single, sync="local_sgd(period=5)").fit(DATA, batch_size=8, steps=4)
+    assert not [record for record in caplog.records if record.name == warn_once.__name__]
 
 
 @pytest.mark.parametrize(("steps", "words"), [(4, "has reached its end"), (3, "is beyond its end, step 3")])

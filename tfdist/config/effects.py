@@ -116,7 +116,7 @@ EFFECTS = (
     ),
     Effect(
         "sync",
-        lambda c, job: _sends(c, job) or parse_sync(c.sync).trains_clients,
+        lambda c, job: _sends(c, job) or parse_sync(c.sync).acts_on_one_replica,
         "one replica exchanges nothing. Leave it out, or use several replicas",
     ),
     Effect("compression_check_every", _sums_gradients, "no step sums gradients with this --sync. Leave it out"),

@@ -98,6 +98,11 @@ class SlowMo(Averaging):
         check_number(self, "momentum", least=0, below=1)
         check_number(self, "learning_rate", above=0)
 
+    @property
+    def acts_on_one_replica(self) -> bool:
+        """See base class."""
+        return True
+
 
 _OF_RULE = {"adacomm": "interval", "qsr": "alpha", "divergence": "target"}  # the parameter that only this rule has
 

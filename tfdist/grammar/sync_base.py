@@ -35,6 +35,11 @@ class Sync:
         """Returns the number of examples that count as one step, of data of `size` examples."""
         return batch_size
 
+    @property
+    def acts_on_one_replica(self) -> bool:
+        """Whether an exchange changes the weights or the optimizer's state of a single replica, too."""
+        return self.has_center or self.trains_clients
+
     def groups(self, replicas: int) -> list[tuple[int, ...]]:
         """Returns the ranks of each group that communicates, besides all replicas."""
         return []
@@ -90,6 +95,11 @@ class Averaging(Periodic):
         """Validates the parameters."""
         super().__post_init__()
         check_choice(self, "state", STATES)
+
+    @property
+    def acts_on_one_replica(self) -> bool:
+        """See base class."""
+        return bool(self.outer) or self.state == "reset"
 
     @property
     def outer(self) -> str:

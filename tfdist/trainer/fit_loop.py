@@ -108,7 +108,10 @@ class FitLoop:
         self._inspected: dict[str, float] = {}
         self._epoch_logs: dict[str, float] = {}  # of the last epoch
         optimizer = self._model.optimizer
-        self._facts = RunFacts(optimizer, data, batches, state.step, end, schedule, checks, reporting, checkpoints)
+        sync, replicas = program.settings.sync, self._strategy.replicas
+        self._facts = RunFacts(
+            optimizer, data, batches, state.step, end, schedule, checks, reporting, checkpoints, sync, replicas
+        )
 
     def run(self) -> History:
         """Trains until the end of the run, or until a callback stops it."""

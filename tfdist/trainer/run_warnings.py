@@ -15,6 +15,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors.arguments import with_argument_names
 from tfdist.grammar.decay import Step, parse_decay
 from tfdist.grammar.interval import parse_period
+from tfdist.grammar.sync import Periodic, Sync
 from tfdist.optimizers import WarmupAndDecay
 from tfdist.reporting.warn_once import warn_once
 from tfdist.trainer.options import Checks, Reporting, Schedule
@@ -35,6 +36,8 @@ class RunFacts(NamedTuple):
       checks: what is measured and checked.
       reporting: where it is recorded.
       checkpoints: how it is saved; None if it is not.
+      sync: how replicas are kept in agreement.
+      replicas: number of replicas.
     """
 
     optimizer: keras.Optimizer
@@ -46,6 +49,8 @@ class RunFacts(NamedTuple):
     checks: Checks
     reporting: Reporting
     checkpoints: Checkpoints | None
+    sync: Sync
+    replicas: int
 
     @property
     def rate(self) -> WarmupAndDecay | None:
@@ -100,6 +105,23 @@ def _never_decays(run: RunFacts) -> str | None:
     return (
         f"The learning rate falls every {decay.every} steps and the run ends at step {run.end}, so it never falls. "
         "Lower `every` of --decay=step(every=...), or leave the decay out."
+    )
+
+
+def _never_exchanges(run: RunFacts) -> str | None:
+    sync = run.sync
+    if not isinstance(sync, Periodic) or (run.replicas == 1 and not sync.acts_on_one_replica):
+        return None
+    if (exchange := sync.first_local_step + sync.period) <= run.end:
+        return None
+    effect = "what is evaluated and saved is the mean of weights that have never been exchanged"
+    if sync.has_center:
+        effect = "the center, which is evaluated and saved, keeps its initial weights"
+    elif sync.first_local_step >= run.end:
+        effect = "replicas never train locally"
+    return (
+        f"The first exchange of all weights of --sync={sync} is after step {exchange} and the run ends at step {run.end}: "
+        f"{effect}. Use a shorter period or warmup of --sync, or train longer."
     )
 
 
@@ -163,6 +185,7 @@ RULES: tuple[Callable[[RunFacts], str | None], ...] = (
     _nothing_left,
     _warmup_exceeds_run,
     _never_decays,
+    _never_exchanges,
     _never_evaluates,
     _never_records,
     _never_saves,
