@@ -89,7 +89,8 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
     """Creates an outer optimizer; None if there is none.
 
     Raises:
-      InputError: there is no such optimizer, it does not take these arguments, or its state begins as a copy of the weights.
+      InputError: there is no such optimizer, it does not take these arguments, accumulates gradients, or its state begins as
+        a copy of the weights.
     """
     if not text:
         return None
@@ -98,5 +99,10 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
         raise InputError(
             "The state of an outer optimizer cannot begin as a copy of the weights, which it receives later. Received: "
             f"outer={text}. Use another one, such as adam."
+        )
+    if found.gradient_accumulation_steps:
+        raise InputError(
+            f"An outer optimizer must update the weights in each exchange. Received: outer={text}. Leave out "
+            "gradient_accumulation_steps, and use a longer period."
         )
     return found
