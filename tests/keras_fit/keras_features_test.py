@@ -92,6 +92,23 @@ def with_callbacks(model: keras.Model) -> Any:
     return [list(one) for one in seen], history.history, history.epoch
 
 
+class Freezing(keras.callbacks.Callback):
+    """Freezes the first layer in the middle of the second epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._seen = getattr(self, "_seen", 0) + 1
+        if self._seen == 6:
+            self.model.layers[0].trainable = False
+            self.model.make_train_function(force=True)
+
+
+def freezing_a_layer(model: keras.Model) -> Any:
+    first = model.fit(X, Y, batch_size=6, epochs=3, verbose=0, callbacks=[Freezing()]).history
+    model.layers[0].trainable = True
+    model.train_function = None
+    return first, model.fit(X, Y, batch_size=6, verbose=0).history
+
+
 USES = (
     by_generator,
     by_tf_data,
@@ -101,11 +118,13 @@ USES = (
     in_two_fits,
     with_validation_in_between,
     with_callbacks,
+    freezing_a_layer,
 )
 
 
 @pytest.mark.parametrize(
-    "use", quick(USES, by_an_endless_data_set, by_a_py_dataset, in_two_fits, with_validation_in_between)
+    "use",
+    quick(USES, by_an_endless_data_set, by_a_py_dataset, in_two_fits, with_validation_in_between, freezing_a_layer),
 )
 @pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning", "ignore:.*shuffle=True:UserWarning")
 def test_a_use_of_fit(use: Callable[[keras.Model], Any], float64: None, mirrored2: tfdist.Strategy) -> None:

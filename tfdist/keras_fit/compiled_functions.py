@@ -49,7 +49,7 @@ class Functions:
           options: options for its gradients and layers.
           place: places variables as the strategy requires.
         """
-        check_sums([metric for metric in model.metrics if metric.variables])
+        check_sums(keras_internals.metrics_of(model))
         _check_zeros(model, strategy)
         self.model, self._strategy, self._options, self._place = model, strategy, options, place
         self.totals = Totals()
@@ -78,6 +78,12 @@ class Functions:
         self._assign = _assigning(self._metrics.variables, self._strategy)
         self.average_statistics = make_average_statistics(self.model, self._strategy)
 
+    def _find_created_metrics(self) -> None:
+        """Finds metrics that tracing a custom step has created; without any, the sums of the metrics are kept."""
+        if len(KerasMetrics(self.model).variables) != len(self._metrics.variables):
+            self._find_variables()
+            self.reset_metrics()
+
     def train(self, batches: Any, spec: Any, most: int, number: int, allows_not_finite: bool) -> StepsResult:
         """Runs training steps.
 
@@ -98,6 +104,19 @@ class Functions:
             raise made.failure
         self._failed = self._failed or made.failure is not None
         return made
+
+    def forget_training_steps(self) -> None:
+        """Traces the training steps again at the next step: weights may be frozen now, for example.
+
+        Metrics, the optimizer and its loss scale are kept; the error feedback of a compression is not.
+        """
+        self.show_metrics()
+        self.keep_loss_scale()
+        self._training = self._own = self._undecided = None
+
+    def forget_tests(self) -> None:
+        """Traces the evaluation of a batch again at the next one."""
+        self._tests = self._made_tests()
 
     def _first(self, batches: Any, spec: Any, most: int, number: int) -> StepsResult:
         """Runs the first steps; before them, inspects the first batch if the model has custom code."""
@@ -207,8 +226,7 @@ class Functions:
 
     def _own_steps(self, spec: Any) -> CustomSteps:
         made = CustomSteps(self.model, self._strategy, self._options, spec, self._place)
-        self._find_variables()
-        self.reset_metrics()
+        self._find_created_metrics()
         return made
 
     def test(self, batches: Any, spec: Any, most: int) -> StepsResult:
@@ -272,11 +290,8 @@ class Functions:
 
     def _looked_at_test(self, spec: Any) -> Returned:
         returned = inspect_step(self.model, self.model.test_step, spec)
-        metrics = KerasMetrics(self.model).variables
-        self._place([*self.model.variables, *metrics])
-        if len(metrics) != len(self._metrics.variables):
-            self._find_variables()
-            self.reset_metrics()
+        self._place([*self.model.variables, *KerasMetrics(self.model).variables])
+        self._find_created_metrics()
         return returned
 
     def keep_loss_scale(self) -> None:

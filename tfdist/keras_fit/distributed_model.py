@@ -133,15 +133,12 @@ class Distributed:
             given.arguments["verbose"] = 0
         if name == "fit":
             callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
-            deadline = self._options.stall_shutdown_seconds
-            given.arguments["callbacks"] = call_agreement.with_agreement(
-                callbacks, self.strategy, lambda: None, True, deadline
-            )
+            agreement = self.strategy, lambda: None, True, self._options.stall_shutdown_seconds
+            given.arguments["callbacks"] = call_agreement.with_agreement(callbacks, *agreement)
         self._average_statistics()
         optimizer = self.model.optimizer if self.model.compiled else None
-        self._place_all(
-            [optimizer] if optimizer is not None and optimizer.built else []
-        )  # all start with the same values
+        is_built = optimizer is not None and optimizer.built
+        self._place_all([optimizer] if is_built else [])  # all start with the same values
         self._was_eager = True
         try:
             with on_one_device(self.model):
@@ -152,11 +149,15 @@ class Distributed:
     # Methods called by Keras's own methods.
 
     def make_train_function(self, original: Original, force: bool = False) -> None:
-        """Sets the function with which Keras runs training steps."""
+        """Sets the function with which Keras runs training steps; traces again with `force`, or if it was set to None."""
+        if self._functions is not None and (force or self.model.train_function is None):
+            self._functions[1].forget_training_steps()
         self.model.train_function = self._train
 
     def make_test_function(self, original: Original, force: bool = False) -> None:
-        """Sets the function with which Keras evaluates batches."""
+        """Same as `make_train_function`, for evaluation."""
+        if self._functions is not None and (force or self.model.test_function is None):
+            self._functions[1].forget_tests()
         self.model.test_function = self._test
 
     def make_predict_function(self, original: Original, force: bool = False) -> None:
