@@ -76,22 +76,37 @@ def test_sums_on_the_host_lose_nothing():
     assert totals._sums[0][0] == 3 * (2**24 + 1)
 
 
-def test_a_metric_that_is_no_sum_is_refused(single):
-    class Largest(keras.metrics.Metric):
-        def __init__(self):
-            super().__init__(name="largest")
-            self.largest = self.add_variable((), "zeros", aggregation="mean", name="value")
+class Own(keras.metrics.Metric):
+    """A metric with one variable, which it resets or not."""
 
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            self.largest.assign(keras.ops.max(y_pred))
+    def __init__(self, resets=True, **variable):
+        super().__init__(name="own")
+        self.state, self._resets = self.add_variable((), "zeros", name="value", **variable), resets
 
-        def result(self):
-            return self.largest
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.state.assign(keras.ops.cast(keras.ops.max(y_pred), self.state.dtype))
 
+    def result(self):
+        return self.state
+
+    def reset_state(self):
+        if self._resets:
+            super().reset_state()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"aggregation": "mean"}, "add up over replicas .* Received: own with own/value of aggregation='mean'"),
+        ({"dtype": "bool"}, "add up over replicas. Received: own with own/value of dtype bool"),
+        ({"resets": False}, "must set all of its variables to 0.* Received: own with own/value, which is kept"),
+    ],
+)
+def test_a_metric_that_is_no_sum_is_refused(options, message, single):
     with single.scope():
-        good, bad = make_model(), make_model([Largest()])
+        good, bad = make_model([Own()]), make_model([Own(**options)])
     metrics.check_sums(keras_internals.metrics_of(good))
-    with pytest.raises(InputError, match="Received: largest with .*aggregation='mean'"):
+    with pytest.raises(InputError, match=message):
         metrics.check_sums(keras_internals.metrics_of(bad))
 
 

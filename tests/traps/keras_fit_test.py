@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdist
 from tfdist.testing import processes
 
 pytestmark = pytest.mark.processes
@@ -62,6 +63,21 @@ def test_keras_counts_an_update_for_the_batch_that_does_not_come() -> None:
     with pytest.warns(UserWarning, match="ran out of data"):
         model.fit(rows.batch(4), shuffle=False, verbose=0)
     assert int(model.optimizer.iterations) == 3
+
+
+def test_keras_runs_more_steps_than_it_is_given(mirrored2: tfdist.Strategy) -> None:
+    """Guards: `steps_per_epoch` is rounded up to a multiple of `steps_per_execution`.
+
+    What depends on it: docs/guides/keras_fit.md says so, as tfdist runs the given number.
+    """
+    rows = np.ones((24, 1))
+    for strategy, steps in ((None, 6), (mirrored2, 5)):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=3)
+        if strategy is not None:
+            tfdist.distribute(model, strategy)
+        model.fit(rows, rows, batch_size=4, steps_per_epoch=5, verbose=0)
+        assert int(model.optimizer.iterations) == steps
 
 
 class Rows(keras.metrics.Metric):

@@ -171,7 +171,7 @@ def check_names(model: keras.Model) -> None:
 
 
 def check_sums(metrics: Sequence[keras.Metric]) -> None:
-    """Raises `InputError` for a metric whose variables cannot be summed over replicas."""
+    """Raises `InputError` for a metric whose variables cannot be summed over replicas, or are not all reset to 0."""
     for metric in metrics:
         for variable in metric.variables:
             if variable.aggregation != "sum":
@@ -179,6 +179,27 @@ def check_sums(metrics: Sequence[keras.Metric]) -> None:
                     "A metric's variables must add up over replicas (aggregation='sum'). Received: "
                     f"{metric.name} with {variable.path} of aggregation={variable.aggregation!r}."
                 )
+            if variable.dtype == "bool":
+                raise InputError(
+                    "A metric's variables must add up over replicas. Received: "
+                    f"{metric.name} with {variable.path} of dtype bool. Count in an integer variable."
+                )
+        _check_reset(metric)
+
+
+def _check_reset(metric: keras.Metric) -> None:
+    """Raises `InputError` if `reset_state` does not set all variables to 0, as their sums begin at 0 after each reset."""
+    with keras.StatelessScope() as scope:
+        metric.reset_state()
+    for variable in metric.variables:
+        value = scope.get_current_value(variable)
+        if value is None or np.any(np.asarray(value)):
+            raise InputError(
+                "A metric's reset_state must set all of its variables to 0, because they are summed over replicas from one "
+                f"reset to the next. Received: {metric.name} with {variable.path}, which "
+                f"{'is kept' if value is None else 'becomes another value'}. Reset it, too, and keep what should last in a "
+                "callback."
+            )
 
 
 def make_drain(metrics: ModelMetrics, strategy: HasCollectives) -> Callable[[], list[np.ndarray]]:
