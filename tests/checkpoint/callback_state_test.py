@@ -241,7 +241,7 @@ def test_a_run_is_over_that_early_stopping_would_stop_again(wait, patience, over
     assert again.is_over == over
 
 
-def test_a_strangers_checkpoint_sets_no_other_attribute():
+def test_a_foreign_checkpoint_sets_no_other_attribute():
     backup, counter = keras.callbacks.BackupAndRestore("mine"), Counter()
     attributes = {"backup_dir": "src", "_weights_path": "src/x", "on_train_end": None, "__class__": "x", "_model": 1}
     values = {"BackupAndRestore": attributes, "Counter": {**attributes, "state": {"dict": [], "keys": []}}}

@@ -177,7 +177,7 @@ def test_a_connection_that_cannot_be_registered_costs_itself_alone(job, monkeypa
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
 
 
-def test_a_server_that_closes_does_not_wait_for_strangers(job, monkeypatch):
+def test_a_server_that_closes_does_not_wait_for_untrusted_clients(job, monkeypatch):
     monkeypatch.setattr("tfdist.coordination.server.FAREWELL_SECONDS", DEADLINE)
     two = job(2)
     with Wire(two.server.address) as silent, Wire(two.server.address) as greeted:

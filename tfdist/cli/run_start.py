@@ -117,19 +117,12 @@ def begin(
         process writes to the directory, or it cannot be written.
     """
     strategy = trainer.strategy
-    names = open_strategy.hosts(strategy)
     if strategy.is_chief:
         directory.make()
         holder = _locked(directory, stack)
         clean_partial(directory.checkpoints)
         holder.write_owner()  # the disk may have been full before the cleanup
-    # Decided again under the lock: another process may have ended while the model was built.
-    last, whole = _last_commits(config, directory, strategy)
-    found = _under_lock(origin, config, directory, whole) if strategy.is_chief else None
-    with long_timeout(_DELAYED_BY) as deadline:
-        origin = _here(Origin(*strategy.group.broadcast("origin/locked", found, deadline)), last)
-    _check_shared(origin, config, directory, strategy)
-    origin = _seen_by_all(origin, directory, strategy)
+    origin = _agreed_under_lock(origin, config, directory, strategy)
     if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), _relaunched()):
         directory.clear()
         _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
@@ -137,6 +130,27 @@ def begin(
     step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
     folder = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
+    start = _recorded(trainer, step, examples, config, directory, folder)
+    if folder:
+        in_memory.remove_former(path_of(checkpoint), Path(folder))
+    return Begun(_checkpoints(config, directory, folder), _ledger(start, config, directory, strategy, stack))
+
+
+def _recorded(
+    trainer: Trainer, step: int, examples: int, config: TrainConfig, directory: RunDirectory, commits: str
+) -> int:
+    """Writes what is known about this start to the directory, on the chief; returns the start's number.
+
+    Args:
+      trainer: a trainer whose state has been restored.
+      step: its step.
+      examples: number of examples per epoch.
+      config: configuration of the run.
+      directory: directory of the run.
+      commits: directory of in-memory checkpoints; "" if there is none.
+    """
+    strategy, state = trainer.strategy, trainer.train_state
+    names = open_strategy.hosts(strategy)
     batch_schedule = trainer.batch_schedule(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     start = 0
     if strategy.is_chief:
@@ -145,9 +159,9 @@ def begin(
             names,
             communication=strategy.communication,
             step=step,
-            checkpoint=checkpoint,
+            checkpoint=state.resumed_from,
             # The evaluation at the end of a run is not part of its state, unless an epoch or a period ends there.
-            evaluated=step % config.eval_every == 0 if config.eval_every else not trainer.train_state.progress.epoch,
+            evaluated=step % config.eval_every == 0 if config.eval_every else not state.progress.epoch,
             facts={
                 "strategy": strategy.name,
                 "replicas": strategy.replicas,
@@ -155,16 +169,17 @@ def begin(
                 "examples_before": batch_schedule.position.before(step),
                 "examples": examples,
                 "ledgers": _ledgers(config, strategy),
-                "commits": folder,
+                "commits": commits,
                 "trains_clients": parse_sync(config.sync).trains_clients,
                 "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
             },
         )
     with long_timeout(_DELAYED_BY) as deadline:
-        start = strategy.group.broadcast("output_dir/made", start, deadline)
-    if folder:
-        in_memory.remove_former(path_of(checkpoint), Path(folder))
-    saved = Checkpoints(
+        return strategy.group.broadcast("output_dir/made", start, deadline)
+
+
+def _checkpoints(config: TrainConfig, directory: RunDirectory, commits: str) -> Checkpoints:
+    return Checkpoints(
         directory=str(directory.checkpoints),
         every=config.checkpoint_every,
         keep=config.keep,
@@ -173,12 +188,18 @@ def begin(
         strict=config.checkpoint_strict,
         flags=dataclasses.asdict(config),
         commit_every=config.commit_every,
-        commit_directory=folder,
+        commit_directory=commits,
     )
-    keeps = strategy.cluster.rank < _ledgers(config, strategy)
-    ledger = LedgerFile(directory.ledger(start, strategy.cluster.rank)) if keeps else NullLedger()
+
+
+def _ledger(
+    start: int, config: TrainConfig, directory: RunDirectory, strategy: Strategy, stack: contextlib.ExitStack
+) -> LedgerFile | NullLedger:
+    """Returns what records the examples that this process uses; the stack closes it."""
+    rank = strategy.cluster.rank
+    ledger = LedgerFile(directory.ledger(start, rank)) if rank < _ledgers(config, strategy) else NullLedger()
     stack.callback(ledger.close)
-    return Begun(saved, ledger)
+    return ledger
 
 
 def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
@@ -194,6 +215,16 @@ def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
             f"The last run was {last}: make sure that it has ended." if last else "No other run is known.",
         )
         return holder
+
+
+def _agreed_under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> Origin:
+    """Decides again what to begin with: another process may have ended while the model was built."""
+    last, whole = _last_commits(config, directory, strategy)
+    found = _under_lock(origin, config, directory, whole) if strategy.is_chief else None
+    with long_timeout(_DELAYED_BY) as deadline:
+        origin = _here(Origin(*strategy.group.broadcast("origin/locked", found, deadline)), last)
+    _check_shared(origin, config, directory, strategy)
+    return _seen_by_all(origin, directory, strategy)
 
 
 def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, whole: list[str] | None) -> Origin:

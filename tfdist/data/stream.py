@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.data.batches import checksum
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one, with_elements
 from tfdist.data.indexed_batch import IndexedBatch
@@ -152,5 +153,5 @@ def _default_buffer(dataset: tf.data.Dataset, size: int) -> int:
     specs = tf.nest.flatten(dataset.element_spec)
     if not all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
         return min(_SMALLEST_BUFFER, size)
-    bytes_each = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+    bytes_each = sum(map(tensor_bytes, specs))
     return min(max(_SMALLEST_BUFFER, _BUFFER_BYTES // max(bytes_each, 1)), size)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.collectives.algorithms import TunedCollectives, possible_algorithms
+from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.diagnostics.interface import Inspection, RunView
 from tfdist.diagnostics.timing_rounds import TimingRounds, medians_of_slowest
@@ -51,7 +52,7 @@ class AutoAllReduce(Inspection):
     def look(self, step: int) -> dict[str, float]:
         """See base class."""
         strategy, specs = self._steps.strategy, self._steps.specs
-        sizes = [spec.shape.num_elements() * spec.dtype.size for spec in specs]
+        sizes = list(map(tensor_bytes, specs))
         of_a_bucket = min(self._steps.compression.bucket_bytes, sum(sizes))
         times = measure(strategy, sizes_up_to(max(of_a_bucket, *sizes)))
         rows = strategy.peers.broadcast("all_reduce", [list(band) for band in fastest(times).bands], LONG_SECONDS)

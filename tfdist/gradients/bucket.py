@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 
@@ -36,7 +37,7 @@ def plan(
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
     for i in reversed(range(len(specs))):
-        size = _bytes(specs[i])
+        size = tensor_bytes(specs[i])
         if size >= small_bytes:
             buckets.append([i])
             continue
@@ -110,8 +111,10 @@ class Bucketed(Reducer):
 
     def _sending_order(self, buckets: Sequence[Sequence[tf.TensorSpec]]) -> list[int]:
         """Returns the numbers of the buckets in the order in which they are sent."""
-        numbers = range(len(buckets))
-        return list(numbers) if self._order == BACKWARD else sorted(numbers, key=lambda i: sum(map(_bytes, buckets[i])))
+        numbers = list(range(len(buckets)))
+        if self._order == BACKWARD:
+            return numbers
+        return sorted(numbers, key=lambda i: sum(map(tensor_bytes, buckets[i])))
 
     def _buckets(self, specs: Sequence[tf.TensorSpec]) -> list[tuple[list[int], list[tf.TensorSpec]]]:
         """Returns for each bucket the indices of its tensors, and the specs that the inner reducer gets."""
@@ -120,10 +123,6 @@ class Bucketed(Reducer):
             own = [specs[i] for i in members]
             found.append((members, own if self.keeps_shapes else [_packed_spec(own)]))
         return found
-
-
-def _bytes(spec: tf.TensorSpec) -> int:
-    return int(spec.shape.num_elements() * spec.dtype.size)
 
 
 def _after(before: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

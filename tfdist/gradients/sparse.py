@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 
@@ -104,7 +105,7 @@ def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
 
 def _bytes(slices: tf.IndexedSlices) -> tuple[int, int]:
     """Returns the bytes of the rows with their indices and count, and of the dense tensor."""
-    dense = slices.shape.num_elements() * slices.dtype.size
+    dense = tensor_bytes(slices)
     rows = min(slices.values.shape[0], slices.shape[0])
     return rows * (dense // slices.shape[0] + 4) + 4, dense
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, Wire
+from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.pipelining.activation_compression import EXACT, ActivationCompression
 
 _CARRIERS = {2: tf.float16, 4: tf.int32, 8: tf.int64}  # by size of an element; every engine carries them
@@ -47,8 +48,7 @@ class Link(NamedTuple):
 
 def message_bytes(spec: tf.TensorSpec, compression: ActivationCompression, wire: Wire) -> int:
     """Returns the bytes that a tensor of static shape has in a message."""
-    sent = _carried(compression.sent_as(spec, wire), wire)
-    return int(sent.shape.num_elements() * sent.dtype.size)
+    return tensor_bytes(_carried(compression.sent_as(spec, wire), wire))
 
 
 def _carried(spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:

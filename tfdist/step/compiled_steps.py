@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, using
+from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Reducer, Sum
@@ -304,7 +305,7 @@ class Steps:
     def compressible(self) -> list[tf.TensorSpec]:
         """Returns the gradients that are large enough to be compressed."""
         least = self.compression.min_bytes
-        return [s for s in self.specs if s.shape.rank and s.shape.num_elements() * s.dtype.size >= least]
+        return [s for s in self.specs if s.shape.rank and tensor_bytes(s) >= least]
 
     def compressed_names(self) -> list[str]:
         """Returns the names of the gradients that are currently not summed exactly."""
@@ -321,7 +322,7 @@ class Steps:
     @property
     def has_small_gradients(self) -> bool:
         """Whether every gradient is smaller than those that are compressed."""
-        return all(s.shape.num_elements() * s.dtype.size < self.compression.min_bytes for s in self.specs)
+        return all(tensor_bytes(s) < self.compression.min_bytes for s in self.specs)
 
     def trial(
         self,
@@ -366,7 +367,7 @@ class Steps:
     @property
     def gradient_bytes(self) -> int:
         """Size of all gradients."""
-        return sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs[:-1])
+        return sum(map(tensor_bytes, self.specs[:-1]))
 
     @property
     def cost(self) -> dict[str, float]:
@@ -377,7 +378,7 @@ class Steps:
         step = self._current
         if step is None or step.sent is None:
             return {}
-        exact_bytes = sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs)
+        exact_bytes = sum(map(tensor_bytes, self.specs))
         return cost_of(self.compression.payload_bytes(step.sent), exact_bytes, step.message_bytes)
 
 

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.grammar.unique_names import unique_names
 
@@ -30,7 +31,5 @@ def sent_as_rows(model: keras.Model) -> frozenset[str]:
     tables = {id(variable) for variable in keras_internals.embeddings(model)}
     named = zip(named_specs(model.trainable_variables), model.trainable_variables, strict=True)
     return frozenset(
-        spec.name
-        for spec, variable in named
-        if id(variable) in tables and spec.shape.num_elements() * spec.dtype.size >= SPARSE_MIN_BYTES
+        spec.name for spec, variable in named if id(variable) in tables and tensor_bytes(spec) >= SPARSE_MIN_BYTES
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collectives import Wire
+from tfdist.collectives.tensor_bytes import tensor_bytes
 
 _UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 
@@ -51,7 +52,7 @@ class Packing:
     def take(self, views: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the parts, from `views`, in the shapes of the specs with a first dim of replicas."""
         by_dtype = dict(zip(self._dtypes, views, strict=True))
-        lengths = [_bytes(self.specs[i]) for i in self._order]
+        lengths = [tensor_bytes(self.specs[i]) for i in self._order]
         starts = dict(zip(self._order, itertools.accumulate(lengths, initial=0), strict=False))
         parts = []
         for i, spec in enumerate(self.specs):
@@ -62,7 +63,7 @@ class Packing:
 
     @property
     def _used(self) -> int:
-        return sum(map(_bytes, self.specs))
+        return sum(map(tensor_bytes, self.specs))
 
     @property
     def _order(self) -> list[int]:
@@ -71,10 +72,6 @@ class Packing:
     @property
     def _dtypes(self) -> list[tf.DType]:
         return list(dict.fromkeys(spec.dtype for spec in self.specs))
-
-
-def _bytes(spec: tf.TensorSpec) -> int:
-    return spec.shape.num_elements() * spec.dtype.size
 
 
 def _seen_as(vector: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

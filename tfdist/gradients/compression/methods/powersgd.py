@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_integer
@@ -79,7 +80,7 @@ class PowerSGD(Reducer):
     def payload_bytes(self, specs: Sequence[tf.TensorSpec]) -> int:
         """Returns the bytes that a replica passes in for tensors of these static shapes and dtypes, without a codec."""
         parts = [part for message in self._messages(specs) for part in message]
-        return sum(part.shape.num_elements() * part.dtype.size for part in parts)
+        return sum(map(tensor_bytes, parts))
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class: for each matrix Q as rows, or the number of draws; then the state of the two messages."""
