@@ -1,9 +1,9 @@
-"""How fast a checkpoint is written and read, beside `dd` of the same bytes on the same disk.
+"""How fast a checkpoint is written and read, compared with `dd` of the same bytes on the same disk.
 
     python benchmarks/checkpoint_io.py --directory=/where/checkpoints/go
 
 One process with tensors [1024, 2048] of float32. `write` and `dd conv=fsync` end when the bytes are on the disk; `read` and
-`verify` are beside `dd` to nowhere, with the file in the system's cache and, `from the disk`, without. Every byte is hashed
+`verify` are those of `dd` to nowhere, with the file in the system's cache and, `from the disk`, without. Every byte is hashed
 with SHA-256 on the way: `hash` does that alone, with the bytes in memory and as many threads, and is what the others cannot
 be faster than. The sides take turns, every other round backwards.
 """

@@ -1,4 +1,4 @@
-"""What an example costs from JPEG files: milliseconds of a core, beside a bare tf.data pipeline that decodes the same files.
+"""What an example costs from JPEG files: milliseconds of a core, compared with a plain tf.data pipeline for the same files.
 
     python benchmarks/decoding.py --pixels=160
 

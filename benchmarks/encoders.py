@@ -1,4 +1,4 @@
-"""What encoders cost on one core, beside a copy of the same bytes, and what a whole reduction costs without communication.
+"""What encoders cost on one core, compared with a copy of the bytes, and what a whole reduction costs without communication.
 
     taskset -c 0 python benchmarks/encoders.py --methods="onebit; int8; bf16; powersgd(rank=4)"
 

@@ -1,4 +1,4 @@
-"""What compression costs in accuracy: each method beside `none`, with the same seeds, after the same number of steps.
+"""What compression costs in accuracy: each method compared with `none`, with the same seeds, after the same number of steps.
 
     python benchmarks/learning.py --methods="bf16; topk(ratio=0.01); powersgd(rank=4)" --seeds=3 --steps=4000
 

@@ -1,4 +1,4 @@
-"""What pipelines without a flush cost in accuracy and save in time: PipeDream and 2BW beside 1F1B, on Fashion-MNIST.
+"""What pipelines without a flush cost in accuracy and save in time: PipeDream and 2BW compared with 1F1B, on Fashion-MNIST.
 
     python benchmarks/pipedream.py --stages=2 --epochs=5 --seeds=3
 

@@ -1,4 +1,4 @@
-"""What `--sync` costs in accuracy and saves in time: its methods beside `every_step`, after the same number of examples.
+"""What `--sync` costs in accuracy and saves in time: its methods compared with `every_step`, after the same number of examples.
 
     python benchmarks/sync_learning.py --hours=3
 
@@ -194,7 +194,7 @@ def main(given: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--methods", default="", help="regular expression: only these, beside every step")
+    parser.add_argument("--methods", default="", help="regular expression: only these, and every step")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--hours", type=float, default=math.inf, help="no training starts after so many")

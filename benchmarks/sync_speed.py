@@ -1,4 +1,4 @@
-"""Step times of `--sync` over a slow link, beside every step, computation alone, and PyTorch's local SGD, as a table.
+"""Step times of `--sync` over a slow link, compared with every step, computation alone, and PyTorch's local SGD, as a table.
 
     benchmarks/slow_link.sh 100mbit python benchmarks/sync_speed.py --pairs=7 --minutes=8
 
@@ -207,9 +207,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--ranks", type=int, nargs="+", choices=TABLES, default=list(TABLES), help="tables to measure")
-    parser.add_argument(
-        "--sides", default="", help="regular expression: only these rows, beside every step and the floor"
-    )
+    parser.add_argument("--sides", default="", help="regular expression: only these rows, and every step and the floor")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no run starts after so many")
     parser.add_argument("--deadline", type=float, default=240, help="seconds after which a run has failed")
     parser.add_argument("--raw", type=pathlib.Path, default=pathlib.Path(f"runs/sync_speed-{machine.link()}.jsonl"))

@@ -136,14 +136,14 @@ def ideal(runs: dict[int, Run], batch_size: int) -> tuple[list[tuple[float, floa
     return lines, times[best], best
 
 
-def table(sides: Sequence[tuple[str, Run]], least: float, beside: float) -> str:
-    """Returns the sides as a Markdown table, compared with the ideal alone and with what is beside it."""
-    head = ["`--balance`", "rows", "rank 0 alone", "rank 1 alone", "step", "/ ideal", "/ (ideal + beside)"]
+def table(sides: Sequence[tuple[str, Run]], least: float, other: float) -> str:
+    """Returns the sides as a Markdown table, compared with the ideal alone, and with the ideal and other work."""
+    head = ["`--balance`", "rows", "rank 0 alone", "rank 1 alone", "step", "/ ideal", "/ (ideal + other work)"]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for name, found in sides:
         counts = " + ".join(map(str, found.counts))
         times = f"{found.ranks[0]:.1f} ms | {found.ranks[1]:.1f} ms | {found.step:.1f} ms | {found.step / least:.2f}"
-        lines.append(f"| {name} | {counts} | {times} | {found.step / (least + beside):.2f} |")
+        lines.append(f"| {name} | {counts} | {times} | {found.step / (least + other):.2f} |")
     return "\n".join(lines)
 
 
@@ -166,10 +166,10 @@ def main() -> None:
         lines, least, best = ideal(runs, batch_size)
         for rank, (a, b) in enumerate(lines):
             print(f"rank {rank}: {a:.1f} ms + {b:.2f} ms per row")
-        beside = statistics.median(found.step - max(found.ranks) for found in runs.values())
-        print(f"ideal: {best} + {batch_size - best} rows, {least:.1f} ms; beside: {beside:.1f} ms\n", flush=True)
+        other = statistics.median(found.step - max(found.ranks) for found in runs.values())
+        print(f"ideal: {best} + {batch_size - best} rows, {least:.1f} ms; other: {other:.1f} ms\n", flush=True)
         equal = run("equal", given, group)._replace(counts=[given.rows, given.rows])
-        print(table([("equal", equal), ("measured", run("measured", given, group))], least, beside))
+        print(table([("equal", equal), ("measured", run("measured", given, group))], least, other))
 
 
 if __name__ == "__main__":

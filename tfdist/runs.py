@@ -179,7 +179,7 @@ def _matches(run: RunSummary, name: str, pattern: str) -> bool:
 
 
 def _main_metric(runs: Sequence[RunSummary], config: RunsConfig) -> str:
-    """Returns the metric that the table shows beside the loss; empty if there is none."""
+    """Returns the metric that the table shows next to the loss; empty if there is none."""
     names = config.metric.split(",") if config.metric else [name for run in runs for name in run.metrics]
     return next((name for name in names if name != "loss"), "")
 

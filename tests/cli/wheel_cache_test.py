@@ -1,4 +1,4 @@
-"""The cache of wheels: owner and mode of its directories, and the hashes beside the wheels."""
+"""The cache of wheels: owner and mode of its directories, and the hashes next to the wheels."""
 
 import pathlib
 import stat
@@ -11,7 +11,7 @@ from tfdist.cli import wheel_cache
 
 @pytest.fixture
 def built(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A wheel beside the directory of the cache."""
+    """A wheel next to the directory of the cache."""
     wheel = tmp_path / "a-1.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     return wheel

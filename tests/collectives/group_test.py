@@ -12,7 +12,7 @@ from tfdist.errors import InputError
 
 VALUES = np.random.default_rng(0).standard_normal((4, 8, 3)).astype("float32")
 PAIRS = [[0, 1], [2, 3]]
-GROUPS = {2: [[1, 0]], 3: [[2, 0], [1]], 4: PAIRS}  # in another order; of unequal sizes; beside each other
+GROUPS = {2: [[1, 0]], 3: [[2, 0], [1]], 4: PAIRS}  # in another order; of unequal sizes; side by side
 
 
 @pytest.fixture(scope="module")

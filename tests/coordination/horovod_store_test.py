@@ -61,7 +61,7 @@ def test_what_no_rank_writes_is_refused(method, path, body, headers, status, cap
 
 
 def test_its_size_is_limited(monkeypatch):
-    monkeypatch.setattr(horovod_store, "_KEYS", -190)  # 10 remain beside those of two ranks
+    monkeypatch.setattr(horovod_store, "_KEYS", -190)  # 10 remain in addition to those of two ranks
     with horovod_store.served(LOOPBACK, SLOTS) as port:
         found = [ask(port, "PUT", f"/a/{number}", b"x")[0] for number in range(12)]
     assert found == [200] * 10 + [507] * 2

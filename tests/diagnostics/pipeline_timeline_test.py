@@ -1,4 +1,4 @@
-"""The timeline of a pipeline: measured in a run on request, which changes nothing else, and drawn beside a prediction."""
+"""The timeline of a pipeline: measured in a run on request, which changes nothing else, and drawn next to a prediction."""
 
 import json
 import pathlib

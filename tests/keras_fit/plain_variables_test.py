@@ -1,4 +1,4 @@
-"""Variables of TensorFlow, beside those of Keras, in models, layers and metrics; replicas of a process share them."""
+"""Variables of TensorFlow, besides those of Keras, in models, layers and metrics; replicas of a process share them."""
 
 from collections.abc import Callable
 from typing import Any

@@ -93,7 +93,7 @@ def signal_all(pids: list[int]) -> None:
 
 @pytest.mark.parametrize("before, after", [("list", "list"), ("list", "ranks"), ("ranks", "list"), ("rank", "list")])
 def test_a_resize_cuts_no_save_short(before: str, after: str, launch, tmp_path) -> None:
-    """Neither a second one, nor one beside the signals of a scheduler, whose hosts change when it preempts some."""
+    """Neither a second one, nor one in addition to the signals of a scheduler, whose hosts change when it preempts some."""
     one = launch(listed(tmp_path, "localhost:2"), last="10 if restart else 10**6", size="1:3", ending=SAVING)
     pids, sizes = one.wait_for_ranks(2), iter((3, 1))
     for change in (before, after):

@@ -1,4 +1,4 @@
-"""Exchanges beside the steps on real ranks: the order in which ranks send does not matter, and a lost rank ends the run."""
+"""Exchanges during the steps on real ranks: the order in which ranks send does not matter, and a lost rank ends the run."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ LONG = ("--dataset=digits", "--model=mlp", "--steps=1000000", "--epochs=0", "--b
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "multiworker"))
 def test_overlap_changes_no_bit(strategy: str) -> None:
-    """Each rank prints the same, with an exchange beside the steps and with one between them."""
+    """Each rank prints the same, with an exchange during the steps and with one between them."""
     with processes.job([sys.executable, str(WORKER), strategy, *SYNCS], 3) as job:
         ended = job.wait(300)
     assert [end.code for end in ended] == [0, 0, 0], "\n".join(end.output for end in ended)
@@ -33,7 +33,7 @@ def test_overlap_changes_no_bit(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "horovod"))
 def test_a_lost_rank_ends_the_run(strategy: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As without an exchange beside the steps: the others end with code 5, and soon."""
+    """As without an exchange during the steps: the others end with code 5, and soon."""
     monkeypatch.chdir(tmp_path)
     flags = (f"--strategy={strategy}", "--sync=diloco(period=4, fragments=2, overlap=True)", "--output_dir=run")
     with processes.job([sys.executable, "-m", "tfdist.train", *LONG, *flags], 3) as job:

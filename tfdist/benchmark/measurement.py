@@ -48,7 +48,7 @@ class Measured:
 
     @property
     def label(self) -> str:
-        """Name of what was measured, beside others of the same benchmark."""
+        """Name of what was measured, among others of the same benchmark."""
         return self.algorithm or self.operation
 
     @property

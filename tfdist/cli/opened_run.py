@@ -120,7 +120,7 @@ def _in_file_if_shown() -> dict[str, bool]:
 
 def _reporting(config: TrainConfig, directory: RunDirectory, ledger: NullLedger, is_chief: bool) -> Reporting:
     if not is_chief:
-        profile = NullProfile.beside(config.profile_steps) if config.profile_steps else NullProfile()
+        profile = NullProfile.with_boundaries(config.profile_steps) if config.profile_steps else NullProfile()
         return Reporting(ledger=ledger, profile=profile)
     profile = ProfileWindow(config.profile_steps, directory.tensorboard) if config.profile_steps else NullProfile()
     run = LoggedRun(directory, dataclasses.asdict(config))

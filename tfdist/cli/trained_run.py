@@ -189,8 +189,8 @@ def _last_step(run: str, model: str) -> int | None:
 
 def _load_model_file(trainer: Trainer, path: StoragePath) -> None:
     """Assigns the variables of a saved model to those of the trainer's, which are in the same order."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as beside:
-        local = Path(beside) / path.name
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+        local = Path(folder) / path.name
         local.write_bytes(storage_of(path).read(path))
         try:
             saved = keras.models.load_model(local, compile=False)

@@ -64,12 +64,12 @@ def limit_threads(count: int) -> None:
         except RuntimeError:
             raise InputError(
                 "The number of threads is fixed when TensorFlow first runs an operation. Received: a strategy "
-                "created after that. Load the strategy first, also before tfdist.data.load."
+                "created after that. Load the strategy first, before anything else, including tfdist.data.load."
             ) from None
 
 
 def allow_waiting(count: int) -> None:
-    """Lets this many operations wait for others, beside those that run: each keeps one of TensorFlow's threads."""
+    """Lets this many operations wait for others, in addition to those that run: each keeps one of TensorFlow's threads."""
     have = tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
     tf.config.threading.set_inter_op_parallelism_threads(have + count)
 
@@ -100,6 +100,6 @@ def _logical_cpus(count: int) -> list[str]:
             raise InputError(
                 f"Logical CPU devices are created when TensorFlow starts. Received: devices={count}, after "
                 f"TensorFlow has started with {len(have) if have else 1}. Load the strategy before anything else "
-                "uses TensorFlow, also before tfdist.data.load."
+                "uses TensorFlow, including tfdist.data.load."
             ) from None
     return [f"CPU:{i}" for i in range(count)]

@@ -56,7 +56,7 @@ class Queues:
 class DeviceGroup(Collectives):
     """The collectives of some replicas of one process. Each replica sends its tensors to all others and combines them.
 
-    In a `tf.function`, only the replicas of the group make a call, also in a loop or a condition. Eagerly, replicas are run
+    In a `tf.function`, only the replicas of the group make a call, even in a loop or a condition. Eagerly, replicas are run
     one after another up to a point at which all wait: there, all replicas of the process must make the same number of
     calls, each in its own group. After a step that has failed, messages of it may be left: create the strategy again.
     """

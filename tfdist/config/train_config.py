@@ -260,7 +260,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
     loggers: str = flag_field(
         "tensorboard",
         OUTPUT,
-        f"Comma-separated experiment trackers, beside metrics.jsonl: tensorboard, mlflow(experiment='tfdist'), "
+        f"Comma-separated experiment trackers, in addition to metrics.jsonl: tensorboard, mlflow(experiment='tfdist'), "
         f"wandb(project='tfdist'), {OWN}. Empty for none.",
         check=loggers_text,
         training_only=True,

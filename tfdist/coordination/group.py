@@ -167,7 +167,7 @@ class Group(abc.ABC):
     def token_for(self, purpose: str) -> str:
         """Returns a token for another connection between processes of the job; it is not transmitted.
 
-        It belongs to this group: another job, or the same job started again, has another one, also with the same secret.
+        It belongs to this group: another job, or the same job started again, has another one, even with the same secret.
 
         Args:
           purpose: the same on all processes of that connection; it need not be secret.

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 LARGEST_VALUE = 1 << 20  # bytes; a rank's addresses for all others
 LONGEST_NAME = 256  # characters of a scope or a key
 MOST_CONNECTIONS = 256  # that are served at the same time; others are closed
-_KEYS = 10_000  # beside a hundred of each rank
-_BYTES = 64 << 20  # beside 1 KiB of each rank for each other
+_KEYS = 10_000  # in addition to a hundred of each rank
+_BYTES = 64 << 20  # in addition to 1 KiB of each rank for each other
 
 
 def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":

@@ -122,7 +122,7 @@ def _coordinator(cluster: Cluster) -> str:
 
 
 def _reachable(address: str) -> str:
-    """Returns the address at which the server's own process reaches it, also if it listens on every interface."""
+    """Returns the address at which the server's own process reaches it, even if it listens on every interface."""
     host, port = split_address(address)
     return join_address({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host), port)
 

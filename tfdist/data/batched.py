@@ -262,7 +262,7 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
 
 
 def _begin_epoch(data: keras.utils.PyDataset, number: int) -> np.int64:
-    """Calls the hooks of the epochs up to this one, also of those that a resumed run skips; of another pass, once."""
+    """Calls the hooks of the epochs up to this one, including those that a resumed run skips; of another pass, once."""
     last = _begun.get(data, -1)
     for _ in range(max(number - last, 1)):
         if data in _begun:

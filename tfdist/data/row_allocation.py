@@ -51,7 +51,7 @@ def apportion(batch_size: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 class RowAllocation:
-    """The allocation of every batch, as evenly as possible; also of a batch that is not full."""
+    """Allocates the rows of every batch, including one that is not full, as evenly as possible."""
 
     def counts(self, batch_size: int, size: int) -> tuple[int, ...] | None:
         """Returns the rows of each replica of a full batch; None if it may change.

@@ -1,4 +1,4 @@
-"""A run's position in the stream of examples, also if its global batch size has changed."""
+"""A run's position in the stream of examples, even if its global batch size has changed."""
 
 import dataclasses
 

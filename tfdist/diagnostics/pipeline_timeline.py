@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class PipelineTimeline(Inspection):
-    """Measures the timeline of one step, beside the one that follows from the durations of its actions."""
+    """Measures the timeline of one step, and compares it with the one that follows from the durations of its actions."""
 
     def __init__(self, run_view: RunView, step: int, record: Record):
         """Initializes the inspection.

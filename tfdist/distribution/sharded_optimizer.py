@@ -10,7 +10,7 @@ always:
 A part consists of whole variables, as in PyTorch's `ZeroRedundancyOptimizer`, so that updates that are no elementwise
 functions (LARS, LAMB, Muon, Adafactor) are the same. Everything before the update sees all gradients, so that results are
 bitwise equal to those without shards. Memory: 1/N of the slots, if no variable is larger than that. Cost: P (N - 1) / N
-elements received in a step beside the all-reduce of the gradients, for P parameters and N replicas.
+elements received in a step in addition to the all-reduce of the gradients, for P parameters and N replicas.
 """
 
 import contextlib

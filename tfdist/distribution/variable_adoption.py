@@ -41,7 +41,7 @@ class VariableAdoption:
     def as_one_device(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
         """Context, outside of replica functions, in which variables behave as on one device.
 
-        For code that trains beside `fit`: on exit, every replica of this process gets the values of its first one.
+        For code that trains outside of `fit`: on exit, every replica of this process gets the values of its first one.
 
         Args:
           variables: the variables that the code uses.

@@ -131,7 +131,7 @@ class VariableBlocks:
     def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
         """Copies variables to the host, without communication; returns what assigns the copies, bit for bit.
 
-        Each replica gets its own values back, also where replicas should hold the same value.
+        Each replica gets its own values back, even where replicas should hold the same value.
 
         Args:
           variables: TensorFlow variables of this strategy.

@@ -14,7 +14,7 @@ class LocalSGD(Averaging):
     """Every `period` steps, the replicas' weights are replaced by their mean (Stich, arXiv:1805.09767).
 
     Attributes:
-      overlap: whether an exchange runs beside the next steps; the result depends only on `delay`.
+      overlap: whether an exchange runs during the next steps; the result depends only on `delay`.
       delay: number of steps after which what was sent is used. What a replica has learned since is added to it (Shen et
         al., arXiv:1906.12043). 0: at once; with `overlap`, when the next exchange begins.
     """

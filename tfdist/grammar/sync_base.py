@@ -20,7 +20,7 @@ class Sync:
     Attributes:
       name: name of the method in the flag.
       exchanges_weights: whether each replica updates weights of its own between exchanges.
-      has_center: whether replicas keep weights of their own also in an exchange, so that a center is evaluated.
+      has_center: whether replicas keep weights of their own even during an exchange, so that a center is evaluated.
       trains_clients: whether a step is a round, in which clients train one after the other on the replicas.
       guide: the page that explains the parameters.
     """

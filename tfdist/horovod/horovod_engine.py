@@ -1,4 +1,4 @@
-"""The engine on Horovod: its operations, with names also for eager calls."""
+"""The engine on Horovod: its operations, with names even for eager calls."""
 
 import dataclasses
 import functools

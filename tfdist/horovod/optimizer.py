@@ -64,7 +64,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     It works in `model.fit` (which trains without XLA) and in custom loops, with `apply` or `apply_gradients`. Each step
     costs an all-reduce of all gradients, 2 n (N - 1) / N bytes sent for n, in buckets of 4 MiB. `iterations` and
-    schedules count updates, also with `backward_passes_per_step`.
+    schedules count updates, even with `backward_passes_per_step`.
 
     Args:
       optimizer: any Keras 3 optimizer; a `LossScaleOptimizer` may be wrapped, or wrap the result: ranks skip a step

@@ -102,7 +102,7 @@ def not_pickled(optimizer: Any) -> InputError:
 def _made(
     optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation, local: LocalVariables
 ) -> keras.Optimizer:
-    kind = optimizer.__class__  # the plain class, also for a distributed optimizer
+    kind = optimizer.__class__  # the plain class, even for a distributed optimizer
     # Keras saves an optimizer under its __class__: this way, a saved model names a class that can be loaded.
     own = type(kind.__name__, (Distributed, kind), {"__class__": property(lambda self: kind), "__doc__": kind.__doc__})
     try:

@@ -188,7 +188,7 @@ def last_activation(output: keras.KerasTensor) -> str | None:
 
 
 def user_losses(model: keras.Model) -> list[Any]:
-    """Returns the losses that were passed to `compile`, also before they are built.
+    """Returns the losses that were passed to `compile`, even before they are built.
 
     An output without a loss is left out, and a name is left as it is: Keras resolves some by the shapes of labels.
     """

@@ -147,7 +147,7 @@ class _Execution:
             return []
         message = self._schedule.messages_of(action).receive
         is_forward = action.kind == FORWARD
-        if message is None:  # the stage at this end of the model, or one beside another of this process
+        if message is None:  # the stage at this end of the model, or one next to another of this process
             before = action.stage + (-1 if is_forward else 1)
             return self._local.pop((FORWARD if is_forward else BACKWARD, before, action.micro_batch), [])
         stage = self._stages[action.stage]

@@ -68,7 +68,7 @@ def devices_of_process(size: int, cluster: Cluster, beside_servers: bool) -> Loc
 
 
 def prepare(size: int) -> None:
-    """Prepares TensorFlow, before it is initialized, for a mesh of this process's devices beside messages.
+    """Prepares TensorFlow, before it is initialized, for a mesh of this process's devices in addition to messages.
 
     Args:
       size: number of devices of this process.

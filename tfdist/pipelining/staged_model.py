@@ -97,7 +97,7 @@ class StagedModel(keras.Model):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The variables of this process's stages, in the order of the model; also of layers that other stages share."""
+        """This process's variables, in the order of the model, including those of layers that other stages share."""
         own = {id(variable) for stage in self.stages.values() for variable in stage.variables.all}
         return [variable for variable in self.whole.variables if id(variable) in own]
 

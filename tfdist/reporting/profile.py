@@ -18,7 +18,7 @@ class NullProfile:
     boundaries: tuple[int, ...] = ()
 
     @classmethod
-    def beside(cls, steps: str) -> "NullProfile":
+    def with_boundaries(cls, steps: str) -> "NullProfile":
         """Returns the profile of a rank whose chief profiles these steps: its calls end at the same steps."""
         profile = cls()
         profile.boundaries = parse_steps(steps)

@@ -20,7 +20,7 @@ def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
     """Returns the columns of the table: a function of a run by title.
 
     Args:
-      metric: metric to show beside the loss.
+      metric: metric to show next to the loss.
     """
     shown = [name for name in dict.fromkeys(("loss", metric)) if name]
     values = {title: cell for name in shown for title, cell in ((name, _last(name)), (f"best {name}", _best(name)))}
@@ -50,7 +50,7 @@ def table(runs: Sequence[RunSummary], metric: str, width: int | None = None) -> 
 
     Args:
       runs: the runs.
-      metric: metric to show beside the loss.
+      metric: metric to show next to the loss.
       width: number of columns of the terminal; None for any number.
     """
     shown = {title: [cell(run) for run in runs] for title, cell in columns(metric).items()}

@@ -77,7 +77,7 @@ class Callbacks:
         if not self._any:
             return False
         mine = bool(self._model.stop_training)
-        # No deadline: a callback may take long, also on the chief only. Detecting one that never returns is up to the
+        # No deadline: a callback may take long, even on the chief only. Detecting one that never returns is up to the
         # watchdog.
         everyone = self._group.gather(f"callbacks/stop/{step}", mine, deadline=float("inf"))
         self._model.stop_training = any(everyone)

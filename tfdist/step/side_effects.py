@@ -1,4 +1,4 @@
-"""What a forward pass assigns beside its results, such as moving statistics, metrics and counters, and how it is undone."""
+"""What a forward pass assigns besides its results, such as moving statistics, metrics and counters, and how it is undone."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple

@@ -15,7 +15,7 @@ from tfdist.distribution.strategy import HasCollectives
 class TemporaryValues(abc.ABC):
     """Context in which variables have other values; every process must enter it.
 
-    Each replica's own values are restored bit for bit on exit; meanwhile they take memory beside the others.
+    Each replica's own values are restored bit for bit on exit; meanwhile they take memory in addition to the others.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], strategy: HasCollectives):

@@ -136,8 +136,8 @@ class FileSystem(Storage):
     def staged(self, path: StoragePath) -> Iterator[Path]:
         """See base class. It is written to a directory next to the path, so that one rename is enough."""
         target = _local(path).absolute()
-        with tempfile.TemporaryDirectory(prefix=staged_prefix(target), dir=target.parent) as beside:
-            written = Path(beside) / target.name
+        with tempfile.TemporaryDirectory(prefix=staged_prefix(target), dir=target.parent) as staged:
+            written = Path(staged) / target.name
             yield written
             _sync(written)
             written.rename(target)

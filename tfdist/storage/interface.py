@@ -218,8 +218,8 @@ class Storage(abc.ABC):
 
         When the context exits without an error, `path` durably has what was written there, replacing an existing file.
         """
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as beside:
-            written = Path(beside) / path.name
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            written = Path(folder) / path.name
             yield written
             partial = path.with_name(f"{staged_prefix(path)}{secrets.token_hex(4)}")
             try:

@@ -1,4 +1,4 @@
-"""A call that may run in a thread of its own, beside the main thread."""
+"""A call that may run in a thread of its own, alongside the main thread."""
 
 import concurrent.futures
 import threading
@@ -20,7 +20,7 @@ class BackgroundCall(Generic[_T]):
 
         Args:
           function: takes no arguments.
-          begun: set by the function once it may run beside other calls.
+          begun: set by the function once it may run alongside other calls.
           in_background: whether to call it in a thread, and to return when it has begun.
         """
         self._function, self._begun = function, begun

@@ -62,7 +62,7 @@ class Exchanges:
         return {}
 
     def settle(self) -> None:
-        """Waits for an exchange that runs beside the steps, so that variables may be read and collectives called."""
+        """Waits for an exchange that runs during the steps, so that variables may be read and collectives called."""
 
     def training(self) -> contextlib.AbstractContextManager[None]:
         """Context of a run of steps; no exchange is running afterwards, unless an error has left the context."""

@@ -71,7 +71,7 @@ class PeriodicExchanges(Exchanges):
         return first if step < first else first + ((step - first) // period + 1) * period
 
     def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
-        """See base class; in agreement, replicas' weights are the global ones, also if the program has changed them."""
+        """See base class; in agreement, replicas' weights are the global ones, even if the program has changed them."""
         self._batch_size, self._rate = batch_size, rate
         if self.is_local_step(step) and self._last in (None, step):
             self._last = step

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO, Protocol
 
-_PORTS = range(10000, 19000)  # below those of outgoing connections and of launchers, also with 1000 added for the group
+_PORTS = range(10000, 19000)  # below those of outgoing connections and of launchers, even with 1000 added for the group
 _places = itertools.count()
 
 

@@ -24,23 +24,23 @@ class Limit(NamedTuple):
     gain: float
 
 
-def fastest_limit(ends: np.ndarray, beside: float) -> Limit | None:
+def fastest_limit(ends: np.ndarray, other: float) -> Limit | None:
     """Returns the limit with which ranks would have computed the most rows per second, as in algorithm 2 of DropCompute.
 
     With a limit, rank n computes k_n micro-steps of a step, the first and each that begins earlier than the limit, and a step
-    takes max_n(ends[n, k_n - 1]) + beside seconds. The speed is the sum of all k_n over that of all steps' seconds. What the
+    takes max_n(ends[n, k_n - 1]) + other seconds. The speed is the sum of all k_n over that of all steps' seconds. What the
     paper maximizes is the mean of the steps' speeds. Here, a limit that leaves out more than `MOST_DROPPED` is not considered,
     and of limits that gain nearly as much, the largest is taken.
 
     Args:
       ends: [steps, ranks, micro-steps]; seconds from the arrival of the batch to the end of each micro-step, ascending.
-      beside: seconds of a step besides those of the slowest rank: sums over replicas, and the update.
+      other: seconds of a step besides those of the slowest rank: sums over replicas, and the update.
 
     Returns:
       The limit; None if none increases the speed by `LEAST_GAIN`.
     """
-    whole = _speed(ends, beside, np.inf)
-    found = [_expected(ends, beside, float(limit), whole) for limit in _candidates(ends)]
+    whole = _speed(ends, other, np.inf)
+    found = [_expected(ends, other, float(limit), whole) for limit in _candidates(ends)]
     allowed = [limit for limit in found if limit.dropped <= MOST_DROPPED and limit.gain >= LEAST_GAIN]
     most = max((limit.gain for limit in allowed), default=0.0)
     # A larger limit drops less if all steps become slower later.
@@ -53,9 +53,9 @@ def _candidates(ends: np.ndarray) -> np.ndarray:
     return times if len(times) <= _CANDIDATES else np.unique(np.quantile(times, np.linspace(0, 1, _CANDIDATES)))
 
 
-def _expected(ends: np.ndarray, beside: float, limit: float, whole: float) -> Limit:
+def _expected(ends: np.ndarray, other: float, limit: float, whole: float) -> Limit:
     computed = _computed(ends, limit)
-    return Limit(limit, 1 - float(computed.mean()) / ends.shape[-1], _speed(ends, beside, limit) / whole - 1)
+    return Limit(limit, 1 - float(computed.mean()) / ends.shape[-1], _speed(ends, other, limit) / whole - 1)
 
 
 def _computed(ends: np.ndarray, limit: float) -> np.ndarray:
@@ -63,7 +63,7 @@ def _computed(ends: np.ndarray, limit: float) -> np.ndarray:
     return 1 + (ends[..., :-1] < limit).sum(axis=-1)
 
 
-def _speed(ends: np.ndarray, beside: float, limit: float) -> float:
+def _speed(ends: np.ndarray, other: float, limit: float) -> float:
     computed = _computed(ends, limit)
     stops = np.take_along_axis(ends, computed[..., None] - 1, axis=-1)[..., 0]
-    return float(computed.sum() / (stops.max(axis=1) + beside).sum())
+    return float(computed.sum() / (stops.max(axis=1) + other).sum())

@@ -162,8 +162,8 @@ class Straggling:
 
     def _fastest(self, everyone: list[list[list[float]]]) -> Limit | None:
         ends = np.stack(everyone, axis=1)  # [steps, ranks, micro-steps]
-        beside = self._seconds / len(ends) - float(ends[..., -1].max(axis=1).mean())
-        return fastest_limit(ends, max(beside, 0.0))
+        other = self._seconds / len(ends) - float(ends[..., -1].max(axis=1).mean())
+        return fastest_limit(ends, max(other, 0.0))
 
     def _take(self, seconds: float) -> None:
         """Assigns a limit; every process must do the same at the same step."""

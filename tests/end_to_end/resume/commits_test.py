@@ -87,7 +87,7 @@ def killed(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
 
 @pytest.fixture
 def died(killed, monkeypatch) -> pathlib.Path:
-    """The run that was killed, where it was made, since it records absolute paths; `memory` is beside it."""
+    """The run that was killed, where it was made, since it records absolute paths; `memory` is next to it."""
     place, copy = killed
     shutil.rmtree(place)
     shutil.copytree(copy, place)

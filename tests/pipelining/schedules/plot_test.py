@@ -37,7 +37,7 @@ def test_chunks_and_parts_have_colors_of_their_own():
         "idle",
     ]
     colors = [{box.get_facecolor() for box in axes.patches} for axes in figure.axes]
-    assert [len(found) for found in colors] == [5, 4], "two kinds of two chunks, and three kinds, beside idle time"
+    assert [len(found) for found in colors] == [5, 4], "two kinds of two chunks, and three kinds, besides idle time"
 
 
 def test_a_file_is_written(tmp_path):

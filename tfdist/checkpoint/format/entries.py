@@ -137,6 +137,6 @@ def _check_tiling(name: str, tensor: TensorEntry) -> None:
     begins = np.array([offset for offset, _ in full], np.int64).reshape(len(full), axes)
     ends = begins + np.array([shape for _, shape in full], np.int64).reshape(len(full), axes)
     for one in range(len(full) - 1):
-        beside = (begins[one + 1 :] >= ends[one]) | (ends[one + 1 :] <= begins[one])
-        if not beside.any(axis=1).all():
+        disjoint = (begins[one + 1 :] >= ends[one]) | (ends[one + 1 :] <= begins[one])
+        if not disjoint.any(axis=1).all():
             raise ValueError(f"two blocks of {name} overlap at {full[one][0]}")

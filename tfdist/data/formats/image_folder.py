@@ -75,7 +75,7 @@ def images(
     """JPEG, PNG, BMP and GIF files, a folder per class; x is float32 in [0, 1].
 
     Classes are numbered in the order of their folders' names. If the folder has a folder `train` that itself has folders,
-    the classes are in there, and the test part in `test`, `validation` or `val` beside it, if there is one.
+    the classes are in there, and the test part in `test`, `validation` or `val` next to it, if there is one.
 
     Args:
       path: the folder.

@@ -81,8 +81,8 @@ class Blockwise(Codec):
         pieces: list[tf.Tensor] = []
         for group, (count, length) in enumerate(self._shapes(size)):
             *scales, packed = code[group * (self.scales + 1) :][: self.scales + 1]
-            beside = [tf.reshape(tf.broadcast_to(scale[:, None], [count, length]), [-1]) for scale in scales]
-            pieces += in_pieces(self.decode_elements, unpack_bits(packed, count * length, self.bits), *beside)
+            expanded = [tf.reshape(tf.broadcast_to(scale[:, None], [count, length]), [-1]) for scale in scales]
+            pieces += in_pieces(self.decode_elements, unpack_bits(packed, count * length, self.bits), *expanded)
         return pieces
 
     def _shapes(self, size: int) -> list[tuple[int, int]]:

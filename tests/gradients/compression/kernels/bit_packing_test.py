@@ -33,8 +33,8 @@ def test_xla_packs_the_same_bytes(bits):
 
 
 def test_pieces_keep_their_place():
-    numbers, beside = np.arange(19, dtype="uint8") % 4, np.arange(19, dtype="float32")
+    numbers, offsets = np.arange(19, dtype="uint8") % 4, np.arange(19, dtype="float32")
     pieces = unpack_bits(pack_bits(tf.constant(numbers), 2), 19, 2)
     assert len(pieces) > 1
-    found = in_pieces(lambda piece, scale: tf.cast(piece, tf.float32) + scale, pieces, tf.constant(beside))
-    np.testing.assert_array_equal(tf.concat(found, axis=0), numbers + beside)
+    found = in_pieces(lambda piece, scale: tf.cast(piece, tf.float32) + scale, pieces, tf.constant(offsets))
+    np.testing.assert_array_equal(tf.concat(found, axis=0), numbers + offsets)

@@ -22,7 +22,7 @@ class RandomK(Stochastic):
     sent. With `unbiased=True` each is multiplied by its b, so that E C(x) = x and no feedback is needed, but then E |x
     - C(x)|^2 = (n/k - 1) |x|^2: at ratio=0.01 a noise ten times as large as the gradient.
 
-    Cost: 4 (k + 1) bytes, all-reduced (the 1 shows whether the tensor was finite, also where it is not drawn).
+    Cost: 4 (k + 1) bytes, all-reduced (the 1 shows whether the tensor was finite, even where it is not drawn).
     Experimental: at the same cost it trains less well than methods that look at the gradient.
 
     Stich et al., Sparsified SGD with Memory, 2018 (arXiv:1809.07599); Konecny et al., Federated Learning: Strategies
