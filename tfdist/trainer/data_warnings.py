@@ -17,9 +17,9 @@ from tfdist.errors import InputError
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import data_check
+from tfdist.step.coupled_rows import coupled_rows
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loss import not_means
-from tfdist.step.mean_check import losses_that_are_no_means
 
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
 _OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
@@ -79,7 +79,7 @@ def check_examples(
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
     found = data_check.findings(model, train) if strategy.is_chief else []
     wrong = [finding.text for finding in found if finding.is_error]
-    if refused := _not_means(strategy, model, train, micro_steps):  # of every process: replicas run it
+    if refused := _coupled(strategy, model, train, micro_steps):  # of every process: replicas run it
         wrong.append(refused)
     if test is not None and strategy.is_chief:
         later = data_check.findings(model, test)
@@ -94,14 +94,23 @@ def check_examples(
     return [(finding.text, "") for finding in found] + of_evaluation
 
 
-def _not_means(strategy: Strategy, model: keras.Model, examples: Any, micro_steps: int) -> str:
-    """Returns an error about a user's losses that are not means over rows; empty without any, or if there is one part."""
+def _coupled(strategy: Strategy, model: keras.Model, examples: Any, micro_steps: int) -> str:
+    """Returns an error about what is computed from several rows together; empty without any, or if there is one part."""
     parts = strategy.micro_batches if isinstance(strategy, HasStages) else micro_steps
     if strategy.replicas * parts == 1:
         return ""
     may_be_called = not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts
-    names = losses_that_are_no_means(strategy, model, examples, may_be_called=may_be_called)
-    return str(not_means(names, strategy.replicas, parts)) if names else ""
+    found = coupled_rows(strategy, model, examples, may_be_called=may_be_called)
+    if found.losses:
+        return str(not_means(found.losses, strategy.replicas, parts))
+    if not found.outputs:
+        return ""
+    return (
+        "The outputs for a row must not depend on the other rows, on several replicas or with several micro-steps. Received: "
+        f"{model.name}, whose outputs for some rows differ from those for parts of them, with {strategy.replicas} replicas and "
+        f"{parts} micro-steps. Use one device, or a mesh, without micro-steps; tfdist.gather_rows in a layer; or Keras's own "
+        "fit under tfdist.run."
+    )
 
 
 def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any, element_spec: Any) -> None:

@@ -7,14 +7,14 @@ import pytest
 
 import tfdist
 from tests.selection import quick
-from tests.workers import mean_check, running
+from tests.workers import coupled_rows, running
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "multiworker"))
 def test_a_mean_is_trained_and_a_sum_is_refused(strategy: str, single: tfdist.Strategy, tmp_path: pathlib.Path) -> None:
-    alone = mean_check.fit(single, keras.ops.mean)
-    for history, refusal in running.outcomes("mean_check", strategy, 2, tmp_path, seconds=200):
+    alone = coupled_rows.fit(single, keras.ops.mean)
+    for history, refusal in running.outcomes("coupled_rows", strategy, 2, tmp_path, seconds=200):
         assert history == {name: pytest.approx(values, rel=1e-5) for name, values in alone.items()}
         assert "A loss must be a mean over rows" in refusal and "what measured adds" in refusal

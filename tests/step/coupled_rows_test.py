@@ -1,5 +1,6 @@
-"""Losses of a user that are not means over rows."""
+"""Losses of a user that are not means over rows, and outputs that depend on other rows."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import InputError
-from tfdist.step.mean_check import losses_that_are_no_means
+from tfdist.step.coupled_rows import CoupledRows, coupled_rows
 
 ops = keras.ops
 X, Y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
@@ -135,7 +136,8 @@ def test_what_is_no_mean_is_found(case: str, single: tfdist.Strategy) -> None:
     model = network(loss, layers)
     model.evaluate(X, Y, batch_size=16, verbose=0)  # builds the loss
     before = model.get_weights()
-    assert losses_that_are_no_means(single, model, (X, Y), may_be_called=True) == expected
+    found = coupled_rows(single, model, (X, Y), may_be_called=True)
+    assert found == CoupledRows(expected, outputs="couples" in case)
     for ours, kept in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(ours, kept)
 
@@ -145,13 +147,13 @@ def test_losses_are_compared_without_calling_the_model(loss: Any, expected: list
     """As on a mesh, or for the stages of a pipeline."""
     model = network(loss, [])
     model.evaluate(X, Y, verbose=0)
-    assert losses_that_are_no_means(single, model, (X, Y), may_be_called=False) == expected
+    assert coupled_rows(single, model, (X, Y), may_be_called=False) == CoupledRows(expected, outputs=False)
 
 
 def test_one_row_shows_nothing(single: tfdist.Strategy) -> None:
     model = network(root, [])
     model.evaluate(X, Y, verbose=0)
-    assert losses_that_are_no_means(single, model, (X[:1], Y[:1]), may_be_called=True) == []
+    assert coupled_rows(single, model, (X[:1], Y[:1]), may_be_called=True) == CoupledRows([], outputs=False)
 
 
 def test_losses_of_several_outputs_are_told_apart(single: tfdist.Strategy) -> None:
@@ -160,7 +162,7 @@ def test_losses_of_several_outputs_are_told_apart(single: tfdist.Strategy) -> No
     model.compile("sgd", {"a": root, "b": mean, "c": root})
     targets = {"a": Y, "b": Y, "c": Y}
     model.evaluate(X, targets, verbose=0)
-    assert losses_that_are_no_means(single, model, (X, targets), may_be_called=True) == ["root", "root"]
+    assert coupled_rows(single, model, (X, targets), may_be_called=True).losses == ["root", "root"]
 
 
 def fit(strategy: tfdist.Strategy, loss: Any, **options: Any) -> Any:
@@ -179,3 +181,41 @@ def test_a_trainer_refuses_it_with_micro_steps(single: tfdist.Strategy) -> None:
     fit(single, root)
     with pytest.raises(InputError, match="with 1 replicas and 2 micro-steps"):
         fit(single, root, accumulate_steps=2)
+
+
+def centered(x: Any) -> Any:
+    return x - ops.mean(x, axis=0)
+
+
+def of_rows(x: Any) -> Any:
+    return x - ops.mean(x, axis=1, keepdims=True)
+
+
+class Gathering(keras.layers.Layer):
+    """Subtracts the mean of the rows of the global batch."""
+
+    def call(self, x: Any) -> Any:
+        return x - ops.mean(tfdist.gather_rows(x), axis=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_refused"),
+    [
+        (lambda x: keras.layers.Lambda(centered)(x), True),
+        (centered, True),
+        (lambda x: keras.layers.Lambda(of_rows)(x), False),
+        (of_rows, False),
+        (lambda x: Gathering()(x), False),
+        (lambda x: keras.layers.Lambda(lambda x: x + keras.random.normal(ops.shape(x), seed=1))(x), False),
+    ],
+    ids=["Lambda", "operations", "Lambda of rows", "operations of rows", "gathering", "random"],
+)
+def test_outputs_must_be_of_their_rows(
+    make: Callable[[Any], Any], is_refused: bool, mirrored2: tfdist.Strategy
+) -> None:
+    with mirrored2.scope():
+        inputs = keras.Input([4])
+        model = keras.Model(inputs, keras.layers.Dense(4)(make(keras.layers.BatchNormalization()(inputs))))
+        trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
+    with pytest.raises(InputError, match="outputs for a row.* 2 replicas") if is_refused else contextlib.nullcontext():
+        trainer.fit(X, Y, batch_size=8, epochs=1, verbose=0)

@@ -1,0 +1,260 @@
+"""Checks on some examples that rows of a batch do not depend on each other, as replicas that compute their own rows require.
+
+A loss of a user, which returns one number for a batch, or what a layer adds by `add_loss`, may as well be a sum, or depend on
+all rows together, and so may outputs. That cannot be read from the code, so results for a few rows are compared with those for
+parts of them.
+"""
+
+import itertools
+import logging
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import NoCommunication, OneReplica, Recording, using
+from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.pipelining.staged_model import StagedModel
+from tfdist.step import loss
+from tfdist.step.tolerance import Tolerance
+
+_ROWS = 8
+_log = logging.getLogger(__name__)
+
+
+class CoupledRows(NamedTuple):
+    """What depends on several rows of a batch together.
+
+    Attributes:
+      losses: names of a user's own losses that are not means over rows.
+      outputs: whether outputs for a row depend on the other rows of a replica.
+    """
+
+    losses: list[str]
+    outputs: bool
+
+
+class _Call(NamedTuple):
+    """What a call of the model returns and adds.
+
+    Attributes:
+      outputs: the outputs, as arrays.
+      added: for each layer that has added losses, these times the number of rows: numbers that add up over rows.
+    """
+
+    outputs: Any
+    added: dict[str, list[np.ndarray]]
+
+
+class _InParts(NamedTuple):
+    """What a function returns for rows, and for parts of them.
+
+    Attributes:
+      whole: for all rows.
+      again: for all rows again.
+      partitions: for each part of each partition of the rows.
+    """
+
+    whole: Any
+    again: Any
+    partitions: list[list[Any]]
+
+    @classmethod
+    def of(cls, function: Callable[[slice], Any], rows: int) -> "_InParts":
+        """Calls a function of slices.
+
+        Parts of different sizes show what is no mean of equal ones, and single rows show what large parts average out.
+        """
+        unequal = itertools.starmap(slice, itertools.pairwise(sorted({0, 1, rows // 3, rows})))
+        partitions = [list(unequal), [slice(row, row + 1) for row in range(rows)]]
+        every_row = slice(0, rows)
+        return cls(function(every_row), function(every_row), [list(map(function, parts)) for parts in partitions])
+
+    def each(self, function: Callable[[Any], Any]) -> "_InParts":
+        """Returns the results of a function of each."""
+        partitions = [list(map(function, parts)) for parts in self.partitions]
+        return _InParts(function(self.whole), function(self.again), partitions)
+
+
+def coupled_rows(strategy: Strategy, model: keras.Model, examples: Any, *, may_be_called: bool) -> CoupledRows:
+    """Returns what depends on several rows together, in evaluation, as far as some examples show it.
+
+    Every process must call it. No communication takes place, and variables have the same values afterwards.
+
+    Args:
+      strategy: strategy of the model.
+      model: compiled and built model.
+      examples: structure (x, y) or (x, y, sample_weight) of arrays [rows, ...].
+      may_be_called: whether replicas have the whole model, without layouts. Otherwise compiled losses are compared for
+        random outputs, and neither what layers add nor outputs are compared.
+    """
+    flat = keras_internals.flat_losses(model)
+    compiled = [number for number, (_, of_one, _) in enumerate(flat) if not keras_internals.loss_form(of_one)[0]]
+    has_own_code = may_be_called and _has_own_code(model)
+    rows = min(_ROWS, *(len(leaf) for leaf in keras.tree.flatten(examples)))
+    if rows < 2 or not (compiled or has_own_code):
+        return CoupledRows([], outputs=False)
+    x, *others = keras.tree.map_structure(lambda leaf: tf.convert_to_tensor(leaf[:rows]), tuple(examples))
+    try:
+        call = _forward(strategy, model, x) if may_be_called else None
+        calls = _InParts.of(call, rows) if call and has_own_code else None
+        whole = calls.whole.outputs if calls else call(slice(0, rows)).outputs if call else _random_outputs(model, rows)
+        wrong = _compiled(strategy if may_be_called else None, model, others, whole)
+        found = CoupledRows([flat[number].loss.name for number in compiled if number in wrong], outputs=False)
+        if calls is None:
+            return found
+        tolerance = Tolerance.of(model)
+        if not _are_of_rows(calls.each(lambda call: keras.tree.flatten(call.outputs)), tolerance):
+            return found._replace(outputs=not _communicates(strategy, model, x))
+        return found._replace(losses=found.losses + _added(calls, tolerance))
+    except Exception:  # for example, code for a certain number of rows: a step has it, or reports the error
+        _log.debug("Rows could not be compared:", exc_info=True)
+        return CoupledRows([], outputs=False)
+
+
+def _has_own_code(model: keras.Model) -> bool:
+    """Returns whether a model computes with code of a user, whose rows may depend on each other."""
+    layers = [model, *keras_internals.layers_of(model)]
+    operations = itertools.chain(*map(keras_internals.operations_beside_layers, layers))
+    return any(map(keras_internals.is_own, layers)) or any(map(keras_internals.may_couple_rows, operations))
+
+
+def _communicates(strategy: Strategy, model: keras.Model, x: Any) -> bool:
+    """Returns whether layers communicate, as with `tfdist.gather_rows`: their outputs then depend on all rows on purpose."""
+    if not isinstance(strategy, HasCollectives):
+        return False
+    recorded = Recording(NoCommunication(strategy.collectives))
+
+    def forward() -> None:
+        with using(recorded), keras_internals.neutral(0), keras_internals.functions_inlined():
+            model(x, training=False)
+
+    tf.function(lambda: strategy.run(forward), autograph=False).get_concrete_function()
+    return bool(recorded.calls)
+
+
+def _are_of_rows(outputs: _InParts, tolerance: Tolerance) -> bool:
+    """Returns whether outputs of all rows are those of parts of them, as far as they are finite and repeatable.
+
+    Args:
+      outputs: lists of outputs.
+      tolerance: tolerance of norms.
+    """
+    for number in range(len(outputs.whole)):
+        found = outputs.each(operator.itemgetter(number))
+        whole = found.whole
+        compared = np.issubdtype(whole.dtype, np.floating) and whole.ndim and np.all(np.isfinite(whole))
+        if not compared or not np.array_equal(whole, found.again):
+            continue
+        for parts in map(np.concatenate, found.partitions):
+            if parts.shape == whole.shape and not tolerance.holds([parts], [whole]):
+                return False
+    return True
+
+
+def _forward(strategy: Strategy, model: keras.Model, x: Any) -> Callable[[slice], _Call]:
+    """Returns a function that calls the model on a part of the rows `x`."""
+    names: list[str] = []
+
+    def forward(first_row: tf.Tensor, rows: Any) -> Any:
+        with using(OneReplica()), keras_internals.neutral(first_row), keras_internals.functions_inlined():
+            outputs = model(rows, training=False)
+            added = keras_internals.losses_by_layer(model)
+        names[:] = [name for name, losses in added.items() for _ in losses]
+        return outputs, [tf.reduce_sum(each) for losses in added.values() for each in losses]
+
+    compute = _computing(forward, x, strategy)
+
+    def call(part: slice) -> _Call:
+        outputs, losses = compute(x, part)
+        added: dict[str, list[np.ndarray]] = {}
+        for name, value in zip(names, losses, strict=True):
+            added.setdefault(name, []).append(value * (part.stop - part.start))
+        return _Call(outputs, added)
+
+    return call
+
+
+def _compiled(strategy: Strategy | None, model: keras.Model, others: list[Any], outputs: Any) -> list[int]:
+    """Returns the numbers of the compiled losses that do not add up, for given outputs."""
+
+    def numbers(first_row: tf.Tensor, rows: Any) -> Any:
+        (y, *weights), of_model = rows
+        with using(OneReplica()), keras_internals.neutral(first_row), keras_internals.functions_inlined():
+            terms = loss.terms(model, y, of_model, weights[0] if weights else None)
+        return [[term.numerator, term.denominator] for term in terms]
+
+    given = (tuple(others), keras.tree.map_structure(tf.convert_to_tensor, outputs))
+    compute = _computing(numbers, given, strategy)
+    found = _InParts.of(lambda part: compute(given, part), len(keras.tree.flatten(outputs)[0]))
+    precise = Tolerance(relative=1e-3, rounding=0.0)
+    kinds = [each.dtype for of_one in found.whole for each in of_one]
+    tolerance = precise if all(kind in (np.float32, np.float64) for kind in kinds) else Tolerance.of(model)
+    return [
+        number for number in range(len(found.whole)) if not _add_up(found.each(operator.itemgetter(number)), tolerance)
+    ]
+
+
+def _added(calls: _InParts, tolerance: Tolerance) -> list[str]:
+    """Returns which layers add losses that do not add up."""
+    added = calls.each(operator.attrgetter("added"))
+    return [
+        f"what {name} adds" for name in added.whole if not _add_up(added.each(operator.itemgetter(name)), tolerance)
+    ]
+
+
+def _computing(function: Callable[..., Any], rows: Any, strategy: Strategy | None) -> Callable[[Any, slice], Any]:
+    """Returns a call that computes a function of a part of rows, as arrays, on the first replica of this process.
+
+    It is traced once, for any number of rows, as a step is, and every variable that it assigns is restored.
+
+    Args:
+      function: takes the number of the first row and the rows.
+      rows: structure of tensors.
+      strategy: on whose replicas the function runs; None to run it outside of replicas.
+    """
+    spec = keras.tree.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), rows)
+    run = strategy.run if strategy else lambda called, *given: called(*given)
+    signature = [tf.TensorSpec([], tf.int64), spec]
+    traced = tf.function(lambda *given: run(function, *given), signature, autograph=False)
+
+    def compute(given: Any, part: slice) -> Any:
+        own = keras.tree.map_structure(lambda leaf: leaf[part], given)
+        with keras_internals.variables_restored(traced.get_concrete_function()):
+            found = traced(tf.constant(part.start, tf.int64), own)
+        return tf.nest.map_structure(lambda leaf: np.asarray(strategy.local(leaf)[0] if strategy else leaf), found)
+
+    return compute
+
+
+def _random_outputs(model: keras.Model, rows: int) -> list[np.ndarray]:
+    """Returns outputs that are probabilities along their last dim."""
+    whole = model.whole if isinstance(model, StagedModel) else model
+    found = []
+    for output in whole.outputs:
+        values = np.random.default_rng(0).uniform(0.05, 1.0, [rows, *output.shape[1:]])
+        found.append((values / values.sum(axis=-1, keepdims=True)).astype(output.dtype))
+    return found
+
+
+def _add_up(found: _InParts, tolerance: Tolerance) -> bool:
+    """Returns whether values of all rows are the sums of those of parts, as far as they are finite and repeatable.
+
+    Args:
+      found: lists of values.
+      tolerance: tolerance of sums, relative to the largest of them: terms of different signs may cancel.
+    """
+    whole = found.whole
+    if not all(np.array_equal(a, b) and np.all(np.isfinite(a)) for a, b in zip(whole, found.again, strict=True)):
+        return True
+    for parts in found.partitions:
+        for theirs, values in zip(whole, zip(*parts, strict=True), strict=True):
+            scale = np.sum(np.abs(values), dtype=np.float64)
+            difference = abs(np.sum(values, dtype=np.float64) - theirs)
+            if difference > tolerance.relative * max(abs(theirs), scale) + 1e-12:
+                return False
+    return True
