@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives
@@ -65,6 +66,7 @@ class MultiWorker(TensorFlowStrategy):
         )
         with starting(group, cluster.size, start_timeout_seconds):
             engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        keras_internals.create_variables_of_any_dtype(engine)
         local = engine.num_replicas_in_sync // cluster.size
         some = ProcessGroups(sets, cluster.size, local, options).collectives if cluster.size > 1 else None
         super().__init__("multiworker", engine, cluster=cluster, group=group, options=options, make_group=some)

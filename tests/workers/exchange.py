@@ -2,7 +2,7 @@
 
 The directory contains cases.pickle: by name, the splits [sender, receiver] and the arrays of each sender. Returns the arrays
 that were received, eagerly and in a step that runs twice; "sums" are sums of tensors of several dtypes in one call, and
-"weights", except on multiworker, those of a model of bfloat16, other ones on each rank at first, after 0 to 2 steps.
+"weights", those of a model of bfloat16, other ones on each rank at first, after 0 to 2 steps.
 """
 
 import pathlib
@@ -34,8 +34,6 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> list[dict[str, l
     compiled = tf.function(lambda: strategy.run(exchange), autograph=False)
     results = [strategy.run(exchange), compiled(), compiled()]
     read = [tf.nest.map_structure(lambda tensor: strategy.local(tensor)[0].numpy(), result) for result in results]
-    if strategy.name == "multiworker":
-        return read  # TensorFlow broadcasts new variables itself, and has no broadcast of bfloat16
     return [result | {"weights": weights} for result, weights in zip(read, _weights_of_bfloat16(strategy), strict=True)]
 
 

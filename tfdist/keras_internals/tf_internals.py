@@ -37,6 +37,35 @@ def limit_start_of_workers(workers: int, seconds: float) -> None:
     context.context().coordination_service.cluster_register_with_barrier = True
 
 
+# Dtypes that TensorFlow does not broadcast between processes, and those that it does and that hold the same values.
+_WIDE = (
+    {tf.bfloat16: tf.float32}
+    | dict.fromkeys((tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32)
+    | {tf.uint32: tf.int64}
+)
+
+
+def create_variables_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    """Broadcasts initial values of variables whose dtype TensorFlow does not broadcast, such as bfloat16, in another one."""
+    make_initial_value = strategy.extended._get_variable_creator_initial_value
+
+    def in_another_dtype(replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Callable[[], tf.Tensor]:
+        if primary_var is not None:  # the value of this process's first replica
+            return make_initial_value(replica_id, device, primary_var, **kwargs)
+
+        def initial_value() -> tf.Tensor:
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            value = getattr(value, "wrapped_value", value)  # of a checkpoint
+            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            wide = {"initial_value": tf.cast(value, _WIDE.get(value.dtype, value.dtype)), "dtype": None}
+            return tf.cast(make_initial_value(replica_id, device, None, **{**kwargs, **wide})(), value.dtype)
+
+        return initial_value
+
+    strategy.extended._get_variable_creator_initial_value = in_another_dtype
+
+
 @contextlib.contextmanager
 def untuned_device_iterators() -> Iterator[None]:
     """Context in which iterators over distributed data sets are created that can be destroyed without delay.
