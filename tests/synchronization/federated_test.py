@@ -137,6 +137,44 @@ def test_replicas_without_clients_may_have_maximum_pooling():
     assert_close(weights(several), weights(one), 1e-5)
 
 
+class Annealed(keras.layers.Layer):
+    """Counts the batches and rows of its training, and scales its outputs by the number of batches."""
+
+    def build(self, shape):
+        self.batches, self.rows = (self.add_weight(dtype="int64", trainable=False, initializer="zeros") for _ in "br")
+        self.has_begun = self.add_weight(dtype="bool", trainable=False, initializer="zeros")
+
+    def call(self, x, training=False):
+        scale = 1 / (1 + keras.ops.cast(self.batches, x.dtype) / 10)
+        if training:
+            self.batches.assign_add(1)
+            self.rows.assign_add(keras.ops.cast(keras.ops.shape(x)[0], "int64"))
+            self.has_begun.assign(True)
+        return x * scale
+
+
+def test_clients_count_from_the_global_counters_whose_mean_is_taken(float64):
+    """Otherwise a client continues the counters of the one before it on its replica."""
+    sync, found = UNEQUAL.format(""), []
+    for devices in (1, 2, 3):
+        trainer, _ = trained(tfdist.load_strategy("mirrored", devices=devices), sync, layers=[Annealed])
+        found.append(weights(trainer))
+        for variable in trainer.model.non_trainable_variables:
+            copies = getattr(variable.value, "values", [variable.value])
+            assert len({int(copy.numpy()) for copy in copies}) == 1
+    for other in found[1:]:
+        assert_close([x.astype(float) for x in other], [x.astype(float) for x in found[0]])
+    clients, batches, rows = Clients(parse_sync(sync), len(X), seed=0), 0, 0
+    for number in range(4):
+        drawn = clients.drawn(number)
+        sizes = [len(clients.examples[client]) for client in drawn]
+        steps = [len(list(clients.batches(number, client, BATCH))) for client in drawn]
+        batches += round(np.average(steps, weights=sizes))
+        rows += round(np.average([2 * size for size in sizes], weights=sizes))
+    counters = [x for x in found[0] if not np.issubdtype(x.dtype, np.floating)]
+    assert [int(x) for x in counters] == [batches, rows, 1]
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_round(mirrored3):
     sync = "fedavg(clients=6, fraction=0.5)"
     clients = Clients(parse_sync(sync), len(X), seed=0)

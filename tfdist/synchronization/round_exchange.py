@@ -19,7 +19,7 @@ class Round(NamedTuple):
 
     Attributes:
       change: for each weight, the mean over clients of x - w_k.
-      statistics: for each moving statistic, its mean over clients.
+      statistics: for each moving statistic and integer of a layer, its mean over clients.
       reducer_state: the reducer's new state.
       loss: scalar of dtype floatx; mean over all rows; NaN if a client's was not finite.
       finite: scalar bool; whether everything was finite.
@@ -79,7 +79,7 @@ class RoundExchange:
         sums = _relative(self._round.statistics_sums, examples)
         if sums:
             sums = Bucketed(Sum()).reduce(sums, [], self.recording, name="round/statistics").totals
-        statistics = [total / tf.cast(of_all.examples, total.dtype) for total in sums]
+        statistics = self._round.means([total / tf.cast(of_all.examples, total.dtype) for total in sums])
         checked = [tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, *change, of_all.loss)]
         finite = tf.reduce_all(tf.stack([*checked, tf.equal(of_all.not_finite, 0)]))
         loss = tf.where(finite, tf.math.divide_no_nan(of_all.loss, of_all.rows), float("nan"))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.step import randomness
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.exchange import InitialState
 from tfdist.synchronization.global_weights import GlobalWeights
@@ -40,8 +41,10 @@ class RoundState:
       weights: trainable variables of the model.
       global_weights: the global weights.
       changes: for each weight, the sum over a replica's clients of n_k (x - w_k).
-      statistics: moving statistics of the model, such as those of BatchNormalization.
-      statistics_sums: for each of them, the sum over a replica's clients of n_k times its value.
+      statistics: moving statistics of the model, such as those of BatchNormalization, and integer and bool variables of
+        its layers, such as counters.
+      statistics_sums: for each of them, the sum over a replica's clients of n_k times its value, or, of an integer, times
+        its change, which is exact.
       counts: scalars.
     """
 
@@ -58,10 +61,10 @@ class RoundState:
         self._slots = keras_internals.slots(self._optimizer)
         self._initial_slots = InitialState(self._optimizer)
         self.weights = list(model.trainable_variables)
-        self.statistics = keras_internals.moving_statistics(model)
+        self.statistics = [*keras_internals.moving_statistics(model), *_counters(model)]
         self.global_weights = GlobalWeights(model.trainable_variables, strategy, outer)
         self.changes = strategy.allocate(_states("change", self.weights))
-        self.statistics_sums = strategy.allocate(_states("sum", self.statistics))
+        self.statistics_sums = strategy.allocate(_states("sum", self.statistics, integers=tf.float64))
         self._initial_statistics = strategy.allocate(_states("start", self.statistics))
         counts = [State(f"round/{name}", (), tf.float64, per_replica=True) for name in Counts._fields]
         self.counts = Counts(*strategy.allocate(counts))
@@ -76,18 +79,23 @@ class RoundState:
     def begin_client(self) -> None:
         """Assigns the global weights and statistics, and resets the optimizer."""
         self._assign_weights(self.global_weights.values(), 0)
-        for statistic, initial in zip(self.statistics, self._initial_statistics, strict=True):
-            statistic.assign(tf.convert_to_tensor(initial))
+        self._assign_statistics(self._initial_statistics)
 
     def end_client(self, examples: tf.Tensor) -> None:
         """Adds what a client with this number of examples has learned."""
         for total, x, w in zip(self.changes, self.global_weights.values(), self.weights, strict=True):
             total.assign_add(tf.cast(examples, total.dtype) * (x - tf.convert_to_tensor(w.value)))
-        for total, statistic in zip(self.statistics_sums, self.statistics, strict=True):
-            total.assign_add(tf.cast(examples, total.dtype) * tf.convert_to_tensor(statistic.value))
+        of_client = zip(self.statistics_sums, self.statistics, self._initial_statistics, strict=True)
+        for total, statistic, initial in of_client:
+            value = tf.cast(tf.convert_to_tensor(statistic.value), total.dtype)
+            if not initial.dtype.is_floating:
+                value -= tf.cast(tf.convert_to_tensor(initial), total.dtype)
+            total.assign_add(tf.cast(examples, total.dtype) * value)
         self.counts.examples.assign_add(tf.cast(examples, tf.float64))
 
-    def end_round(self, weights: Sequence[tf.Tensor], statistics: Sequence[tf.Tensor], rounds: tf.Tensor) -> None:
+    def end_round(
+        self, weights: Sequence[tf.Tensor], statistics: Sequence[tf.Tensor | tf.Variable], rounds: tf.Tensor
+    ) -> None:
         """Assigns new global weights and statistics.
 
         Args:
@@ -96,18 +104,25 @@ class RoundState:
           rounds: scalar; number of rounds done, which becomes the optimizer's number of updates.
         """
         self._assign_weights(weights, rounds)
-        for statistic, value in zip(self.statistics, statistics, strict=True):
-            statistic.assign(value)
+        self._assign_statistics(statistics)
+
+    def means(self, of_sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the statistics whose `statistics_sums` over all replicas have these means; integers are rounded."""
+        pairs = zip(of_sums, self._initial_statistics, strict=True)
+        return [mean if initial.dtype.is_floating else _changed(initial, mean) for mean, initial in pairs]
 
     def undo_round(self, rounds: tf.Tensor) -> None:
         """Assigns the global weights and statistics before the round; `rounds`: number of rounds done."""
-        self.end_round(
-            self.global_weights.values(), [tf.convert_to_tensor(value) for value in self._initial_statistics], rounds
-        )
+        self.end_round(self.global_weights.values(), self._initial_statistics, rounds)
 
     def take_over(self) -> None:
         """Assigns the model's weights, which are equal on all replicas, to the global ones."""
         self.global_weights.take_over(self.weights)
+
+    def _assign_statistics(self, values: Sequence[tf.Tensor | tf.Variable]) -> None:
+        with self._strategy.own_copies(self.statistics):
+            for statistic, value in zip(self.statistics, values, strict=True):
+                statistic.assign(tf.convert_to_tensor(value))
 
     def _assign_weights(self, values: Sequence[tf.Tensor], updates: tf.Tensor | int) -> None:
         """Assigns weights and a number of updates, and resets the optimizer's state."""
@@ -120,5 +135,24 @@ class RoundState:
             count.assign(tf.cast(updates, count.dtype))
 
 
-def _states(name: str, variables: Sequence[keras.Variable]) -> list[State]:
-    return [State(f"round/{name}/{v.path}", tuple(v.shape), tf.as_dtype(v.dtype), per_replica=True) for v in variables]
+def _counters(model: keras.Model) -> list[keras.Variable]:
+    """Returns the integer and bool variables of layers, except the states of random layers, which each step sets."""
+    left_out = {id(variable) for variable in randomness.seed_states(model)}
+    dtypes = [(variable, tf.as_dtype(variable.dtype)) for variable in model.non_trainable_variables]
+    return [v for v, dtype in dtypes if (dtype.is_integer or dtype.is_bool) and id(v) not in left_out]
+
+
+def _changed(initial: tf.Variable, change: tf.Tensor) -> tf.Tensor:
+    """Returns an integer or bool value after a change, rounded."""
+    value, change = tf.convert_to_tensor(initial), tf.round(change)
+    if initial.dtype.is_bool:
+        return tf.not_equal(tf.cast(value, change.dtype) + change, 0)
+    return value + tf.cast(change, value.dtype)
+
+
+def _states(name: str, variables: Sequence[keras.Variable], integers: tf.DType | None = None) -> list[State]:
+    """Returns a state like each variable; `integers`: dtype of those that are not floating, instead of their own."""
+    dtypes = [tf.as_dtype(variable.dtype) for variable in variables]
+    dtypes = [dtype if dtype.is_floating or integers is None else integers for dtype in dtypes]
+    pairs = zip(variables, dtypes, strict=True)
+    return [State(f"round/{name}/{v.path}", tuple(v.shape), dtype, per_replica=True) for v, dtype in pairs]
