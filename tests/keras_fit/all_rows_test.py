@@ -56,6 +56,10 @@ def fitted(model: keras.Model) -> Any:
     return model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
 
 
+def fitted_with_uneven_rows(model: keras.Model) -> Any:
+    return model.fit(X, Y, batch_size=5, epochs=2, verbose=0).history, model.evaluate(X, Y, verbose=0)
+
+
 def fitted_and_predicted(model: keras.Model) -> Any:
     return fitted(model), model.predict(X, batch_size=8, verbose=0)
 
@@ -121,6 +125,45 @@ class StartsFromABatch(keras.layers.Layer):
         return x - self.shift
 
 
+class CountsRows(keras.layers.Layer):
+    """Scales its inputs by the number of rows that it has seen before."""
+
+    def __init__(self, dtype_of_count: str, aggregation: str = "none"):
+        super().__init__()
+        self.count = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, dtype=dtype_of_count, aggregation=aggregation
+        )
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        outputs = x / (1.0 + 0.1 * ops.cast(self.count, x.dtype))
+        if training:
+            self.count.assign_add(ops.cast(ops.shape(x)[0], self.count.dtype))
+        return outputs
+
+
+def with_gradients_that_it_accumulates() -> keras.Model:
+    """Returns a model whose step updates weights by hand in every second step, in which alone replicas would differ."""
+
+    def train_step(self: Any, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((y - self(x, training=True)) ** 2)
+        self.steps.assign_add(1)
+        is_due = ops.cast(self.steps % 2 == 0, loss.dtype)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for total, gradient, variable in zip(self.totals, gradients, self.trainable_variables, strict=True):
+            total.assign_add(gradient)
+            variable.assign_sub(0.05 * is_due * total)
+            total.assign((1 - is_due) * total)
+        return {"loss": loss}
+
+    model = functional(train_step)
+    model.steps = model.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False)
+    shapes = [variable.shape for variable in model.trainable_variables]
+    model.totals = [model.add_weight(shape=shape, initializer="zeros", trainable=False) for shape in shapes]
+    return model
+
+
 def with_a_fixed_batch() -> keras.Model:
     def train_step(self: Any, data: Any) -> Any:
         x, y = data
@@ -146,6 +189,9 @@ def with_a_fixed_batch() -> keras.Model:
         (with_perplexity, fitted),
         (with_an_average_of_its_weights, fitted),
         (lambda: sequential(StartsFromABatch()), fitted),
+        (with_gradients_that_it_accumulates, fitted),
+        (lambda: sequential(CountsRows("int32")), fitted_with_uneven_rows),
+        (lambda: sequential(CountsRows("float64", aggregation="sum")), fitted_with_uneven_rows),
         (lambda: sequential(keras.layers.Dense(3, activity_regularizer=deviation)), fitted),
         (with_a_fixed_batch, lambda model: model.fit(X, Y, batch_size=11, verbose=0).history),
     ],
@@ -159,6 +205,9 @@ def with_a_fixed_batch() -> keras.Model:
         "perplexity",
         "averaged weights",
         "assigned in a layer",
+        "accumulated gradients",
+        "counted rows",
+        "aggregated by TensorFlow",
         "activity regularizer",
         "fixed batch",
     ],
@@ -179,17 +228,41 @@ def centered(model: keras.Model, data: Any) -> Any:
     return {"loss": loss, "mean": mean, "sum": tf.reduce_sum(y, axis=0)}
 
 
+def with_a_center() -> keras.Model:
+    model = functional(centered)
+    model.center = model.add_weight(shape=(3,), initializer="zeros", trainable=False, name="center")
+    return model
+
+
+class Centered(keras.layers.Layer):
+    """Subtracts a moving mean of its earlier inputs, in training, too."""
+
+    def __init__(self, aggregation: str = "none"):
+        super().__init__()
+        self.aggregation = aggregation
+
+    def build(self, shape: Any) -> None:
+        self.center = self.add_weight(
+            shape=(shape[-1],), initializer="zeros", trainable=False, aggregation=self.aggregation
+        )
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        outputs = x - self.center
+        if training:
+            self.center.assign(0.7 * self.center + 0.3 * ops.mean(x, axis=0))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    "make",
+    [with_a_center, lambda: sequential(Centered()), lambda: sequential(Centered("mean"))],
+    ids=["of a step", "of a layer", "aggregated by TensorFlow"],
+)
 def test_statistics_with_which_a_later_step_computes(
-    float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
+    make: Any, float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are averaged after each step; vectors that a step returns are means or sums, as numbers are."""
-
-    def make() -> keras.Model:
-        model = functional(centered)
-        model.center = model.add_weight(shape=(3,), initializer="zeros", trainable=False, name="center")
-        return model
-
-    assert not differences(*both(mirrored2, make, fitted))
+    assert not differences(*both(mirrored2, make, fitted_with_uneven_rows if make is not with_a_center else fitted))
     assert "needs all rows" not in caplog.text
 
 

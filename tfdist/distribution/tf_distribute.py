@@ -159,9 +159,10 @@ class MirroredVariables(VariableAdoption):
           InputError: a variable belongs to another strategy.
         """
         strategy = self._strategy
+        of_optimizers = {id(variable) for optimizer in optimizers for variable in optimizer.variables}
         for variable in variables:
             if self.owns(variable):
-                self._set_access(variable)
+                self._set_access(variable, id(variable) in of_optimizers)
                 continue
             if isinstance(variable.value, tf.distribute.DistributedValues):
                 raise InputError(
@@ -170,14 +171,16 @@ class MirroredVariables(VariableAdoption):
                 )
             former = keras_internals.key_of(variable)
             keras_internals.create_again(variable, strategy.scope())
-            self._set_access(variable)
+            self._set_access(variable, id(variable) in of_optimizers)
             self._adopted[former] = keras_internals.key_of(variable)
         for optimizer in optimizers:
             keras_internals.rebind_variables(optimizer, strategy.engine, self._adopted)
 
-    def _set_access(self, variable: keras.Variable) -> None:
+    def _set_access(self, variable: keras.Variable, is_of_optimizer: bool) -> None:
         keras_internals.watch_copies(self._strategy.local(variable.value))
         keras_internals.read_first_copy_outside(variable)
+        if not is_of_optimizer:
+            keras_internals.assign_own_copies(variable)
 
     @contextlib.contextmanager
     def as_one_device(self, variables: Sequence[keras.Variable]) -> Iterator[None]:

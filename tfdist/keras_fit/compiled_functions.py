@@ -167,7 +167,7 @@ class Functions:
 
     def _following(self, reduce_ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
         if self._own is None and reduce_ops.are_means:
-            return TrainerSteps(self.model, self._strategy, self._options, self._metrics)
+            return TrainerSteps(self.model, self._strategy, self._options, self._metrics, reduce_ops.statistics)
         made = self._own or self._own_steps(spec)
         made.set_reduce_ops(reduce_ops)
         return made

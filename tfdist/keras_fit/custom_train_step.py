@@ -28,7 +28,7 @@ from tfdist.step import randomness
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.settings import Settings
-from tfdist.step.side_effects import restore_unless
+from tfdist.step.side_effects import average_over_rows, restore_unless
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import dense, global_norm
 from tfdist.step.validation import check_not_wrapped, check_optimizer, statistics_of_all_replicas
@@ -148,17 +148,8 @@ class CustomTrainStep:
             with losses_weighted(None if mine.has_all_rows else mine.weights[self._reduce_ops.of_gradients]):
                 logs = self._model.train_step(mine.batch)
         restore_unless(mine.rows > 0, self._restored, before)
-        self._average(mine.weights["mean"], collectives)
+        average_over_rows(self._averaged, mine.weights["mean"], collectives)
         self.logs.keep(logs, mine.weights)
-
-    def _average(self, weight: tf.Tensor, collectives: Collectives) -> None:
-        """Replaces statistics that the code assigns from its rows by their mean, as a later step may compute with them."""
-        numbers = [tf.float64 if v.dtype == "float64" else tf.float32 for v in self._averaged]
-        values = [tf.cast(variable, dtype) for variable, dtype in zip(self._averaged, numbers, strict=True)]
-        weighted = [tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype)) for value in values]
-        totals = collectives.all_reduce(weighted, name="statistics") if weighted else []
-        for variable, total in zip(self._averaged, totals, strict=True):
-            variable.assign(tf.cast(total, variable.dtype))
 
     def traced(self) -> None:
         """Compares the traced collective calls with other processes; called when `run` has first been traced."""

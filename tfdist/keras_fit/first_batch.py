@@ -29,6 +29,7 @@ from tfdist.keras_fit.replica_batch import few_rows, warn_of_all_rows
 from tfdist.keras_fit.replica_vs_full_batch import BothWays, NeedsAllRowsError, either_draws
 from tfdist.keras_fit.step_outputs import ReduceOp, flat
 from tfdist.layers.sync_batch_norm import is_synchronized, not_synchronized, synchronize
+from tfdist.step import randomness
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.tolerance import Tolerance, norm
@@ -65,13 +66,17 @@ class ReduceOps(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Results of one call of a step's code: gradients of each application, returned values, and values of variables."""
+    """Results of one call of a step's code: gradients of each application, returned values, and values of variables.
+
+    Weights and counters are not reduced over replicas.
+    """
 
     gradients: list[list[tf.Tensor]]
     logs: dict[str, tf.Tensor]
     metrics: list[tf.Tensor]
     weights: list[tf.Tensor]
     statistics: list[tf.Tensor]
+    counters: list[tf.Tensor]
 
 
 def has_custom_code(model: keras.Model) -> bool:
@@ -111,9 +116,12 @@ class FirstBatch:
         self._metrics = self._model_metrics.variables
         self._weights = list(model.trainable_variables)
         self._statistics = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+        seeds = {id(variable) for variable in randomness.seed_states(model)}
+        self._counters = [v for v in model.non_trainable_variables if id(v) not in seeds and _is_integer(v.dtype)]
         self._tolerance = Tolerance.of(model)
         self._keys: list[str] = []
         self._applications: list[list[str]] = []
+        self._weights_of_rows: list[str] = []
         self._communicates = False
         self._is_synchronized = any(is_synchronized(layer) for layer in keras_internals.layers_of(model))
         self._both = BothWays(strategy, self._called)
@@ -139,11 +147,12 @@ class FirstBatch:
         with _statistics_of_all_rows(self._model):
             self._both.agree(self._of_different_lengths(batch))
             ours, whole = self._both.run(batch, rows_differ)
-        weights = [self._strategy.local(value) for value in ours.weights]
-        means, sums, spreads = self._reduced(ours._replace(weights=[]), batch)
+        weights, counters = ([self._strategy.local(value) for value in each] for each in (ours.weights, ours.counters))
+        means, sums, spreads = self._reduced(ours._replace(weights=[], counters=[]), batch)
         found, problem = ReduceOps(), ""
         try:
             whole = tf.nest.map_structure(np.asarray, whole)
+            self._compare_counters(counters, whole.counters)
             self._compare_variables(weights, means.statistics, whole)
             found = self._equal_ones(means, sums, whole)._replace(statistics=self._of_rows(spreads, whole))
         except NeedsAllRowsError as error:
@@ -177,11 +186,21 @@ class FirstBatch:
         self, weights: Sequence[Sequence[tf.Tensor]], statistics: Sequence[np.ndarray], whole: _Found
     ) -> None:
         """Compares assigned variables: weights must stay equal on replicas, statistics are averaged over them."""
+        if self._weights_of_rows:
+            raise NeedsAllRowsError(f"it assigns {self._weights_of_rows[0]} from its rows, without an optimizer")
         named = zip(self._weights, weights, whole.weights, strict=True)
         pairs = [(variable, value, all_rows) for variable, values, all_rows in named for value in values]
         for variable, ours, all_rows in (*pairs, *zip(self._statistics, statistics, whole.statistics, strict=True)):
             if not self._tolerance.holds([np.asarray(ours)], [all_rows]):
                 raise NeedsAllRowsError(_beside(f"{variable.path}, which it assigns,", [np.asarray(ours)], [all_rows]))
+
+    def _compare_counters(self, counters: Sequence[Sequence[tf.Tensor]], whole: Sequence[np.ndarray]) -> None:
+        """Compares assigned integers and booleans, which must stay equal on replicas."""
+        for variable, values, all_rows in zip(self._counters, counters, whole, strict=True):
+            if any(not np.array_equal(value, all_rows) for value in values):
+                raise NeedsAllRowsError(
+                    _beside(f"{variable.path}, which it assigns,", [np.asarray(values[0])], [all_rows])
+                )
 
     def _of_rows(self, spreads: Sequence[np.ndarray], whole: _Found) -> list[keras.Variable]:
         """Returns the statistics that differ between replicas."""
@@ -220,14 +239,14 @@ class FirstBatch:
 
     def _called(self, batch: Any, replica: Replica) -> _Found:
         gradients: list[list[tf.Tensor]] = []
-        self._applications = []
+        applications: list[list[str]] = []  # replicas of a process are traced in turns
 
         def apply(
             original: Any, optimizer: keras.Optimizer, given: Sequence[Any], variables: Sequence[keras.Variable]
         ) -> None:
             found = [(tf.convert_to_tensor(g), v) for g, v in zip(given, variables, strict=True) if g is not None]
             gradients.append([gradient for gradient, _ in found])
-            self._applications.append([variable.path for _, variable in found])
+            applications.append([variable.path for _, variable in found])
 
         for variable in self._metrics:
             variable.assign(tf.zeros(variable.shape, variable.dtype))
@@ -237,7 +256,9 @@ class FirstBatch:
             operations = keras_internals.count_operations()
             returned = flat(self._step(batch) or {})
             check_none_is_assigned(self._model, self._strategy, operations)
+        self._applications = applications
         if not replica.has_all_rows:
+            self._weights_of_rows = self._assigned_from(batch, operations)
             self._communicates = self._has_layers_that_communicate(recording)
         logs = {
             key: floating(value)
@@ -248,8 +269,17 @@ class FirstBatch:
         return _Found(
             gradients,
             logs,
-            *([tf.identity(v) for v in kept] for kept in (self._metrics, self._weights, self._statistics)),
+            *(
+                [tf.identity(v) for v in kept]
+                for kept in (self._metrics, self._weights, self._statistics, self._counters)
+            ),
         )
+
+    def _assigned_from(self, batch: Any, operations: int) -> list[str]:
+        """Returns the paths of the weights that the step may assign from its rows, if not in the first step."""
+        rows = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor)]
+        found = keras_internals.assigned_from(rows, operations, self._weights)
+        return [variable.path for variable, is_assigned in zip(self._weights, found, strict=True) if is_assigned]
 
     def _is_of_metric(self, key: str) -> bool:
         return self._results_of_metrics is None or key in self._results_of_metrics
@@ -269,7 +299,7 @@ def _reduced(found: _Found, part: tf.Tensor, collectives: Collectives) -> tuple[
     def of_replica(weight: tf.Tensor) -> _Found:
         values = found.gradients, found.logs, found.statistics
         gradients, logs, statistics = tf.nest.map_structure(lambda value: weighted(value, weight), values)
-        return _Found(gradients, logs, found.metrics, [], statistics)
+        return _Found(gradients, logs, found.metrics, [], statistics, [])
 
     both = of_replica(part), of_replica(floating(part > 0))
     values = tf.nest.flatten(both)
@@ -291,6 +321,10 @@ def _spreads(
 def _parts(result: Any) -> list[np.ndarray]:
     """Returns the numbers of a metric's result, which may be a dict."""
     return [np.asarray(part, "float64") for part in tf.nest.flatten(result)]
+
+
+def _is_integer(dtype: str) -> bool:
+    return tf.as_dtype(dtype).is_integer or tf.as_dtype(dtype).is_bool
 
 
 def _beside(what: str, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> str:

@@ -1,6 +1,7 @@
 """Training steps for one compilation of a model, several per call, and their results."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -50,8 +51,15 @@ class TrainerSteps:
 
     needs_all_rows = False
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics):
-        settings = _settings(model, strategy, options)
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        options: RunConfig,
+        metrics: KerasMetrics,
+        averaged: Sequence[keras.Variable] = (),
+    ):
+        settings = dataclasses.replace(_settings(model, strategy, options), averaged=tuple(averaged))
         check_means(model, strategy.replicas, settings.micro_steps)
         self._store = StateStore(strategy)
         if settings.loss_scale:

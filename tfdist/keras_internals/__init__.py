@@ -130,6 +130,7 @@ from tfdist.keras_internals.saving import weights_in_file
 from tfdist.keras_internals.tf_internals import (
     add_functions,
     always_run,
+    assigned_from,
     assigned_since,
     call_with_captures,
     captured_through,
@@ -155,6 +156,7 @@ from tfdist.keras_internals.tf_internals import (
 from tfdist.keras_internals.variables import (
     RecordedScope,
     UninitializedVariable,
+    assign_own_copies,
     bytes_of,
     create_again,
     deferred_creation,
@@ -320,6 +322,8 @@ __all__ = [
     "user_losses",
     "value_of",
     "variables_restored",
+    "assign_own_copies",
+    "assigned_from",
     "assigned_since",
     "count_operations",
     "create_variables_of_any_dtype",

@@ -134,8 +134,33 @@ def assigned_since(operations: int, variables: Sequence[keras.Variable | tf.Vari
     for operation in graph.get_operations()[operations:]:
         _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
         assigned.update(id(handle) for handle in written)
-    held = (variable._value if isinstance(variable, keras.Variable) else variable for variable in variables)
-    return [id(graph.capture(variable.handle)) in assigned for variable in held]
+    return [id(graph.capture(handle)) in assigned for handle in _handles(variables)]
+
+
+def assigned_from(
+    sources: Sequence[tf.Tensor], operations: int, variables: Sequence[keras.Variable | tf.Variable]
+) -> list[bool]:
+    """Returns which variables may be assigned values computed from tensors, also by way of other variables.
+
+    Args:
+      sources: tensors of the graph that is being built.
+      operations: see `assigned_since`.
+      variables: see `assigned_since`; eagerly, none is found.
+    """
+    if tf.executing_eagerly():
+        return [False] * len(variables)
+    graph = ops.get_default_graph()
+    computed = {tensor.name for tensor in sources}
+    for operation in graph.get_operations()[operations:]:
+        if any(tensor.name in computed for tensor in operation.inputs):
+            _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+            computed.update(tensor.name for tensor in (*operation.outputs, *written))
+    return [graph.capture(handle).name in computed for handle in _handles(variables)]
+
+
+def _handles(variables: Sequence[keras.Variable | tf.Variable]) -> list[tf.Tensor]:
+    """Returns the resources of variables; of distributed ones, of this replica's copies."""
+    return [(variable._value if isinstance(variable, keras.Variable) else variable).handle for variable in variables]
 
 
 @contextlib.contextmanager

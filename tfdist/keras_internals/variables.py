@@ -192,6 +192,16 @@ def read_first_copy_outside(variable: keras.Variable) -> None:
         held._get_cross_replica = lambda: held._get_replica(0).read_value()
 
 
+def assign_own_copies(variable: keras.Variable) -> None:
+    """Makes each replica assign its own copy of a mirrored variable, as if the variable had no `aggregation`.
+
+    tf.distribute would assign the sum, the first or an unweighted mean of the replicas' values, whatever their rows.
+    """
+    held = variable._value
+    if isinstance(held, values.MirroredVariable):
+        held._aggregation = tf.VariableAggregation.NONE
+
+
 @contextlib.contextmanager
 def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Sequence[tf.Variable]]) -> Iterator[None]:
     """Context in which variables are the first of their copies; on exit, the other copies get its value.

@@ -1,6 +1,9 @@
 """Options of a training step."""
 
 import dataclasses
+from collections.abc import Sequence
+
+import keras
 
 from tfdist.distribution.strategy import State
 from tfdist.gradients import Clip, LossScale
@@ -24,6 +27,8 @@ class Settings:
       sparse: names, as of `named_specs`, of the gradients that the reducer accepts as rows.
       sync: how replicas are synchronized.
       straggler: what is done about a replica that is late in a step.
+      averaged: statistics that the forward pass assigns from a replica's rows, and with which a later step computes: they
+        are averaged over replicas after each step. Others are averaged before they are used or saved.
     """
 
     batch_size: int | None
@@ -36,6 +41,7 @@ class Settings:
     sparse: frozenset[str] = frozenset()
     sync: Sync = EveryStep()
     straggler: Straggler = Straggler()
+    averaged: Sequence[keras.Variable] = dataclasses.field(default=(), compare=False)
 
     def scale_state(self) -> list[State]:
         """Returns the state of the loss scale; empty without loss scaling."""

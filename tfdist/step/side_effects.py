@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.step import randomness
@@ -91,6 +92,22 @@ def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], befor
     for variable, value in zip(variables, before, strict=True):
         kept = tf.broadcast_to(counts, variable.shape)  # a scalar condition would crash DTensor
         variable.assign(tf.where(kept, tf.convert_to_tensor(variable), value))
+
+
+def average_over_rows(variables: Sequence[keras.Variable], weight: tf.Tensor, collectives: Collectives) -> None:
+    """Replaces variables that replicas have assigned from their rows by their mean over replicas; in a replica function.
+
+    Args:
+      variables: the floating variables, such as statistics with which a later step computes.
+      weight: scalar; this replica's part of the rows.
+      collectives: collectives of all replicas.
+    """
+    numbers = [tf.float64 if v.dtype == "float64" else tf.float32 for v in variables]
+    values = [tf.cast(variable, dtype) for variable, dtype in zip(variables, numbers, strict=True)]
+    weighted = [tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype)) for value in values]
+    totals = collectives.all_reduce(weighted, name="statistics") if weighted else []
+    for variable, total in zip(variables, totals, strict=True):
+        variable.assign(tf.cast(total, variable.dtype))
 
 
 def assign(variables: Sequence[tf.Variable | keras.Variable], values: Sequence[tf.Tensor]) -> None:

@@ -28,7 +28,7 @@ from tfdist.step.metrics import LossShare, ModelMetrics
 from tfdist.step.named_specs import named_specs
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.settings import Settings
-from tfdist.step.side_effects import SideEffects, Values, assign
+from tfdist.step.side_effects import SideEffects, Values, assign, average_over_rows
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 
@@ -140,7 +140,9 @@ class Step:
         before = self._side_effects.end(values)
         self.sends_rows = self._recorded.has_unknown_shapes
         if has_batch_size:
-            gradients = self._of_rows(count_rows(batch), gradients, values)
+            rows = count_rows(batch)
+            gradients = self._of_rows(rows, gradients, values)
+            average_over_rows(self.settings.averaged, loss.floating(rows) / loss.floating(batch_size), self._recorded)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
         gradients, value, dropped = self._divided(gradients, found)
         state = [tf.convert_to_tensor(variable) for variable in self._state]
