@@ -315,6 +315,22 @@ def test_an_epoch_ends_where_data_of_unknown_length_does(float64: None, mirrored
     assert not differences(ours, plain)
 
 
+def test_a_state_for_each_row(float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> keras.Model:
+        inputs = keras.Input(batch_shape=(6, 5, 1))
+        model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.LSTM(4, stateful=True)(inputs)))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    def use(model: keras.Model) -> Any:
+        found = model.fit(X[:18], Y[:18], batch_size=6, epochs=2, shuffle=False, verbose=0).history
+        model.layers[1].reset_states()
+        return found, model.evaluate(X[:18], Y[:18], batch_size=6, verbose=0), model.predict(X[:12], 6, verbose=0)
+
+    assert not differences(*both(mirrored2, make, use))
+    assert "is stateful: it has a state for each row" in caplog.text
+
+
 def test_gathered_rows_and_micro_steps_are_refused(mirrored2: tfdist.Strategy) -> None:
     model = tfdist.distribute(sequential(Shared()), mirrored2, accumulate_steps=2)
     with pytest.raises(InputError, match="communicates takes the whole batch at once"):

@@ -18,7 +18,7 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import Place
-from tfdist.keras_fit.first_batch import FirstBatch, ReduceOps, has_custom_code
+from tfdist.keras_fit.first_batch import FirstBatch, ReduceOps, has_custom_code, state_of_rows
 from tfdist.keras_fit.one_device import running
 from tfdist.keras_fit.replica_batch import rows_of, warn_of_all_rows
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
@@ -64,6 +64,7 @@ class Functions:
         # A single replica has all rows, and Keras's own code is correct for any rows.
         self._has_own_code = has_custom_code(model)
         self._checks = options.check_first_batch and strategy.replicas > 1 and self._has_own_code
+        self._state_of_rows = state_of_rows(model) if strategy.replicas > 1 else ""
         self._recorded = Recording(strategy.collectives)
         self._test_logs: Logs | None = None
         self._test_reduce_ops: ReduceOps | None = None
@@ -122,7 +123,7 @@ class Functions:
         """Runs the first steps; before them, inspects the first batch if the model has custom code."""
         if self._own is None and any(keras_internals.overridden(self.model, name) for name in _OF_A_STEP):
             self._own = self._own_steps(spec)
-        if self._own is None and not self._checks:
+        if self._own is None and not self._checks and not self._state_of_rows:
             self._training = TrainerSteps(self.model, self._strategy, self._options, self._metrics)
             return self._training.go(batches, most, number)
         first = next(batches) if isinstance(batches, BatchReader) else batches
@@ -146,6 +147,9 @@ class Functions:
           returned: description of what the step returns; None for Keras's own step, which returns results of metrics.
           first: the first batch.
         """
+        if self._state_of_rows:
+            warn_of_all_rows(self.model, name, self._state_of_rows, self._strategy)
+            return ReduceOps(needs_all_rows=True)
         computed, of_metrics = (returned.computed_from_metrics, returned.sources) if returned else ((), None)
         if computed:
             # A metric's sum since its reset is available only on a replica that has all rows.

@@ -90,6 +90,12 @@ def has_custom_code(model: keras.Model) -> bool:
     return any(keras_internals.is_own(part) for part in (*layers, *inside, *keras_internals.compiled_functions(model)))
 
 
+def state_of_rows(model: keras.Model) -> str:
+    """Describes the state that a model keeps for each row of a batch, which replicas cannot split; empty for none."""
+    stateful = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "stateful", False)]
+    return f"{stateful[0].name} is stateful: it has a state for each row of a batch" if stateful else ""
+
+
 class FirstBatch:
     """Compares the results of a model's step for rows distributed over replicas with those for all rows at once."""
 

@@ -15,7 +15,7 @@ from tfdist.collectives.gathering import gathered
 from tfdist.data.batches import ReplicaRows, with_any_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.keras_fit.first_batch import has_custom_code
+from tfdist.keras_fit.first_batch import has_custom_code, state_of_rows
 from tfdist.keras_fit.replica_batch import all_rows, warn_of_all_rows
 from tfdist.keras_fit.replica_vs_full_batch import BothWays, NeedsAllRowsError, either_draws
 from tfdist.step import randomness
@@ -39,7 +39,10 @@ def predicting(model: keras.Model, strategy: HasCollectives, seed: int, check: b
     by_own_rows, by_all_rows = (
         _on_replicas(function, model, strategy, seed) for function in (_by_own_rows, _by_all_rows)
     )
-    chosen: list[Predict] = [] if checks else [by_own_rows]
+    state = state_of_rows(model) if strategy.replicas > 1 else ""
+    chosen: list[Predict] = [by_all_rows] if state else [] if checks else [by_own_rows]
+    if state:
+        warn_of_all_rows(model, "predict", state, strategy)
 
     def predict(own_rows: Any) -> Any:
         if chosen:
