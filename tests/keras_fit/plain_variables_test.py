@@ -73,11 +73,20 @@ def compiled(*layers: keras.Layer, kind: Callable[..., keras.Model] = keras.Mode
     ],
     ids=["metric", "layer", "model"],
 )
-def test_one_without_copies_is_not_assigned(make: Callable[[], keras.Model], mirrored2: tfdist.Strategy) -> None:
+@pytest.mark.parametrize("checks", [True, False])
+def test_one_without_copies_is_not_assigned(
+    make: Callable[[], keras.Model], checks: bool, mirrored2: tfdist.Strategy
+) -> None:
     """As in a program without a scope: it would change once for each replica."""
-    model = tfdist.distribute(make(), mirrored2)
+    model = tfdist.distribute(make(), mirrored2, check_first_batch=checks)
     with pytest.raises(InputError, match="must be a variable of Keras.*a tf.Variable of .* which 2 replicas would"):
         model.fit(X, Y, batch_size=6, verbose=0)
+
+
+def test_nor_in_an_evaluation_without_a_check(mirrored2: tfdist.Strategy) -> None:
+    model = tfdist.distribute(compiled(metrics=[CountingRows()]), mirrored2, check_first_batch=False)
+    with pytest.raises(InputError, match="must be a variable of Keras"):
+        model.evaluate(X, Y, batch_size=6, verbose=0)
 
 
 def test_a_callback_may_assign_one(float64: None, mirrored2: tfdist.Strategy) -> None:

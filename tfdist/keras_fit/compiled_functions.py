@@ -26,6 +26,7 @@ from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
 from tfdist.step import randomness
 from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_average_statistics, make_drain
+from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
 
@@ -359,7 +360,9 @@ class Functions:
         with contextlib.ExitStack() as stack:
             for context in (computing, draws, *in_replica):
                 stack.enter_context(context)
+            operations = keras_internals.count_operations()
             found = self.model.test_step(mine.batch)
+            check_none_is_assigned(self.model, self._strategy, operations)
         restore_unless(mine.rows > 0, variables, before)
         if self._test_logs is not None:  # always set while tests are traced
             self._test_logs.keep(found, mine.weights)

@@ -27,6 +27,7 @@ from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.settings import Settings
 from tfdist.step.side_effects import average_over_rows, restore_unless
 from tfdist.step.state_store import StateStore
@@ -146,7 +147,9 @@ class CustomTrainStep:
         draws = randomness.own(self._seeds, self._settings.seed, number, mine.number, collectives.size)
         with using(mine.collectives), running(replica), draws, keras_internals.functions_inlined():
             with losses_weighted(None if mine.has_all_rows else mine.weights[self._reduce_ops.of_gradients]):
+                operations = keras_internals.count_operations()
                 logs = self._model.train_step(mine.batch)
+                check_none_is_assigned(self._model, self._strategy, operations)
         restore_unless(mine.rows > 0, self._restored, before)
         average_over_rows(self._averaged, mine.weights["mean"], collectives)
         self.logs.keep(logs, mine.weights)

@@ -24,7 +24,6 @@ from tfdist.collectives.differentiable import losses_weighted
 from tfdist.data.batches import ReplicaRows, count_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.one_device import Replica, running
-from tfdist.keras_fit.plain_variables import check_none_is_assigned
 from tfdist.keras_fit.replica_batch import few_rows, warn_of_all_rows
 from tfdist.keras_fit.replica_vs_full_batch import BothWays, NeedsAllRowsError, either_draws
 from tfdist.keras_fit.step_outputs import ReduceOp, flat
@@ -32,6 +31,7 @@ from tfdist.layers.sync_batch_norm import is_synchronized, not_synchronized, syn
 from tfdist.step import randomness
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.tolerance import Tolerance, norm
 
 _log = logging.getLogger(__name__)

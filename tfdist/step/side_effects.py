@@ -11,6 +11,7 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.step import randomness
+from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.validation import statistics_of_all_replicas
 
 
@@ -53,7 +54,7 @@ class SideEffects:
           strategy: strategy of the replicas.
           sparse: paths of the tables of which a step updates some rows.
         """
-        self._strategy = strategy
+        self._model, self._strategy = model, strategy
         self._own = [*keras_internals.moving_statistics(model), *metrics]
         whole = statistics_of_all_replicas(model)
         self._of_rows = [i for i, variable in enumerate(self._own) if id(variable) not in whole]
@@ -70,7 +71,12 @@ class SideEffects:
         return Values(own, others, keras_internals.count_operations())
 
     def end(self, before: Values) -> list[tf.Tensor]:
-        """Returns the values to be restored by `undo`, after the forward pass is traced."""
+        """Returns the values to be restored by `undo`, after the forward pass is traced.
+
+        Raises:
+          InputError: the forward pass assigns a variable that replicas share.
+        """
+        check_none_is_assigned(self._model, self._strategy, before.operations)
         found = keras_internals.assigned_since(before.operations, self._others)
         self._assigned = [variable for variable, is_assigned in zip(self._others, found, strict=True) if is_assigned]
         return [*before.own, *(value for value, is_assigned in zip(before.others, found, strict=True) if is_assigned)]
