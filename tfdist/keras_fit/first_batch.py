@@ -122,8 +122,7 @@ class FirstBatch:
         self._metrics = self._model_metrics.variables
         self._weights = list(model.trainable_variables)
         self._statistics = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
-        seeds = {id(variable) for variable in randomness.seed_states(model)}
-        self._counters = [v for v in model.non_trainable_variables if id(v) not in seeds and _is_integer(v.dtype)]
+        self._counters = randomness.counters(model)
         self._tolerance = Tolerance.of(model)
         self._keys: list[str] = []
         self._applications: list[list[str]] = []
@@ -327,10 +326,6 @@ def _spreads(
 def _parts(result: Any) -> list[np.ndarray]:
     """Returns the numbers of a metric's result, which may be a dict."""
     return [np.asarray(part, "float64") for part in tf.nest.flatten(result)]
-
-
-def _is_integer(dtype: str) -> bool:
-    return tf.as_dtype(dtype).is_integer or tf.as_dtype(dtype).is_bool
 
 
 def _beside(what: str, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> str:

@@ -17,6 +17,13 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
 
 
+def counters(model: keras.Model) -> list[keras.Variable]:
+    """Returns the integer and bool variables of layers, except the states of seed generators, which each step sets."""
+    seeds = {id(variable) for variable in seed_states(model)}
+    dtypes = [(variable, tf.as_dtype(variable.dtype)) for variable in model.non_trainable_variables]
+    return [v for v, dtype in dtypes if (dtype.is_integer or dtype.is_bool) and id(v) not in seeds]
+
+
 def reseed(states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int) -> None:
     """Sets each generator's state for a step, inside a replica function.
 

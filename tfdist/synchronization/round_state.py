@@ -61,7 +61,7 @@ class RoundState:
         self._slots = keras_internals.slots(self._optimizer)
         self._initial_slots = InitialState(self._optimizer)
         self.weights = list(model.trainable_variables)
-        self.statistics = [*keras_internals.moving_statistics(model), *_counters(model)]
+        self.statistics = [*keras_internals.moving_statistics(model), *randomness.counters(model)]
         self.global_weights = GlobalWeights(model.trainable_variables, strategy, outer)
         self.changes = strategy.allocate(_states("change", self.weights))
         self.statistics_sums = strategy.allocate(_states("sum", self.statistics, integers=tf.float64))
@@ -133,13 +133,6 @@ class RoundState:
             for slot, value in zip(self._slots, self._initial_slots.tensors(), strict=True):
                 slot.assign(value)
             count.assign(tf.cast(updates, count.dtype))
-
-
-def _counters(model: keras.Model) -> list[keras.Variable]:
-    """Returns the integer and bool variables of layers, except the states of random layers, which each step sets."""
-    left_out = {id(variable) for variable in randomness.seed_states(model)}
-    dtypes = [(variable, tf.as_dtype(variable.dtype)) for variable in model.non_trainable_variables]
-    return [v for v, dtype in dtypes if (dtype.is_integer or dtype.is_bool) and id(v) not in left_out]
 
 
 def _changed(initial: tf.Variable, change: tf.Tensor) -> tf.Tensor:
