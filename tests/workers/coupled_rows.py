@@ -1,4 +1,4 @@
-"""Trains with a layer that adds a mean or a sum to the loss, and keeps a metric of its own; returns history and errors."""
+"""Trains with layers that add a mean or a sum to the loss, and keep a metric and a mean; returns history and errors."""
 
 import pathlib
 from typing import Any
@@ -24,11 +24,25 @@ class Measured(keras.layers.Layer):
         return x
 
 
-def fit(strategy: tfdist.Strategy, penalty: Any) -> dict[str, Any]:
+class Centering(keras.layers.Layer):
+    """Subtracts the moving mean of the rows of earlier steps."""
+
+    def build(self, shape: Any) -> None:
+        self.center = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="center")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        centered = x - self.center
+        if training:
+            self.center.assign(0.9 * self.center + 0.1 * ops.mean(x, axis=0))
+        return centered
+
+
+def fit(strategy: tfdist.Strategy, penalty: Any, *, centering: bool = True) -> dict[str, Any]:
     keras.utils.set_random_seed(0)
     with strategy.scope():
         inputs = keras.Input([4])
-        model = keras.Model(inputs, keras.layers.Dense(4)(Measured(penalty)(keras.layers.Dense(3)(inputs))))
+        measured = Measured(penalty)(keras.layers.Dense(3)(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(4)(Centering()(measured) if centering else measured))
         trainer = tfdist.Trainer(model, optimizer="sgd", loss=lambda a, b: ops.mean(ops.square(a - b)))
     history: dict[str, Any] = trainer.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
     return history

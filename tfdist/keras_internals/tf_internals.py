@@ -150,12 +150,45 @@ def assigned_from(
     if tf.executing_eagerly():
         return [False] * len(variables)
     graph = ops.get_default_graph()
+    computed = _computed_from(sources, operations)
+    return [graph.capture(handle).name in computed for handle in _handles(variables)]
+
+
+def feeds_back(
+    sources: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor],
+    operations: int,
+    variables: Sequence[keras.Variable | tf.Variable],
+) -> list[bool]:
+    """Returns which variables may be assigned values computed from tensors, with which results are computed later.
+
+    Args:
+      sources: see `assigned_from`.
+      results: tensors of the graph.
+      operations: see `assigned_since`.
+      variables: see `assigned_since`; eagerly, none is found.
+    """
+    candidates = assigned_from(sources, operations, variables)
+    if not any(candidates):
+        return candidates
+    handles = [ops.get_default_graph().capture(handle) for handle in _handles(variables)]
+    reached = [
+        _computed_from([handle], operations) if c else set() for handle, c in zip(handles, candidates, strict=True)
+    ]
+    found = {handle.name for handle, names in zip(handles, reached, strict=True) if names & {r.name for r in results}}
+    while more := {h.name for h, names in zip(handles, reached, strict=True) if names & found} - found:
+        found |= more  # it is assigned to a variable that results are computed with
+    return [handle.name in found and c for handle, c in zip(handles, candidates, strict=True)]
+
+
+def _computed_from(sources: Sequence[tf.Tensor], operations: int) -> set[str]:
+    """Returns the names of what is computed from tensors, themselves included, also by way of variables."""
     computed = {tensor.name for tensor in sources}
-    for operation in graph.get_operations()[operations:]:
+    for operation in ops.get_default_graph().get_operations()[operations:]:
         if any(tensor.name in computed for tensor in operation.inputs):
             _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
             computed.update(tensor.name for tensor in (*operation.outputs, *written))
-    return [graph.capture(handle).name in computed for handle in _handles(variables)]
+    return computed
 
 
 def _handles(variables: Sequence[keras.Variable | tf.Variable]) -> list[tf.Tensor]:

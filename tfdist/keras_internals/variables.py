@@ -16,6 +16,8 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from tensorflow.python.distribute import values
 from tensorflow.python.eager import context
 
+from tfdist.keras_internals.models import is_own
+
 
 class UninitializedVariable(NamedTuple):
     """A variable with an initializer and no value yet.
@@ -153,6 +155,12 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     """Returns the floating variables that a forward pass may change, such as the moving mean of BatchNormalization."""
     frozen = {id(variable) for variable in frozen_weights(model)}
     return [variable for variable in _not_trained(model) if id(variable) not in frozen]
+
+
+def own_state(model: keras.Model) -> list[keras.Variable]:
+    """Returns what layers with code of a user, and the model itself if it has such code, keep besides weights."""
+    own = [layer for layer in model._flatten_layers() if is_own(layer)]
+    return [variable for layer in own for variable in layer._non_trainable_variables]
 
 
 def frozen_weights(model: keras.Model) -> list[keras.Variable]:

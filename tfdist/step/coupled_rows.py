@@ -20,6 +20,8 @@ from tfdist.collectives import NoCommunication, OneReplica, Recording, using
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss
+from tfdist.step.coupled_state import coupled_state
+from tfdist.step.in_parts import InParts, computed_for
 from tfdist.step.tolerance import Tolerance
 
 _ROWS = 8
@@ -32,10 +34,12 @@ class CoupledRows(NamedTuple):
     Attributes:
       losses: names of a user's own losses that are not means over rows.
       outputs: whether outputs for a row depend on the other rows of a replica.
+      state: paths of what layers assign in training, of which the mean over replicas is not that of one device.
     """
 
     losses: list[str]
     outputs: bool
+    state: list[str] = []
 
 
 class _Call(NamedTuple):
@@ -48,36 +52,6 @@ class _Call(NamedTuple):
 
     outputs: Any
     added: dict[str, list[np.ndarray]]
-
-
-class _InParts(NamedTuple):
-    """What a function returns for rows, and for parts of them.
-
-    Attributes:
-      whole: for all rows.
-      again: for all rows again.
-      partitions: for each part of each partition of the rows.
-    """
-
-    whole: Any
-    again: Any
-    partitions: list[list[Any]]
-
-    @classmethod
-    def of(cls, function: Callable[[slice], Any], rows: int) -> "_InParts":
-        """Calls a function of slices.
-
-        Parts of different sizes show what is no mean of equal ones, and single rows show what large parts average out.
-        """
-        unequal = itertools.starmap(slice, itertools.pairwise(sorted({0, 1, rows // 3, rows})))
-        partitions = [list(unequal), [slice(row, row + 1) for row in range(rows)]]
-        every_row = slice(0, rows)
-        return cls(function(every_row), function(every_row), [list(map(function, parts)) for parts in partitions])
-
-    def each(self, function: Callable[[Any], Any]) -> "_InParts":
-        """Returns the results of a function of each."""
-        partitions = [list(map(function, parts)) for parts in self.partitions]
-        return _InParts(function(self.whole), function(self.again), partitions)
 
 
 def coupled_rows(strategy: Strategy, model: keras.Model, examples: Any, *, may_be_called: bool) -> CoupledRows:
@@ -99,21 +73,24 @@ def coupled_rows(strategy: Strategy, model: keras.Model, examples: Any, *, may_b
     if rows < 2 or not (compiled or has_own_code):
         return CoupledRows([], outputs=False)
     x, *others = keras.tree.map_structure(lambda leaf: tf.convert_to_tensor(leaf[:rows]), tuple(examples))
+    found = CoupledRows([], outputs=False)
     try:
         call = _forward(strategy, model, x) if may_be_called else None
-        calls = _InParts.of(call, rows) if call and has_own_code else None
+        calls = InParts.of(call, rows) if call and has_own_code else None
         whole = calls.whole.outputs if calls else call(slice(0, rows)).outputs if call else _random_outputs(model, rows)
         wrong = _compiled(strategy if may_be_called else None, model, others, whole)
-        found = CoupledRows([flat[number].loss.name for number in compiled if number in wrong], outputs=False)
+        found = found._replace(losses=[flat[number].loss.name for number in compiled if number in wrong])
         if calls is None:
             return found
         tolerance = Tolerance.of(model)
         if not _are_of_rows(calls.each(lambda call: keras.tree.flatten(call.outputs)), tolerance):
-            return found._replace(outputs=not _communicates(strategy, model, x))
-        return found._replace(losses=found.losses + _added(calls, tolerance))
+            return found._replace(outputs=not _communicates(strategy, model, x, training=False))
+        found = found._replace(losses=found.losses + _added(calls, tolerance))
+        state = coupled_state(strategy, model, x, rows)
+        return found if state and _communicates(strategy, model, x, training=True) else found._replace(state=state)
     except Exception:  # for example, code for a certain number of rows: a step has it, or reports the error
         _log.debug("Rows could not be compared:", exc_info=True)
-        return CoupledRows([], outputs=False)
+        return found
 
 
 def _has_own_code(model: keras.Model) -> bool:
@@ -123,7 +100,7 @@ def _has_own_code(model: keras.Model) -> bool:
     return any(map(keras_internals.is_own, layers)) or any(map(keras_internals.may_couple_rows, operations))
 
 
-def _communicates(strategy: Strategy, model: keras.Model, x: Any) -> bool:
+def _communicates(strategy: Strategy, model: keras.Model, x: Any, *, training: bool) -> bool:
     """Returns whether layers communicate, as with `tfdist.gather_rows`: their outputs then depend on all rows on purpose."""
     if not isinstance(strategy, HasCollectives):
         return False
@@ -131,13 +108,13 @@ def _communicates(strategy: Strategy, model: keras.Model, x: Any) -> bool:
 
     def forward() -> None:
         with using(recorded), keras_internals.neutral(0), keras_internals.functions_inlined():
-            model(x, training=False)
+            model(x, training=training)
 
     tf.function(lambda: strategy.run(forward), autograph=False).get_concrete_function()
     return bool(recorded.calls)
 
 
-def _are_of_rows(outputs: _InParts, tolerance: Tolerance) -> bool:
+def _are_of_rows(outputs: InParts, tolerance: Tolerance) -> bool:
     """Returns whether outputs of all rows are those of parts of them, as far as they are finite and repeatable.
 
     Args:
@@ -167,7 +144,7 @@ def _forward(strategy: Strategy, model: keras.Model, x: Any) -> Callable[[slice]
         names[:] = [name for name, losses in added.items() for _ in losses]
         return outputs, [tf.reduce_sum(each) for losses in added.values() for each in losses]
 
-    compute = _computing(forward, x, strategy)
+    compute = computed_for(forward, x, strategy)
 
     def call(part: slice) -> _Call:
         outputs, losses = compute(x, part)
@@ -189,8 +166,8 @@ def _compiled(strategy: Strategy | None, model: keras.Model, others: list[Any], 
         return [[term.numerator, term.denominator] for term in terms]
 
     given = (tuple(others), keras.tree.map_structure(tf.convert_to_tensor, outputs))
-    compute = _computing(numbers, given, strategy)
-    found = _InParts.of(lambda part: compute(given, part), len(keras.tree.flatten(outputs)[0]))
+    compute = computed_for(numbers, given, strategy)
+    found = InParts.of(lambda part: compute(given, part), len(keras.tree.flatten(outputs)[0]))
     precise = Tolerance(relative=1e-3, rounding=0.0)
     kinds = [each.dtype for of_one in found.whole for each in of_one]
     tolerance = precise if all(kind in (np.float32, np.float64) for kind in kinds) else Tolerance.of(model)
@@ -199,36 +176,12 @@ def _compiled(strategy: Strategy | None, model: keras.Model, others: list[Any], 
     ]
 
 
-def _added(calls: _InParts, tolerance: Tolerance) -> list[str]:
+def _added(calls: InParts, tolerance: Tolerance) -> list[str]:
     """Returns which layers add losses that do not add up."""
     added = calls.each(operator.attrgetter("added"))
     return [
         f"what {name} adds" for name in added.whole if not _add_up(added.each(operator.itemgetter(name)), tolerance)
     ]
-
-
-def _computing(function: Callable[..., Any], rows: Any, strategy: Strategy | None) -> Callable[[Any, slice], Any]:
-    """Returns a call that computes a function of a part of rows, as arrays, on the first replica of this process.
-
-    It is traced once, for any number of rows, as a step is, and every variable that it assigns is restored.
-
-    Args:
-      function: takes the number of the first row and the rows.
-      rows: structure of tensors.
-      strategy: on whose replicas the function runs; None to run it outside of replicas.
-    """
-    spec = keras.tree.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), rows)
-    run = strategy.run if strategy else lambda called, *given: called(*given)
-    signature = [tf.TensorSpec([], tf.int64), spec]
-    traced = tf.function(lambda *given: run(function, *given), signature, autograph=False)
-
-    def compute(given: Any, part: slice) -> Any:
-        own = keras.tree.map_structure(lambda leaf: leaf[part], given)
-        with keras_internals.variables_restored(traced.get_concrete_function()):
-            found = traced(tf.constant(part.start, tf.int64), own)
-        return tf.nest.map_structure(lambda leaf: np.asarray(strategy.local(leaf)[0] if strategy else leaf), found)
-
-    return compute
 
 
 def _random_outputs(model: keras.Model, rows: int) -> list[np.ndarray]:
@@ -241,7 +194,7 @@ def _random_outputs(model: keras.Model, rows: int) -> list[np.ndarray]:
     return found
 
 
-def _add_up(found: _InParts, tolerance: Tolerance) -> bool:
+def _add_up(found: InParts, tolerance: Tolerance) -> bool:
     """Returns whether values of all rows are the sums of those of parts, as far as they are finite and repeatable.
 
     Args:

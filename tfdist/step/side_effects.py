@@ -1,7 +1,7 @@
 """What a forward pass assigns besides its results, such as moving statistics, metrics and counters, and how it is undone."""
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -64,6 +64,8 @@ class SideEffects:
         others = [] if is_spread else model.variables
         self._others = [v for v in others if id(v) not in left_out and v.path not in sparse]
         self._assigned: list[keras.Variable] = []
+        state = [] if isinstance(strategy, HasStages) else keras_internals.own_state(model)
+        self._of_user = [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
 
     def begin(self) -> Values:
         """Returns the values before the forward pass."""
@@ -81,6 +83,18 @@ class SideEffects:
         self._assigned = [variable for variable, is_assigned in zip(self._others, found, strict=True) if is_assigned]
         return [*before.own, *(value for value, is_assigned in zip(before.others, found, strict=True) if is_assigned)]
 
+    def fed_back(self, batch: Any, results: Any, before: Values) -> list[keras.Variable]:
+        """Returns the state that layers of a user assign from rows, and with which a later step computes.
+
+        Args:
+          batch: this replica's rows.
+          results: structure of tensors, such as gradients, that the forward pass leads to.
+          before: result of `begin` in the same trace.
+        """
+        if not self._of_user:
+            return []
+        return fed_back(self._of_user, batch, results, before.operations)
+
     def undo(self, before: Sequence[tf.Tensor]) -> None:
         """Restores the values that `end` has returned in the same trace."""
         count = len(self._own)
@@ -91,6 +105,23 @@ class SideEffects:
     def undo_unless(self, rows: tf.Tensor, before: Values) -> None:
         """Restores what depends on a replica's rows, unless there are any: means over no rows are NaN."""
         restore_unless(rows > 0, [self._own[i] for i in self._of_rows], [before.own[i] for i in self._of_rows])
+
+
+def fed_back(variables: Sequence[keras.Variable], batch: Any, results: Any, operations: int) -> list[keras.Variable]:
+    """Returns which variables are assigned from a batch, and computed with later; in a replica function.
+
+    Args:
+      variables: the variables.
+      batch: structure of the rows.
+      results: structure of what is computed from them.
+      operations: number of operations that were traced before.
+    """
+    rows, found = (
+        [leaf for leaf in tf.nest.flatten(each, expand_composites=True) if isinstance(leaf, tf.Tensor)]
+        for each in (batch, results)
+    )
+    feeds_back = keras_internals.feeds_back(rows, found, operations, variables)
+    return [variable for variable, is_used in zip(variables, feeds_back, strict=True) if is_used]
 
 
 def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:

@@ -139,10 +139,12 @@ class Step:
             gradients, found = self._local_gradients(batch, self._divisor(batch, batch_size))
         before = self._side_effects.end(values)
         self.sends_rows = self._recorded.has_unknown_shapes
+        averaged = self._averaged(batch, (gradients, found), values)
         if has_batch_size:
-            rows = count_rows(batch)
-            gradients = self._of_rows(rows, gradients, values)
-            average_over_rows(self.settings.averaged, loss.floating(rows) / loss.floating(batch_size), self._recorded)
+            gradients = self._of_rows(count_rows(batch), gradients, values)
+        if averaged:
+            part = loss.floating(count_rows(batch)) / loss.floating(batch_size)
+            average_over_rows(averaged, part, self._recorded)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
         gradients, value, dropped = self._divided(gradients, found)
         state = [tf.convert_to_tensor(variable) for variable in self._state]
@@ -269,6 +271,12 @@ class Step:
           found: what else it has returned; here the share of the loss, which is already divided by its denominator.
         """
         return gradients, found, []
+
+    def _averaged(self, batch: Any, results: Any, before: Values) -> list[keras.Variable]:
+        """Returns the statistics to be averaged over replicas after the forward pass, since later steps compute with them."""
+        found = self._side_effects.fed_back(batch, results, before) if self._collectives.size > 1 else []
+        given = {id(variable) for variable in self.settings.averaged}
+        return [*self.settings.averaged, *(variable for variable in found if id(variable) not in given)]
 
     def _of_rows(
         self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: Values

@@ -1,0 +1,131 @@
+"""State that layers of a user assign in training: means over rows are averaged over replicas, other state is refused."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tests.workers import coupled_rows as worker
+from tests.workers.coupled_rows import Centering
+from tfdist.errors import InputError
+
+ops = keras.ops
+X, Y = np.random.default_rng(0).normal(size=(2, 48, 4))
+
+
+@pytest.fixture(scope="module")
+def mirrored3() -> tfdist.Strategy:
+    """A strategy with three replicas in this process."""
+    return tfdist.load_strategy("mirrored", devices=3, environment={})
+
+
+class Stateful(keras.layers.Layer):
+    """Assigns a function of its state and of its rows."""
+
+    def __init__(self, update: Callable[[Any, Any], Any], dtype_of_state: str = "float64"):
+        super().__init__(name="stateful")
+        self.state = self.add_weight(shape=(), initializer="zeros", trainable=False, dtype=dtype_of_state, name="state")
+        self._update = update
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.state.assign(ops.cast(self._update(self.state, x), self.state.dtype))
+        return x
+
+
+class Codebook(keras.layers.Layer):
+    """Replaces rows by the nearest of some vectors, which are moving means of these rows (VQ-VAE, appendix A.1)."""
+
+    def __init__(self, gather: Callable[[Any], Any]):
+        super().__init__(name="codebook")
+        values = np.random.default_rng(1).normal(size=(5, 4))
+        self.vectors, self.sums = self._state("vectors", values), self._state("sums", values)
+        self.counts = self._state("counts", np.ones(5))
+        self._gather = gather
+
+    def _state(self, name: str, value: Any) -> Any:
+        return self.add_weight(
+            name=name, shape=value.shape, initializer=lambda shape, dtype: ops.cast(value, dtype), trainable=False
+        )
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        distances = ops.sum(ops.square(x[:, None] - self.vectors), axis=-1)
+        nearest = ops.one_hot(ops.argmin(distances, axis=-1), 5, dtype=x.dtype)
+        found = ops.matmul(nearest, self.vectors)
+        if training:
+            rows, chosen = self._gather(x), self._gather(nearest)
+            self.counts.assign(0.9 * self.counts + 0.1 * ops.sum(chosen, axis=0))
+            self.sums.assign(0.9 * self.sums + 0.1 * ops.matmul(ops.transpose(chosen), rows))
+            self.vectors.assign(self.sums / (self.counts[:, None] + 1e-5))
+        self.add_loss(0.1 * ops.mean(ops.square(x - ops.stop_gradient(found))))
+        return x + ops.stop_gradient(found - x)
+
+
+def trained(strategy: tfdist.Strategy, make: Callable[[], keras.layers.Layer], **options: Any) -> tuple[Any, Any]:
+    """Returns the losses of epochs, and the weights."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        inputs = keras.Input([4])
+        normalized = keras.layers.BatchNormalization(trainable=False)(keras.layers.Dense(4)(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(4)(make()(normalized)))
+        trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(0.1), loss="mse", **options)
+    losses = trainer.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0).history["loss"]
+    return losses, model.get_weights()
+
+
+@pytest.mark.parametrize("make", [lambda: Centering(), lambda: Codebook(tfdist.gather_rows)], ids=["mean", "gathered"])
+@pytest.mark.parametrize("balance", ["equal", "weights(3,2,1)"])
+def test_state_that_later_steps_use_is_that_of_one_device(
+    make: Callable[[], keras.layers.Layer],
+    balance: str,
+    single: tfdist.Strategy,
+    mirrored3: tfdist.Strategy,
+    float64: None,
+) -> None:
+    losses, weights = trained(mirrored3, make, balance=balance)
+    on_one, theirs = trained(single, make)
+    np.testing.assert_allclose(losses, on_one, rtol=1e-9)
+    for ours, whole in zip(weights, theirs, strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
+
+
+CASES: dict[str, tuple[Callable[[], keras.layers.Layer], str]] = {
+    "steps": (lambda: Stateful(lambda state, x: state + 1, "int64"), ""),
+    "steps as floats": (lambda: Stateful(lambda state, x: 0.5 * state + 1), ""),
+    "rows": (lambda: Stateful(lambda state, x: ops.cast(state, x.dtype) + ops.sum(ops.ones_like(x)), "int64"), "state"),
+    "rows as floats": (lambda: Stateful(lambda state, x: state + ops.sum(ops.ones_like(x))), "state"),
+    "whether any": (lambda: Stateful(lambda state, x: ops.any(x[:, 0] > 0), "bool"), "state"),
+    "mean": (lambda: Stateful(lambda state, x: 0.9 * state + 0.1 * ops.mean(x)), ""),
+    "variance that is not used": (lambda: Stateful(lambda state, x: 0.9 * state + 0.1 * ops.var(x)), ""),
+    "codebook": (lambda: Codebook(lambda rows: rows), "vectors"),
+    "codebook of all rows": (lambda: Codebook(tfdist.gather_rows), ""),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_state_that_cannot_be_averaged_is_refused(case: str, mirrored2: tfdist.Strategy, float64: None) -> None:
+    make, name = CASES[case]
+    refused = pytest.raises(InputError, match=f"mean over them.*Received: .*/{name}, which is not, with 2 replicas")
+    with refused if name else contextlib.nullcontext():
+        trained(mirrored2, make)
+
+
+def test_one_replica_and_micro_steps_may_count_rows(single: tfdist.Strategy, float64: None) -> None:
+    make, _ = CASES["rows"]
+    _, weights = trained(single, make, accumulate_steps=2)
+    assert 2 * X.size in [weight for weight in weights if weight.shape == ()]
+
+
+def test_replicas_that_train_locally_keep_their_own_state(mirrored2: tfdist.Strategy, float64: None) -> None:
+    own, _ = trained(mirrored2, lambda: Centering(), sync="local_sgd(period=100)")
+    together, _ = trained(mirrored2, lambda: Centering())
+    assert not np.allclose(own, together, rtol=1e-9)
+
+
+def test_the_worker_trains_with_state(single: tfdist.Strategy) -> None:
+    """What processes are compared with depends on the state."""
+    assert worker.fit(single, ops.mean) != worker.fit(single, ops.mean, centering=False)
