@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist import collectives
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import NoCommunication, OneReplica, RecordedCall, Recording
 from tfdist.distribution.strategy import HasCollectives
@@ -160,6 +161,49 @@ def test_groups_repeat_bitwise(mirrored4):
     first, again = compiled(mirrored4, sums), compiled(mirrored4, sums)
     assert [x.tobytes() for x in first] == [x.tobytes() for x in again]
     assert first[0].tobytes() == first[1].tobytes()
+
+
+def differentiated(call):
+    """Returns a replica's gradient of the sum of (rank + 1) * call(group, x), on the group of the ranks 1 and 0."""
+
+    def step(c):
+        group, x = c.group([1, 0]), mine(c)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = (c.static_rank + 1) * tf.reduce_sum(call(group, x))
+        return tape.gradient(loss, x)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c, x: collectives.all_reduce(c, x, name="sum"),
+        lambda c, x: collectives.all_gather(c, x, name="gather"),
+    ],
+    ids=["all_reduce", "all_gather"],
+)
+def test_gradients_cross_the_replicas_of_a_group(mirrored2, run, call):
+    for gradient in run(mirrored2, differentiated(call)):
+        np.testing.assert_array_equal(gradient, np.full([8, 3], 3))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c, x: c.all_reduce([x], name="sum"),
+        lambda c, x: c.all_reduce([x], "mean", name="mean"),
+        lambda c, x: c.all_gather([x], name="gather"),
+        lambda c, x: c.reduce_scatter([x], name="scatter"),
+        lambda c, x: c.all_to_all([x], name="exchange"),
+        lambda c, x: c.broadcast([x], name="root"),
+    ],
+    ids=["sum", "mean", "gather", "scatter", "exchange", "root"],
+)
+def test_gradients_of_one_replica_are_refused(mirrored2, run, call):
+    with pytest.raises(LookupError, match=r"does not differentiate. Call tfdist.collectives.all_reduce"):
+        run(mirrored2, differentiated(lambda c, x: call(c, x)[0]))
 
 
 def test_one_replica():

@@ -35,6 +35,30 @@ def job(request):
     return [[int(digit) for digit in ranks] for ranks in groups], outcomes(strategy, groups)
 
 
+def test_gradients_are_those_of_all_ranks_or_refused(job):
+    groups, ranks = job
+    highest, everyone = np.stack([values(rank) for rank in range(len(ranks))]).max(0), range(1, len(ranks) + 1)
+    for rank, steps in enumerate(ranks):
+        own = next(group for group in groups if rank in group)
+        exact = np.full([8, 3], sum(other + 1 for other in own))
+        wanted = {
+            "sum": exact,
+            "gather": exact,
+            "root": exact * (rank == own[-1]),
+            "max of all": np.where(values(rank) == highest, sum(everyone), 0),
+            "gather of all": np.full([8, 3], sum(everyone)),
+            "root of all": np.full([8, 3], sum(everyone) * (rank == 0)),
+        }
+        for found in (step["gradients"] for step in steps):
+            for name in ("all_reduce", "all_gather"):
+                np.testing.assert_array_equal(found[name], exact)
+            for name, gradient in wanted.items():
+                if isinstance(found[name], bytes):
+                    assert b"does not differentiate. Call tfdist.collectives.all_reduce" in found[name]
+                else:
+                    np.testing.assert_array_equal(found[name], gradient)
+
+
 def test_every_operation_of_a_group(job):
     groups, ranks = job
     for rank, steps in enumerate(ranks):

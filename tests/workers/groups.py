@@ -5,11 +5,13 @@ Returns by name what this rank has computed: eagerly, and in a step that runs tw
 
 import contextlib
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tfdist import collectives
 from tfdist.errors import InputError
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32", "int64", "bool")
@@ -47,6 +49,21 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, *groups: str) -> li
                 pair = c.group([first, first + 1])
                 found[f"pair{first}"] = pair.all_reduce([x], name="pair")[0]
         return found
+
+    def gradients() -> dict[str, tf.Tensor]:
+        """Returns gradients of the sum of (rank + 1) * operation(x), or errors."""
+        group = c.group(own)
+        calls = {
+            "all_reduce": lambda y: collectives.all_reduce(group, y, name="d_sum"),
+            "all_gather": lambda y: collectives.all_gather(group, y, name="d_gather"),
+            "sum": lambda y: group.all_reduce([y], name="d_sum_only")[0],
+            "gather": lambda y: group.all_gather([y], name="d_gather_only")[0],
+            "root": lambda y: group.broadcast([y], group.size - 1, name="d_root_only")[0],
+            "max of all": lambda y: c.all_reduce([y], "max", name="d_max_of_all")[0],
+            "gather of all": lambda y: c.all_gather([y], name="d_gather_of_all")[0],
+            "root of all": lambda y: c.broadcast([y], name="d_root_of_all")[0],
+        }
+        return {name: _gradient(call, x, rank) for name, call in calls.items()}
 
     def refused() -> dict[str, tf.Tensor]:
         """Returns the error of a group that was not declared, and the size of one that needs no declaration."""
@@ -115,6 +132,7 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, *groups: str) -> li
 
     functions = {
         "operations": operations,
+        "gradients": gradients,
         "refused": refused,
         "forward": lambda: ring(1),
         "backward": lambda: ring(-1),
@@ -130,6 +148,16 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, *groups: str) -> li
     }
     results += [{name: function() for name, function in compiled.items()} for _ in range(2)]
     return [tf.nest.map_structure(lambda tensor: strategy.local(tensor)[0].numpy(), result) for result in results]
+
+
+def _gradient(call: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, rank: int) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = (rank + 1) * tf.reduce_sum(call(x))
+    try:
+        return tape.gradient(loss, x, unconnected_gradients="zero")
+    except LookupError as error:
+        return tf.constant(str(error))
 
 
 def _splits(rank: int, size: int) -> tf.Tensor:

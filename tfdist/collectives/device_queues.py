@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdist.collectives.interface import Collectives, Op, Wire
+from tfdist.collectives.no_gradient import without_gradient
 
 _unique = itertools.count()
 
@@ -120,7 +121,7 @@ class DeviceGroup(Collectives):
         rows_differ: bool = False,
     ) -> list[tf.Tensor]:
         """Combines each tensor of all ranks, in their order; with `rows_differ`, their first dims may differ."""
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        given = without_gradient(tensors, name)
         if not given:
             return []
         name, me = f"{name}/{self._ranks}", self._ranks[self._rank]

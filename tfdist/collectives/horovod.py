@@ -12,6 +12,7 @@ from tfdist.collectives.declared_groups import NO_SETS, Ranks, declared_group
 from tfdist.collectives.dtype_casting import to_transferable
 from tfdist.collectives.interface import Collectives, Op, Wire
 from tfdist.collectives.no_constant_folding import not_constant, when_available, zero_when_run
+from tfdist.collectives.no_gradient import without_gradient
 from tfdist.collectives.reordered import in_order
 from tfdist.collectives.single_replica import OneReplica
 
@@ -121,11 +122,12 @@ class HorovodCollectives(Collectives):
         def reduce(tensor: tf.Tensor, **call: Any) -> tf.Tensor:
             return tf.cast(hvd.allreduce(to_transferable(tensor, self), op=_OPS[op], **call), tensor.dtype)
 
-        return self._each(reduce, tensors, name)
+        # Horovod's gradient of a maximum is that of a sum.
+        return self._each(reduce, without_gradient(tensors, "A maximum") if op == "max" else tensors, name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-        return self._each(hvd.allgather, tensors, name, rows_change=True)
+        """See base class; Horovod's gradient is the mean of those of the replicas."""
+        return self._each(hvd.allgather, without_gradient(tensors, "all_gather"), name, rows_change=True)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class; an all-to-all and a local sum: n (N - 1) / N sent.
@@ -154,9 +156,10 @@ class HorovodCollectives(Collectives):
         return self._each(exchange, tensors, name, rows_change=True)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class; n sent along a tree."""
+        """See base class; n sent along a tree. Horovod's gradient is the mean of those of the replicas."""
         first = self._process_set.ranks[root]  # Horovod's root is a rank in the job
-        return self._each(lambda tensor, **call: hvd.broadcast(tensor, first, **call), tensors, name)
+        given = without_gradient(tensors, "broadcast")
+        return self._each(lambda tensor, **call: hvd.broadcast(tensor, first, **call), given, name)
 
     def barrier(self, *, name: str) -> tf.Tensor:
         """See base class; the assertion uses the sum, since TensorFlow prunes a Horovod op that is only waited for."""

@@ -49,6 +49,10 @@ class Collectives(abc.ABC):
     reproducible from run to run for the same inputs and number of replicas. In a loop, the calls of an iteration must come
     after those of the one before, as with `parallel_iterations=1`.
 
+    What differentiates on every engine and in every group are `tfdist.collectives.all_reduce` and `all_gather`, functions of
+    these collectives and a tensor. Operations whose gradient would not be that of all replicas raise `LookupError` when they
+    are differentiated.
+
     `group` returns the collectives of some of the replicas, with new ranks. Groups may communicate at the same time, and
     replicas outside of a group make no call. Two ranks exchange messages with `send` and `receive`.
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives.declared_groups import Ranks, declared_group
 from tfdist.collectives.interface import Collectives, Op
+from tfdist.collectives.no_gradient import without_gradient
 from tfdist.collectives.reordered import in_order
 from tfdist.collectives.replica_context import ReplicaContextCollectives
 from tfdist.collectives.single_replica import OneReplica
@@ -130,7 +131,8 @@ class ProcessGroup(Collectives):
             parts = tf.split(whole, [tf.size(vector) for vector in flat])[: len(numbers)]
             reduced |= zip(numbers, parts, strict=True)
         shaped = [tf.reshape(reduced[i], tf.shape(tensor)) for i, tensor in enumerate(given)]
-        return [tf.ensure_shape(value, tensor.shape) for value, tensor in zip(shaped, given, strict=True)]
+        exact = [tf.ensure_shape(value, tensor.shape) for value, tensor in zip(shaped, given, strict=True)]
+        return without_gradient(exact, "all_reduce")
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class; costs as much as if every rank had the largest number of rows, and a message with these."""
@@ -138,7 +140,8 @@ class ProcessGroup(Collectives):
         if not given:
             return []
         table = self._gather(tf.stack([tf.shape(tensor)[0] for tensor in given])[None], f"{name}/rows")
-        return [self._gather_rows(tensor, table[:, i], f"{name}/{i}") for i, tensor in enumerate(given)]
+        gathered = [self._gather_rows(tensor, table[:, i], f"{name}/{i}") for i, tensor in enumerate(given)]
+        return without_gradient(gathered, "all_gather")
 
     def _gather_rows(self, tensor: tf.Tensor, rows: tf.Tensor, name: str) -> tf.Tensor:
         longest = tf.maximum(tf.reduce_max(rows), 1)  # TensorFlow crashes on empty tensors
@@ -164,7 +167,7 @@ class ProcessGroup(Collectives):
             call = self._call(f"broadcast {name}/{i}", tensor)
             mine = _sent(tensor, call) if self._rank == root else _received(tensor.dtype, tf.shape(tensor), call)
             results.append(tf.ensure_shape(mine, tensor.shape))
-        return results
+        return without_gradient(results, "broadcast")
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
