@@ -39,6 +39,13 @@ def test_weights_are_positive_numbers(text):
         parse_balance(text)
 
 
+def test_the_least_weight_is_said():
+    with pytest.raises(
+        InputError, match="for each replica, at least 1e-06 of the largest, in the order of their ranks"
+    ):
+        parse_balance("weights(1,1e-9)")
+
+
 @pytest.mark.parametrize("text", ["", "mesured", "weights(2,1", "2,1", "weights(2,1) "[:-2], "equal()x"])
 def test_other_texts_are_errors_that_list_what_is_known(text):
     with pytest.raises(InputError, match=r"is not known\..*Known: equal, measured, weights\(2,1,1\)"):

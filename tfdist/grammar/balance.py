@@ -51,13 +51,11 @@ def _weights(text: str, given: str | None) -> tuple[float, ...]:
         weights = tuple(float(part) for part in (given or "").split(","))
     except ValueError:
         weights = ()
-    if (
-        not weights
-        or not all(math.isfinite(w) and w > 0 for w in weights)
-        or min(weights) < _LEAST_RATIO * max(weights)
-    ):
+    are_positive = bool(weights) and all(math.isfinite(w) and w > 0 for w in weights)
+    if not are_positive or min(weights) < _LEAST_RATIO * max(weights):
+        least = f", at least {_LEAST_RATIO:g} of the largest" if are_positive else ""
         raise InputError(
-            f"{text} must have a positive number for each replica, in the order of their ranks. Write weights(2,1) for a "
-            "first replica that is twice as fast as the second"
+            f"{text} must have a positive number for each replica{least}, in the order of their ranks. Write weights(2,1) for "
+            "a first replica that is twice as fast as the second"
         )
     return weights
