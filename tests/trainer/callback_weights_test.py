@@ -48,6 +48,22 @@ def test_callbacks_that_keep_the_best_weights(name, options, averages, request, 
             fit(strategy, callback, **options)
 
 
+@pytest.mark.parametrize("sync", ["local_sgd(period=3)", "easgd(period=2)"])
+def test_callbacks_that_would_save_the_weights_of_one_replica(sync, mirrored2, tmp_path):
+    """They are neither evaluated nor enough to continue from."""
+    for callback, remedy in (
+        (best(tmp_path), r"ModelCheckpoint. Use Checkpoints\(every=\.\.\.\), and trainer.save\(\)"),
+        (
+            keras.callbacks.BackupAndRestore(tmp_path),
+            r"BackupAndRestore. Use Checkpoints\(every=.*\) with trainer.resume\(\)",
+        ),
+    ):
+        with pytest.raises(
+            InputError, match=rf"with sync={sync.split('(')[0]}\(.*, which are averages. Received: {remedy}"
+        ):
+            fit(mirrored2, callback, sync=sync)
+
+
 def test_a_callback_that_swaps_the_average(single):
     message = "the moving average of the weights already.* Received: SwapEMAWeights. Leave"
     with pytest.raises(InputError, match=message):
@@ -60,6 +76,7 @@ def test_a_callback_that_swaps_the_average(single):
 def test_what_keeps_the_evaluated_weights_is_allowed(single, mirrored2, tmp_path):
     fit(single, keras.callbacks.EarlyStopping(), ema=0.9)
     fit(single, best(tmp_path), ema=0.9)
+    fit(mirrored2, best(tmp_path), sync="fedavg(clients=4)")
     fit(single, keras.callbacks.EarlyStopping(**RESTORES), sync="local_sgd(period=2)")
     fit(mirrored2, best(tmp_path, save_best_only=True))
 
@@ -73,3 +90,33 @@ def test_the_best_checkpoint_has_the_weights_that_were_evaluated(single, tmp_pat
     trainer.fit(X, Y, batch_size=4, epochs=6, validation_data=(X, Y), checkpoints=saved, verbose=0)
     found = trainer.load_best()
     assert trainer.evaluate(X, Y, batch_size=4, verbose=0)["loss"] == pytest.approx(found.value, rel=1e-6)
+
+
+class Assigns(keras.callbacks.Callback):
+    """Assigns ones to all weights in one method."""
+
+    def __init__(self, method):
+        """Args: method: name of the method."""
+        super().__init__()
+        setattr(
+            self, method, lambda *_, **__: self.model.set_weights([np.ones_like(w) for w in self.model.get_weights()])
+        )
+
+
+@pytest.mark.parametrize(
+    ("sync", "method"),
+    [
+        ("easgd(period=2)", "on_train_begin"),
+        ("diloco(period=2)", "on_train_begin"),
+        ("diloco(period=2, fragments=2, overlap=True)", "on_train_begin"),
+        ("fedavg(clients=4, fraction=1.0)", "on_train_begin"),
+        ("fedavg(clients=4, fraction=1.0)", "on_epoch_begin"),
+    ],
+)
+def test_weights_that_a_callback_assigns_are_those_that_training_continues_from(sync, method, mirrored2):
+    with mirrored2.scope():
+        rate_0 = keras.optimizers.SGD(0.0)
+    trainer = fit(mirrored2, Assigns(method), rate_0, sync=sync)
+    with trainer.averaged_weights():
+        for weight in trainer.model.get_weights():
+            np.testing.assert_allclose(weight, 1, rtol=1e-6)

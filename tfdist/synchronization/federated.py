@@ -50,10 +50,6 @@ class FederatedRounds(Exchanges):
         self.variables = self._state.global_weights.optimizer_variables
         self._exchange = RoundExchange(strategy, reducer, self._state, reducer_state)
 
-    def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
-        """See base class; the model's weights are the global ones, even if the program has changed them."""
-        tf.function(lambda: self._strategy.run(self._state.take_over), autograph=False).get_concrete_function()()
-
     def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
         """See base class."""
 

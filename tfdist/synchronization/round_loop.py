@@ -63,6 +63,8 @@ class _RoundLoop:
 
     def run(self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         """Makes rounds until the last one, or one that is not finite."""
+        # A program or a callback may have assigned weights since the last call.
+        self._strategy.run(self._state.take_over)
 
         def body(done: tf.Tensor, spent: _Spent, result: LoopResult) -> tuple[tf.Tensor, _Spent, LoopResult]:
             spent, [loss, finite, norm] = self._round(iterator, first_step + tf.cast(done, tf.int64), spent)

@@ -12,31 +12,40 @@ from tfdist.trainer.program import Program
 
 
 def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], program: Program) -> None:
-    """Checks that callbacks of `fit` which keep the best weights would keep those that were evaluated.
+    """Checks that callbacks of `fit` which keep weights would keep those that they are for.
 
     With a moving average of the weights, and between exchanges of replicas that train locally, evaluations have averages,
-    while callbacks read and assign the weights that are trained, of the first replica.
+    while callbacks read and assign the weights that are trained. Those of the first of several replicas that train locally
+    are neither evaluated nor enough to continue from, so that no callback may save them; with a moving average, they are
+    what is trained.
 
     Raises:
       InputError: a callback would keep, or restore, other weights.
     """
     averages = _averages(program)
-    if not averages:
-        return
-    for callback in callbacks:
-        if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights:
-            kept, remedy = (
-                "restore_best_weights=True",
-                "tfdist.EarlyStopping, and for the best weights Checkpoints(best=...)",
+    for callback in callbacks if averages else []:
+        found = _kept(callback, _is_local(program))
+        if found:
+            received, remedy = found
+            raise InputError(
+                f"A callback cannot keep the weights that are evaluated with {averages}, which are averages. Received: "
+                f"{received}. Use {remedy}."
             )
-        elif isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only:
-            kept, remedy = "save_best_only=True", "Checkpoints(best=...)"
-        else:
-            continue
-        raise InputError(
-            f"A callback cannot keep the weights that are evaluated with {averages}, which are averages. Received: "
-            f"{type(callback).__name__}({kept}). Use {remedy} with trainer.load_best()."
-        )
+
+
+def _kept(callback: keras.callbacks.Callback, is_local: bool) -> tuple[str, str] | None:
+    """Returns a callback that would keep other weights, as in a message, and the remedy; None for any other."""
+    name, best = type(callback).__name__, "Checkpoints(best=...) with trainer.load_best()"
+    match callback:
+        case keras.callbacks.EarlyStopping(restore_best_weights=True):
+            return f"{name}(restore_best_weights=True)", f"tfdist.EarlyStopping, and for the best weights {best}"
+        case keras.callbacks.ModelCheckpoint(save_best_only=True):
+            return f"{name}(save_best_only=True)", best
+        case keras.callbacks.ModelCheckpoint() if is_local:
+            return name, "Checkpoints(every=...), and trainer.save() for the model"
+        case keras.callbacks.BackupAndRestore() if is_local:
+            return name, "Checkpoints(every=...) with trainer.resume()"
+    return None
 
 
 def check_no_swap(callbacks: Sequence[keras.callbacks.Callback], program: Program) -> None:
@@ -54,10 +63,14 @@ def check_no_swap(callbacks: Sequence[keras.callbacks.Callback], program: Progra
 
 def _averages(program: Program) -> str:
     """Returns the options by which evaluations have averages; empty if they have the weights that are trained."""
+    sync = [f"sync={program.settings.sync}"] if _is_local(program) else []
+    return " and ".join(["ema"] * _has_moving_average(program) + sync)
+
+
+def _is_local(program: Program) -> bool:
+    """Returns whether replicas have weights of their own; between rounds of FedAvg, all have the global weights."""
     sync = program.settings.sync
-    # The rounds of FedAvg are whole steps, between which all replicas have the global weights.
-    is_local = sync.exchanges_weights and not isinstance(sync, FedAvg) and program.strategy.replicas > 1
-    return " and ".join(["ema"] * _has_moving_average(program) + [f"sync={sync}"] * is_local)
+    return sync.exchanges_weights and not isinstance(sync, FedAvg) and program.strategy.replicas > 1
 
 
 def _has_moving_average(program: Program) -> bool:

@@ -133,10 +133,11 @@ class FitLoop:
         self._note.note(state.step)
         self._program.steps.end = self._end
         self._program.drain()  # discards what earlier calls of the model added to its layers' metrics
-        self._program.exchanges.begin(state.step, self._batch_size, self._batches.rate)
         state.callbacks.start(self._callbacks.callbacks, self._model.optimizer)
         self._callbacks.on_train_begin()
         state.callbacks.train_begun()
+        # Not earlier: a callback may have assigned weights or a learning rate.
+        self._program.exchanges.begin(state.step, self._batch_size, self._batches.rate)
         over = self._was_stopped()
         with (
             contextlib.closing(self._reporting.profile),
