@@ -38,6 +38,17 @@ def test_arrays_are_divided_by_steps_without_a_batch_size(float64: None, mirrore
     assert not differences(*both(mirrored2, lambda: dense(steps_per_execution=5, metrics=["mae"]), use))
 
 
+@pytest.mark.parametrize("layer", [keras.layers.Dense(2, trainable=False), keras.layers.Rescaling(2.0)])
+def test_a_model_without_weights_to_train(layer: Any, float64: None, mirrored2: tfdist.Strategy) -> None:
+    def model() -> keras.Model:
+        model = keras.Sequential([keras.Input((5,)), type(layer).from_config(layer.get_config())])
+        model.compile("adam", "mse", metrics=["mae"])
+        return model
+
+    with pytest.warns(UserWarning, match="does not have any trainable weights"):
+        assert not differences(*both(mirrored2, model, fitted))
+
+
 def listed_outputs(loss: Any) -> keras.Model:
     inputs = keras.Input((5,))
     outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("zeta", "alpha")]

@@ -1,6 +1,7 @@
 """Training steps for one compilation of a model, several per call, and their results."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -61,6 +62,8 @@ class TrainerSteps:
     ):
         settings = dataclasses.replace(_settings(model, strategy, options), averaged=tuple(averaged))
         check_means(model, strategy.replicas, settings.micro_steps)
+        if not model.trainable_variables:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # Keras's own words
         self._store = StateStore(strategy)
         if settings.loss_scale:
             self._store.variables(settings.loss_scale.state())

@@ -382,7 +382,9 @@ def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 
 def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the norm of all gradients as one vector; dtypes may differ."""
+    """Returns the norm of all gradients as one vector, 0 if there are none; dtypes may differ."""
+    if not gradients:
+        return tf.zeros([], keras.config.floatx())
     squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), keras.config.floatx()) for gradient in gradients]
     return tf.sqrt(tf.add_n(squares))
 
