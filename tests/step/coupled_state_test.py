@@ -114,10 +114,44 @@ def test_state_that_cannot_be_averaged_is_refused(case: str, mirrored2: tfdist.S
         trained(mirrored2, make)
 
 
-def test_one_replica_and_micro_steps_may_count_rows(single: tfdist.Strategy, float64: None) -> None:
+def test_one_replica_may_count_rows(single: tfdist.Strategy, float64: None) -> None:
     make, _ = CASES["rows"]
-    _, weights = trained(single, make, accumulate_steps=2)
+    _, weights = trained(single, make)
     assert 2 * X.size in [weight for weight in weights if weight.shape == ()]
+    with pytest.raises(InputError, match="with 1 replicas and 2 micro-steps"):
+        trained(single, make, accumulate_steps=2)
+
+
+class Annealed(keras.layers.Layer):
+    """Scales by a number that grows in each step."""
+
+    def __init__(self, dtype_of_state: str):
+        super().__init__(name="annealed")
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, dtype=dtype_of_state, name="steps")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        scaled = x * ops.tanh(0.1 * ops.cast(self.steps, x.dtype)) if training else x
+        if training:
+            self.steps.assign_add(ops.cast(1, self.steps.dtype))
+        return scaled
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [(1, {}), (2, {}), (2, {"jit_compile": True}), (1, {"straggler": "drop(after=1000)"})],
+    ids=["one", "two", "XLA", "dropping"],
+)
+def test_micro_steps_do_not_change_the_result(
+    replicas: int, options: dict[str, Any], single: tfdist.Strategy, mirrored2: tfdist.Strategy, float64: None
+) -> None:
+    def both() -> keras.layers.Layer:
+        return keras.Sequential([Centering(), Annealed("int64"), Stateful(lambda state, x: state + 1)])
+
+    losses, weights = trained({1: single, 2: mirrored2}[replicas], both, accumulate_steps=4, **options)
+    on_one, theirs = trained(single, both)
+    np.testing.assert_allclose(losses, on_one, rtol=1e-9)
+    for ours, whole in zip(weights, theirs, strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
 
 
 def test_replicas_that_train_locally_keep_their_own_state(mirrored2: tfdist.Strategy, float64: None) -> None:

@@ -40,12 +40,14 @@ class _Part(NamedTuple):
       losses: the parts of the loss.
       outputs: for each loss with which the model was compiled, its sum, and its divisor unless it is not divided.
       rows: scalar int32; number of rows.
+      state: see `MicroStepState.end`.
     """
 
     gradients: list[list[tf.Tensor]]
     losses: loss.Summands
     outputs: list[list[tf.Tensor]]
     rows: tf.Tensor
+    state: list[tf.Tensor]
 
 
 class DroppingStep(Step):
@@ -71,12 +73,16 @@ class DroppingStep(Step):
         """Returns the undivided gradients of the micro-steps that began in time, and what else they have summed."""
         differentiate = self._compiled(self._differentiate_each)
 
+        state = self._micro_step_state
+        state.begin()
+
         def micro_step(rows: Any) -> _Part:
+            state.restore()
             found, outputs = differentiate(rows, batch_size)
             _, y, weight = keras.utils.unpack_x_y_sample_weight(rows)
             # The means of the outputs' losses need the divisors: `_divided` updates them.
             self._metrics.update(y, outputs, weight, LossShare(tf.zeros([]), [], found.rows, batch_size))
-            return found
+            return found._replace(state=state.end(found.rows))
 
         began = clock.time_after(batch)
         with using(InMicroSteps(self._recorded)):
@@ -87,6 +93,7 @@ class DroppingStep(Step):
                 lambda sums: clock.time_after(sums) - began,
                 self._seconds_at_most(),
             )
+        state.assign(found.sums.state)
         rows = tf.shape(tf.nest.flatten(batch)[0])[0]
         return [gradient for each in found.sums.gradients for gradient in each], (found, rows, batch_size)
 
@@ -115,7 +122,7 @@ class DroppingStep(Step):
         gradients = [[dense(g, v) for g, v in zip(of_one, self.variables, strict=True)] for of_one in each]
         if scale is not None:
             gradients = [[unscaled(g, scale) for g in of_one] for of_one in gradients]
-        return _Part(gradients, found, sums, rows), outputs
+        return _Part(gradients, found, sums, rows, []), outputs
 
     def _divided(self, gradients: list[tf.Tensor], found: Any) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
         """See base class; sums the divisors over replicas, in one message."""

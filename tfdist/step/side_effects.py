@@ -45,6 +45,7 @@ class SideEffects:
         metrics: Sequence[keras.Variable],
         strategy: HasCollectives,
         sparse: Collection[str] = (),
+        averaged: Collection[keras.Variable] = (),
     ):
         """Collects the variables.
 
@@ -53,6 +54,7 @@ class SideEffects:
           metrics: variables of its metrics.
           strategy: strategy of the replicas.
           sparse: paths of the tables of which a step updates some rows.
+          averaged: statistics with which later steps are known to compute.
         """
         self._model, self._strategy = model, strategy
         self._own = [*keras_internals.moving_statistics(model), *metrics]
@@ -66,6 +68,7 @@ class SideEffects:
         self._assigned: list[keras.Variable] = []
         state = [] if isinstance(strategy, HasStages) else keras_internals.own_state(model)
         self._of_user = [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
+        self._averaged = list(averaged)
 
     def begin(self) -> Values:
         """Returns the values before the forward pass."""
@@ -84,16 +87,16 @@ class SideEffects:
         return [*before.own, *(value for value, is_assigned in zip(before.others, found, strict=True) if is_assigned)]
 
     def fed_back(self, batch: Any, results: Any, before: Values) -> list[keras.Variable]:
-        """Returns the state that layers of a user assign from rows, and with which a later step computes.
+        """Returns the statistics that the forward pass assigns from rows, and with which a later step computes.
 
         Args:
           batch: this replica's rows.
           results: structure of tensors, such as gradients, that the forward pass leads to.
           before: result of `begin` in the same trace.
         """
-        if not self._of_user:
-            return []
-        return fed_back(self._of_user, batch, results, before.operations)
+        known = {id(variable) for variable in self._averaged}
+        found = fed_back(self._of_user, batch, results, before.operations) if self._of_user else []
+        return [*self._averaged, *(variable for variable in found if id(variable) not in known)]
 
     def undo(self, before: Sequence[tf.Tensor]) -> None:
         """Restores the values that `end` has returned in the same trace."""
@@ -139,12 +142,16 @@ def average_over_rows(variables: Sequence[keras.Variable], weight: tf.Tensor, co
       weight: scalar; this replica's part of the rows.
       collectives: collectives of all replicas.
     """
-    numbers = [tf.float64 if v.dtype == "float64" else tf.float32 for v in variables]
-    values = [tf.cast(variable, dtype) for variable, dtype in zip(variables, numbers, strict=True)]
+    values = [tf.cast(variable, in_full_precision(variable)) for variable in variables]
     weighted = [tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype)) for value in values]
     totals = collectives.all_reduce(weighted, name="statistics") if weighted else []
     for variable, total in zip(variables, totals, strict=True):
         variable.assign(tf.cast(total, variable.dtype))
+
+
+def in_full_precision(variable: keras.Variable) -> tf.DType:
+    """Returns the dtype in which means of a floating variable are computed."""
+    return tf.float64 if variable.dtype == "float64" else tf.float32
 
 
 def assign(variables: Sequence[tf.Variable | keras.Variable], values: Sequence[tf.Tensor]) -> None:

@@ -25,6 +25,7 @@ from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.in_micro_steps import InMicroSteps
 from tfdist.step.metrics import LossShare, ModelMetrics
+from tfdist.step.micro_step_state import MicroStepState
 from tfdist.step.named_specs import named_specs
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.settings import Settings
@@ -109,7 +110,8 @@ class Step:
         self._in_rows = [spec.name in settings.sparse for spec in specs[:-1]]
         self._state = store.variables(reducer.state(specs))
         self._scale = store.variables(settings.scale_state())
-        self._side_effects = SideEffects(model, metrics.variables, strategy, settings.sparse)
+        self._side_effects = SideEffects(model, metrics.variables, strategy, settings.sparse, settings.averaged)
+        self._micro_step_state = MicroStepState(model, strategy)
         self._recorded = Recording(self._collectives)
         self.sent: Recording | None = None
         self.sends_rows, self.message_bytes = False, 0  # bytes to other stages of a pipeline
@@ -139,10 +141,10 @@ class Step:
             gradients, found = self._local_gradients(batch, self._divisor(batch, batch_size))
         before = self._side_effects.end(values)
         self.sends_rows = self._recorded.has_unknown_shapes
-        averaged = self._averaged(batch, (gradients, found), values)
+        averaged = self._side_effects.fed_back(batch, (gradients, found), values)
         if has_batch_size:
             gradients = self._of_rows(count_rows(batch), gradients, values)
-        if averaged:
+        if averaged and self._collectives.size > 1:
             part = loss.floating(count_rows(batch)) / loss.floating(batch_size)
             average_over_rows(averaged, part, self._recorded)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
@@ -237,23 +239,23 @@ class Step:
         totals = loss.totals(parts, batch_size, self._recorded)
         # Without loops, the graph contains all micro-steps.
         shards = 0 if self._strategy.compiles_loops else self._strategy.layouts.row_shards
-        once = AssignedOnce()
+        once, state = AssignedOnce(), self._micro_step_state
+        state.begin()
 
         def micro_step(rows: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
             with once.micro_step() if shards else contextlib.nullcontext():
-                return self._micro_step(differentiate, self._strategy.layouts.by_rows(rows), batch_size, totals)
+                state.restore()
+                part = self._strategy.layouts.by_rows(rows)
+                gradients, value = self._micro_step(differentiate, part, batch_size, totals)
+                return [*gradients, *state.end(count_rows(rows))], value
 
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
+        dtype, every = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]
         with using(InMicroSteps(self._recorded)):
-            found = accumulated(
-                micro_step,
-                batch,
-                self.settings.micro_steps,
-                [tf.TensorSpec(v.shape, v.dtype) for v in self.variables],
-                tf.as_dtype(keras.config.floatx()),
-                shards,
-            )
+            sums, value = accumulated(micro_step, batch, self.settings.micro_steps, every, dtype, shards)
         once.assign()
-        return found
+        state.assign(sums[len(specs) :])
+        return sums[: len(specs)], value
 
     def _drawn_from(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
         """Returns the step, the replica and the number of replicas from which random layers draw."""
@@ -271,12 +273,6 @@ class Step:
           found: what else it has returned; here the share of the loss, which is already divided by its denominator.
         """
         return gradients, found, []
-
-    def _averaged(self, batch: Any, results: Any, before: Values) -> list[keras.Variable]:
-        """Returns the statistics to be averaged over replicas after the forward pass, since later steps compute with them."""
-        found = self._side_effects.fed_back(batch, results, before) if self._collectives.size > 1 else []
-        given = {id(variable) for variable in self.settings.averaged}
-        return [*self.settings.averaged, *(variable for variable in found if id(variable) not in given)]
 
     def _of_rows(
         self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: Values

@@ -103,11 +103,12 @@ def _coupled(strategy: Strategy, model: keras.Model, examples: Any, micro_steps:
     found = coupled_rows(strategy, model, examples, may_be_called=may_be_called)
     if found.losses:
         return str(not_means(found.losses, strategy.replicas, parts))
-    if found.state and strategy.replicas > 1:
+    if found.state:
         return (
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them, on "
-            f"several replicas. Received: {found.state[0]}, which is not, with {strategy.replicas} replicas. Compute it from "
-            "tfdist.gather_rows(rows); or use one device, a mesh, or Keras's own fit under tfdist.run."
+            f"several replicas or with several micro-steps. Received: {found.state[0]}, which is not, with "
+            f"{strategy.replicas} replicas and {parts} micro-steps. Without micro-steps, compute it from "
+            "tfdist.gather_rows(rows), or use one device, a mesh, or Keras's own fit under tfdist.run."
         )
     if not found.outputs:
         return ""
