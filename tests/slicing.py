@@ -1,4 +1,4 @@
-"""Divides the tests of `make conformance` into slices that take about as long: --slice=3/20 selects the third of 20.
+"""Divides the tests of `make conformance` into slices that take about as long: --slice=3/24 selects the third of 24.
 
     python -m tests.slicing
 
