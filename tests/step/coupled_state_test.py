@@ -1,6 +1,7 @@
 """State that layers of a user assign in training: means over rows are averaged over replicas, other state is refused."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,50 @@ def test_one_replica_may_count_rows(single: tfdist.Strategy, float64: None) -> N
         trained(single, make, accumulate_steps=2)
 
 
+class Masked(keras.layers.Layer):
+    """Computes with a large constant and with a center."""
+
+    def __init__(self, aggregation: str):
+        super().__init__(name="masked")
+        mask = np.array([0, 0, 0, -1e38])
+        self.mask = self._state("mask", "mean", lambda shape, dtype: ops.cast(mask, dtype), dtype="float32")
+        self.center = self._state("center", aggregation, "zeros")
+
+    def _state(self, name: str, aggregation: str, initializer: Any, **options: Any) -> Any:
+        given = {"name": name, "aggregation": aggregation, "initializer": initializer, **options}
+        return self.add_weight(shape=(4,), trainable=False, **given)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        masked = ops.softmax(x - self.center + ops.cast(self.mask, x.dtype))
+        if training:
+            self.center.assign(0.9 * self.center + 0.1 * ops.mean(x, axis=0))
+        return masked
+
+
+@pytest.mark.parametrize("micro_steps", [1, 3])
+@pytest.mark.parametrize("aggregation", ["mean", "none"])
+def test_constants_stay_and_aggregations_do_not_matter(
+    micro_steps: int, aggregation: str, single: tfdist.Strategy, mirrored2: tfdist.Strategy, float64: None
+) -> None:
+    losses, weights = trained(mirrored2, lambda: Masked(aggregation), accumulate_steps=micro_steps)
+    on_one, theirs = trained(single, lambda: Masked(aggregation))
+    np.testing.assert_allclose(losses, on_one, rtol=1e-9)
+    for ours, whole in zip(weights, theirs, strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
+
+
+def test_state_of_the_first_replica_is_trained_with(mirrored2: tfdist.Strategy, float64: None) -> None:
+    losses, _ = trained(mirrored2, lambda: Masked("only_first_replica"))
+    assert np.all(np.isfinite(losses))
+
+
+def test_float32_counters_of_steps_are_exact(single: tfdist.Strategy) -> None:
+    strategy = tfdist.load_strategy("mirrored", devices=3, environment={})
+    counting = functools.partial(Stateful, lambda state, x: state + 1, "float32")
+    _, weights = trained(strategy, counting, jit_compile=True, balance="weights(3,3,1)")
+    assert 8 in [weight for weight in weights if weight.shape == ()]
+
+
 class Annealed(keras.layers.Layer):
     """Scales by a number that grows in each step."""
 
@@ -155,6 +200,7 @@ def test_micro_steps_do_not_change_the_result(
 
 
 def test_replicas_that_train_locally_keep_their_own_state(mirrored2: tfdist.Strategy, float64: None) -> None:
+    trained(mirrored2, CASES["rows"][0], sync="local_sgd(period=2)")
     own, _ = trained(mirrored2, lambda: Centering(), sync="local_sgd(period=100)")
     together, _ = trained(mirrored2, lambda: Centering())
     assert not np.allclose(own, together, rtol=1e-9)

@@ -6,6 +6,7 @@
 from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
 from tfdist.keras_internals.data import Adapted, adapted, array_of, count_rows, is_batched
+from tfdist.keras_internals.dataflow import assigned_from, assigned_since, count_operations, feeds_back
 from tfdist.keras_internals.deferred import (
     deferred_weights,
     read_by,
@@ -131,14 +132,10 @@ from tfdist.keras_internals.saving import weights_in_file
 from tfdist.keras_internals.tf_internals import (
     add_functions,
     always_run,
-    assigned_from,
-    assigned_since,
     call_with_captures,
     captured_through,
-    count_operations,
     create_variables_of_any_dtype,
     enable_float_conversion,
-    feeds_back,
     functions_inlined,
     in_function_of,
     in_keras_function,

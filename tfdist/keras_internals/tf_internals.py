@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.core.protobuf import rewriter_config_pb2
@@ -13,7 +12,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import distribute_lib, values
 from tensorflow.python.eager import context, record
-from tensorflow.python.framework import auto_control_deps_utils, dtypes, ops
+from tensorflow.python.framework import dtypes, ops
 from tensorflow.python.ops import control_flow_v2_func_graphs
 from tensorflow.python.types import core
 
@@ -113,87 +112,6 @@ def variables_restored(function: Any) -> Iterator[None]:
     finally:
         for handle, value in kept:
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
-def count_operations() -> int:
-    """Returns the number of operations of the graph that is being built; 0 eagerly."""
-    return 0 if tf.executing_eagerly() else len(ops.get_default_graph().get_operations())
-
-
-def assigned_since(operations: int, variables: Sequence[keras.Variable | tf.Variable]) -> list[bool]:
-    """Returns which variables may be assigned by the operations of the graph, from one on; eagerly, all may have been.
-
-    Args:
-      operations: an earlier result of `count_operations`.
-      variables: variables that the graph reads; of a distributed one, the copy of this replica is meant.
-    """
-    if tf.executing_eagerly():
-        return [True] * len(variables)
-    graph = ops.get_default_graph()
-    assigned: set[int] = set()
-    for operation in graph.get_operations()[operations:]:
-        _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
-        assigned.update(id(handle) for handle in written)
-    return [id(graph.capture(handle)) in assigned for handle in _handles(variables)]
-
-
-def assigned_from(
-    sources: Sequence[tf.Tensor], operations: int, variables: Sequence[keras.Variable | tf.Variable]
-) -> list[bool]:
-    """Returns which variables may be assigned values computed from tensors, also by way of other variables.
-
-    Args:
-      sources: tensors of the graph that is being built.
-      operations: see `assigned_since`.
-      variables: see `assigned_since`; eagerly, none is found.
-    """
-    if tf.executing_eagerly():
-        return [False] * len(variables)
-    graph = ops.get_default_graph()
-    computed = _computed_from(sources, operations)
-    return [graph.capture(handle).name in computed for handle in _handles(variables)]
-
-
-def feeds_back(
-    sources: Sequence[tf.Tensor],
-    results: Sequence[tf.Tensor],
-    operations: int,
-    variables: Sequence[keras.Variable | tf.Variable],
-) -> list[bool]:
-    """Returns which variables may be assigned values computed from tensors, with which results are computed later.
-
-    Args:
-      sources: see `assigned_from`.
-      results: tensors of the graph.
-      operations: see `assigned_since`.
-      variables: see `assigned_since`; eagerly, none is found.
-    """
-    candidates = assigned_from(sources, operations, variables)
-    if not any(candidates):
-        return candidates
-    handles = [ops.get_default_graph().capture(handle) for handle in _handles(variables)]
-    reached = [
-        _computed_from([handle], operations) if c else set() for handle, c in zip(handles, candidates, strict=True)
-    ]
-    found = {handle.name for handle, names in zip(handles, reached, strict=True) if names & {r.name for r in results}}
-    while more := {h.name for h, names in zip(handles, reached, strict=True) if names & found} - found:
-        found |= more  # it is assigned to a variable that results are computed with
-    return [handle.name in found and c for handle, c in zip(handles, candidates, strict=True)]
-
-
-def _computed_from(sources: Sequence[tf.Tensor], operations: int) -> set[str]:
-    """Returns the names of what is computed from tensors, themselves included, also by way of variables."""
-    computed = {tensor.name for tensor in sources}
-    for operation in ops.get_default_graph().get_operations()[operations:]:
-        if any(tensor.name in computed for tensor in operation.inputs):
-            _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
-            computed.update(tensor.name for tensor in (*operation.outputs, *written))
-    return computed
-
-
-def _handles(variables: Sequence[keras.Variable | tf.Variable]) -> list[tf.Tensor]:
-    """Returns the resources of variables; of distributed ones, of this replica's copies."""
-    return [(variable._value if isinstance(variable, keras.Variable) else variable).handle for variable in variables]
 
 
 @contextlib.contextmanager

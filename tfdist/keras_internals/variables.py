@@ -160,7 +160,8 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
 def own_state(model: keras.Model) -> list[keras.Variable]:
     """Returns what layers with code of a user, and the model itself if it has such code, keep besides weights."""
     own = [layer for layer in model._flatten_layers() if is_own(layer)]
-    return [variable for layer in own for variable in layer._non_trainable_variables]
+    found = {id(v): v for layer in own for v in layer._non_trainable_variables if not v.trainable}
+    return list(found.values())
 
 
 def frozen_weights(model: keras.Model) -> list[keras.Variable]:

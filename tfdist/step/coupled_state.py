@@ -43,7 +43,7 @@ def coupled_state(strategy: Strategy, model: keras.Model, x: Any, rows: int) -> 
         before, operations = [tf.identity(variable) for variable in variables], keras_internals.count_operations()
         with using(OneReplica()), keras_internals.neutral(first_row), keras_internals.functions_inlined():
             outputs = model(own_rows, training=True)
-        used.update(map(id, fed_back(variables, own_rows, (outputs, model.losses), operations)))
+        used.update(map(id, fed_back(variables, (outputs, model.losses), operations)))
         return before, [tf.identity(variable) for variable in variables]
 
     with keras_internals.normalizing_by_moving_statistics(keras_internals.layers_of(model)):

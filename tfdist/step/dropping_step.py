@@ -72,13 +72,12 @@ class DroppingStep(Step):
     def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], Any]:
         """Returns the undivided gradients of the micro-steps that began in time, and what else they have summed."""
         differentiate = self._compiled(self._differentiate_each)
-
         state = self._micro_step_state
         state.begin()
 
         def micro_step(rows: Any) -> _Part:
-            state.restore()
-            found, outputs = differentiate(rows, batch_size)
+            with state.micro_step():
+                found, outputs = differentiate(rows, batch_size)
             _, y, weight = keras.utils.unpack_x_y_sample_weight(rows)
             # The means of the outputs' losses need the divisors: `_divided` updates them.
             self._metrics.update(y, outputs, weight, LossShare(tf.zeros([]), [], found.rows, batch_size))
@@ -93,7 +92,7 @@ class DroppingStep(Step):
                 lambda sums: clock.time_after(sums) - began,
                 self._seconds_at_most(),
             )
-        state.assign(found.sums.state)
+        state.set_means(found.sums.state)
         rows = tf.shape(tf.nest.flatten(batch)[0])[0]
         return [gradient for each in found.sums.gradients for gradient in each], (found, rows, batch_size)
 

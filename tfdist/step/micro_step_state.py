@@ -1,6 +1,7 @@
 """State of a user's layers over the micro-steps of a step: what replicas that compute these rows would have together."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -8,7 +9,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.pipelining.has_stages import HasStages
-from tfdist.step.side_effects import assign, in_full_precision
+from tfdist.step.side_effects import MEAN_DTYPE, assign
 
 
 class MicroStepState:
@@ -34,28 +35,29 @@ class MicroStepState:
 
     def specs(self) -> list[tf.TensorSpec]:
         """Returns shapes and dtypes of what `end` returns."""
-        specs = [tf.TensorSpec(v.shape, in_full_precision(v)) for v in self._means]
-        return [*specs, tf.TensorSpec([], tf.float64)] if specs else []
+        specs = [tf.TensorSpec(variable.shape, MEAN_DTYPE) for variable in self._means]
+        return [*specs, tf.TensorSpec([], MEAN_DTYPE)] if specs else []
 
     def begin(self) -> None:
         """Notes the state before the first micro-step."""
         self._before = [[tf.identity(v) for v in variables] for variables in (self._means, self._others)]
 
-    def restore(self) -> None:
-        """Sets the state to that before the step, when a micro-step begins."""
-        means, others = self._before
-        assign(self._means, means)
-        with self._strategy.own_copies(self._others):
-            assign(self._others, others)
+    @contextlib.contextmanager
+    def micro_step(self) -> Iterator[None]:
+        """Context of a micro-step, which begins with the state before the step, and assigns only this replica's copies."""
+        variables, before = [*self._means, *self._others], [x for values in self._before for x in values]
+        with self._strategy.own_copies(variables):
+            assign(variables, before)
+            yield
 
     def end(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what `assign` takes, to be summed over micro-steps, when a micro-step of this number of rows ends."""
-        values = [tf.cast(variable, in_full_precision(variable)) for variable in self._means]
-        found = [value * tf.cast(rows, value.dtype) for value in values]
-        return [*found, tf.cast(rows, tf.float64)] if found else []
+        """Returns what `set_means` takes, to be summed over micro-steps, when a micro-step of this number of rows ends."""
+        count = tf.cast(rows, MEAN_DTYPE)
+        found = [tf.cast(variable, MEAN_DTYPE) * count for variable in self._means]
+        return [*found, count] if found else []
 
-    def assign(self, sums: Sequence[tf.Tensor]) -> None:
+    def set_means(self, sums: Sequence[tf.Tensor]) -> None:
         """Assigns the means, after the last micro-step."""
         for variable, total in zip(self._means, sums[:-1], strict=True):
-            mean = tf.math.divide_no_nan(total, tf.cast(sums[-1], total.dtype))
+            mean = tf.math.divide_no_nan(total, sums[-1])
             variable.assign(tf.cast(mean, variable.dtype))

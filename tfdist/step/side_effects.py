@@ -14,6 +14,9 @@ from tfdist.step import randomness
 from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.validation import statistics_of_all_replicas
 
+# Weighted means: those of equal numbers, such as counters of steps, are exact, and sums of the lowest float32 are finite.
+MEAN_DTYPE = tf.float64
+
 
 class Values(NamedTuple):
     """Values of a replica's variables before a forward pass.
@@ -86,16 +89,15 @@ class SideEffects:
         self._assigned = [variable for variable, is_assigned in zip(self._others, found, strict=True) if is_assigned]
         return [*before.own, *(value for value, is_assigned in zip(before.others, found, strict=True) if is_assigned)]
 
-    def fed_back(self, batch: Any, results: Any, before: Values) -> list[keras.Variable]:
-        """Returns the statistics that the forward pass assigns from rows, and with which a later step computes.
+    def averaged(self, results: Any, before: Values) -> list[keras.Variable]:
+        """Returns the statistics to be averaged after the forward pass: it assigns them, and later steps compute with them.
 
         Args:
-          batch: this replica's rows.
           results: structure of tensors, such as gradients, that the forward pass leads to.
           before: result of `begin` in the same trace.
         """
         known = {id(variable) for variable in self._averaged}
-        found = fed_back(self._of_user, batch, results, before.operations) if self._of_user else []
+        found = fed_back(self._of_user, results, before.operations) if self._of_user else []
         return [*self._averaged, *(variable for variable in found if id(variable) not in known)]
 
     def undo(self, before: Sequence[tf.Tensor]) -> None:
@@ -110,20 +112,16 @@ class SideEffects:
         restore_unless(rows > 0, [self._own[i] for i in self._of_rows], [before.own[i] for i in self._of_rows])
 
 
-def fed_back(variables: Sequence[keras.Variable], batch: Any, results: Any, operations: int) -> list[keras.Variable]:
-    """Returns which variables are assigned from a batch, and computed with later; in a replica function.
+def fed_back(variables: Sequence[keras.Variable], results: Any, operations: int) -> list[keras.Variable]:
+    """Returns which variables are assigned, and computed with later; in a replica function.
 
     Args:
       variables: the variables.
-      batch: structure of the rows.
-      results: structure of what is computed from them.
+      results: structure of what is computed from a batch.
       operations: number of operations that were traced before.
     """
-    rows, found = (
-        [leaf for leaf in tf.nest.flatten(each, expand_composites=True) if isinstance(leaf, tf.Tensor)]
-        for each in (batch, results)
-    )
-    feeds_back = keras_internals.feeds_back(rows, found, operations, variables)
+    found = [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if isinstance(leaf, tf.Tensor)]
+    feeds_back = keras_internals.feeds_back(found, operations, variables)
     return [variable for variable, is_used in zip(variables, feeds_back, strict=True) if is_used]
 
 
@@ -142,16 +140,11 @@ def average_over_rows(variables: Sequence[keras.Variable], weight: tf.Tensor, co
       weight: scalar; this replica's part of the rows.
       collectives: collectives of all replicas.
     """
-    values = [tf.cast(variable, in_full_precision(variable)) for variable in variables]
-    weighted = [tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype)) for value in values]
+    values = [tf.cast(variable, MEAN_DTYPE) for variable in variables]
+    weighted = [tf.math.multiply_no_nan(value, tf.cast(weight, MEAN_DTYPE)) for value in values]
     totals = collectives.all_reduce(weighted, name="statistics") if weighted else []
     for variable, total in zip(variables, totals, strict=True):
         variable.assign(tf.cast(total, variable.dtype))
-
-
-def in_full_precision(variable: keras.Variable) -> tf.DType:
-    """Returns the dtype in which means of a floating variable are computed."""
-    return tf.float64 if variable.dtype == "float64" else tf.float32
 
 
 def assign(variables: Sequence[tf.Variable | keras.Variable], values: Sequence[tf.Tensor]) -> None:

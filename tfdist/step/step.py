@@ -29,7 +29,7 @@ from tfdist.step.micro_step_state import MicroStepState
 from tfdist.step.named_specs import named_specs
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.settings import Settings
-from tfdist.step.side_effects import SideEffects, Values, assign, average_over_rows
+from tfdist.step.side_effects import MEAN_DTYPE, SideEffects, Values, assign, average_over_rows
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 
@@ -141,11 +141,12 @@ class Step:
             gradients, found = self._local_gradients(batch, self._divisor(batch, batch_size))
         before = self._side_effects.end(values)
         self.sends_rows = self._recorded.has_unknown_shapes
-        averaged = self._side_effects.fed_back(batch, (gradients, found), values)
+        is_one = self._collectives.size == 1
+        averaged = [] if is_one else self._side_effects.averaged((gradients, found), values)
         if has_batch_size:
             gradients = self._of_rows(count_rows(batch), gradients, values)
-        if averaged and self._collectives.size > 1:
-            part = loss.floating(count_rows(batch)) / loss.floating(batch_size)
+        if averaged:
+            part = tf.cast(count_rows(batch), MEAN_DTYPE) / tf.cast(batch_size, MEAN_DTYPE)
             average_over_rows(averaged, part, self._recorded)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
         gradients, value, dropped = self._divided(gradients, found)
@@ -243,8 +244,7 @@ class Step:
         state.begin()
 
         def micro_step(rows: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
-            with once.micro_step() if shards else contextlib.nullcontext():
-                state.restore()
+            with once.micro_step() if shards else contextlib.nullcontext(), state.micro_step():
                 part = self._strategy.layouts.by_rows(rows)
                 gradients, value = self._micro_step(differentiate, part, batch_size, totals)
                 return [*gradients, *state.end(count_rows(rows))], value
@@ -253,8 +253,9 @@ class Step:
         dtype, every = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]
         with using(InMicroSteps(self._recorded)):
             sums, value = accumulated(micro_step, batch, self.settings.micro_steps, every, dtype, shards)
+        with once.micro_step() if shards else contextlib.nullcontext():
+            state.set_means(sums[len(specs) :])
         once.assign()
-        state.assign(sums[len(specs) :])
         return sums[: len(specs)], value
 
     def _drawn_from(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:

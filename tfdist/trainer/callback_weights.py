@@ -12,7 +12,7 @@ from tfdist.trainer.program import Program
 
 
 def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], program: Program) -> None:
-    """Checks that callbacks of `fit` which keep weights would keep those that they are for.
+    """Checks that callbacks of `fit` which save or restore weights would have those that were evaluated.
 
     With a moving average of the weights, and between exchanges of replicas that train locally, evaluations have averages,
     while callbacks read and assign the weights that are trained. Those of the first of several replicas that train locally
@@ -37,9 +37,9 @@ def _kept(callback: keras.callbacks.Callback, is_local: bool) -> tuple[str, str]
     """Returns a callback that would keep other weights, as in a message, and the remedy; None for any other."""
     name, best = type(callback).__name__, "Checkpoints(best=...) with trainer.load_best()"
     match callback:
-        case keras.callbacks.EarlyStopping(restore_best_weights=True):
+        case keras.callbacks.EarlyStopping() if callback.restore_best_weights:
             return f"{name}(restore_best_weights=True)", f"tfdist.EarlyStopping, and for the best weights {best}"
-        case keras.callbacks.ModelCheckpoint(save_best_only=True):
+        case keras.callbacks.ModelCheckpoint() if callback.save_best_only:
             return f"{name}(save_best_only=True)", best
         case keras.callbacks.ModelCheckpoint() if is_local:
             return name, "Checkpoints(every=...), and trainer.save() for the model"

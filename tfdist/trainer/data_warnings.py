@@ -20,6 +20,7 @@ from tfdist.step import data_check
 from tfdist.step.coupled_rows import coupled_rows
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loss import not_means
+from tfdist.step.settings import Settings
 
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
 _OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
@@ -53,7 +54,7 @@ def _check_text(model: keras.Model, x: Any) -> None:
 
 
 def check_examples(
-    strategy: Strategy, model: keras.Model, data: Examples, evaluation: Examples | None, micro_steps: int
+    strategy: Strategy, model: keras.Model, data: Examples, evaluation: Examples | None, settings: Settings
 ) -> list[tuple[str, str]]:
     """Checks some examples on the chief; every process must call it.
 
@@ -64,7 +65,7 @@ def check_examples(
       model: compiled and built model.
       data: data for training.
       evaluation: data for evaluation, if any.
-      micro_steps: number of parts in which a replica computes its rows.
+      settings: options of the step.
 
     Returns:
       On the chief, the text and the situation of a warning for each thing that is suspicious; none on other processes.
@@ -79,7 +80,7 @@ def check_examples(
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
     found = data_check.findings(model, train) if strategy.is_chief else []
     wrong = [finding.text for finding in found if finding.is_error]
-    if refused := _coupled(strategy, model, train, micro_steps):  # of every process: replicas run it
+    if refused := _coupled(strategy, model, train, settings):  # of every process: replicas run it
         wrong.append(refused)
     if test is not None and strategy.is_chief:
         later = data_check.findings(model, test)
@@ -94,21 +95,22 @@ def check_examples(
     return [(finding.text, "") for finding in found] + of_evaluation
 
 
-def _coupled(strategy: Strategy, model: keras.Model, examples: Any, micro_steps: int) -> str:
+def _coupled(strategy: Strategy, model: keras.Model, examples: Any, settings: Settings) -> str:
     """Returns an error about what is computed from several rows together; empty without any, or if there is one part."""
-    parts = strategy.micro_batches if isinstance(strategy, HasStages) else micro_steps
+    parts = strategy.micro_batches if isinstance(strategy, HasStages) else settings.micro_steps
     if strategy.replicas * parts == 1:
         return ""
     may_be_called = not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts
     found = coupled_rows(strategy, model, examples, may_be_called=may_be_called)
     if found.losses:
         return str(not_means(found.losses, strategy.replicas, parts))
-    if found.state:
+    # Replicas that train locally keep state of their own, of which exchanges take means.
+    if found.state and not (settings.sync.exchanges_weights and parts == 1):
         return (
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them, on "
             f"several replicas or with several micro-steps. Received: {found.state[0]}, which is not, with "
-            f"{strategy.replicas} replicas and {parts} micro-steps. Without micro-steps, compute it from "
-            "tfdist.gather_rows(rows), or use one device, a mesh, or Keras's own fit under tfdist.run."
+            f"{strategy.replicas} replicas and {parts} micro-steps. Leave out accumulate_steps, and on several replicas "
+            "compute it from tfdist.gather_rows(rows); or use a mesh, or Keras's own fit under tfdist.run."
         )
     if not found.outputs:
         return ""

@@ -1,0 +1,94 @@
+"""What the graph that is being built assigns, and what it computes from what."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils, ops
+
+
+def count_operations() -> int:
+    """Returns the number of operations of the graph that is being built; 0 eagerly."""
+    return 0 if tf.executing_eagerly() else len(ops.get_default_graph().get_operations())
+
+
+def assigned_since(operations: int, variables: Sequence[keras.Variable | tf.Variable]) -> list[bool]:
+    """Returns which variables may be assigned by the operations of the graph, from one on; eagerly, all may have been.
+
+    Args:
+      operations: an earlier result of `count_operations`.
+      variables: variables that the graph reads; of a distributed one, the copy of this replica is meant.
+    """
+    if tf.executing_eagerly():
+        return [True] * len(variables)
+    graph = ops.get_default_graph()
+    assigned: set[int] = set()
+    for operation in graph.get_operations()[operations:]:
+        _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        assigned.update(id(handle) for handle in written)
+    return [id(graph.capture(handle)) in assigned for handle in _handles(variables)]
+
+
+def assigned_from(
+    sources: Sequence[tf.Tensor], operations: int, variables: Sequence[keras.Variable | tf.Variable]
+) -> list[bool]:
+    """Returns which variables may be assigned values computed from tensors, also by way of other variables.
+
+    Args:
+      sources: tensors of the graph that is being built.
+      operations: see `assigned_since`.
+      variables: see `assigned_since`; eagerly, none is found.
+    """
+    if tf.executing_eagerly():
+        return [False] * len(variables)
+    graph = ops.get_default_graph()
+    computed = _computed_from(sources, operations)
+    return [graph.capture(handle).name in computed for handle in _handles(variables)]
+
+
+def feeds_back(
+    results: Sequence[tf.Tensor], operations: int, variables: Sequence[keras.Variable | tf.Variable]
+) -> list[bool]:
+    """Returns which variables may be assigned by the operations of the graph, from one on, and results computed with later.
+
+    Args:
+      results: tensors of the graph.
+      operations: see `assigned_since`.
+      variables: see `assigned_since`; eagerly, none is found.
+    """
+    if tf.executing_eagerly():
+        return [False] * len(variables)
+    assigned = assigned_since(operations, variables)
+    if not any(assigned):
+        return assigned
+    graph = ops.get_default_graph()
+    handles = {graph.capture(handle).name for handle in _handles(variables)}
+    needed = {tensor.name for tensor in results}
+    steps = []
+    for operation in reversed(graph.get_operations()[operations:]):
+        _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        steps.append(({x.name for x in (*operation.outputs, *written)}, [tensor.name for tensor in operation.inputs]))
+    known = None
+    while known != (known := needed & handles):  # what is assigned to a variable is needed in the next step
+        for given, taken in steps:
+            if not needed.isdisjoint(given):
+                needed.update(taken)
+    return [
+        is_assigned and graph.capture(handle).name in needed
+        for is_assigned, handle in zip(assigned, _handles(variables), strict=True)
+    ]
+
+
+def _computed_from(sources: Sequence[tf.Tensor], operations: int) -> set[str]:
+    """Returns the names of what is computed from tensors, themselves included, also by way of variables."""
+    computed = {tensor.name for tensor in sources}
+    for operation in ops.get_default_graph().get_operations()[operations:]:
+        if any(tensor.name in computed for tensor in operation.inputs):
+            _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+            computed.update(tensor.name for tensor in (*operation.outputs, *written))
+    return computed
+
+
+def _handles(variables: Sequence[keras.Variable | tf.Variable]) -> list[tf.Tensor]:
+    """Returns the resources of variables; of distributed ones, of this replica's copies."""
+    return [(variable._value if isinstance(variable, keras.Variable) else variable).handle for variable in variables]
