@@ -42,14 +42,18 @@ def assigned_from(
     if tf.executing_eagerly():
         return [False] * len(variables)
     graph = ops.get_default_graph()
-    computed = _computed_from(sources, operations)
+    computed = {tensor.name for tensor in sources}
+    for operation in graph.get_operations()[operations:]:
+        if any(tensor.name in computed for tensor in operation.inputs):
+            _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+            computed.update(tensor.name for tensor in (*operation.outputs, *written))
     return [graph.capture(handle).name in computed for handle in _handles(variables)]
 
 
 def feeds_back(
     results: Sequence[tf.Tensor], operations: int, variables: Sequence[keras.Variable | tf.Variable]
 ) -> list[bool]:
-    """Returns which variables may be assigned by the operations of the graph, from one on, and results computed with later.
+    """Returns which variables the operations of the graph, from one on, may assign, and may compute results with later.
 
     Args:
       results: tensors of the graph.
@@ -62,31 +66,18 @@ def feeds_back(
     if not any(assigned):
         return assigned
     graph = ops.get_default_graph()
-    handles = {graph.capture(handle).name for handle in _handles(variables)}
+    names = [graph.capture(handle).name for handle in _handles(variables)]
     needed = {tensor.name for tensor in results}
     steps = []
     for operation in reversed(graph.get_operations()[operations:]):
         _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
         steps.append(({x.name for x in (*operation.outputs, *written)}, [tensor.name for tensor in operation.inputs]))
     known = None
-    while known != (known := needed & handles):  # what is assigned to a variable is needed in the next step
+    while known != (known := needed.intersection(names)):  # what is assigned to a variable is needed in the next step
         for given, taken in steps:
             if not needed.isdisjoint(given):
                 needed.update(taken)
-    return [
-        is_assigned and graph.capture(handle).name in needed
-        for is_assigned, handle in zip(assigned, _handles(variables), strict=True)
-    ]
-
-
-def _computed_from(sources: Sequence[tf.Tensor], operations: int) -> set[str]:
-    """Returns the names of what is computed from tensors, themselves included, also by way of variables."""
-    computed = {tensor.name for tensor in sources}
-    for operation in ops.get_default_graph().get_operations()[operations:]:
-        if any(tensor.name in computed for tensor in operation.inputs):
-            _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
-            computed.update(tensor.name for tensor in (*operation.outputs, *written))
-    return computed
+    return [is_assigned and name in needed for is_assigned, name in zip(assigned, names, strict=True)]
 
 
 def _handles(variables: Sequence[keras.Variable | tf.Variable]) -> list[tf.Tensor]:

@@ -96,12 +96,13 @@ def _is_coupled(found: InParts, relative: float, *, is_used: bool) -> bool:
     every_part = list(itertools.chain(*found.partitions))
     tolerance = relative * max(norm(part.change) for part in every_part) + (rounding or 0.0)
 
-    def are_as_whole(changes: Iterable[np.ndarray]) -> bool:
+    def match_whole(changes: Iterable[np.ndarray]) -> bool:
         return all(norm(change - whole) <= tolerance for change in changes)
 
-    if are_as_whole(part.change for part in every_part):
+    if match_whole(part.change for part in every_part):
         return False
-    if rounding is None or are_as_whole(sum(part.change for part in parts) for parts in found.partitions):
+    sums = (sum(part.change for part in parts) for parts in found.partitions)
+    if rounding is None or match_whole(sums):
         return True
-    means = (sum(part.rows * part.change for part in parts) / found.whole.rows for parts in found.partitions)
-    return is_used and not are_as_whole(means)
+    weighted = (sum(part.rows * part.change for part in parts) for parts in found.partitions)
+    return is_used and not match_whole(total / found.whole.rows for total in weighted)

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.pipelining.has_stages import HasStages
-from tfdist.step.side_effects import MEAN_DTYPE, assign
+from tfdist.step.side_effects import MEAN_DTYPE, assign, state_of_user
 
 
 class MicroStepState:
@@ -26,12 +24,9 @@ class MicroStepState:
           model: compiled and built model.
           strategy: strategy of the replicas.
         """
-        state = [] if isinstance(strategy, HasStages) else keras_internals.own_state(model)
-        is_floating = [tf.as_dtype(variable.dtype).is_floating for variable in state]
         self._strategy = strategy
-        self._means = [variable for variable, is_mean in zip(state, is_floating, strict=True) if is_mean]
-        self._others = [variable for variable, is_mean in zip(state, is_floating, strict=True) if not is_mean]
-        self._before: list[list[tf.Tensor]] = [[], []]
+        self._means, self._others = state_of_user(model, strategy)
+        self._before: list[tf.Tensor] = []
 
     def specs(self) -> list[tf.TensorSpec]:
         """Returns shapes and dtypes of what `end` returns."""
@@ -40,14 +35,14 @@ class MicroStepState:
 
     def begin(self) -> None:
         """Notes the state before the first micro-step."""
-        self._before = [[tf.identity(v) for v in variables] for variables in (self._means, self._others)]
+        self._before = [tf.identity(variable) for variable in (*self._means, *self._others)]
 
     @contextlib.contextmanager
     def micro_step(self) -> Iterator[None]:
         """Context of a micro-step, which begins with the state before the step, and assigns only this replica's copies."""
-        variables, before = [*self._means, *self._others], [x for values in self._before for x in values]
+        variables = [*self._means, *self._others]
         with self._strategy.own_copies(variables):
-            assign(variables, before)
+            assign(variables, self._before)
             yield
 
     def end(self, rows: tf.Tensor) -> list[tf.Tensor]:

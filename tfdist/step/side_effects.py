@@ -69,8 +69,7 @@ class SideEffects:
         others = [] if is_spread else model.variables
         self._others = [v for v in others if id(v) not in left_out and v.path not in sparse]
         self._assigned: list[keras.Variable] = []
-        state = [] if isinstance(strategy, HasStages) else keras_internals.own_state(model)
-        self._of_user = [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
+        self._of_user, _ = state_of_user(model, strategy)
         self._averaged = list(averaged)
 
     def begin(self) -> Values:
@@ -110,6 +109,14 @@ class SideEffects:
     def undo_unless(self, rows: tf.Tensor, before: Values) -> None:
         """Restores what depends on a replica's rows, unless there are any: means over no rows are NaN."""
         restore_unless(rows > 0, [self._own[i] for i in self._of_rows], [before.own[i] for i in self._of_rows])
+
+
+def state_of_user(model: keras.Model, strategy: HasCollectives) -> tuple[list[keras.Variable], list[keras.Variable]]:
+    """Returns the state of a user's layers, floating-point and other; none for stages, of which a process has a part."""
+    state = [] if isinstance(strategy, HasStages) else keras_internals.own_state(model)
+    is_floating = [tf.as_dtype(variable.dtype).is_floating for variable in state]
+    floating = [variable for variable, is_one in zip(state, is_floating, strict=True) if is_one]
+    return floating, [variable for variable, is_one in zip(state, is_floating, strict=True) if not is_one]
 
 
 def fed_back(variables: Sequence[keras.Variable], results: Any, operations: int) -> list[keras.Variable]:
