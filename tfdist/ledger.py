@@ -10,6 +10,7 @@ from tfdist.checkpoint.format import newest, step_of
 from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
 from tfdist.errors import ExitCode, InputError
+from tfdist.errors.counts import count_of
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import read_dropped, read_ledger
 from tfdist.storage import StoragePath, path_of, storage_of
@@ -75,7 +76,7 @@ def main(run: str, output: Output = TEXT) -> int:
         verb = "allocated" if proof.dropped else "used"
         left_out = f" Late ranks left out {proof.dropped} of them (--straggler=drop)." if proof.dropped else ""
         output.line(
-            f"Proved: {proof.steps} steps, {proof.starts} {'start' if proof.starts == 1 else 'starts'}. Each of "
+            f"Proved: {proof.steps} steps, {count_of(proof.starts, 'start')}. Each of "
             f"{proof.examples} examples was {verb} exactly once in each of {proof.epochs} epochs; {proof.next_examples} "
             f"in the next one, none twice.{left_out}"
         )

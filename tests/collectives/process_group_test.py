@@ -5,10 +5,12 @@ import tempfile
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.workers import running
 from tests.workers.groups import DTYPES, values
 from tfdist.collectives.declared_groups import declared_group, distinct_groups
+from tfdist.collectives.process_groups import ProcessGroups
 from tfdist.errors import InputError
 
 pytestmark = pytest.mark.processes
@@ -146,3 +148,19 @@ def test_groups_are_declared_once():
         distinct_groups([[0, 3]], 3)
     with pytest.raises(InputError, match=r"Received: ranks \[0, 2\]; declared: \[0, 1\]. Add it: .*groups=\[\[0, 2\]"):
         declared_group({(0, 1): "it"}, [2, 0])
+
+
+def test_a_name_is_used_for_one_call_of_a_step():
+    options = tf.distribute.experimental.CommunicationOptions()
+    group = ProcessGroups([(0, 1)], 3, 1, options).collectives([0, 1], 0)
+
+    @functools.partial(tf.function, autograph=False)
+    def called(*names):
+        return [group.all_reduce([tf.constant(1.0)], name=name) for name in names]
+
+    for _ in range(2):
+        called.get_concrete_function("loss", "norm")
+    with pytest.raises(
+        InputError, match=r"Received: all_reduce loss: float32\(1,\) of \[0, 1\], twice. Give each call a name"
+    ):
+        called.get_concrete_function("loss", "loss")

@@ -10,6 +10,7 @@ from tfdist.cli.text_table import text_table
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.errors import InputError
 from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.counts import count_of
 from tfdist.grammar.cut import parse_cut
 from tfdist.pipelining.schedules import make_schedule
 from tfdist.sharding.balanced_parts import describe_parts
@@ -73,7 +74,7 @@ def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:
     if config.batch_size % parts:
         raise InputError(
             "A batch must divide into micro-batches of equal size. Received: "
-            f"--batch_size={config.batch_size}, {_count(grid.replicas, 'replica')} and --micro_batches="
+            f"--batch_size={config.batch_size}, {count_of(grid.replicas, 'replica')} and --micro_batches="
             f"{config.micro_batches}. Choose a --batch_size that is divisible by {parts}."
         )
     return config.batch_size // parts
@@ -84,8 +85,8 @@ def _lines(
 ) -> Iterator[str]:
     devices = f" with {grid.devices} devices each" if grid.devices > 1 else ""
     yield (
-        f"{len(plan.stages)} stages in {grid.stages} processes{devices}, {_count(grid.replicas, 'replica')}, each step "
-        f"{_count(config.micro_batches, 'micro-batch')} of {_count(rows, 'row')}"
+        f"{len(plan.stages)} stages in {grid.stages} processes{devices}, {count_of(grid.replicas, 'replica')}, each step "
+        f"{count_of(config.micro_batches, 'micro-batch')} of {count_of(rows, 'row')}"
         + (" per replica" if grid.replicas > 1 else "")
     )
     yield from text_table([_header(plan), *(_row(number, stage) for number, stage in enumerate(plan.stages))])
@@ -103,7 +104,7 @@ def _lines(
         yield ""
         yield from pipeline_devices.lines(spread)
     yield ""
-    micro_batches = _count(config.micro_batches, "micro-batch")
+    micro_batches = count_of(config.micro_batches, "micro-batch")
     yield f"Schedules with {micro_batches}; live micro-batches, memory and messages of each process:"
     timed = ["step"] if config.measure_stages else []
     rows_of = [_schedule_row(each, config.measure_stages) for each in plan.schedules]
@@ -222,7 +223,3 @@ def _schedule_facts(plan: "SchedulePlan") -> dict[str, Any]:
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 'es' if name.endswith('ch') else 's'}"

@@ -8,6 +8,7 @@ from tfdist.cli.output import Output
 from tfdist.cli.text_table import text_table
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.counts import count_of
 from tfdist.sharding.balanced_parts import describe_parts, sizes_of_parts
 from tfdist.sharding.layouts import Shard
 from tfdist.sharding.mesh import Mesh
@@ -45,8 +46,7 @@ def _state_bytes(variable: "Planned") -> int:
 
 def _lines(plan: "Plan", parts: Sequence[int], rows: int, config: LayoutConfig) -> Iterator[str]:
     steps = f" in each of {config.accumulate_steps} micro-steps" if config.accumulate_steps > 1 else ""
-    processes = "1 process" if config.processes == 1 else f"{config.processes} processes"
-    yield f"{config.strategy} in {processes}, at most {rows} examples on each{steps}"
+    yield f"{config.strategy} in {count_of(config.processes, 'process')}, at most {rows} examples on each{steps}"
     header = ("variable", "shape", "bytes", "optimizer")
     table = [
         (v.path, "x".join(map(str, v.shape)), byte_size(v.bytes), byte_size(_state_bytes(v)) if v.slots else "-")

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ class ProcessGroups:
             candidates = itertools.count(_hashed(f"group {ranks}"))
             self._keys[ranks] = next(key for key in candidates if key not in self._keys.values())
         self._calls: dict[int, str] = {}
+        self._of_graph: weakref.WeakKeyDictionary[tf.Graph, set[int]] = weakref.WeakKeyDictionary()
         self._tokens = itertools.count()
         self.options = {
             "communication_hint": options.implementation.value.lower(),
@@ -81,8 +83,21 @@ class ProcessGroups:
             raise InputError(
                 f"Two calls must not have the same key. Received: {name} and {self._calls[key]}. Rename one of them."
             )
+        self._check_is_first(key, name)
         identity = {"group_key": declared_group(self._keys, ranks), "instance_key": key, "group_size": len(ranks)}
         return {**identity, **self.options}
+
+    def _check_is_first(self, key: int, name: str) -> None:
+        """Raises `InputError` for a second call with a key in the graph that is being built: both would wait for one."""
+        if tf.executing_eagerly():
+            return
+        of_graph = self._of_graph.setdefault(tf.compat.v1.get_default_graph(), set())
+        if key in of_graph:
+            raise InputError(
+                f"A name is used for only one call of a group, or one message, in a step. Received: {name}, twice. Give each "
+                "call a name of its own."
+            )
+        of_graph.add(key)
 
 
 class ProcessGroup(Collectives):

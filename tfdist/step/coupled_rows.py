@@ -21,6 +21,7 @@ from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss
 from tfdist.step.coupled_state import coupled_state
+from tfdist.step.data_mismatch import described
 from tfdist.step.in_parts import InParts, computed_for
 from tfdist.step.tolerance import Tolerance
 
@@ -35,11 +36,13 @@ class CoupledRows(NamedTuple):
       losses: names of a user's own losses that are not means over rows.
       outputs: whether outputs for a row depend on the other rows of a replica.
       state: paths of what layers assign in training, of which the mean over replicas is not that of one device.
+      error: why the rows could not be compared; empty if they could.
     """
 
     losses: list[str]
     outputs: bool
     state: list[str] = []
+    error: str = ""
 
 
 class _Call(NamedTuple):
@@ -88,9 +91,9 @@ def coupled_rows(strategy: Strategy, model: keras.Model, examples: Any, *, may_b
         found = found._replace(losses=found.losses + _added(calls, tolerance))
         state = coupled_state(strategy, model, x, rows)
         return found if state and _communicates(strategy, model, x, training=True) else found._replace(state=state)
-    except Exception:  # for example, code for a certain number of rows: a step has it, or reports the error
+    except Exception as error:  # for example, code for a certain number of rows: a step has it, or reports the error
         _log.debug("Rows could not be compared:", exc_info=True)
-        return found
+        return found._replace(error=described(error))
 
 
 def _has_own_code(model: keras.Model) -> bool:

@@ -28,6 +28,7 @@ _NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Py
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
+_NODE = re.compile(r"\{\{\w+ \S+\}\} ?")  # names an operation or a function of a graph
 # Words in errors caused by data that does not fit; any other error is a bug, and is raised unchanged.
 _OF_THE_DATA = re.compile(
     r"shape|rank|dim|size|dtype|type|cast|incompatible|compatible|broadcast|label|input|structure|outputs|range|bound|argument",
@@ -71,9 +72,14 @@ def must_fit(element_spec: Any) -> Iterator[None]:
             ) from error
         raise InputError(
             f"Model, loss and metrics must fit the data. Received: examples with {', '.join(parts)}; "
-            f"{type(error).__name__}: {_shortened(cause)}"
+            f"{described(error)}"
             f"{_user_code(places)}. Change the model, --loss or --metrics, or the data.{_notes(error)}"
         ) from error
+
+
+def described(error: Exception) -> str:
+    """Returns the type of an error and its cause, in one line without a full stop."""
+    return f"{type(error).__name__}: {_shortened(_cause(error))}"
 
 
 def not_compilable(cause: str) -> InputError:
@@ -114,7 +120,7 @@ def _cause(error: Exception) -> str:
         return one_line(str(error)).rstrip(".")
     lines = [line for line in _stripped(error.message).splitlines() if not _SUMMARY.search(line)]
     several = [line.split(":", 1)[-1].strip() for line in lines if line.startswith("(0)")]
-    return several[0] if several else lines[-1]
+    return _NODE.sub("", (several or lines[-1:] or [one_line(error.message)])[0])
 
 
 def _shortened(text: str) -> str:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
+from tfdist.errors.counts import count_of
 
 _NO_LOSS = "A model needs a loss to be trained. Received: none. Pass `loss=` or use `add_loss` in a layer."
 
@@ -77,8 +78,9 @@ def not_means(names: Sequence[str], replicas: int, micro_steps: int) -> InputErr
     """Returns the error for losses of a batch that are not the means of its parts' losses."""
     return InputError(
         "A loss must be a mean over rows, on several replicas or with several micro-steps. Received: "
-        f"{', '.join(names)}, which is computed from all rows together, with {replicas} replicas and {micro_steps} "
-        "micro-steps. Use one device, or a mesh, without micro-steps; or a loss that is computed for each row."
+        f"{', '.join(names)}, which is computed from all rows together, with {count_of(replicas, 'replica')} and "
+        f"{count_of(micro_steps, 'micro-step')}. Use one device, or a mesh, without micro-steps; or a loss that is computed "
+        "for each row."
     )
 
 

@@ -14,10 +14,11 @@ from tfdist.data.adapters import about_evaluation
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors import InputError
+from tfdist.errors.counts import count_of
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import data_check
-from tfdist.step.coupled_rows import coupled_rows
+from tfdist.step.coupled_rows import CoupledRows, coupled_rows
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loss import not_means
 from tfdist.step.settings import Settings
@@ -80,8 +81,9 @@ def check_examples(
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
     found = data_check.findings(model, train) if strategy.is_chief else []
     wrong = [finding.text for finding in found if finding.is_error]
-    if refused := _coupled(strategy, model, train, settings):  # of every process: replicas run it
-        wrong.append(refused)
+    parts = strategy.micro_batches if isinstance(strategy, HasStages) else settings.micro_steps
+    coupled = _coupled(strategy, model, train, parts)  # on every process: replicas run it
+    wrong += _refusals(coupled, model, settings, strategy.replicas, parts)
     if test is not None and strategy.is_chief:
         later = data_check.findings(model, test)
         wrong += [f"Evaluation data: {finding.text}" for finding in later if finding.is_error]
@@ -92,34 +94,52 @@ def check_examples(
         warnings.filterwarnings("ignore", message=_OF_KERAS)
     places = data_check.not_finite(test) if test is not None and strategy.is_chief else []
     of_evaluation = [(_values(places, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if places else []
-    return [(finding.text, "") for finding in found] + of_evaluation
+    unknown = _warnings(coupled, strategy.replicas, parts) if strategy.is_chief else []
+    return [(text, "") for text in (*(finding.text for finding in found), *unknown)] + of_evaluation
 
 
-def _coupled(strategy: Strategy, model: keras.Model, examples: Any, settings: Settings) -> str:
-    """Returns an error about what is computed from several rows together; empty without any, or if there is one part."""
-    parts = strategy.micro_batches if isinstance(strategy, HasStages) else settings.micro_steps
+def _coupled(strategy: Strategy, model: keras.Model, examples: Any, parts: int) -> CoupledRows:
+    """Returns what is computed from several rows together, if a batch is computed in parts; on every process."""
     if strategy.replicas * parts == 1:
-        return ""
+        return CoupledRows([], outputs=False)
     may_be_called = not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts
-    found = coupled_rows(strategy, model, examples, may_be_called=may_be_called)
+    return coupled_rows(strategy, model, examples, may_be_called=may_be_called)
+
+
+def _refusals(found: CoupledRows, model: keras.Model, settings: Settings, replicas: int, parts: int) -> list[str]:
+    """Returns errors about what is computed from several rows together."""
     if found.losses:
-        return str(not_means(found.losses, strategy.replicas, parts))
+        return [str(not_means(found.losses, replicas, parts))]
     # Replicas that train locally keep state of their own, of which exchanges take means.
     if found.state and not (settings.sync.exchanges_weights and parts == 1):
-        return (
+        return [
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them, on "
             f"several replicas or with several micro-steps. Received: {found.state[0]}, which is not, with "
-            f"{strategy.replicas} replicas and {parts} micro-steps. Leave out accumulate_steps, and on several replicas "
+            f"{_of(replicas, parts)}. Leave out accumulate_steps, and on several replicas "
             "compute it from tfdist.gather_rows(rows); or use a mesh, or Keras's own fit under tfdist.run."
-        )
+        ]
     if not found.outputs:
-        return ""
-    return (
+        return []
+    return [
         "The outputs for a row must not depend on the other rows, on several replicas or with several micro-steps. Received: "
-        f"{model.name}, whose outputs for some rows differ from those for parts of them, with {strategy.replicas} replicas and "
-        f"{parts} micro-steps. Use one device, or a mesh, without micro-steps; tfdist.gather_rows in a layer; or Keras's own "
-        "fit under tfdist.run."
-    )
+        f"{model.name}, whose outputs for some rows differ from those for parts of them, with {_of(replicas, parts)}. Use one "
+        "device, or a mesh, without micro-steps; tfdist.gather_rows in a layer; or Keras's own fit under tfdist.run."
+    ]
+
+
+def _warnings(found: CoupledRows, replicas: int, parts: int) -> list[str]:
+    """Returns a warning if it is not known what is computed from several rows together."""
+    if not found.error:
+        return []
+    return [
+        f"Whether rows of a batch depend on each other could not be checked: {found.error}. Training with "
+        f"{_of(replicas, parts)} has the result of one device only if losses, outputs and the state of layers are those of "
+        "single rows, or means over rows."
+    ]
+
+
+def _of(replicas: int, parts: int) -> str:
+    return f"{count_of(replicas, 'replica')} and {count_of(parts, 'micro-step')}"
 
 
 def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any, element_spec: Any) -> None:

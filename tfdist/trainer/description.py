@@ -10,6 +10,7 @@ from tfdist.data import DataSet, Examples
 from tfdist.data.row_allocation import EVEN, RowAllocation
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.counts import count_of
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedules import simulate
 from tfdist.pipelining.staged_model import StagedModel
@@ -70,7 +71,7 @@ def describe_strategy(strategy: HasCollectives) -> str:
     kinds = {device.device_type for device in tf.config.list_logical_devices()}
     kind = next((kind for kind in ("TPU", "GPU") if kind in kinds), "CPU")
     processes = f" in {strategy.cluster.size} processes" if strategy.cluster.size > 1 else ""
-    replicas, devices = _plural(strategy.replicas, "replica"), _plural(strategy.devices_in_total, f"{kind} device")
+    replicas, devices = count_of(strategy.replicas, "replica"), count_of(strategy.devices_in_total, f"{kind} device")
     return f"{strategy.name}, {replicas} on {devices}{processes}"
 
 
@@ -88,7 +89,7 @@ def describe_stages(model: keras.Model, strategy: HasCollectives) -> str:
         return ""
     assert isinstance(model, StagedModel)
     sizes = " + ".join(f"{_count(stage.variables.all):,}" for stage in model.cut.stages)
-    micro_batches = _plural(strategy.micro_batches, "micro-batch").replace("batchs", "batches")
+    micro_batches = count_of(strategy.micro_batches, "micro-batch")
     schedule = f"{strategy.schedule.name} with {micro_batches}"
     if strategy.schedule.has_flush:
         idle = simulate(strategy.schedule, forward=1.0, backward=2.0).bubble
@@ -116,20 +117,16 @@ def _batch(
         factors = [(parts, "replicas" if parts == strategy.replicas else "parts"), (micro_steps, name)]
         shown = [f"{count} {factor} x " for count, factor in factors if count > 1]
         split = f" = {''.join(shown)}{batch_size // (parts * micro_steps)}" if shown else ""
-    return f"{_plural(batch_size, 'example')}{split}, computed in {precision}"
+    return f"{count_of(batch_size, 'example')}{split}, computed in {precision}"
 
 
 def _length(plan: RunPlan) -> str:
     """Returns for example `450 steps, 20 epochs`, or `100 steps, 4.45 epochs; 50 steps done before`."""
     epochs = (plan.epoch(plan.total_steps) or 0.0) - plan.first_epoch
     number = int(plan.epoch_text(plan.total_steps).rpartition("/")[2] or 0)
-    shown = _plural(number, "epoch") if epochs >= number else f"{epochs:.3g} epochs"
-    done = f"; {_plural(plan.first_step, 'step')} done before" if plan.first_step else ""
-    return f"{_plural(plan.total_steps, 'step')}, {shown}{done}"
-
-
-def _plural(count: int, name: str) -> str:
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
+    shown = count_of(number, "epoch") if epochs >= number else f"{epochs:.3g} epochs"
+    done = f"; {count_of(plan.first_step, 'step')} done before" if plan.first_step else ""
+    return f"{count_of(plan.total_steps, 'step')}, {shown}{done}"
 
 
 def _size(examples: Examples) -> int:

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tfdist.errors.counts import count_of
+
 _TOO_MANY = 0.5  # fraction of the rows of a record
 
 
@@ -47,11 +49,7 @@ class DroppedRows:
         if not named:
             return None
         self._said[named] = rows[named]
-        of_ranks = ", ".join(f"rank {i} {rows[i]} ({_micro_steps(int(micro_steps[i]))})" for i in named)
+        of_ranks = ", ".join(f"rank {i} {rows[i]} ({count_of(int(micro_steps[i]), 'micro-step')})" for i in named)
         fraction = rows.sum() / max((step - self._first) * self._batch_size, 1)
         remedy = " Most rows are dropped: use a larger limit." if fraction > _TOO_MANY else ""
         return f"Rows dropped by step {step}: {of_ranks}; {100 * fraction:.1f}% of all.{remedy}"
-
-
-def _micro_steps(count: int) -> str:
-    return "1 micro-step" if count == 1 else f"{count} micro-steps"
