@@ -31,6 +31,19 @@ def train(strategy: tfdist.Strategy, x: Any = X, y: Any = Y, activation: Any = "
     return trainer, model
 
 
+class Centering(keras.layers.Layer):
+    """Subtracts a moving mean of the rows."""
+
+    def __init__(self) -> None:
+        super().__init__(name="centering")
+        self.center = self.add_weight(name="center", shape=(), trainable=False)
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        if training:
+            self.center.assign(0.9 * self.center + 0.1 * tf.reduce_mean(x))
+        return x - self.center
+
+
 def freeze_and_train(strategy: tfdist.Strategy) -> None:
     trainer, model = train(strategy)
     model.get_layer("hidden").trainable = False  # of the first stage
@@ -49,6 +62,10 @@ def mistakes(strategy: tfdist.Strategy) -> Mapping[str, Callable[[], object]]:
         "freeze": lambda: freeze_and_train(strategy),
         "predict": lambda: train(strategy)[1].predict(X),
         "call": lambda: train(strategy)[1](X),
+        "state": lambda: train(strategy, activation=Centering()),
+        "spectral": lambda: train(
+            strategy, activation=keras.layers.SpectralNormalization(keras.layers.Dense(4, name="norm"))
+        ),
         "operation": lambda: train(strategy, activation=timed),
     }
 

@@ -119,7 +119,7 @@ def test_one_replica_may_count_rows(single: tfdist.Strategy, float64: None) -> N
     make, _ = CASES["rows"]
     _, weights = trained(single, make)
     assert 2 * X.size in [weight for weight in weights if weight.shape == ()]
-    with pytest.raises(InputError, match="with 1 replicas and 2 micro-steps"):
+    with pytest.raises(InputError, match="with 1 replica and 2 micro-steps"):
         trained(single, make, accumulate_steps=2)
 
 
@@ -190,7 +190,8 @@ def test_micro_steps_do_not_change_the_result(
     replicas: int, options: dict[str, Any], single: tfdist.Strategy, mirrored2: tfdist.Strategy, float64: None
 ) -> None:
     def both() -> keras.layers.Layer:
-        return keras.Sequential([Centering(), Annealed("int64"), Stateful(lambda state, x: state + 1)])
+        normalized = keras.layers.SpectralNormalization(keras.layers.Dense(4))
+        return keras.Sequential([Centering(), Annealed("int64"), Stateful(lambda state, x: state + 1), normalized])
 
     losses, weights = trained({1: single, 2: mirrored2}[replicas], both, accumulate_steps=4, **options)
     on_one, theirs = trained(single, both)
@@ -199,11 +200,42 @@ def test_micro_steps_do_not_change_the_result(
         np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
 
 
+def test_micro_steps_on_a_mesh_do_not_normalize_weights(mesh4x1: tfdist.Strategy) -> None:
+    def normalized() -> keras.layers.Layer:
+        return keras.layers.SpectralNormalization(keras.layers.Dense(4, name="normalized"))
+
+    trained(mesh4x1, normalized)
+    with pytest.raises(
+        InputError, match="Received: accumulate_steps=3 and .*normalized/kernel. Use accumulate_steps=1"
+    ):
+        trained(mesh4x1, normalized, accumulate_steps=3)
+
+
 def test_replicas_that_train_locally_keep_their_own_state(mirrored2: tfdist.Strategy, float64: None) -> None:
     trained(mirrored2, CASES["rows"][0], sync="local_sgd(period=2)")
     own, _ = trained(mirrored2, lambda: Centering(), sync="local_sgd(period=100)")
     together, _ = trained(mirrored2, lambda: Centering())
     assert not np.allclose(own, together, rtol=1e-9)
+
+
+class OfRows(keras.layers.Layer):
+    """Has state for each of four rows of a batch, and takes no other number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__(name="of_rows")
+        self.state = self.add_weight(shape=(4, 4), initializer="zeros", trainable=False, name="state")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.state.assign(0.9 * self.state + 0.1 * ops.stop_gradient(x))
+        return x - self.state
+
+
+def test_what_could_not_be_compared_is_said(mirrored3: tfdist.Strategy, caplog: pytest.LogCaptureFixture) -> None:
+    trained(mirrored3, OfRows)
+    [warning] = [record.getMessage() for record in caplog.records if "could not be checked" in record.getMessage()]
+    assert "could not be checked: InvalidArgumentError: Incompatible shapes: [8,4] vs. [4,4]. Training with" in warning
+    assert "with 3 replicas and 1 micro-step has the result of one device only if" in warning
 
 
 def test_the_worker_trains_with_state(single: tfdist.Strategy) -> None:

@@ -166,7 +166,7 @@ def _settings(model: keras.Model, strategy: HasCollectives, options: RunConfig) 
     clip = Clip(norm=options.clip_norm, value=options.clip_value)
     optimizer, taken = without_loss_scale(model.optimizer)
     check_optimizer(optimizer, clip)
-    check_micro_steps(model, options.accumulate_steps)
+    check_micro_steps(model, strategy, options.accumulate_steps)
     return Settings(
         batch_size=None,
         seed=options.seed,

@@ -164,6 +164,14 @@ def own_state(model: keras.Model) -> list[keras.Variable]:
     return list(found.values())
 
 
+def spectrally_normalized(model: keras.Model) -> list[keras.Variable]:
+    """Returns the weights that SpectralNormalization divides by their norms in training, and the vectors of its iterations."""
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.SpectralNormalization)]
+    used = [layer for layer in layers if layer.built]
+    found = {id(variable): variable for layer in used for variable in (layer.kernel, layer.vector_u)}
+    return list(found.values())
+
+
 def frozen_weights(model: keras.Model) -> list[keras.Variable]:
     """Returns the floating variables that belong to the weights of a layer, but are currently not trained."""
     weights = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}

@@ -1,4 +1,4 @@
-"""State of a user's layers over the micro-steps of a step: what replicas that compute these rows would have together."""
+"""State that layers assign over the micro-steps of a step: what replicas that compute these rows would have together."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import keras
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.step.side_effects import MEAN_DTYPE, assign, state_of_user
 
@@ -13,8 +14,9 @@ from tfdist.step.side_effects import MEAN_DTYPE, assign, state_of_user
 class MicroStepState:
     """State that each micro-step begins as it was before the step, and of which a step leaves the mean, weighted by rows.
 
-    So a counter of steps counts a step once, and a moving mean moves once, however many micro-steps there are. Integers, which
-    must not depend on rows, are those of the last micro-step. The methods are called in replica functions.
+    So a counter of steps counts a step once, and a moving mean moves once, however many micro-steps there are. Integers and
+    spectrally normalized weights, which do not depend on rows, are those of the last micro-step. The methods are called in
+    replica functions.
     """
 
     def __init__(self, model: keras.Model, strategy: HasCollectives):
@@ -26,6 +28,8 @@ class MicroStepState:
         """
         self._strategy = strategy
         self._means, self._others = state_of_user(model, strategy)
+        averaged = {id(variable) for variable in self._means}
+        self._others += [v for v in keras_internals.spectrally_normalized(model) if id(v) not in averaged]
         self._before: list[tf.Tensor] = []
 
     def specs(self) -> list[tf.TensorSpec]:

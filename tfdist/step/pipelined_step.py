@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Recording
 from tfdist.errors import InputError
+from tfdist.errors.counts import count_of
 from tfdist.gradients import unscaled
 from tfdist.pipelining import cut
 from tfdist.pipelining.action_clock import ActionClock
@@ -24,6 +25,7 @@ from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
 from tfdist.step.metrics import LossShare
 from tfdist.step.scalar_metrics import scalars_weighted
+from tfdist.step.side_effects import fed_back
 from tfdist.step.step import Computed, Step, dense
 
 
@@ -70,6 +72,9 @@ class PipelinedStep(Step):
         self._is_first = [
             shared.get(id(variable), min(self._model.stages)) in self._model.stages for variable in self.variables
         ]
+        whole = self._model.whole
+        state = [*keras_internals.own_state(whole), *keras_internals.spectrally_normalized(whole)]
+        self._layer_state = {id(variable) for variable in state}
         self._is_shared = [id(variable) in shared for variable in self.variables]
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
@@ -186,9 +191,11 @@ class PipelinedStep(Step):
         totals, batch_size = micro_batch.totals, micro_batch.batch_size
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         share = loss.floating(rows) / loss.floating(batch_size)
+        operations = keras_internals.count_operations()
         with values or contextlib.nullcontext(), scalars_weighted(share), self._draws(micro_batch):
             outputs, sent = graph.call(self._model.cut.named_inputs(x), received, training=True)
             of_layers = graph.take_data_losses(), graph.weight_losses()
+        self._check_state(graph, (outputs, sent, of_layers), operations)
         terms = self._terms(y, outputs, weight) if graph.is_last else []
         totals = totals if terms else []
         recorded = loss.as_recorded(terms, totals, batch_size)
@@ -197,6 +204,24 @@ class PipelinedStep(Step):
         if graph.is_last:
             self._metrics.update(y, outputs, weight, LossShare(seen, loss.shares_of(*recorded), rows, batch_size))
         return sent, value, seen
+
+    def _check_state(self, graph: cut.StageGraph | SpreadStage, results: Any, operations: int) -> None:
+        """Raises `InputError` for state with which later micro-batches would compute.
+
+        Args:
+          graph: the stage.
+          results: structure of what its forward pass returns.
+          operations: number of operations that were traced before.
+        """
+        parts = self._strategy.replicas * self._strategy.micro_batches
+        variables = [] if parts == 1 or isinstance(graph, SpreadStage) else graph.variables.all
+        own = [variable for variable in variables if id(variable) in self._layer_state]
+        if found := fed_back(own, results, operations) if own else []:
+            raise InputError(
+                "Layers of a pipeline must not compute with state that they assign in training, as one device would assign it "
+                f"once in a step. Received: {found[0].path}, with {count_of(self._strategy.micro_batches, 'micro-batch')} and "
+                f"{count_of(self._strategy.replicas, 'replica')}. Use another --strategy."
+            )
 
     def _draws(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
         """Returns the context of random operations outside of the model's generators."""

@@ -142,14 +142,22 @@ def synchronized_layers(model: keras.Model) -> list[keras.Layer]:
     return [layer for layer in keras_internals.layers_of(model) if is_synchronized(layer)]
 
 
-def check_micro_steps(model: keras.Model, micro_steps: int) -> None:
+def check_micro_steps(model: keras.Model, strategy: HasCollectives, micro_steps: int) -> None:
     """Raises `InputError` if there are micro-steps and a layer that needs all rows of a step at once."""
-    synchronized = synchronized_layers(model)
-    if micro_steps > 1 and synchronized:
+    if micro_steps == 1:
+        return
+    if synchronized := synchronized_layers(model):
         raise InputError(
             "Synchronized BatchNorm takes the moments of all rows of a step, but accumulation computes the step in "
             f"parts. Received: accumulate_steps={micro_steps} and {synchronized[0].path}. Use --batch_norm=local or "
             "--accumulate_steps=1."
+        )
+    # Without loops, micro-steps read what layers have assigned as tensors, which have no gradients of variables.
+    normalized = [] if strategy.compiles_loops else keras_internals.spectrally_normalized(model)
+    if normalized:
+        raise InputError(
+            "On a mesh, SpectralNormalization does not work with several micro-steps. Received: "
+            f"accumulate_steps={micro_steps} and {normalized[0].path}. Use --accumulate_steps=1 or another --strategy."
         )
 
 

@@ -148,7 +148,7 @@ def build(
     drain = metrics.make_drain(recorded, strategy)
     average_statistics = metrics.make_average_statistics(model, strategy)
     evaluator = Evaluator(model, strategy, settings.seed, recorded, drain)
-    check_micro_steps(model, settings.micro_steps)
+    check_micro_steps(model, strategy, settings.micro_steps)
     steps = Steps(model, strategy, settings, compression, store, recorded)
     trained = trained_ids(model)
     averaged = AveragedWeights(model, strategy)
