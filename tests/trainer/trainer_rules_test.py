@@ -43,6 +43,19 @@ def test_what_is_born_outside_the_scope(mirrored2):
         tfdist.Trainer(model, optimizer="sgd", loss="mse")
 
 
+@pytest.mark.parametrize("strategy", ["mirrored2", "mesh4x1"])
+def test_metrics_may_be_created_outside_the_scope(strategy, request):
+    strategy = request.getfixturevalue(strategy)
+    counts = [kind(thresholds=1.0) for kind in (keras.metrics.TrueNegatives, keras.metrics.FalseNegatives)]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")])
+        trainer = tfdist.Trainer(model, optimizer="sgd", loss="binary_crossentropy", metrics=counts)
+    x, y = np.ones((24, 2), "float32"), np.arange(24) % 2
+    logs = trainer.fit(x, y, batch_size=8, validation_data=(x, y), verbose=0).history
+    for prefix in ("", "val_"):
+        assert [logs[prefix + metric.name] for metric in counts] == [[12], [12]]
+
+
 def test_a_model_without_trainable_variables(single):
     trainer = make(single)
     trainer.model.trainable = False

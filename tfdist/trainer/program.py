@@ -145,6 +145,9 @@ def build(
     check_metric_names(keras_internals.names_of_compiled_metrics(model))
     check_metric_names(keras_internals.names_updated_by_calls(model))
     recorded = metrics.ModelMetrics(model)
+    for variable in recorded.variables:
+        if not strategy.adoption.owns(variable):  # replicas would share it, and its sum over them be too large
+            keras_internals.create_again(variable, strategy.scope())
     drain = metrics.make_drain(recorded, strategy)
     average_statistics = metrics.make_average_statistics(model, strategy)
     evaluator = Evaluator(model, strategy, settings.seed, recorded, drain)
