@@ -92,7 +92,7 @@ def outcomes(job: Job, cases: tuple[Case, ...]) -> list[list[Outcome]]:
         command = running.command("pipeline", f"pipeline(mesh_shape='{mesh}', layout='{layout}')", directory)
         launch = [sys.executable, "-m", "tfdist.launch", f"--processes={size}", f"--launcher={launcher}"]
         with processes.job([*launch, f"--log_dir={directory}", "--", *command], 1) as job:
-            [end] = job.wait(100 + 40 * len(cases))
+            [end] = job.wait(200 + 100 * len(cases))
         assert end.code == 0, end.output
         return running.read(directory, size)
 
