@@ -10,7 +10,7 @@ from tests import processes
 
 Outcomes = list[dict[str, Any]]  # of each rank
 
-STALL_SECONDS = 30  # with Horovod: on a loaded machine, a rank may be behind the others for more than 8 seconds
+STALL_SECONDS = 30  # with Horovod; under load, a rank may lag the others by more than 8 seconds
 
 _HERE = pathlib.Path(__file__).parent
 _WORKER = str(_HERE / "operations_worker.py")

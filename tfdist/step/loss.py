@@ -74,13 +74,18 @@ def terms(
     return found
 
 
+def replicas_and_micro_steps(replicas: int, micro_steps: int) -> str:
+    """Returns both numbers as text: `2 replicas and 1 micro-step`."""
+    return f"{count_of(replicas, 'replica')} and {count_of(micro_steps, 'micro-step')}"
+
+
 def not_means(names: Sequence[str], replicas: int, micro_steps: int) -> InputError:
     """Returns the error for losses of a batch that are not the means of its parts' losses."""
     return InputError(
         "A loss must be a mean over rows, on several replicas or with several micro-steps. Received: "
-        f"{', '.join(names)}, which is computed from all rows together, with {count_of(replicas, 'replica')} and "
-        f"{count_of(micro_steps, 'micro-step')}. Use one device, or a mesh, without micro-steps; or a loss that is computed "
-        "for each row."
+        f"{', '.join(names)}, which is computed from all rows together, with "
+        f"{replicas_and_micro_steps(replicas, micro_steps)}. Use one device, or a mesh, without micro-steps; or a loss "
+        "that is computed for each row."
     )
 
 

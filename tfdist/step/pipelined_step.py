@@ -215,8 +215,8 @@ class PipelinedStep(Step):
         """
         parts = self._strategy.replicas * self._strategy.micro_batches
         variables = [] if parts == 1 or isinstance(graph, SpreadStage) else graph.variables.all
-        own = [variable for variable in variables if id(variable) in self._layer_state]
-        if found := fed_back(own, results, operations) if own else []:
+        state = [variable for variable in variables if id(variable) in self._layer_state]
+        if found := fed_back(state, results, operations):
             raise InputError(
                 "Layers of a pipeline must not compute with state that they assign in training, as one device would assign it "
                 f"once in a step. Received: {found[0].path}, with {count_of(self._strategy.micro_batches, 'micro-batch')} and "

@@ -96,7 +96,7 @@ class SideEffects:
           before: result of `begin` in the same trace.
         """
         known = {id(variable) for variable in self._averaged}
-        found = fed_back(self._of_user, results, before.operations) if self._of_user else []
+        found = fed_back(self._of_user, results, before.operations)
         return [*self._averaged, *(variable for variable in found if id(variable) not in known)]
 
     def undo(self, before: Sequence[tf.Tensor]) -> None:
@@ -127,6 +127,8 @@ def fed_back(variables: Sequence[keras.Variable], results: Any, operations: int)
       results: structure of what is computed from a batch.
       operations: number of operations that were traced before.
     """
+    if not variables:
+        return []
     found = [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if isinstance(leaf, tf.Tensor)]
     feeds_back = keras_internals.feeds_back(found, operations, variables)
     return [variable for variable, is_used in zip(variables, feeds_back, strict=True) if is_used]

@@ -14,13 +14,12 @@ from tfdist.data.adapters import about_evaluation
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors import InputError
-from tfdist.errors.counts import count_of
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import data_check
 from tfdist.step.coupled_rows import CoupledRows, coupled_rows
 from tfdist.step.data_mismatch import must_fit
-from tfdist.step.loss import not_means
+from tfdist.step.loss import not_means, replicas_and_micro_steps
 from tfdist.step.settings import Settings
 
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
@@ -99,7 +98,7 @@ def check_examples(
 
 
 def _coupled(strategy: Strategy, model: keras.Model, examples: Any, parts: int) -> CoupledRows:
-    """Returns what is computed from several rows together, if a batch is computed in parts; on every process."""
+    """Returns which results depend on several rows together; none if a batch is computed as a whole."""
     if strategy.replicas * parts == 1:
         return CoupledRows([], outputs=False)
     may_be_called = not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts
@@ -107,39 +106,36 @@ def _coupled(strategy: Strategy, model: keras.Model, examples: Any, parts: int) 
 
 
 def _refusals(found: CoupledRows, model: keras.Model, settings: Settings, replicas: int, parts: int) -> list[str]:
-    """Returns errors about what is computed from several rows together."""
+    """Returns errors about results that depend on several rows together."""
+    divided = replicas_and_micro_steps(replicas, parts)
     if found.losses:
         return [str(not_means(found.losses, replicas, parts))]
     # Replicas that train locally keep state of their own, of which exchanges take means.
     if found.state and not (settings.sync.exchanges_weights and parts == 1):
         return [
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them, on "
-            f"several replicas or with several micro-steps. Received: {found.state[0]}, which is not, with "
-            f"{_of(replicas, parts)}. Leave out accumulate_steps, and on several replicas "
-            "compute it from tfdist.gather_rows(rows); or use a mesh, or Keras's own fit under tfdist.run."
+            f"several replicas or with several micro-steps. Received: {found.state[0]}, which is not, with {divided}. Leave "
+            "out accumulate_steps, and on several replicas compute it from tfdist.gather_rows(rows); or use a mesh, or "
+            "Keras's own fit under tfdist.run."
         ]
     if not found.outputs:
         return []
     return [
         "The outputs for a row must not depend on the other rows, on several replicas or with several micro-steps. Received: "
-        f"{model.name}, whose outputs for some rows differ from those for parts of them, with {_of(replicas, parts)}. Use one "
+        f"{model.name}, whose outputs for some rows differ from those for parts of them, with {divided}. Use one "
         "device, or a mesh, without micro-steps; tfdist.gather_rows in a layer; or Keras's own fit under tfdist.run."
     ]
 
 
 def _warnings(found: CoupledRows, replicas: int, parts: int) -> list[str]:
-    """Returns a warning if it is not known what is computed from several rows together."""
+    """Returns a warning if it is unknown which results depend on several rows together."""
     if not found.error:
         return []
     return [
         f"Whether rows of a batch depend on each other could not be checked: {found.error}. Training with "
-        f"{_of(replicas, parts)} has the result of one device only if losses, outputs and the state of layers are those of "
-        "single rows, or means over rows."
+        f"{replicas_and_micro_steps(replicas, parts)} has the result of one device only if losses, outputs and the state of "
+        "layers are those of single rows, or means over rows."
     ]
-
-
-def _of(replicas: int, parts: int) -> str:
-    return f"{count_of(replicas, 'replica')} and {count_of(parts, 'micro-step')}"
 
 
 def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any, element_spec: Any) -> None:

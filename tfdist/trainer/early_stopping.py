@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import InputError
+from tfdist.errors.counts import count_of
 from tfdist.errors.number_checks import is_integer
 from tfdist.grammar.monitor import MODES
 from tfdist.trainer.counted_evaluations import CountsEvaluations
@@ -47,8 +48,8 @@ class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
             return ""
         what = "evaluation" if self._of_evaluations else "epoch"
         return (
-            f"early stopping at step {self.stopped_step}: {self.monitor} has not improved for {self.wait} "
-            f"{what}{'' if self.wait == 1 else 's'} since step {self.best_step}"
+            f"early stopping at step {self.stopped_step}: {self.monitor} has not improved for "
+            f"{count_of(self.wait, what)} since step {self.best_step}"
         )
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:

@@ -8,6 +8,7 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
+from tfdist.errors.counts import count_of
 from tfdist.grammar.decay import Plateau
 from tfdist.trainer.counted_evaluations import CountsEvaluations
 
@@ -82,14 +83,12 @@ class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
         before = given.get("learning_rate", 0.0)  # none of several optimizers
         after = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)) if before else 0.0
         if after < before and (self.params or {}).get("is_chief", True):
-            what, count = "evaluation" if self._of_evaluations else "epoch", max(self.patience, 1)
+            what = "evaluation" if self._of_evaluations else "epoch"
             _log.info(
-                "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %d %s%s.",
+                "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %s.",
                 before,
                 after,
                 self._step,
                 self.monitor,
-                count,
-                what,
-                "" if count == 1 else "s",
+                count_of(max(self.patience, 1), what),
             )
