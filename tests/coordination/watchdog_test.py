@@ -187,6 +187,19 @@ def test_who_has_not_come_to_the_first_call_is_named(groups):
     assert not heard.codes
 
 
+def test_a_late_rank_that_repeats_queries_changes_no_report(groups):
+    """The queries of two ranks, which began the same call at different times, are distinct."""
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3)]
+        watchdog[0].begin(0, 10)
+        time.sleep(ANSWER_SECONDS / 2 - 0.05)
+        watchdog[1].begin(0, 10)
+        time.sleep(2 * ANSWER_SECONDS)
+    assert ["in a call: 0; not in a call: 1, 2." in line for line in heard.lines] == [True, False]
+    assert "in a call: 0, 1; not in a call: 2." in heard.lines[1]
+
+
 def test_who_has_not_come_to_the_run_is_named_and_says_nothing_of_it_later(groups):
     """A late rank receives the queries from before it joined."""
     late, others = Heard(), Heard()
@@ -230,7 +243,7 @@ def test_one_process_is_watched_alike():
 
 def test_slow_steps_are_no_stall(monkeypatch, clock):
     """The limit is added to twice the time of the slowest call so far, for the same number of steps."""
-    monkeypatch.setattr("tfdist.coordination.watchdog.time", types.SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("tfdist.coordination.watchdog.time", types.SimpleNamespace(monotonic=clock, sleep=time.sleep))
     heard = Heard()
     [watchdog] = watching([LocalGroup()], heard, warning=0.2)
     with watchdog:

@@ -8,10 +8,11 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfdist.coordination import Group, Json
 from tfdist.errors import ExitCode
@@ -42,6 +43,15 @@ class _Call:
     usual: float
     first: bool
     lasted: float = 0.0
+
+
+class _Query(NamedTuple):
+    """A query of all ranks; `asked` is when, in seconds of `time.monotonic()`."""
+
+    number: int
+    asked: float
+    why: str
+    first: bool
 
 
 class Watchdog:
@@ -92,7 +102,9 @@ class Watchdog:
         self._calls = 0
         self._closed = False
         self._asked = ""
-        self._answers: dict[str, dict[int, Json]] = {}
+        # The queries in the order of their messages, which is the same on every rank: their numbers name the answers.
+        self._answers: list[dict[int, Json]] = []
+        self._queries: deque[_Query] = deque()  # to be reported; the first one is until it has been
         self._found = ""  # which ranks were where, by the last answers during a first call
         self._over = 0
         self._stack = ExitStack()
@@ -198,7 +210,7 @@ class Watchdog:
                 self._asked = message["ask"]
                 self._answer(message)
         elif "answer" in message:
-            self._answers.setdefault(message["answer"], {})[message["rank"]] = message["where"]
+            self._answers[message["answer"]][message["rank"]] = message["where"]
         elif "end" in message:
             rank = f"rank {self._rank} of {self._group.size}"
             self._say(f"{rank}: {message['end']}. Ending with code {ExitCode.STALLED:d}.")
@@ -212,20 +224,38 @@ class Watchdog:
             self._over += 1
         return self._over == self._group.size
 
-    def _answer(self, asked: Any) -> None:
-        timer = threading.Timer(ANSWER_SECONDS, self._say_all, [asked])
-        timer.daemon = True
-        timer.start()
-        self._group.publish(TOPIC, {"answer": asked["ask"], "rank": self._rank, "where": self._where()})
+    def _answer(self, message: Any) -> None:
+        query = _Query(len(self._answers), time.monotonic(), message["why"], message["first"])
+        self._answers.append({})
+        with self._news:
+            self._queries.append(query)
+            is_reporting = len(self._queries) > 1
+        if not is_reporting:
+            threading.Thread(target=self._report_in_order, name=f"stalls-{self._rank}", daemon=True).start()
+        self._group.publish(TOPIC, {"answer": query.number, "rank": self._rank, "where": self._where()})
 
     def _where(self) -> Json:
         call = self._call
         doing = call and [call.what, time.monotonic() - call.begun]
         return {"step": self._step, "call": doing, "stack": main_stack()}
 
-    def _say_all(self, asked: Any) -> None:
+    def _report_in_order(self) -> None:
+        """Reports the answers to each query when the ranks have had the time to give them, and ends after the last.
+
+        In one thread, because a report depends on the one before.
+        """
+        is_last = False
+        while not is_last:
+            query = self._queries[0]
+            time.sleep(max(0.0, query.asked + ANSWER_SECONDS - time.monotonic()))
+            self._say_all(query)
+            with self._news:
+                self._queries.popleft()
+                is_last = not self._queries
+
+    def _say_all(self, query: _Query) -> None:
         """Prints, on one rank, which ranks are in the call, which are elsewhere, and which did not answer."""
-        answers = self._answers.pop(asked["ask"], {})
+        answers, self._answers[query.number] = self._answers[query.number], {}  # releases the stacks
         arrived = [rank for rank, where in sorted(answers.items()) if where["call"]]
         elsewhere = [rank for rank, where in sorted(answers.items()) if not where["call"]]
         silent = [rank for rank in self._group.ranks if rank not in answers]
@@ -233,14 +263,14 @@ class Watchdog:
         named = {kind: [f"{rank}{self._group.role(rank)}" for rank in ranks] for kind, ranks in kinds.items()}
         summary = "; ".join(f"{kind}: {', '.join(ranks)}" for kind, ranks in named.items() if ranks)
         speakers = list(answers)
-        if asked["first"]:
+        if query.first:
             # Only ranks in the call may print: a rank that has just joined the run receives earlier queries, with
             # outdated answers.
             is_news = len(arrived) < self._group.size and summary != self._found
             speakers, self._found = arrived if is_news else [], summary
         if min(speakers, default=None) != self._rank:
             return
-        lines = [f"State of the ranks ({asked['why']}). {summary}."]
+        lines = [f"State of the ranks ({query.why}). {summary}."]
         for rank, where in sorted(answers.items()):
             call = where["call"]
             doing = f"for {call[1]:.1f} s in {call[0]}" if call else "between two calls"
