@@ -110,32 +110,6 @@ def test_a_metric_that_is_no_sum_is_refused(options, message, single):
         metrics.check_sums(keras_internals.metrics_of(bad))
 
 
-@pytest.mark.parametrize("strategy", ["mirrored2", "mirrored4"])
-def test_moving_statistics_are_averaged(strategy, request):
-    strategy = request.getfixturevalue(strategy)
-    n = strategy.replicas
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
-    gamma, beta, mean, variance, seed = model.variables
-
-    def drift():
-        rank = tf.cast(strategy.collectives.rank, tf.float32)
-        mean.assign(tf.constant([1.0, 2.0, 4.0]) * rank)
-        variance.assign(tf.ones(3) + rank)
-
-    tf.function(lambda: strategy.run(drift))()
-    before = [v.numpy() for v in strategy.local(seed.value)]
-    metrics.make_average_statistics(model, strategy)()
-    middle = (n - 1) / 2
-    for value in strategy.local(mean.value):
-        np.testing.assert_array_equal(value, np.array([1.0, 2.0, 4.0]) * middle)
-    for value in strategy.local(variance.value):
-        np.testing.assert_array_equal(value, [1 + middle] * 3)
-    np.testing.assert_array_equal([v.numpy() for v in strategy.local(seed.value)], before)
-    np.testing.assert_array_equal(gamma, [1, 1, 1])
-    np.testing.assert_array_equal(beta, [0, 0, 0])
-
-
 class Confusion(keras.metrics.Metric):
     def __init__(self, rank):
         super().__init__(name="confusion")

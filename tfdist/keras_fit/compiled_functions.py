@@ -25,7 +25,8 @@ from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
 from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
 from tfdist.step import randomness
-from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_average_statistics, make_drain
+from tfdist.step.averaged_statistics import AveragedStatistics
+from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_drain
 from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
@@ -78,7 +79,7 @@ class Functions:
         self._seeds = randomness.seed_states(self.model)
         self._drain = make_drain(self._metrics, self._strategy)
         self._assign = _assigning(self._metrics.variables, self._strategy)
-        self.average_statistics = make_average_statistics(self.model, self._strategy)
+        self.average_statistics = AveragedStatistics(self.model, self._strategy).average
 
     def _find_created_metrics(self) -> None:
         """Finds metrics that tracing a custom step has created; without any, the sums of the metrics are kept."""

@@ -221,22 +221,3 @@ def make_drain(metrics: ModelMetrics, strategy: HasCollectives) -> Callable[[], 
         return [strategy.local(value)[0] for value in strategy.run(replica_function)]
 
     return lambda: [np.asarray(value, np.float64) for value in drain()]
-
-
-def make_average_statistics(model: keras.Model, strategy: HasCollectives) -> Callable[[], None]:
-    """Returns a function that replaces moving statistics by their mean over replicas, before they are used or saved."""
-    variables = keras_internals.moving_statistics(model)
-    if not variables or strategy.replicas == 1:
-        return lambda: None
-
-    def replica_function() -> None:
-        mine = [tf.identity(variable.value) for variable in variables]
-        sums = Bucketed(Sum()).reduce(mine, [], strategy.collectives, name="statistics").totals
-        for variable, total in zip(variables, sums, strict=True):
-            variable.assign(total / strategy.collectives.size)
-
-    @tf.function(autograph=False)
-    def average() -> None:
-        strategy.run(replica_function)
-
-    return average

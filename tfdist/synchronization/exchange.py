@@ -9,7 +9,8 @@ the mean of the replicas' weights.
 
 Cost of an exchange: one all-reduce of P + 2 numbers, with P trainable parameters: over a ring, each of N replicas sends
 2 P b (N - 1) / N bytes, with b bytes per number, so that a step sends 1 / period of that on average. Averaging the optimizer's
-state takes another all-reduce. Memory: the global weights, and the outer optimizer's state.
+state takes another all-reduce, and so does averaging the moving statistics, if there are any. Memory: the global weights, and
+the outer optimizer's state.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 from tfdist.step.local_step import ROWS
 from tfdist.step.named_specs import named_specs
+from tfdist.step.side_effects import MEAN_DTYPE
 from tfdist.step.state_store import StateStore
 from tfdist.synchronization.global_weights import GlobalWeights
 
@@ -65,6 +67,7 @@ class Exchange:
         store: StateStore,
         *,
         optimizer_state: str = "local",
+        statistics: Sequence[keras.Variable] = (),
     ):
         """Initializes the exchange.
 
@@ -76,10 +79,12 @@ class Exchange:
           global_weights: the global weights.
           store: store of the state.
           optimizer_state: what happens to the optimizer's state: "local", "averaged" or "reset".
+          statistics: moving statistics, and state with which layers compute, which are averaged.
         """
         self._strategy, self._reducer, self._global_weights = strategy, reducer, global_weights
         self._weights = list(weights)
         self._slots = [] if optimizer_state == "local" else keras_internals.slots(optimizer)
+        self._statistics = list(statistics)
         self._initial_slots = InitialState(optimizer) if optimizer_state == "reset" else None
         [self.rows] = store.variables([ROWS])
         self._reducer_state = store.variables(states_of(reducer, specs_of(weights)))
@@ -97,8 +102,8 @@ class Exchange:
         own = self.local_weights()
         reduced = self.reduce(self._message(own, rows), self.recording, name="exchange")
         weights, result = self._updated(own, reduced.totals)
-        slots = self.new_slots(rows, result.rows, self._strategy.step_collectives)
-        self.assign(weights, slots, reduced.state)
+        state = self.new_state(rows, result.rows, self._strategy.step_collectives)
+        self.assign(weights, state, reduced.state)
         self.rows.assign(tf.zeros([], self.rows.dtype))
         return result
 
@@ -119,19 +124,25 @@ class Exchange:
         state = [tf.convert_to_tensor(variable) for variable in self._reducer_state]
         return self._reducer.reduce(message, state, collectives, name=name)
 
-    def new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
-        """Returns the optimizer's state after an exchange, unless it stays local. In a replica function."""
+    def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
+        """Returns the optimizer's state after an exchange, unless it stays local, and statistics. In a replica function."""
+        statistics = [tf.convert_to_tensor(variable.value) for variable in self._statistics]
+        means = mean_of_statistics(statistics, rows, collectives) if statistics else []
+        return [*self._new_slots(rows, all_rows, collectives), *means]
+
+    def _new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
         if self._initial_slots is not None:
             return self._initial_slots.tensors()
         own = [tf.convert_to_tensor(slot.value) for slot in self._slots]
         return weighted_mean(own, rows, all_rows, collectives) if own else []
 
     def assign(
-        self, weights: Sequence[tf.Tensor], slots: Sequence[tf.Tensor], reducer_state: Sequence[tf.Tensor]
+        self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], reducer_state: Sequence[tf.Tensor]
     ) -> None:
-        """Assigns this replica's weights, its `new_slots` and the reducer's new state. In a replica function."""
-        with self._strategy.own_copies([*self._weights, *self._slots]):
-            for variable, value in zip([*self._weights, *self._slots], [*weights, *slots], strict=True):
+        """Assigns this replica's weights, its `new_state` and the reducer's new state. In a replica function."""
+        variables = [*self._weights, *self._slots, *self._statistics]
+        with self._strategy.own_copies(variables):
+            for variable, value in zip(variables, [*weights, *state], strict=True):
                 variable.assign(value)
         for variable, value in zip(self._reducer_state, reducer_state, strict=True):
             variable.assign(value)
@@ -166,6 +177,17 @@ def weighted_mean(
     totals = Bucketed(Sum()).reduce(weighted, [], collectives, name="exchange/state").totals
     return [
         tf.where(all_rows > 0, tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)), value)
+        for total, value in zip(totals, own, strict=True)
+    ]
+
+
+def mean_of_statistics(own: Sequence[tf.Tensor], rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
+    """Returns the mean of each statistic over replicas, weighted by their rows; in float64, so that equal values stay equal."""
+    rows = tf.cast(rows, MEAN_DTYPE)
+    weighted = [tf.math.multiply_no_nan(tf.cast(value, MEAN_DTYPE), rows) for value in own]
+    *totals, all_rows = Bucketed(Sum()).reduce([*weighted, rows], [], collectives, name="exchange/statistics").totals
+    return [
+        tf.where(all_rows > 0, tf.cast(tf.math.divide_no_nan(total, all_rows), value.dtype), value)
         for total, value in zip(totals, own, strict=True)
     ]
 

@@ -122,6 +122,6 @@ class HierarchicalExchanges(PeriodicExchanges):
             tf.where(all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w)  # all may have skipped
             for x, d, w in zip(global_weights, changes, own, strict=True)
         ]
-        exchange.assign(constrained(self._weights, means), exchange.new_slots(rows, all_rows, group), reduced.state)
+        exchange.assign(constrained(self._weights, means), exchange.new_state(rows, all_rows, group), reduced.state)
         for before in self._rows_before[: level + 1]:
             before.assign(exchange.rows)

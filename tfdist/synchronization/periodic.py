@@ -40,6 +40,7 @@ class PeriodicExchanges(Exchanges):
         """
         self._sync, self._strategy = sync, strategy
         self._weights, self._optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
+        self._statistics = keras_internals.moving_statistics(model)
         self._global_weights = self._make_global_weights(self._weights)
         self.variables = self._global_weights.variables
         self._exchange = self._make_exchange(
@@ -59,7 +60,8 @@ class PeriodicExchanges(Exchanges):
 
     def _make_exchange(self, *args: Any) -> Exchange:
         """Creates what happens in an exchange, from the positional arguments of `Exchange`."""
-        return Exchange(*args, optimizer_state=self._sync.state if isinstance(self._sync, Averaging) else "local")
+        state = self._sync.state if isinstance(self._sync, Averaging) else "local"
+        return Exchange(*args, optimizer_state=state, statistics=self._statistics)
 
     def is_local_step(self, step: int) -> bool:
         """See base class."""

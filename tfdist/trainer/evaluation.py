@@ -125,8 +125,6 @@ class Evaluates:
         check_same_data(self.strategy, examples, "data to predict for")
         size = batch_size or examples.batch_size or BATCH_SIZE
         most = min(examples.size, (steps or examples.size) * (examples.batch_size or size))
-        if self._program:
-            self._program.average_statistics()
         if self._predictor is None:
             if self._program is None:
                 self._build_model(examples)

@@ -154,7 +154,7 @@ class FitLoop:
         del self._iterator, iterator  # stops the prefetching threads now rather than at interpreter exit
         self._callbacks.on_train_end(self._epoch_logs)
         self._log_reasons()
-        self._program.average_statistics()
+        self._program.average_statistics(self._state.step)
         return history
 
     def _plan(self, examples_before: int) -> RunPlan:
@@ -204,7 +204,7 @@ class FitLoop:
         self._saving.evaluated(state.step, logs)
         if self._test is not None and not self._schedule.eval_every and self._epochs.validates(epoch):
             logs |= self._evaluate()
-        self._program.average_statistics()
+        self._program.average_statistics(self._state.step)
         self._epoch_logs = logs
         self._recorder.history.end_epoch(epoch, self._callbacks.on_epoch_end(epoch, logs))
         stopped = self._stopped()
@@ -269,7 +269,7 @@ class FitLoop:
             losses, counted = result.losses.numpy(), result.counted.numpy()
             if bool(result.may_continue):
                 self._program.exchanges.observe(losses[counted].tolist())
-                self._inspected |= self._program.exchanges.at(state.step + count)
+                self._inspected |= self._program.exchange(state.step + count)
         dropped = result.dropped[0].numpy().sum(axis=0) if result.dropped else np.zeros([2, 0], np.int64)
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()), int(dropped[0].sum()))
         if not bool(result.may_continue):

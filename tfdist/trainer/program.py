@@ -14,6 +14,7 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
+from tfdist.step.averaged_statistics import AveragedStatistics
 from tfdist.step.averaged_weights import AveragedWeights
 from tfdist.step.compiled_steps import Compression, Steps
 from tfdist.step.data_mismatch import must_fit
@@ -39,7 +40,7 @@ class Program(NamedTuple):
       steps: compiled training loops and trial steps.
       metrics: metrics of the model that are recorded.
       drain: see `tfdist.step.metrics.make_drain`.
-      average_statistics: see `tfdist.step.metrics.make_average_statistics`.
+      statistics: context in which moving statistics are their mean over replicas.
       averaged_weights: context in which the model has the moving average of its weights, if there is one.
       evaluator: evaluates the model.
       trained: ids of the variables that are trained.
@@ -54,7 +55,7 @@ class Program(NamedTuple):
     steps: Steps
     metrics: metrics.ModelMetrics
     drain: Callable[[], list[np.ndarray]]
-    average_statistics: Callable[[], None]
+    statistics: AveragedStatistics
     averaged_weights: AveragedWeights
     evaluator: Evaluator
     trained: list[int]
@@ -65,6 +66,8 @@ class Program(NamedTuple):
         self.steps.go_on(saved["compression"])
         self.steps.resume_all_reduce_table(saved.get("routes", []), saved["replicas"])
         self.exchanges.restore(saved.get("exchanges", {}), step)
+        if saved.get("exchanges") and not self.exchanges.has_local_weights:
+            self.statistics.average()  # a step without exchanges expects equal ones, if it computes with them
 
     def accepting(self, examples: Examples) -> "Program":
         """Returns this program; raises `InputError` for examples to evaluate that do not fit the model."""
@@ -73,7 +76,6 @@ class Program(NamedTuple):
 
     def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:
         """Returns the loss and the metrics over a whole data set at a step; see `Trainer.evaluate`."""
-        self.average_statistics()
         self.drain()  # discards what earlier calls added to metrics of layers
         with self.evaluated_weights(step), explained_reading(examples), must_fit(examples.element_spec):
             results = self.evaluator.evaluate(examples, batch_size)
@@ -83,8 +85,26 @@ class Program(NamedTuple):
     @contextlib.contextmanager
     def evaluated_weights(self, step: int) -> Iterator[None]:
         """Context in which all replicas have the weights to evaluate at a step; every process must enter it."""
-        with self.exchanges.averaged(step), self.averaged_weights():
+        self.average_statistics(step)
+        statistics = self.statistics() if self._is_local(step) else contextlib.nullcontext()
+        with self.exchanges.averaged(step), statistics, self.averaged_weights():
             yield
+
+    def average_statistics(self, step: int) -> None:
+        """Replaces moving statistics by their mean for good, unless replicas train locally; every process must call it."""
+        if not self._is_local(step):
+            self.statistics.average()
+
+    def exchange(self, step: int) -> Mapping[str, float]:
+        """Exchanges what is due once `step` updates have been done; returns fields for training records."""
+        found = self.exchanges.at(step)
+        if self.exchanges.is_local_step(step):
+            self.average_statistics(step)  # where local training begins, replicas agree on the statistics, too
+        return found
+
+    def _is_local(self, step: int) -> bool:
+        """Returns whether, after this number of updates, replicas have statistics of their own with which they train."""
+        return self.exchanges.is_local_step(step - 1)
 
     @property
     def cost(self) -> dict[str, float]:
@@ -149,7 +169,6 @@ def build(
         if not strategy.adoption.owns(variable):  # replicas would share it, and its sum over them be too large
             keras_internals.create_again(variable, strategy.scope())
     drain = metrics.make_drain(recorded, strategy)
-    average_statistics = metrics.make_average_statistics(model, strategy)
     evaluator = Evaluator(model, strategy, settings.seed, recorded, drain)
     check_micro_steps(model, strategy, settings.micro_steps)
     steps = Steps(model, strategy, settings, compression, store, recorded)
@@ -165,7 +184,7 @@ def build(
         steps,
         recorded,
         drain,
-        average_statistics,
+        AveragedStatistics(model, strategy),
         averaged,
         evaluator,
         trained,

@@ -371,7 +371,6 @@ class Trainer(Evaluates):
         saved as ordinary BatchNorm, its equal in inference. The optimizer is saved too, unless a layer was replaced in
         this way or Keras does not know it: one of tfdist, or one with a warmup. With `ema`, it saves the average.
         """
-        self.program.average_statistics()
         with self.averaged_weights(), self.strategy.parts.whole(self.model) as whole:
             if self.strategy.is_chief:
                 save_model(whole, path)
