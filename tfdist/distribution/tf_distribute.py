@@ -46,6 +46,7 @@ class TensorFlowStrategy(HasCollectives):
           make_group: creates the collectives of some replicas; None if the engine has none, or all replicas are those of
             this process.
         """
+        keras_internals.enable_float_conversion()
         self.name = name
         self.engine = engine
         self.cluster = cluster

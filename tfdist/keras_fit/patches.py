@@ -109,7 +109,6 @@ def attached(model: keras.Model) -> Distributed | None:
 @functools.cache
 def install() -> None:
     """Patches the names in the table, once per process."""
-    keras_internals.enable_float_conversion()
     for name in _OF_A_MODEL:
         original = getattr(keras.Model, name)
         replacement = _property(name, original) if isinstance(original, property) else _method(name, original)
