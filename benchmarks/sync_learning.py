@@ -198,7 +198,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--hours", type=float, default=math.inf, help="no training starts after so many")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor of the numbers of steps, for a trial")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the numbers of steps, for a short run")
     parser.add_argument("--raw", type=pathlib.Path, default=pathlib.Path("runs/sync_learning.jsonl"))
     parser.add_argument(
         "--time_of_step", choices=TASKS, help="measure a step of one replica on one core, and nothing else"

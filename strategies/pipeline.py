@@ -81,8 +81,8 @@ class Pipeline(HasStages):
         if cluster.source in HOROVOD_LAUNCHERS or communication in _OF_HOROVOD:
             if communication not in ("auto", *_OF_HOROVOD):
                 raise InputError(
-                    f"A launcher of Horovod has started this process. Received: communication={communication}, which is one of "
-                    "TensorFlow. Use gloo or mpi, or another launcher."
+                    "Under Horovod's launcher, communication must be auto, gloo or mpi. Received: "
+                    f"communication={communication}, which is TensorFlow's. Use gloo or mpi, or another launcher."
                 )
             self._engine: Any = create("horovod", cluster, join, options)
         elif cluster.size > 1:

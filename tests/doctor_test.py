@@ -23,7 +23,7 @@ from tfdist.machine import engines, frameworks, speeds
 from tfdist.machine.children import Ended
 from tfdist.machine.frameworks import Frameworks
 from tfdist.machine.report import Finding, Status
-from tfdist.machine.trials import Tried
+from tfdist.machine.smoke_tests import SmokeTestResult
 
 pytestmark = pytest.mark.processes
 
@@ -166,7 +166,7 @@ HOROVOD = {"libraries": ["Gloo"], "mpi_library": "", "starts_without_mpirun": Tr
 INSTALLED = Frameworks("", 0, HOROVOD, None)
 
 
-def tried(name: str, ended: Ended, frameworks: Frameworks = INSTALLED) -> list[Tried]:
+def tried(name: str, ended: Ended, frameworks: Frameworks = INSTALLED) -> list[SmokeTestResult]:
     return list(engines.tried(_Fake(verify=ended), frameworks, [name], 1))
 
 
@@ -201,7 +201,7 @@ def test_the_fastest_engine_is_named_with_its_flags():
         rows = [{"seconds_median": each / 1000} for each in milliseconds]
         return Ended(0, "", f"a line of TensorFlow\n{json.dumps({'measurements': rows})}\n", 1.0)
 
-    def speed(name: str, ended: Ended) -> list[Tried]:
+    def speed(name: str, ended: Ended) -> list[SmokeTestResult]:
         return list(speeds.measured(_Fake(bench=ended), INSTALLED, [name], 1))
 
     [multiworker] = speed("multiworker", bench(0.4, 8.7, 50))
@@ -236,9 +236,9 @@ def test_replicas_that_have_no_gpu_each_run_on_the_cpu(gpus: int, hidden: bool):
     assert ("CUDA_VISIBLE_DEVICES" in fake.variables) == hidden
 
 
-def test_trials_fit_their_strategies():
+def test_smoke_tests_fit_their_strategies():
     for name in NAMES:
         declaration = declared(name)
-        assert bool(declaration.trials) == (name != "tpu")
-        for trial in declaration.trials:
-            assert dataclasses.asdict(trial)["options"].keys() <= set(declaration.options or ())
+        assert bool(declaration.smoke_tests) == (name != "tpu")
+        for smoke_test in declaration.smoke_tests:
+            assert dataclasses.asdict(smoke_test)["options"].keys() <= set(declaration.options or ())

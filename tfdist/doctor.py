@@ -15,10 +15,10 @@ from tfdist.cli.output import Output
 from tfdist.config.strategy_registry import NAMES
 from tfdist.errors import ExitCode, InputError
 from tfdist.grammar.spec import nearest
-from tfdist.machine import engines, frameworks, hardware, limits, network, speeds, variables, versions
+from tfdist.machine import engines, environment_variables, frameworks, hardware, limits, network, speeds, versions
 from tfdist.machine.children import Children
 from tfdist.machine.report import Finding, Section, Status, lines
-from tfdist.machine.trials import Tried
+from tfdist.machine.smoke_tests import SmokeTestResult
 
 _TITLES = {
     "versions": "Versions",
@@ -47,16 +47,16 @@ class _Report:
         for finding in section.findings:
             self._find(section.name, finding)
 
-    def add_trials(self, trials: Iterable[Tried]) -> None:
-        """Adds the trials of engines, each when it has ended."""
+    def add_engines(self, smoke_tests: Iterable[SmokeTestResult]) -> None:
+        """Adds the smoke tests of engines, each when it has ended."""
         name = "engines"
         self._facts[name] = []
         self._title(name)
-        for tried in trials:
+        for tried in smoke_tests:
             self._find(name, engines.finding(tried))
             self._facts[name].append(tried.facts())
 
-    def add_speeds(self, measured: Iterable[Tried]) -> None:
+    def add_speeds(self, measured: Iterable[SmokeTestResult]) -> None:
         """Adds the speeds of engines, each when it has been measured, and names the fastest."""
         name = "speeds"
         self._title(name)
@@ -100,7 +100,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool("quick", False, "Do not try the engines.", flag_values=values)
     about = "Also measure an all-reduce of each engine between two processes, and name the fastest."
     flags.DEFINE_bool("speed", False, about, flag_values=values)
-    about = "Seconds after which the trial of an engine, or an import, is ended and has failed."
+    about = "Seconds after which a smoke test of an engine, or an import, is stopped and counts as failed."
     flags.DEFINE_float("deadline_seconds", 60.0, about, flag_values=values)
 
 
@@ -114,12 +114,12 @@ def main(values: flags.FlagValues, output: Output) -> int:
         report.add(versions.section())
         report.add(hardware.section())
         report.add(limits.section())
-        report.add(variables.section(os.environ))
+        report.add(environment_variables.section(os.environ))
         report.add(network.section(os.environ))
         found, section = frameworks.probe(children, seconds)
         report.add(section)
         if not values.quick and not found.problem:
-            report.add_trials(engines.tried(children, found, names, seconds))
+            report.add_engines(engines.tried(children, found, names, seconds))
         if values.speed and not found.problem:
             report.add_speeds(speeds.measured(children, found, names, seconds))
     return ExitCode.DONE if report.end() else ExitCode.FAILED

@@ -37,8 +37,8 @@ _HELP = {
     "token_file": "File with the token that the launchers of several hosts share, if TFDIST_TOKEN is not set. Its mode must be "
     "0600.",
     "insecure": "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
-    "isolate": "Run a job on one host in a network namespace of its own (Linux), where nobody else can reach its ports, and "
-    "which leads nowhere.",
+    "isolate": "Run a job on one host in its own network namespace (Linux), so that nobody else can reach its ports and it can "
+    "reach no other network.",
     "start_method": "How the processes are started: forkserver forks them from a process that has imported TensorFlow and "
     "Keras, which saves seconds at the start and at each restart; spawn starts new interpreters; auto chooses forkserver for "
     "tfdist's own commands on Linux. With forkserver, a program of your own must not set variables that TensorFlow or Keras "

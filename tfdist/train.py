@@ -10,7 +10,7 @@ from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.process.status_line import showing
-from tfdist.reporting.loggers import check_installed
+from tfdist.reporting.logger_catalog import check_installed
 
 
 def main(config: TrainConfig, output: Output = TEXT) -> int:

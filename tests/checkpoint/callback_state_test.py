@@ -177,7 +177,7 @@ def test_state_that_no_callback_takes_is_named_once(tmp_path, caplog):
     assert (counter.state, forgets.count, stop.wait, stop.extra) == ({}, 5, 2, 1)
     [line] = warnings(caplog)
     assert line.startswith(
-        "The checkpoint contains the state of callbacks that is not restored: Forgets, Counter, Gone. They are"
+        "These callback states in the checkpoint are not restored: Forgets, Counter, Gone. Each belongs"
     )
 
 

@@ -139,7 +139,10 @@ def test_the_launcher_takes_it_too(write):
         ("seed: 1\nbatch_size: many\n", "run.yaml, line 2: --batch_size must be an integer. Received: many."),
         ("batch_size: [3, 4]\n", "run.yaml, line 1: batch_size must be a single value. Received: a list."),
         ("model: {name: mlp}\n", "run.yaml, line 1: model must be a single value. Received: a mapping."),
-        ("mesh_shape: {data: [2]}\n", "run.yaml, line 1: mesh_shape must be text, or a list or a mapping of texts."),
+        (
+            "mesh_shape: {data: [2]}\n",
+            "run.yaml, line 1: mesh_shape must be a string, or a list or mapping of strings.",
+        ),
         ("model:\nseed: 1\n", "run.yaml, line 1: model has no value. Write one, or leave it out."),
         ("data_dir: null\n", "run.yaml, line 1: data_dir has no value."),
         ("jit_compile: maybe\n", "run.yaml, line 1: "),
@@ -153,7 +156,7 @@ def test_the_launcher_takes_it_too(write):
         ("--model=mlp\n--steps=3\n", "Received: run.yaml. For flags as on a command line, use --flagfile."),
         ("seed: 1\n---\nseed: 2\n", "run.yaml, line 2: "),
         ("seed: !!python/object/apply:os.getcwd []\n", "run.yaml, line 1: "),
-        ("[1, 2]: 3\n", "run.yaml, line 1 must be text"),
+        ("[1, 2]: 3\n", "run.yaml, line 1 must be a string"),
         (
             "seed: 1\nbatch_size: 0\n",
             "--batch_size must be at least 1 and finite. Received: 0. --batch_size is from run.yaml, line 2.",

@@ -307,7 +307,10 @@ def test_an_engine_without_groups():
         lambda c: c.send([tf.zeros([1])], 1, tag="x"),
         lambda c: c.receive([tf.TensorSpec([1], tf.int8)], 1, tag="x"),
     ):
-        with pytest.raises(InputError, match="of the strategies mirrored, multiworker and horovod. Received: a .*1"):
+        with pytest.raises(
+            InputError,
+            match="mirrored, multiworker and horovod have groups and messages. Received: a .*1",
+        ):
             call(Without())
     assert Without().group([0, 1]).size == 2
 

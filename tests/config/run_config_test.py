@@ -185,8 +185,8 @@ def test_accepts_together(given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mesh_shape": "data=2"}, "--mesh_shape: A mesh is NAME:SIZE"),
-        ({"layout": "ffn"}, "--layout: A layout is DIM:AXIS"),
+        ({"mesh_shape": "data=2"}, "--mesh_shape: A mesh is a list of NAME:SIZE"),
+        ({"layout": "ffn"}, "--layout: A layout is a list of DIM:AXIS"),
         ({"mesh_shape": "data:2", "layout": "ffn:model"}, "The mesh data:2 has no axis model"),
         ({"shard": "optimizer", "shard_axis": "model"}, "The mesh data:1 has no axis model"),
     ],

@@ -239,7 +239,7 @@ def test_processes_that_the_library_of_mpi_does_not_find_are_refused(monkeypatch
 
 def test_processes_of_mpirun_start_once(monkeypatch):
     started = Started(monkeypatch, {})
-    with pytest.raises(InputError, match="Processes of mpirun can start Horovod once.* Received: another start."):
+    with pytest.raises(InputError, match="a process can start Horovod only once.* Received: a second start."):
         horovod_rendezvous.start_through(Others([]), BY_MPIRUN)
     assert started.steps == []
 

@@ -148,7 +148,7 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
     "mesh has other devices": (
         ("--strategy=mesh", "--mesh_shape=data:4", "--devices=2"),
         {},
-        ("4 places", "--devices=2"),
+        ("of size 4", "--devices=2"),
     ),
     "mesh has no such axis": (
         ("--strategy=mesh", "--mesh_shape=data:4", "--layout=out:modle"),

@@ -199,9 +199,13 @@ def test_calls_with_the_arguments_that_fit():
         (
             dict,
             {"x": 8},
-            "f must be a function whose parameters Python knows. Received: ValueError: no signature found",
+            "f must be a function with a signature that Python can inspect. Received: ValueError: no signature found",
         ),
-        (3, {}, "f must be a function whose parameters Python knows. Received: TypeError: 3 is not a callable"),
+        (
+            3,
+            {},
+            "f must be a function with a signature that Python can inspect. Received: TypeError: 3 is not a callable",
+        ),
         (_open_ended, {"width": 1, "widht": 8}, "ValueError: Argument(s) not recognized: {'widht': 8}. Did you mean"),
     ],
 )

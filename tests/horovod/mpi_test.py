@@ -143,9 +143,9 @@ def test_processes_of_another_librarys_mpirun_do_not_train_alone() -> None:
     with processes.job([sys.executable, *train], 1, numbers) as job:
         [end] = job.wait(300)
     assert end.code == 2, end.output
-    assert re.search(r"Received: Open MPI's, and Horovod with MPICH [\d.]+\. Use its mpirun, or", end.output), (
-        end.output
-    )
+    assert re.search(
+        r"Received: Open MPI's, and Horovod with MPICH [\d.]+\. Use that library's mpirun, or", end.output
+    ), end.output
 
 
 def test_a_job_of_horovodrun_is_not_started_over_mpi_by_a_flag() -> None:

@@ -79,13 +79,13 @@ def test_one_without_copies_is_not_assigned(
 ) -> None:
     """As in a program without a scope: it would change once for each replica."""
     model = tfdist.distribute(make(), mirrored2, check_first_batch=checks)
-    with pytest.raises(InputError, match="must be a variable of Keras.*a tf.Variable of .* which 2 replicas would"):
+    with pytest.raises(InputError, match="must be a Keras variable.*a tf.Variable of .* which 2 replicas would"):
         model.fit(X, Y, batch_size=6, verbose=0)
 
 
 def test_nor_in_an_evaluation_without_a_check(mirrored2: tfdist.Strategy) -> None:
     model = tfdist.distribute(compiled(metrics=[CountingRows()]), mirrored2, check_first_batch=False)
-    with pytest.raises(InputError, match="must be a variable of Keras"):
+    with pytest.raises(InputError, match="must be a Keras variable"):
         model.evaluate(X, Y, batch_size=6, verbose=0)
 
 

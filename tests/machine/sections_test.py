@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.cli.horovod_build import PATCHED
 from tfdist.errors.byte_sizes import byte_size
-from tfdist.machine import frameworks, hardware, limits, network, variables, versions
+from tfdist.machine import environment_variables, frameworks, hardware, limits, network, versions
 from tfdist.machine.report import Finding, Section, Status
 
 
@@ -29,7 +29,7 @@ def test_secrets_are_not_shown():
         "TF_CLI_CONFIG_FILE": "/home/me/.terraformrc",  # of Terraform
         "AWS_SECRET_ACCESS_KEY": "hidden",
     }
-    section = variables.section(given)
+    section = environment_variables.section(given)
     assert section.facts["variables"] == {
         "HOROVOD_CYCLE_TIME": "0.5",
         "HOROVOD_SECRET_KEY": None,
@@ -44,7 +44,7 @@ def test_secrets_are_not_shown():
 
 
 def test_the_launcher_that_variables_tell_of():
-    assert variables.section({}).facts["launcher"] == "this is one process"
+    assert environment_variables.section({}).facts["launcher"] == "this is one process"
     slurm = {
         "SLURM_PROCID": "1",
         "SLURM_STEP_ID": "0",
@@ -54,9 +54,9 @@ def test_the_launcher_that_variables_tell_of():
         "SLURM_STEP_NODELIST": "n[1-2]",
         "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
     }
-    assert variables.section(slurm).facts["launcher"] == "Slurm says that this is rank 1 of 2"
+    assert environment_variables.section(slurm).facts["launcher"] == "Slurm says that this is rank 1 of 2"
     contradicting = slurm | {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
-    [warning] = bad(variables.section(contradicting))
+    [warning] = bad(environment_variables.section(contradicting))
     assert "The sources of this process's rank must agree" in warning.text
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.process import terminal
 from tfdist.reporting import terminal_or_plain
-from tfdist.reporting.terminal import TerminalReporter
+from tfdist.reporting.progress_bar import TerminalReporter
 
 
 @pytest.mark.parametrize(("text", "columns"), [("75", 75), ("", 0), ("wide", 0), ("-3", 0)])

@@ -20,7 +20,7 @@ from tfdist.reporting import (
     RunPlan,
     TensorBoardReporter,
     chief_reporter,
-    log,
+    python_logging,
 )
 from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.ledger_file import read_ledger
@@ -145,7 +145,7 @@ def test_all_are_closed_when_one_is_full(tmp_path, full):
 
 def test_a_log_says_once_that_it_misses_lines(tmp_path, full, capsys):
     full(tmp_path / "rank-1.log")
-    with log.setup(1, tmp_path / "rank-1.log"):
+    with python_logging.setup(1, tmp_path / "rank-1.log"):
         for _ in range(3):
             logging.getLogger("tfdist").info("step")
     assert capsys.readouterr().err == f"{tmp_path}/rank-1.log lacks lines from here on: No space left on device.\n"
@@ -153,7 +153,7 @@ def test_a_log_says_once_that_it_misses_lines(tmp_path, full, capsys):
 
 def test_a_log_says_nothing_where_the_error_does(tmp_path, full, capsys):
     full(tmp_path / "rank-1.log")
-    with pytest.raises(WriteError), log.setup(1, tmp_path / "rank-1.log"), must_write("a"):
+    with pytest.raises(WriteError), python_logging.setup(1, tmp_path / "rank-1.log"), must_write("a"):
         raise OSError(28, "No space left on device")
     assert capsys.readouterr().err == ""
 
@@ -161,4 +161,4 @@ def test_a_log_says_nothing_where_the_error_does(tmp_path, full, capsys):
 def test_a_log_that_cannot_be_made(tmp_path):
     (tmp_path / "logs").write_text("in the way")
     with pytest.raises(WriteError, match="rank-1.log: File exists"):
-        log.setup(1, tmp_path / "logs" / "rank-1.log")
+        python_logging.setup(1, tmp_path / "logs" / "rank-1.log")

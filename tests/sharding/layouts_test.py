@@ -15,7 +15,7 @@ def test_the_batch_lies_on_the_first_axis_unless_told():
 
 @pytest.mark.parametrize("text", ["heads", "heads=model", "heads:model:4", "heads:4", "a b:model"])
 def test_refuses_what_is_no_rule(text):
-    with pytest.raises(InputError, match="^A layout is DIM:AXIS with ; between.*Received: "):
+    with pytest.raises(InputError, match="^A layout is a list of DIM:AXIS separated by ;.*Received: "):
         split_rules(text)
 
 

@@ -28,7 +28,7 @@ def test_axes_keep_their_order():
     ],
 )
 def test_refuses(text, received):
-    with pytest.raises(InputError, match="^A mesh is NAME:SIZE with ; between.*Received: ") as raised:
+    with pytest.raises(InputError, match="^A mesh is a list of NAME:SIZE separated by ;.*Received: ") as raised:
         parse_mesh(text)
     assert received in str(raised.value)
 
@@ -53,9 +53,9 @@ def test_what_flags_ask_for(shape, devices, processes, axes):
 
 
 def test_places_and_devices_must_agree():
-    with pytest.raises(InputError, match="--mesh_shape=a:2;b:2, 4 places, --devices=3. Change one"):
+    with pytest.raises(InputError, match="--mesh_shape=a:2;b:2, of size 4, --devices=3. Change one"):
         mesh_of("a:2;b:2", 3)
     with pytest.raises(InputError, match="--devices=4 on each of 2 processes"):
         mesh_of("a:2;b:2", 4, 2)
-    with pytest.raises(InputError, match="--mesh_shape=a:2;b:2, 4 places, and 3 processes"):
+    with pytest.raises(InputError, match="--mesh_shape=a:2;b:2, of size 4, and 3 processes"):
         mesh_of("a:2;b:2", 0, 3)

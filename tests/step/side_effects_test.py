@@ -52,8 +52,8 @@ def copies(trainer, variable):
     [("single", {}), ("single", {"accumulate_steps": 2}), ("single", {"jit_compile": True}), ("mirrored2", {})],
     ids=str,
 )
-def test_trial_steps_change_no_variable(strategy, options, request):
-    """Counters, flags and a weight that the forward pass assigns are equal bit for bit, with trials and without."""
+def test_probe_steps_change_no_variable(strategy, options, request):
+    """Counters, flags and a weight that the forward pass assigns are equal bit for bit, with probe steps and without."""
     strategy = request.getfixturevalue(strategy)
     runs = []
     for every in (0, 3):

@@ -149,7 +149,7 @@ def test_a_slice_that_is_not_laid_out_is_refused(mesh2x2):
     reverse = tf.function(lambda x: x[:, ::-1], autograph=False)
     reverse(tf.constant(VALUE[..., 0]))
     laid = mesh2x2.devices.lay(VALUE[..., 0], Layout(("data", "model")))
-    with pytest.raises(InputError, match="^On a mesh, a slice with strides must be traced as a part of the step"):
+    with pytest.raises(InputError, match="^On a mesh, a slice with strides must be traced within the step"):
         mesh2x2.compiled(lambda x: reverse(x * 1))(laid)
 
 
@@ -158,7 +158,7 @@ def test_a_concatenation_that_is_not_laid_out_is_refused(mesh2x2):
     concatenate(tf.constant(VALUE[..., 0]))
     laid = mesh2x2.devices.lay(VALUE[..., 0], Layout(("data", None)))
     with pytest.raises(
-        InputError, match="^On a mesh, a concatenation with a negative axis must be traced as a part of the"
+        InputError, match="^On a mesh, a concatenation with a negative axis must be traced within the step"
     ):
         mesh2x2.compiled(lambda x: concatenate(x * 1))(laid)
 

@@ -290,7 +290,7 @@ def test_a_checkpoint_of_another_way_of_exchanging_is_refused(sync, other, mirro
     trainer.fit(X, Y, batch_size=BATCH, steps=2, verbose=0, checkpoints=checkpoints)
     resuming = trainer_of(mirrored3, other)
     resuming.build((X, Y))
-    with pytest.raises(InputError, match="its own way of exchanging weights"):
+    with pytest.raises(InputError, match="the same method of exchanging weights"):
         resuming.resume(tmp_path)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import tfdist
 from tfdist.errors import InputError
-from tfdist.step.callbacks import Callbacks
+from tfdist.trainer.callbacks import Callbacks
 
 X = np.random.default_rng(0).standard_normal((70, 4)).astype("float32")
 DATA = (X, X[:, :1])

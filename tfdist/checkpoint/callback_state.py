@@ -50,8 +50,8 @@ class CallbackStates:
         lost = [name for name, held in (self._saved or {}).items() if held and not self._takes(name, held)]
         if lost and self._is_chief:
             _log.warning(
-                "The checkpoint contains the state of callbacks that is not restored: %s. They are not callbacks of "
-                "this run, have no load_state_dict, or were saved by an older version.",
+                "These callback states in the checkpoint are not restored: %s. Each belongs to no callback of this run "
+                "or to one without load_state_dict, or was saved by an older version.",
                 ", ".join(lost),
             )
         self._unsaved = {

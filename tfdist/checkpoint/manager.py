@@ -300,7 +300,7 @@ def _forget_what_is_elsewhere(best: BestValue | None, group: Group) -> None:
     if not group.broadcast("checkpoints/best", mine, LONG_SECONDS):
         if group.rank == 0:
             _log.info(
-                "The best so far, %s, has no checkpoint in %s: the best is that of the steps from here on.",
+                "The best value so far, %s, has no checkpoint in %s: only later steps are considered for the best.",
                 best.best,
                 best.directory,
             )

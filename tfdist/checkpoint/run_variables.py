@@ -253,7 +253,7 @@ class RunVariables:
         if [held.form for held in self._exchanged.values()] != [_form_in(checkpoint, name) for name in saved]:
             if saved and self._exchanged:
                 raise InputError(
-                    "A run is resumed with its own way of exchanging weights. Received: the checkpoint "
+                    "A run must resume with the same method of exchanging weights. Received: the checkpoint "
                     f"{checkpoint.path}, with other global weights or another outer optimizer. Use the `sync` of its run."
                 )
             return {}

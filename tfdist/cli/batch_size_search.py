@@ -83,7 +83,7 @@ def _check_alone(search: BatchSizeSearch) -> None:
     cluster = detect_cluster(os.environ)
     if cluster.size > 1:
         raise InputError(
-            "A search for the batch size starts the processes of its trials, and runs itself in one. Received: a process of "
-            f"a job of {cluster.size} ({cluster.source}). Leave out the launcher, and give "
+            "A search for the batch size must run in one process, and starts those of its trials itself. Received: a process "
+            f"of a job of {cluster.size} ({cluster.source}). Leave out the launcher, and give "
             f'--find="batch_size(processes={cluster.local_size})".'
         )

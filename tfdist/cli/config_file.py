@@ -83,7 +83,9 @@ def _value(place: str, node: yaml.Node) -> tuple[str, type, str | None]:
 def _scalar(place: str, node: yaml.Node) -> str:
     """Returns a value as it is written."""
     if not isinstance(node, yaml.ScalarNode):
-        raise InputError(f"{place} must be text, or a list or a mapping of texts. Received: one inside another.")
+        raise InputError(
+            f"{place} must be a string, or a list or mapping of strings. Received: a nested list or mapping."
+        )
     if node.tag == _NULL:
         raise InputError(f"{place} has no value. Write one, or leave it out.")
     return str(node.value)

@@ -69,8 +69,8 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
     found = strategy or _found(model, config)
     if isinstance(found, HasCollectives) and found.optimizer_shards.parts > 1:
         raise InputError(
-            "Keras's own fit updates whole optimizers. Received: a strategy with shard='optimizer'. Load it without, or use "
-            "tfdist.Trainer."
+            "Keras's own fit needs the full optimizer state on each replica. Received: a strategy with shard='optimizer'. "
+            "Leave out shard, or use tfdist.Trainer."
         )
     keras_fit.attach(model, keras_fit.Distributed(model, found, config))
     return model

@@ -26,7 +26,7 @@ def run(config: TrainConfig, search: LearningRateSearch) -> int:
     from tfdist.cli import session
     from tfdist.finders.learning_rate import find_learning_rate
     from tfdist.finders.plots import plot_learning_rates
-    from tfdist.reporting import log
+    from tfdist.reporting import python_logging
     from tfdist.trainer.options import Checks, Schedule
 
     with session.opened(config) as opened:
@@ -36,7 +36,7 @@ def run(config: TrainConfig, search: LearningRateSearch) -> int:
         if strategy.is_chief:
             check(folder)
         trainer = session.make_trainer(opened, strategy)
-        with log.setup(strategy.cluster.rank, folder / f"rank-{strategy.cluster.rank}.log"):
+        with python_logging.setup(strategy.cluster.rank, folder / f"rank-{strategy.cluster.rank}.log"):
             _log.info("%s", opened.detection.reason)
             _log.info("Trying %d learning rates from %g to %g.", search.steps, search.min, search.max)
             result = find_learning_rate(

@@ -30,9 +30,9 @@ from tfdist.reporting import (
     Reporter,
     RunDirectory,
     chief_reporter,
-    log,
+    python_logging,
 )
-from tfdist.reporting.loggers import check_own, make_loggers
+from tfdist.reporting.logger_catalog import check_own, make_loggers
 from tfdist.storage import path_of
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
@@ -90,10 +90,10 @@ def opened_run(session: Session, target: Target, trainer: Trainer, *, loading_se
     directory, config, origin, _ = target
     with contextlib.ExitStack() as stack:
         begun = run_start.begin(origin, trainer, session.data.train.size, config, directory, stack)
-        stack.enter_context(log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)))
-        _log.info("%s", session.detection.reason, extra=log.ONLY_IN_FILE)
+        stack.enter_context(python_logging.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)))
+        _log.info("%s", session.detection.reason, extra=python_logging.ONLY_IN_FILE)
         if trainer.train_state.resumed_from:
-            _log.info("Resuming from %s.", trainer.train_state.resumed_from, extra=log.ONLY_IN_FILE)
+            _log.info("Resuming from %s.", trainer.train_state.resumed_from, extra=python_logging.ONLY_IN_FILE)
         if loading_seconds >= _NOTABLE_SECONDS:
             _log.info("Loading TensorFlow took %.1f s.", loading_seconds, extra=_in_file_if_shown())
         warn_of_flags(config, strategy, trainer.model)
@@ -115,7 +115,7 @@ def opened_run(session: Session, target: Target, trainer: Trainer, *, loading_se
 
 def _in_file_if_shown() -> dict[str, bool]:
     """Returns where to log what a terminal has shown as a status already."""
-    return log.ONLY_IN_FILE if is_watched(sys.stderr) else {}
+    return python_logging.ONLY_IN_FILE if is_watched(sys.stderr) else {}
 
 
 def _reporting(config: TrainConfig, directory: RunDirectory, ledger: NullLedger, is_chief: bool) -> Reporting:

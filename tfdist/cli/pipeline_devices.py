@@ -44,8 +44,8 @@ def lines(spread: "SpreadPlan") -> Iterator[str]:
 def notes(spread: "SpreadPlan") -> Iterator[str]:
     """Yields what is not counted."""
     yield (
-        "Variables, gradients and optimizer state are those of each device, activations those of one device without --layout. "
-        "The host of a process has its whole gradients besides while they are reduced."
+        "Variables, gradients and optimizer state are counted per device, activations as on one device without --layout. "
+        "In addition, the host of a process stores its unsharded gradients while they are reduced."
     )
     if spread.plan.unknown:
         yield f"Not counted: communication of these nested layers: {', '.join(spread.plan.unknown)}."

@@ -156,7 +156,7 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread
         yield "A step is predicted without messages, sums over replicas, and the update."
     else:
         yield (
-            "Idle time follows from the operations of each stage, a backward pass counting twice; --measure_stages measures it."
+            "Idle time is estimated from each stage's operations, a backward pass counting twice; --measure_stages measures it."
         )
     for each in plan.schedules:
         if any(each.older_weights_bytes):

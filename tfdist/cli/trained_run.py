@@ -125,9 +125,9 @@ def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
         flags = _parsed(directory.beginnings()[-1]["flags"]) if directory.is_run else {}
     if not {"model", "dataset"} <= flags.keys():
         raise InputError(
-            "A run is opened with the flags that python -m tfdist.train saves. Received: "
-            f"{sources[0]}, which has none: a program wrote it. In that program, with its trainer built: "
-            f"trainer.resume({run!r}), then call trainer.evaluate, predict or save."
+            "A run must have been saved by python -m tfdist.train, with its flags. Received: "
+            f"{sources[0]}, which has none, as a program wrote it. In that program, build the trainer, call "
+            f"trainer.resume({run!r}), then trainer.evaluate, predict or save."
         )
     return flags
 

@@ -34,7 +34,9 @@ def check_available(count: int) -> None:
     """Raises `InputError` if a process can't have this many devices: GPUs if there are any, else logical CPU devices."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and count > len(gpus):
-        raise InputError(f"--devices must not exceed this machine's GPUs. Received: {count}, with {len(gpus)} GPUs.")
+        raise InputError(
+            f"--devices must be at most this machine's number of GPUs. Received: {count}, with {len(gpus)} GPUs. Use fewer."
+        )
     if not gpus and count > _MOST_LOGICAL_CPUS:
         raise InputError(
             f"Without GPUs, a process has at most {_MOST_LOGICAL_CPUS} logical CPU devices, which share its cores. Received: "

@@ -168,7 +168,7 @@ class Collectives(abc.ABC):
 
     def _without_groups(self, received: str) -> InputError:
         return InputError(
-            f"Groups and messages are of the strategies mirrored, multiworker and horovod. Received: {received}. Use one of "
+            f"Only the strategies mirrored, multiworker and horovod have groups and messages. Received: {received}. Use one of "
             "them."
         )
 
@@ -197,7 +197,7 @@ class Collectives(abc.ABC):
         """
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """Combines each tensor over the replicas and returns this replica's share of its first dim.
+        """Combines each tensor over the replicas and returns this replica's part of its first dim.
 
         The first dim must be divisible by `size`; replica r gets rows [r d / N, (r + 1) d / N). Cost here, composed of
         an all-reduce: 2 n (N - 1) / N sent, twice that of a native implementation.

@@ -133,13 +133,13 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("straggler", "balance"),
         lambda c: parse_straggler(c.straggler).drops and c.balance == MEASURED,
-        "Speeds are measured by whole steps, which late replicas leave: use --balance=weights(...) or leave out --straggler or "
-        "--balance.",
+        "Speeds are measured over full steps, but late replicas drop micro-steps: use --balance=weights(...) or leave out "
+        "--straggler or --balance.",
     ),
     (
         ("sync", "augment"),
         lambda c: parse_sync(c.sync).trains_clients and c.augment,
-        "Clients own examples as they are: leave out --augment, or use another --sync.",
+        "The examples of clients are not augmented: leave out --augment, or use another --sync.",
     ),
     (
         ("sync", "find"),

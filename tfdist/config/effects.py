@@ -112,7 +112,7 @@ EFFECTS = (
     Effect(
         "topology",
         _uses_hosts,
-        "hosts do not matter to the algorithm of sums. Add --all_reduce=hierarchical, or leave it out",
+        "the all-reduce algorithm does not depend on hosts. Add --all_reduce=hierarchical, or leave it out",
     ),
     Effect(
         "sync",

@@ -101,7 +101,7 @@ def check_mesh(config: Any) -> None:
     """Raises `InputError` unless `--mesh_shape` and `--layout` are those of a pipeline, and fit to the other flags."""
     if config.layout == AUTO:
         raise InputError(
-            "A layout is searched for on --strategy=mesh: name what the axis model of a pipeline shards, for example "
+            "--layout=auto is for --strategy=mesh: for a pipeline, name the dims that the axis model shards, for example "
             "--layout=heads:model;ffn:model. Received: --layout=auto --strategy=pipeline."
         )
     if config.mesh_shape:

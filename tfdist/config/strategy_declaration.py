@@ -33,8 +33,8 @@ class Refusal:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
-    """How `python -m tfdist.doctor` tries a strategy: a few steps on one machine.
+class SmokeTest:
+    """How `python -m tfdist.doctor` tests a strategy: a few steps on one machine.
 
     Attributes:
       processes: number of processes.
@@ -77,7 +77,7 @@ class Declaration:
         rows, and models may be created outside of its scope.
       with_one_device: what to do if it is explicitly chosen but has one device only, as a sentence; empty if that is usual.
       adopts: names of the classes of tf.distribute whose objects, created by a program, it can use.
-      trials: how it is tried on one machine; none if that takes special hardware.
+      smoke_tests: how it is tested on one machine; none if that takes special hardware.
     """
 
     name: str
@@ -92,4 +92,4 @@ class Declaration:
     runs_keras_fit: bool = True
     with_one_device: str = ""
     adopts: tuple[str, ...] = ()
-    trials: tuple[Trial, ...] = ()
+    smoke_tests: tuple[SmokeTest, ...] = ()

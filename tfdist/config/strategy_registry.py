@@ -12,7 +12,7 @@ from tfdist.config import fields
 from tfdist.config.all_reduce_options import all_reduce_text, topology_text
 from tfdist.config.fields import flag_field, layout_text, mesh_text
 from tfdist.config.pipeline_options import PipelineOptions, check_flags_without_flush, check_mesh
-from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, Trial
+from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, SmokeTest
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
 from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS
@@ -69,7 +69,9 @@ _NO_STRAGGLERS = Refusal(
 )
 
 _INSTALL = "python -m tfdist.install_horovod"
-_OVER_GLOO = Trial(processes=2, options={"communication": "gloo"}, package="horovod", library="Gloo", install=_INSTALL)
+_OVER_GLOO = SmokeTest(
+    processes=2, options={"communication": "gloo"}, package="horovod", library="Gloo", install=_INSTALL
+)
 
 DECLARATIONS = (
     Declaration(
@@ -78,7 +80,7 @@ DECLARATIONS = (
         processes=Processes.ONE,
         options=(),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices == 1,
-        trials=(Trial(),),
+        smoke_tests=(SmokeTest(),),
     ),
     Declaration(
         name="mirrored",
@@ -89,7 +91,7 @@ DECLARATIONS = (
         check=_check_leaves_no_step,
         with_one_device="Give --devices=N for N of them, or use --strategy=single.",
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
-        trials=(Trial(options={"devices": 2}),),
+        smoke_tests=(SmokeTest(options={"devices": 2}),),
     ),
     Declaration(
         name="multiworker",
@@ -99,7 +101,7 @@ DECLARATIONS = (
         accepts={"communication": ("auto", "ring", "nccl"), "shard": OF_REPLICAS},
         auto=lambda cluster, devices: cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS,
         adopts=("MultiWorkerMirroredStrategy",),
-        trials=(Trial(processes=2), Trial(processes=2, options={"shard": "optimizer"})),
+        smoke_tests=(SmokeTest(processes=2), SmokeTest(processes=2, options={"shard": "optimizer"})),
     ),
     Declaration(
         name="tpu",
@@ -131,7 +133,7 @@ DECLARATIONS = (
         options=("communication", "intra_op_threads", "shard", *_OF_ALL_REDUCE),
         accepts={"communication": ("auto", "gloo", "mpi"), "shard": OF_REPLICAS},
         auto=lambda cluster, devices: cluster.source in HOROVOD_LAUNCHERS,
-        trials=(
+        smoke_tests=(
             _OVER_GLOO,
             dataclasses.replace(_OVER_GLOO, options={"communication": "gloo", "shard": "optimizer"}),
             dataclasses.replace(
@@ -187,7 +189,7 @@ DECLARATIONS = (
         ),
         check=_check_mesh,
         runs_keras_fit=False,
-        trials=(Trial(options={"devices": 2}),),
+        smoke_tests=(SmokeTest(options={"devices": 2}),),
         with_one_device="Give --devices=N or --mesh_shape=data:2;model:2, or use --strategy=single.",
     ),
     Declaration(
@@ -231,9 +233,9 @@ DECLARATIONS = (
         check=_check_pipeline,
         check_processes=lambda config, processes: parse_grid(config.mesh_shape, processes, config.layout),
         runs_keras_fit=False,
-        trials=(
-            Trial(processes=2, options={"micro_batches": 2}),
-            Trial(
+        smoke_tests=(
+            SmokeTest(processes=2, options={"micro_batches": 2}),
+            SmokeTest(
                 processes=2,
                 options={"micro_batches": 2, "mesh_shape": "stage:2;model:2", "layout": "in:model"},
             ),
@@ -366,7 +368,8 @@ class TrainerOptions(PipelineOptions):
         "",
         DEVICES,
         "Mapping of named tensor dims to mesh axes for --strategy=mesh, such as batch:data;heads:model. By default, "
-        "the batch is sharded over the first axis. For --strategy=pipeline with an axis model, such as heads:model.",
+        "the batch is sharded over the first axis. For --strategy=pipeline, a mapping to the axis model, such as "
+        "heads:model.",
         check=layout_text,
         is_option=True,
         elsewhere=("",),

@@ -141,7 +141,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         0.0,
         TRAINING,
         "Momentum of an exponential moving average of the weights, such as 0.999, which is evaluated and exported. 0 "
-        "averages nothing.",
+        "disables averaging.",
         fixed=True,
     )
     loss: str = flag_field(
@@ -233,8 +233,8 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
     resume: str = flag_field(
         "auto",
         OUTPUT,
-        "auto resumes from the newest valid checkpoint in --output_dir, if any; never starts from scratch; the "
-        "directory of a checkpoint or of a run starts from its weights and state.",
+        "auto (resume from the newest valid checkpoint in --output_dir, if any), never (start from scratch), or the "
+        "directory of a checkpoint or of a run (start from its weights and state).",
         in_trials="auto",
     )
     overwrite: bool = flag_field(
@@ -284,7 +284,8 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
     stall_shutdown_seconds: float = flag_field(
         600.0,
         CHECKS,
-        "End all processes with exit code 4 if a call takes this much longer. 0 disables it. The first call is exempt.",
+        "End all processes with exit code 4 if a call of the compiled loop takes this much longer than twice its usual "
+        "time. 0 disables it. The first call is exempt.",
     )
     check_sync_every: int = flag_field(
         0,
@@ -331,7 +332,7 @@ class VerifyConfig(TrainConfig):
         CHECKS,
         "Maximum relative difference that passes. 0 chooses it by optimizer and --float64, and 4 times the rounding "
         "error in bfloat16. Required with float16, --compression or --activation_compression; dgc and signsgd are different "
-        "algorithms and match one device at no tolerance.",
+        "algorithms and do not match one device at any tolerance.",
     )
 
     def __post_init__(self) -> None:
@@ -347,17 +348,17 @@ class VerifyConfig(TrainConfig):
             )
         if parse_sync(self.sync).exchanges_weights:
             raise InputError(
-                "Replicas that train locally take other steps than one device, and match it at no tolerance: leave out --sync. "
+                "Replicas that train locally do not match one device, whatever the tolerance: leave out --sync. "
                 f"Received: {flag_text('sync', self.sync)}."
             )
         if parse_straggler(self.straggler).drops:
             raise InputError(
-                "A step without the rows of late ranks is not that of one device, and matches it at no tolerance: leave out "
+                "A step without the rows of late ranks does not match one device, whatever the tolerance: leave out "
                 f"--straggler. Received: {flag_text('straggler', self.straggler)}."
             )
         if isinstance(parse_pipeline_schedule(self.pipeline_schedule), WITHOUT_FLUSH):
             raise InputError(
-                "Gradients of older weights are not those of one device, and match it at no tolerance: use another "
+                "Gradients of older weights do not match one device, whatever the tolerance: use another "
                 f"--pipeline_schedule. Received: {flag_text('pipeline_schedule', self.pipeline_schedule)}."
             )
         if parse(self.decay).name == "plateau":

@@ -43,7 +43,7 @@ class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
         "Data set; as for training. Defaults to that of the run.",
         check=lambda text: spec_text(text) if text else text,
     )
-    split: str = flag_field("test", MODEL, "Examples of the data set: test or train.", choices=("test", "train"))
+    split: str = flag_field("test", MODEL, "Split of the data set: test or train.", choices=("test", "train"))
     batch_size: int = flag_field(
         0, MODEL, "Number of examples per batch, over all replicas. Does not affect the result. 0 is as in the run."
     )

@@ -1,8 +1,8 @@
 """The control plane: communication between the processes of a job, outside every graph.
 
-It keeps working when collectives hang. It transports small JSON values only, never tensors. Built on it are sync
-points, at which all ranks act at the same step, and the watchdog, which reports calls that do not return. Nothing here
-imports TensorFlow.
+It keeps working when collectives hang. It transports small JSON values only, never tensors, and only between processes that
+know the job's token. Built on it are sync points, at which all ranks act at the same step, the watchdog, which reports calls
+that do not return, and what Horovod and MPI need to find their processes. Nothing here imports TensorFlow.
 """
 
 from tfdist.coordination.group import Group, Json, LostMember

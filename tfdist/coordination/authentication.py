@@ -68,7 +68,7 @@ class Session:
         """
         message = line[OVERHEAD:]
         if not hmac.compare_digest(line[:OVERHEAD], _mac(self._receiving, self._received, message) + b" "):
-            raise WrongSealError("a message without the seal of the job's token")
+            raise WrongSealError("a message that is not authenticated with the job's token")
         self._received += 1
         return message
 

@@ -1,4 +1,4 @@
-"""Decides which processes may join a group."""
+"""Decides which processes, of those that know the job's token, may join a group."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

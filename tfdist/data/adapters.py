@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.data.batched import from_dataset, from_generator, from_py_dataset
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Examples, inputs_alone, with_elements
+from tfdist.data.rebatched import from_dataset, from_generator, from_py_dataset
 from tfdist.data.source import ArraySource
 from tfdist.data.stream import StreamSource
 from tfdist.data.structures import has_arrays, with_tuples

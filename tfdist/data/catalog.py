@@ -42,7 +42,7 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
     """
     if not isinstance(name, str):
         raise InputError(
-            f'A data set is named by a text, such as "digits". Received: {name!r:.60}. Arrays need no loading.'
+            f'The name of a data set must be a string, such as "digits". Received: {name!r:.60}. Pass arrays to fit directly.'
         )
     parsed = spec.parse(name)
     prefix, colon, rest = parsed.name.partition(":")

@@ -159,7 +159,7 @@ def _with_random_access(source: Examples, sync: FedAvg) -> Source:
     if isinstance(source, Augmented):
         received, remedy = "an augmentation", "Leave it out"
     raise InputError(
-        f"Clients own examples of data with random access, and use all of it as it is. Received: sync={sync} and {received}. "
+        f"Clients need data with random access, unaugmented and without steps_per_epoch. Received: sync={sync} and {received}. "
         f"{remedy}."
     )
 

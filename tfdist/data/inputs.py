@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.adapters import as_examples, is_data_loader, of_test
-from tfdist.data.batched import from_dataset
 from tfdist.data.examples import Element, Examples, inputs_alone, with_elements
+from tfdist.data.rebatched import from_dataset
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import StreamSource
 from tfdist.data.structures import has_arrays

@@ -1,6 +1,7 @@
 """Measurements between training steps: replica divergence, compression error, communication and timelines of pipelines.
 
-They run as inspections in `tfdist.trainer`; none of them changes a weight.
+They run as inspections in `tfdist.trainer`; none of them changes a weight. `auto_all_reduce` and `auto_compression` measure
+to choose the all-reduce algorithm and the compression method.
 """
 
 from tfdist.diagnostics.auto_all_reduce import AutoAllReduce

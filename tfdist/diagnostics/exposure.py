@@ -2,7 +2,7 @@
 
 The same compiled step is timed as it is and with collectives that send nothing: the difference is the communication
 that is not hidden by computation. The difference to a third timing, also without compression, is the time spent in
-encoders and decoders. The trials leave weights, optimizer state and all other state unchanged.
+encoders and decoders. These probe steps leave weights, optimizer state and all other state unchanged.
 """
 
 import logging
@@ -38,7 +38,7 @@ class Exposure(Periodic):
         super().__init__(every, first=min(every, EARLY))
         self._run_view = run_view
         self._plan: dict[str, str] | None = None
-        self._trials: dict[str, Callable[[Any, tf.Tensor], Any]] = {}
+        self._probes: dict[str, Callable[[Any, tf.Tensor], Any]] = {}
 
     def look(self, step: int) -> dict[str, float]:
         """See base class; `exposed_communication_seconds` and `codec_seconds`."""
@@ -49,17 +49,17 @@ class Exposure(Periodic):
         return found
 
     def _time(self, batch: Any, number: tf.Tensor) -> dict[str, float]:
-        """Returns the median seconds of each trial; trials alternate, synchronized over all processes."""
+        """Returns the median seconds of each probe step; the steps alternate, synchronized over all processes."""
         group = self._run_view.steps.strategy.group
-        trials = self._made()
-        for trial in trials.values():
-            _wait(trial(batch, number))  # compiles
-        seconds: dict[str, list[float]] = {name: [] for name in trials}
+        probes = self._made()
+        for probe in probes.values():
+            _wait(probe(batch, number))  # compiles
+        seconds: dict[str, list[float]] = {name: [] for name in probes}
         for _ in range(REPEATS):
-            for name, trial in trials.items():
+            for name, probe in probes.items():
                 group.barrier("exposure", LONG_SECONDS)
                 began = time.perf_counter()
-                _wait(trial(batch, number))
+                _wait(probe(batch, number))
                 seconds[name].append(time.perf_counter() - began)
         return {name: statistics.median(values) for name, values in seconds.items()}
 
@@ -68,10 +68,10 @@ class Exposure(Periodic):
         unsent = NoCommunication(steps.strategy.collectives)
         if self._plan != steps.overrides:
             self._plan = dict(steps.overrides)
-            self._trials = {"real": steps.trial(size), "unsent": steps.trial(size, collectives=unsent)}
+            self._probes = {"real": steps.probe(size), "unsent": steps.probe(size, collectives=unsent)}
             if steps.compresses:
-                self._trials["plain"] = steps.trial(size, Bucketed(Sum()), unsent)
-        return self._trials
+                self._probes["plain"] = steps.probe(size, Bucketed(Sum()), unsent)
+        return self._probes
 
 
 def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False) -> str | None:

@@ -11,7 +11,7 @@ class RunView(NamedTuple):
     """A run, as seen by an inspection.
 
     Attributes:
-      steps: compiles trial steps.
+      steps: compiles probe steps.
       batch_size: rows of a global batch.
       batch: returns a batch for `Strategy.run` like that of a step number, without advancing the training iterator.
     """

@@ -1,4 +1,4 @@
-"""Observes the reduction of a step's gradients in trials, which leave the training state unchanged."""
+"""Observes the reduction of gradients in probe steps, which leave the training state unchanged."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,10 +34,10 @@ class ObservingReducer(Reducer):
 
 
 class ObservingTrial:
-    """A trial step with an observing reducer; compiled again when the choice of compression methods changes."""
+    """A probe step with an observing reducer; compiled again when the choice of compression methods changes."""
 
     def __init__(self, run_view: RunView, make: Callable[[], ObservingReducer]):
-        """Initializes the trial.
+        """Initializes the step.
 
         Args:
           run_view: the run to inspect.
@@ -48,11 +48,11 @@ class ObservingTrial:
         self._plan: dict[str, str] | None = None
 
     def __call__(self, step: int) -> list[Any]:
-        """Runs the trial of a step; returns a per-replica value for each entry of `observed`."""
+        """Runs the probe step; returns a per-replica value for each entry of `observed`."""
         steps = self._run_view.steps
         if self._plan != steps.overrides:
             self._plan = dict(steps.overrides)
             reducer = self._make()
-            self._trial = steps.trial(self._run_view.batch_size, reducer, read=lambda: reducer.observed)
-        _, _, observed = self._trial(self._run_view.batch(step), tf.constant(step, tf.int64))
+            self._probe = steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observed)
+        _, _, observed = self._probe(self._run_view.batch(step), tf.constant(step, tf.int64))
         return observed

@@ -73,9 +73,9 @@ def measure_timeline(run_view: RunView, step: int) -> Timeline:
     strategy = run_view.steps.strategy
     assert isinstance(strategy, HasStages)
     clock = ActionClock()
-    trial = run_view.steps.trial(run_view.batch_size, read=clock.read, clock=clock)
+    probe = run_view.steps.probe(run_view.batch_size, read=clock.read, clock=clock)
     batch, number = run_view.batch(step), tf.constant(step, tf.int64)
-    return _timeline(strategy.schedule, _last_of(lambda: strategy.local(trial(batch, number)[2])[0], strategy))
+    return _timeline(strategy.schedule, _last_of(lambda: strategy.local(probe(batch, number)[2])[0], strategy))
 
 
 def measure_steady_state(run_view: RunView, step: int) -> tuple[Timeline, Timeline]:
@@ -103,7 +103,7 @@ def measure_steady_state(run_view: RunView, step: int) -> tuple[Timeline, Timeli
 
 
 def _last_of(compute: Callable[[], tf.Tensor], strategy: HasStages) -> list[list[list[float]]]:
-    """Returns start and end of each action of the processes of the first replica, in the last of some trials."""
+    """Returns start and end of each action of the processes of the first replica, in the last of some probe steps."""
     for _ in range(_TRIALS):
         strategy.group.barrier("timeline", LONG_SECONDS)
         times = compute()

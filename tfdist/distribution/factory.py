@@ -48,7 +48,7 @@ def load_strategy(
       PeerLostError: a process did not join in time.
     """
     if not isinstance(name, str):
-        raise InputError(f'A strategy must be named by a text, such as "mirrored". Received: {name!r:.60}.')
+        raise InputError(f'The name of a strategy must be a string, such as "mirrored". Received: {name!r:.60}.')
     options = {option: _checked_option(option, value) for option, value in options.items()}
     variables = os.environ if environment is None else environment
     detection = detect(variables, name, options.get("devices", 0) or 1, declaration(name))

@@ -11,7 +11,7 @@ from horovod.common.util import get_ext_suffix
 
 from tfdist.coordination import Group
 from tfdist.coordination.addresses import LOOPBACK, network_interface
-from tfdist.coordination.process_management import serving
+from tfdist.coordination.mpi_pmi import serving
 from tfdist.errors import InputError
 
 _LONGEST_NAME = 8192  # bytes; MPI_MAX_LIBRARY_VERSION_STRING is not larger in any library

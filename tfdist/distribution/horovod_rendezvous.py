@@ -119,8 +119,8 @@ def _check_size(cluster: Cluster, options: Mapping[str, Any]) -> None:
 
 def _other_mpirun(received: str) -> InputError:
     return InputError(
-        f"mpirun must be that of the library which Horovod was built with. Received: {received}. Use its mpirun, or set "
-        "MPI_HOME to the directory of this one's and run `python -m tfdist.install_horovod --mpi --force`."
+        f"mpirun must be of the MPI library with which Horovod was built. Received: {received}. Use that library's mpirun, "
+        "or set MPI_HOME to the directory of this one and run `python -m tfdist.install_horovod --mpi --force`."
     )
 
 
@@ -199,8 +199,8 @@ def start_through(group: Group, cluster: Cluster, communication: str = "", **opt
     """
     if cluster.source == "MPI":
         raise InputError(
-            "Processes of mpirun can start Horovod once, because it ends MPI. Received: another start. Keep it running, or use "
-            "`python -m tfdist.launch`."
+            "Under mpirun, a process can start Horovod only once, because its shutdown ends MPI. Received: a second start. "
+            "Keep it running, or use `python -m tfdist.launch`."
         )
     communication = _choice(communication, cluster).library
     if communication != _used.setdefault("communication", communication):

@@ -51,8 +51,8 @@ def _has_a_scalar_condition(operation: tf.Operation) -> bool:
 
 
 _TRACED = (
-    "must be traced as a part of the step, which lays it out; DTensor is wrong otherwise. Received: {name}. Leave out "
-    "tf.raw_ops, and tf.function around what is also called outside of the model."
+    "must be traced within the step, which lays it out; otherwise, DTensor gives wrong results. Received: {name}. Avoid "
+    "tf.raw_ops, and tf.function around code that is also called outside of the model."
 )
 _RULES = (
     _Rule(

@@ -1,7 +1,7 @@
 """The errors raised by tfdist, the exit codes of its commands, and the interpretation of engines' exceptions.
 
-Every error that a user can cause is defined here. `tfdist.cli.command` decides how errors are printed. `byte_sizes` and
-`counts` have numbers as messages give them.
+`tfdist.horovod.errors` derives the errors that scripts of Horovod expect from those defined here. `tfdist.cli.command`
+decides how errors are printed. `byte_sizes` and `counts` format the numbers of messages.
 """
 
 from tfdist.errors.arguments import names_arguments, naming_arguments, naming_flags

@@ -13,8 +13,8 @@ from tfdist.grammar.spec import Spec, parse
 
 _CONDITION = re.compile(r"\s*(\*|path=(?P<path>.+?)|size>=(?P<size>\d{1,18}))\s*", re.DOTALL)
 _GRAMMAR = (
-    "Rules are CONDITION: METHOD with ; between, a condition is path=REGEX, size>=ELEMENTS or *, a method is "
-    "name(key=value, ...), and | between two methods applies one after the other."
+    "Rules are CONDITION: METHOD, separated by ;. A condition is path=REGEX, size>=ELEMENTS or *. A method is "
+    "name(key=value, ...); methods separated by | are applied one after the other."
 )
 
 

@@ -201,8 +201,8 @@ def call(function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        rule = f"{spec.name} must be a function whose parameters Python knows"
-        raise InputError(f"{rule}. Received: {_one_line(error)}. Write a function around it.") from error
+        rule = f"{spec.name} must be a function with a signature that Python can inspect"
+        raise InputError(f"{rule}. Received: {_one_line(error)}. Wrap it in a function.") from error
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     unnamed = [key for key in spec.args if key not in named]

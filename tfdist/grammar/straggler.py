@@ -58,8 +58,8 @@ def parse_straggler(text: str) -> Straggler:
     after = spec.args.get("after", _AUTO)
     if unknown or (after != _AUTO and not (is_number(after) and 0 < after < math.inf)):
         raise InputError(
-            f"{text} must have the seconds of computation after which a replica begins no further micro-step of a step, more "
-            "than 0, or auto. Write drop(after=0.5) or drop(after=auto)"
+            f"{text} must have after=auto, or after=SECONDS above 0, after which a replica begins no further micro-step of a "
+            "step. Write drop(after=0.5) or drop(after=auto)"
         )
     return Straggler(DROP, None if after == _AUTO else float(after))
 

@@ -102,7 +102,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to `initial_lr * multiplier(epoch)` from `start_epoch` until before `end_epoch`.
+    """Sets the learning rate to `initial_lr * multiplier(epoch)` in the epochs `start_epoch` to `end_epoch - 1`.
 
     With `staircase` it is set once per epoch, otherwise at every batch, with fractional epochs.
     """

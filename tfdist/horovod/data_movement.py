@@ -95,6 +95,12 @@ def broadcast(
       name: name of the call; see `allreduce`.
       ignore_name_scope: see `allreduce`.
       process_set: the ranks that make the call.
+
+    Returns:
+      Tensor of the shape and dtype of `tensor`.
+
+    Raises:
+      InputError: `root_rank` is not in `process_set`, or the dtype is not supported.
     """
     used, call = engine(), call_of("broadcast", name, process_set, ignore_name_scope)
     if root_rank not in process_set.ranks:

@@ -70,5 +70,5 @@ def _way(engine: Engine, dtype: tf.DType, what: str) -> tuple[Callable[..., tf.T
     if _WIDER.get(dtype) in engine.moves:
         return tf.cast, _WIDER[dtype]
     raise InvalidArgumentError(
-        f"{what} does not take {dtype.name}. Received: a tensor of this dtype. Cast it to another dtype."
+        f"{what} needs a tensor of a supported dtype. Received: {dtype.name}. Cast it to another dtype."
     )

@@ -52,8 +52,8 @@ class Call:
         if not hmac.compare_digest(data[:SIGNATURE], self._signature(data[SIGNATURE:], sender)):
             raise InputError(
                 "An object of another rank must be signed with this job's token. Received: another signature, in "
-                f"{self._name!r}. Give all processes of a job the same TFDIST_TOKEN, or none; otherwise, someone has "
-                "altered it on its way."
+                f"{self._name!r}. Give all processes of a job the same TFDIST_TOKEN, or none; if they do, the "
+                "object was altered in transit."
             )
         return data[SIGNATURE:]
 

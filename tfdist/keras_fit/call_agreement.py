@@ -13,7 +13,7 @@ from tfdist import keras_internals
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, PeerLostError
-from tfdist.step.callbacks import chosen
+from tfdist.trainer.callbacks import chosen
 
 _BATCH_EVENTS = ("on_batch_begin", "on_batch_end")
 _TRAIN_EVENTS = (*_BATCH_EVENTS, "on_train_batch_begin", "on_train_batch_end")

@@ -1,12 +1,9 @@
 """The functions of one compilation of a model: training, evaluation and prediction on replicas, and logs."""
 
 import contextlib
-import weakref
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
@@ -15,10 +12,10 @@ from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.run_config import RunConfig
 from tfdist.data.batches import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.errors import InputError
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import Place
 from tfdist.keras_fit.first_batch import FirstBatch, ReduceOps, has_custom_code, state_of_rows
+from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.one_device import running
 from tfdist.keras_fit.replica_batch import rows_of, warn_of_all_rows
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
@@ -26,20 +23,19 @@ from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
 from tfdist.step import randomness
 from tfdist.step.averaged_statistics import AveragedStatistics
-from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_drain
+from tfdist.step.metrics import KerasMetrics
 from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
 
 _OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
-_start_at_zero: weakref.WeakValueDictionary[int, keras.Variable] = weakref.WeakValueDictionary()  # by id, once checked
 
 
 class Functions:
     """The functions of a compiled and built model.
 
     Attributes:
-      totals: sums of the metrics' variables since their last reset, as far as they have left the devices.
+      sums: sums of the metrics' variables since their last reset.
     """
 
     def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, place: Place):
@@ -51,18 +47,14 @@ class Functions:
           options: options for its gradients and layers.
           place: places variables as the strategy requires.
         """
-        check_sums(keras_internals.metrics_of(model))
-        _check_zeros(model, strategy)
         self.model, self._strategy, self._options, self._place = model, strategy, options, place
-        self.totals = Totals()
-        self._are_shown = False  # whether the metrics' variables have the sums over all replicas
+        self.sums = MetricSums(model, strategy)
         self._find_variables()
         self._failed = False
         self._tested = 0  # number of batches, which seeds random layers
         self._training: TrainerSteps | CustomSteps | None = None
         self._own: CustomSteps | None = None
         self._undecided: CustomSteps | None = None
-        self._by_all_rows = False
         # A single replica has all rows, and Keras's own code is correct for any rows.
         self._has_own_code = has_custom_code(model)
         self._checks = options.check_first_batch and strategy.replicas > 1 and self._has_own_code
@@ -74,18 +66,15 @@ class Functions:
         self._tests = self._made_tests()
 
     def _find_variables(self) -> None:
-        """Finds the model's current metrics and moving statistics; tracing a custom step may create some."""
-        self._metrics = KerasMetrics(self.model)
+        """Finds the model's random layers and moving statistics; tracing a custom step may create some."""
         self._seeds = randomness.seed_states(self.model)
-        self._drain = make_drain(self._metrics, self._strategy)
-        self._assign = _assigning(self._metrics.variables, self._strategy)
         self.average_statistics = AveragedStatistics(self.model, self._strategy).average
 
     def _find_created_metrics(self) -> None:
         """Finds metrics that tracing a custom step has created; without any, the sums of the metrics are kept."""
-        if len(KerasMetrics(self.model).variables) != len(self._metrics.variables):
+        if self.sums.find_created():
             self._find_variables()
-            self.reset_metrics()
+            self._failed = False
 
     def train(self, batches: Any, spec: Any, most: int, number: int, allows_not_finite: bool) -> StepsResult:
         """Runs training steps.
@@ -97,11 +86,11 @@ class Functions:
           number: number of the first step.
           allows_not_finite: whether to return after a step that is not finite, instead of raising.
         """
-        self._continue_sums()
+        self.sums.hide()
         if self._training is None:
             made = self._first(batches, spec, most, number)
         else:
-            self._computes(self._training.needs_all_rows)
+            self.sums.use_all_rows(self._training.needs_all_rows)
             made = self._training.go(batches, most, number)
         if made.failure and not allows_not_finite:
             raise made.failure
@@ -113,7 +102,7 @@ class Functions:
 
         Metrics, the optimizer and its loss scale are kept; the error feedback of a compression is not.
         """
-        self.show_metrics()
+        self.sums.show()
         self.keep_loss_scale()
         self._training = self._own = self._undecided = None
 
@@ -126,7 +115,7 @@ class Functions:
         if self._own is None and any(keras_internals.overridden(self.model, name) for name in _OF_A_STEP):
             self._own = self._own_steps(spec)
         if self._own is None and not self._checks and not self._state_of_rows:
-            self._training = TrainerSteps(self.model, self._strategy, self._options, self._metrics)
+            self._training = TrainerSteps(self.model, self._strategy, self._options, self.sums.metrics)
             return self._training.go(batches, most, number)
         first = next(batches) if isinstance(batches, BatchReader) else batches
         reduce_ops = self._reduce_ops("train_step", self._own.returned if self._own else None, first)
@@ -134,7 +123,7 @@ class Functions:
             made = self._undecided_steps(spec).go(first, 1, number)
         else:
             self._training = self._following(reduce_ops, spec)
-            self._computes(reduce_ops.needs_all_rows)
+            self.sums.use_all_rows(reduce_ops.needs_all_rows)
             made = self._training.go(first, 1, number)
         if most == 1 or made.failure or not isinstance(batches, BatchReader) or batches.at_end:
             return made
@@ -168,67 +157,15 @@ class Functions:
         if self._undecided is None:
             self._undecided = self._own_steps(spec)
             self._undecided.set_reduce_ops(ReduceOps(needs_all_rows=True))
-        self._computes(by_all_rows=True)
+        self.sums.use_all_rows(True)
         return self._undecided
 
     def _following(self, reduce_ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
         if self._own is None and reduce_ops.are_means:
-            return TrainerSteps(self.model, self._strategy, self._options, self._metrics, reduce_ops.statistics)
+            return TrainerSteps(self.model, self._strategy, self._options, self.sums.metrics, reduce_ops.statistics)
         made = self._own or self._own_steps(spec)
         made.set_reduce_ops(reduce_ops)
         return made
-
-    def _computes(self, by_all_rows: bool) -> None:
-        """Switches replicas to all rows or to their own; keeps what the metrics have summed so far."""
-        if by_all_rows != self._by_all_rows:
-            self.totals.add(self._since_drained())
-            self._assign(self._zeros)
-            self._by_all_rows = by_all_rows
-
-    def _since_drained(self) -> list[np.ndarray]:
-        """Returns the metrics' sums on the devices, where they stay if replicas have all rows: a step may read them."""
-        if not self._by_all_rows:
-            return self._drain()
-        return [np.asarray(self._strategy.local(v.value)[0], np.float64) for v in self._metrics.variables]
-
-    def _sums(self) -> list[np.ndarray]:
-        """Returns the sums of the metrics' variables since their last reset."""
-        if self._are_shown:
-            return self.totals.sums
-        if not self._by_all_rows:
-            self.totals.add(self._drain())
-            return self.totals.sums
-        return [before + since for before, since in zip(self.totals.sums, self._since_drained(), strict=True)]
-
-    def show_metrics(self) -> None:
-        """Assigns the metrics' sums to their variables on every replica, from which users get results after a pass."""
-        if not self._are_shown:
-            sums = self._sums()
-            self.totals = Totals()
-            self.totals.add(sums)
-            self._assign(sums)
-            self._are_shown = True
-
-    def _continue_sums(self) -> None:
-        """Prepares the metrics' variables for a step after `show_metrics`.
-
-        Replicas with all rows keep the sums, which a step may read.
-        """
-        if self._are_shown:
-            if self._by_all_rows:
-                self.totals = self._empty()
-            else:
-                self._assign(self._zeros)
-            self._are_shown = False
-
-    @property
-    def _zeros(self) -> list[np.ndarray]:
-        return [np.zeros(variable.shape) for variable in self._metrics.variables]
-
-    def _empty(self) -> Totals:
-        found = Totals()
-        found.add(self._zeros)
-        return found
 
     def _own_steps(self, spec: Any) -> CustomSteps:
         made = CustomSteps(self.model, self._strategy, self._options, spec, self._place)
@@ -237,19 +174,19 @@ class Functions:
 
     def test(self, batches: Any, spec: Any, most: int) -> StepsResult:
         """Evaluates batches; see `train` for arguments and result."""
-        self._continue_sums()
+        self.sums.hide()
         before = 0
         if self._test_logs is None and not self._has_own_code:
             self._begin_tests(None, spec)
         while self._test_logs is None or self._test_reduce_ops is None:
             first = next(batches) if isinstance(batches, BatchReader) else batches
             self._begin_tests(first, spec)
-            self._computes(self._tests_need_all_rows)
+            self.sums.use_all_rows(self._tests_need_all_rows)
             self._test_one(first)
             before += 1
             if before == most or not isinstance(batches, BatchReader) or batches.at_end:
                 return self._found_by_test(before)
-        self._computes(self._tests_need_all_rows)
+        self.sums.use_all_rows(self._tests_need_all_rows)
         if not isinstance(batches, BatchReader):
             self._test_one(batches)
             return self._found_by_test(1)
@@ -308,11 +245,11 @@ class Functions:
 
     def results(self) -> dict[str, Any]:
         """Returns the metrics' results since their last reset, which the metrics themselves have until the next step."""
-        self.show_metrics()
-        return self._results(self._sums())
+        self.sums.show()
+        return self._results()
 
-    def _results(self, sums: list[np.ndarray]) -> dict[str, Any]:
-        found = self._metrics.results(sums) if sums else {}
+    def _results(self) -> dict[str, Any]:
+        found = self.sums.results()
         return found | {"loss": float("nan")} if self._failed else found
 
     def logs(self, made: "StepsResult", ends: bool) -> dict[str, Any]:
@@ -323,33 +260,22 @@ class Functions:
           ends: whether they end a pass, after which users read results from the metrics themselves.
         """
         if ends:
-            self.show_metrics()
-        sums = self._sums()
+            self.sums.show()
         if made.failure:
-            return {**self._results(sums), **made.returned}
+            return {**self._results(), **made.returned}
         if not made.returned:
-            return self._results(sums)
-        by_metric = self._metrics.by_metric(sums)
+            return self._results()
+        by_metric = self.sums.by_metric()
         return {name: by_metric.get(made.sources.get(name, ""), value) for name, value in made.returned.items()}
-
-    def so_far(self) -> Totals:
-        """Returns the value of `totals` that restores the metrics as they are now after a reset."""
-        if not self._by_all_rows:
-            return self.totals
-        found = Totals()
-        found.add(self._sums())
-        return found
 
     def reset_metrics(self) -> None:
         """Resets the metrics."""
-        self._assign(self._zeros)
-        self._are_shown = False
+        self.sums.reset()
         self._failed = False
-        self.totals = self._empty()
 
     def _test(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
         """Runs the model's `test_step` on one replica's rows."""
-        variables = self._metrics.variables
+        variables = self.sums.metrics.variables
         before = [tf.identity(variable) for variable in variables]
         self._recorded = Recording(self._strategy.collectives)  # of the latest trace
         mine = rows_of(own_rows, self._recorded, self._tests_need_all_rows)
@@ -370,31 +296,3 @@ class Functions:
 
     def _test_traced(self) -> None:
         agree_on_plan(self._strategy.peers, self._recorded.calls)
-
-
-def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:
-    """Raises `InputError` if a metric's variables, which are summed over replicas, do not start at 0.
-
-    Call it before the first batch. After a pass over data, the variables have its sums.
-    """
-    for metric in model.metrics:
-        for variable in metric.variables:
-            if _start_at_zero.get(id(variable)) is not variable and np.any(
-                np.asarray(strategy.local(variable.value)[0])
-            ):
-                raise InputError(
-                    "A metric's variables must be initialized to 0, because they are summed over replicas. Received: "
-                    f"{metric.name} with {variable.path}, which is not. Initialize it to 0, and add the initial value "
-                    "in `result`."
-                )
-            _start_at_zero[id(variable)] = variable
-
-
-def _assigning(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[Sequence[np.ndarray]], None]:
-    """Returns a function that assigns values to variables, the same on every replica."""
-
-    def assign(values: Sequence[np.ndarray]) -> None:
-        for variable, value in zip(variables, values, strict=True):
-            strategy.blocks.assign_value(keras_internals.value_of(variable), per_replica=True, value=np.asarray(value))
-
-    return assign

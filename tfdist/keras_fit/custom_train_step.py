@@ -25,7 +25,7 @@ from tfdist.keras_fit.one_device import Apply, running
 from tfdist.keras_fit.replica_batch import rows_of
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
-from tfdist.step.compiled_steps import Compression
+from tfdist.step.compression import Compression
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.settings import Settings

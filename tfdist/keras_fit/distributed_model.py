@@ -68,12 +68,12 @@ class Distributed:
         recompute(model, options.recompute)
         self.model, self._options = model, options
         self._call = _Call("", 0, [], fresh=True, allows_not_finite=False, data=[])
-        self._functions: tuple[Any, Functions] | None = None
+        self._compilation: Any = None  # that of the functions
+        self._functions: Functions | None = None
         self._predict: Callable[[Any], Any] | None = None
         self._placement = Placement(self.strategy)
         self._was_eager = False
-        self._step = 0
-        self._since_logged = 0
+        self._step = self._since_logged = 0
         self._logs: dict[str, Any] = {}
         self._before: tuple[Totals, dict[str, Any]] = Totals(), {}
 
@@ -90,7 +90,7 @@ class Distributed:
             history = original(*given.args, **given.kwargs)
             self._average_statistics()
             if self._functions is not None:
-                self._functions[1].keep_loss_scale()
+                self._functions.keep_loss_scale()
         return history
 
     def evaluate(self, original: Original, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +122,7 @@ class Distributed:
         return self._on_batch("predict_on_batch", original, *args, **kwargs)
 
     def eagerly(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """Any of these with `run_eagerly=True`: every process computes whole batches."""
+        """Any of these with `run_eagerly=True`: every process computes full batches, starting with the same values."""
         check_not_eager(self.strategy)
         given = call_agreement.bound(original, args, kwargs)
         self._announce(name)
@@ -137,8 +137,7 @@ class Distributed:
             given.arguments["callbacks"] = call_agreement.with_agreement(callbacks, *agreement)
         self._average_statistics()
         optimizer = self.model.optimizer if self.model.compiled else None
-        is_built = optimizer is not None and optimizer.built
-        self._place_all([optimizer] if is_built else [])  # all start with the same values
+        self._place_all([optimizer] if optimizer is not None and optimizer.built else [])
         self._was_eager = True
         try:
             with on_one_device(self.model):
@@ -151,13 +150,13 @@ class Distributed:
     def make_train_function(self, original: Original, force: bool = False) -> None:
         """Sets the function with which Keras runs training steps; traces again with `force`, or if it was set to None."""
         if self._functions is not None and (force or self.model.train_function is None):
-            self._functions[1].forget_training_steps()
+            self._functions.forget_training_steps()
         self.model.train_function = self._train
 
     def make_test_function(self, original: Original, force: bool = False) -> None:
         """Same as `make_train_function`, for evaluation."""
         if self._functions is not None and (force or self.model.test_function is None):
-            self._functions[1].forget_tests()
+            self._functions.forget_tests()
         self.model.test_function = self._test
 
     def make_predict_function(self, original: Original, force: bool = False) -> None:
@@ -169,11 +168,11 @@ class Distributed:
     def reset_metrics(self, original: Original) -> None:
         """Resets the metrics, on this process's replicas."""
         self._since_logged, self._logs = 0, {}
-        original() if self._functions is None else self._functions[1].reset_metrics()
+        original() if self._functions is None else self._functions.reset_metrics()
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
         """Returns the metrics over all replicas."""
-        return original() if self._functions is None else self._functions[1].results()
+        return original() if self._functions is None else self._functions.results()
 
     @property
     def distribute_strategy(self) -> "Distributed":
@@ -258,7 +257,7 @@ class Distributed:
             return
         check_steps(self.model, self.strategy)
         compilation = keras_internals.compilation(self.model)
-        if self._functions is not None and self._functions[0] is compilation:
+        if self._functions is not None and self._compilation is compilation:
             return
         self._functions = None
         optimizer = self.model.optimizer
@@ -275,8 +274,9 @@ class Distributed:
             with on_one_device(self.model):
                 self.model.reset_metrics()
         self._place_all([optimizer] if optimizer is not None else [])
-        self._functions = compilation, Functions(self.model, self.strategy, self._options, self._placement.place)
-        self._functions[1].reset_metrics()
+        self._compilation = compilation
+        self._functions = Functions(self.model, self.strategy, self._options, self._placement.place)
+        self._functions.reset_metrics()
 
     def _place_all(self, optimizers: Sequence[keras.Optimizer] = ()) -> None:
         metrics = KerasMetrics(self.model).variables if self.model.built else []
@@ -291,7 +291,7 @@ class Distributed:
 
     def _average_statistics(self) -> None:
         if self._functions is not None:
-            self._functions[1].average_statistics()
+            self._functions.average_statistics()
 
     def _train(self, batches: Any) -> dict[str, Any]:
         """Keras's `train_function`."""
@@ -324,11 +324,11 @@ class Distributed:
             begins, given = given.at_begin, next(given)
         else:
             begins = not isinstance(given, BatchReader) or given.at_end
-        self._before = self._functions[1].so_far(), self._logs
+        self._before = self._functions.sums.so_far(), self._logs
         if begins:
-            self._functions[1].reset_metrics()
+            self._functions.reset_metrics()
             self._since_logged, self._logs = 0, {}
-        return given, self._functions[1], spec
+        return given, self._functions, spec
 
     @contextlib.contextmanager
     def _unless_no_more_data(self, batches: Any) -> Iterator[None]:
@@ -337,7 +337,8 @@ class Distributed:
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
-            self._functions[1].totals, self._logs = self._before
+            totals, self._logs = self._before
+            self._functions.sums.restore(totals)
             if isinstance(batches, BatchReader):
                 batches.ended()
             raise

@@ -18,7 +18,8 @@ from tfdist.keras_fit.custom_train_step import CustomTrainStep, Place
 from tfdist.keras_fit.first_batch import ReduceOps
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
 from tfdist.step.compiled_loop import compile_loop, loop_on_the_host, not_finite
-from tfdist.step.compiled_steps import Compression, Steps
+from tfdist.step.compiled_steps import Steps
+from tfdist.step.compression import Compression
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore

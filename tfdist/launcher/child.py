@@ -1,4 +1,4 @@
-"""A process of a job, in its own session."""
+"""The process of one rank: its start, signals to its process group, and how it ended."""
 
 import contextlib
 import logging

@@ -8,44 +8,48 @@ from tfdist.errors import ExitCode
 from tfdist.machine.children import Children, Ended
 from tfdist.machine.frameworks import Frameworks
 from tfdist.machine.report import Finding, Status
-from tfdist.machine.trials import Tried, run_trial
+from tfdist.machine.smoke_tests import SmokeTestResult, run_smoke_test
 
 _VERIFY = ("tfdist.verify", "--model=mlp(hidden=(8,))", "--dataset=synthetic:4x4x1", "--batch_size=8", "--steps=2")
 
 
-def tried(children: Children, frameworks: Frameworks, names: Sequence[str], seconds: float) -> Iterator[Tried]:
+def tried(
+    children: Children, frameworks: Frameworks, names: Sequence[str], seconds: float
+) -> Iterator[SmokeTestResult]:
     """Tries strategies one after the other.
 
     Args:
       children: starts the processes.
       frameworks: what they run on.
       names: names of the strategies.
-      seconds: deadline of each trial.
+      seconds: deadline of each smoke test.
     """
     for declaration in DECLARATIONS:
         if declaration.name not in names:
             continue
-        if not declaration.trials:
-            yield Tried(declaration.name, None, Status.MISSING, reason=f"not tried here: it runs on {declaration.help}")
-        for trial in declaration.trials:
-            result = run_trial(children, frameworks, declaration.name, trial, _VERIFY, seconds)
+        if not declaration.smoke_tests:
+            yield SmokeTestResult(
+                declaration.name, None, Status.MISSING, reason=f"not tried here: it runs on {declaration.help}"
+            )
+        for smoke_test in declaration.smoke_tests:
+            result = run_smoke_test(children, frameworks, declaration.name, smoke_test, _VERIFY, seconds)
             yield result._replace(reason=_reason(result.ended)) if result.ended else result
 
 
-def finding(tried: Tried) -> Finding:
-    """Returns a trial's line of the report."""
+def finding(tried: SmokeTestResult) -> Finding:
+    """Returns the line of a smoke test in the report."""
     took = [f"{tried.ended.seconds:.1f} s"] if tried.ended else []
     return tried.finding(f"{_title(tried):<39}", *took)
 
 
-def _title(tried: Tried) -> str:
+def _title(tried: SmokeTestResult) -> str:
     """Returns the engine, and how it was tried."""
-    if tried.trial is None:
+    if tried.smoke_test is None:
         return tried.engine
-    processes, devices = tried.trial.processes, tried.trial.devices
+    processes, devices = tried.smoke_test.processes, tried.smoke_test.devices
     parts = [f"{processes} processes"] if processes > 1 else []
     parts += [f"{devices} devices"] if devices > 1 else []
-    parts += ["sharded"] if "shard" in tried.trial.options else []
+    parts += ["sharded"] if "shard" in tried.smoke_test.options else []
     return ", ".join([tried.engine, *parts])
 
 

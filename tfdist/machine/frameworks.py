@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfdist.config.strategy_declaration import Trial
+from tfdist.config.strategy_declaration import SmokeTest
 from tfdist.machine.children import Children
 from tfdist.machine.report import Finding, Section, Status
 
@@ -33,19 +33,21 @@ class Frameworks(NamedTuple):
     horovod: Mapping[str, Any] | None
     horovod_problem: Finding | None
 
-    def obstacle(self, trial: Trial) -> Finding | None:
-        """Returns why a trial cannot be made, or None if it can."""
-        if not trial.package:
+    def obstacle(self, smoke_test: SmokeTest) -> Finding | None:
+        """Returns why a smoke test cannot be run, or None if it can."""
+        if not smoke_test.package:
             return None
         if self.horovod_problem:
             return self.horovod_problem
         if self.horovod is None:
-            return Finding(Status.MISSING, "Horovod is not installed", with_tools(trial.install))
-        if trial.library not in self.horovod["libraries"]:
-            return Finding(Status.MISSING, f"Horovod was built without {trial.library}", with_tools(trial.install))
-        if trial.library == "MPI" and not self.horovod["starts_without_mpirun"]:
+            return Finding(Status.MISSING, "Horovod is not installed", with_tools(smoke_test.install))
+        if smoke_test.library not in self.horovod["libraries"]:
+            return Finding(
+                Status.MISSING, f"Horovod was built without {smoke_test.library}", with_tools(smoke_test.install)
+            )
+        if smoke_test.library == "MPI" and not self.horovod["starts_without_mpirun"]:
             text = f"not tried: only mpirun can start {self.horovod['mpi_library']}"
-            return Finding(Status.MISSING, text, f"{with_tools(trial.install)} --force")
+            return Finding(Status.MISSING, text, f"{with_tools(smoke_test.install)} --force")
         return None
 
 

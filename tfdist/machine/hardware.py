@@ -37,7 +37,7 @@ def section() -> Section:
         "working_directory": disk,
     }
     cores = f"{os.cpu_count()} cores, of which this process may use {usable}"
-    cores += f", for the time of {quota:g}" if math.isfinite(quota) else ""
+    cores += f", with a CPU quota of {quota:g} cores" if math.isfinite(quota) else ""
     memory_text = f"{byte_size(memory.total)} of memory, {byte_size(memory.available)} free"
     memory_text += f"; the container may use {byte_size(limit)}" if limit else ""
     little = f"only {byte_size(free)} of memory are free: a process with TensorFlow takes 0.5 GiB before it has a model"

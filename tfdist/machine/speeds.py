@@ -9,14 +9,16 @@ from tfdist.errors.byte_sizes import byte_size
 from tfdist.machine.children import Children
 from tfdist.machine.frameworks import Frameworks, last_object
 from tfdist.machine.report import Finding, Status
-from tfdist.machine.trials import Tried, run_trial
+from tfdist.machine.smoke_tests import SmokeTestResult, run_smoke_test
 
 SIZES = (64 * 2**10, 4 * 2**20, 32 * 2**20)  # bytes: a small layer, a bucket of gradients, a large table
 _BUCKET = SIZES[1]
 _BENCHMARK = ("tfdist.bench", "collectives", "--operations=all_reduce", f"--sizes={','.join(map(str, SIZES))}")
 
 
-def measured(children: Children, frameworks: Frameworks, names: Sequence[str], seconds: float) -> Iterator[Tried]:
+def measured(
+    children: Children, frameworks: Frameworks, names: Sequence[str], seconds: float
+) -> Iterator[SmokeTestResult]:
     """Measures one engine after the other, with two processes each.
 
     Args:
@@ -27,26 +29,30 @@ def measured(children: Children, frameworks: Frameworks, names: Sequence[str], s
     """
     for declaration in DECLARATIONS:
         if declaration.name in names and "all_reduce" in (declaration.options or ()):
-            for trial in declaration.trials:
-                if trial.processes > 1 and "shard" not in trial.options:  # which does not change an all-reduce
+            for smoke_test in declaration.smoke_tests:
+                if (
+                    smoke_test.processes > 1 and "shard" not in smoke_test.options
+                ):  # which does not change an all-reduce
                     with tempfile.TemporaryDirectory() as directory:
                         unshown = [f"--output_dir={directory}/bench"]
-                        yield run_trial(children, frameworks, declaration.name, trial, _BENCHMARK, seconds, unshown)
+                        yield run_smoke_test(
+                            children, frameworks, declaration.name, smoke_test, _BENCHMARK, seconds, unshown
+                        )
 
 
-def finding(speed: Tried) -> Finding:
+def finding(speed: SmokeTestResult) -> Finding:
     """Returns a measurement's line of the report."""
     times = [f"{byte_size(size)} {1e3 * each:.3g} ms" for size, each in _seconds(speed).items()]
     return speed.finding(f"{speed.engine:<20}", *(f"{time:<16}" for time in times))
 
 
-def facts(speed: Tried) -> dict[str, Any]:
+def facts(speed: SmokeTestResult) -> dict[str, Any]:
     """Returns values of JSON."""
     measurements = [{"bytes": size, "seconds_median": each} for size, each in _seconds(speed).items()]
     return {**speed.facts(), "measurements": measurements}
 
 
-def fastest(speeds: Iterable[Tried]) -> Finding | None:
+def fastest(speeds: Iterable[SmokeTestResult]) -> Finding | None:
     """Returns which engine is the fastest for a bucket of gradients, with its flags; None if there is no choice."""
     known = sorted((speed for speed in speeds if _seconds(speed)), key=lambda speed: _seconds(speed)[_BUCKET])
     if len(known) < 2:
@@ -57,7 +63,7 @@ def fastest(speeds: Iterable[Tried]) -> Finding | None:
     return Finding(Status.OK, text, f"python -m tfdist.launch --processes=2 -- python -m tfdist.train {best.flags}")
 
 
-def _seconds(speed: Tried) -> dict[int, float]:
+def _seconds(speed: SmokeTestResult) -> dict[int, float]:
     """Returns the median seconds of an all-reduce for each of `SIZES`; nothing if it failed or was not made."""
     if speed.ended is None or speed.ended.code:
         return {}

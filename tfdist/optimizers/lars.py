@@ -29,9 +29,9 @@ class LARS(keras.optimizers.Optimizer):
     every replica computes the same norms without communication. Memory: one momentum variable per variable.
 
     Args:
-      learning_rate: a float or a schedule. Trust makes steps small: with its usual coefficient, rates are 1 to 30.
-        Variables without adaptation use the rate unchanged: if no normalization makes them tolerate that, adapt all
-        variables, or use a lower rate with a larger coefficient.
+      learning_rate: a float or a schedule. The trust makes updates small: with its default coefficient, usual rates are
+        1 to 30. Variables excluded from adaptation use the rate unchanged. Unless normalization makes them tolerate
+        that, adapt all variables, or use a lower rate with a larger coefficient.
       momentum: in [0, 1).
       nesterov: whether to use Nesterov momentum.
       weight_decay: added to the gradient, inside the trust; at least 0. None is 0.

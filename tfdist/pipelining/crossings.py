@@ -1,4 +1,4 @@
-"""Tensors between stages with their static shapes."""
+"""Static shapes of the tensors that cross between stages, for a number of rows."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -55,7 +55,7 @@ class SpreadStage:
         unplaced = [v.path for v in self.variables.trainable if not self._devices.is_here(v)]
         if unplaced:
             raise InputError(
-                "Layers of a pipeline with an axis model must be trainable or not when the trainer is created. Received: "
+                "With an axis model, layers of a pipeline must not be unfrozen after the trainer is created. Received: "
                 f"{unplaced[0]}, which was frozen then. Set `trainable` before."
             )
         own = [variable for variable in self._values() if not self._devices.is_here(variable)]

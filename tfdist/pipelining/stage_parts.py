@@ -16,10 +16,10 @@ from tfdist.distribution.model_parts import ModelParts
 from tfdist.pipelining.cut import Graph, cut_model, measure_seconds
 from tfdist.pipelining.equal_values import synchronize_shared
 from tfdist.pipelining.forward_passes import forward
+from tfdist.pipelining.full_model import full_model
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.model_checks import check_stages_of
 from tfdist.pipelining.staged_model import StagedModel
-from tfdist.pipelining.whole_model import whole_model
 
 _log = logging.getLogger(__name__)
 _ROWS = 8  # of the micro-batch with which calls are measured: the batch size is not known yet
@@ -71,7 +71,7 @@ class StageParts(ModelParts):
         assert isinstance(part, StagedModel)
         devices = self._strategy.stage_devices
         on_host = contextlib.nullcontext() if devices is None else devices.values_on_host(part.variables)
-        with on_host, whole_model(self._strategy, part) as model:
+        with on_host, full_model(self._strategy, part) as model:
             yield model
 
     def regularization(self, part: keras.Model) -> float:

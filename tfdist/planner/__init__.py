@@ -1,4 +1,5 @@
 """Plans a mesh and a layout before anything runs: bytes of state per device, and the communication of a step.
 
-Computed from shapes only; printed by `python -m tfdist.layout`.
+For meshes and for the stages of a pipeline. Computed from shapes, except that `--measure_stages` times stages on the device;
+printed by `python -m tfdist.layout`.
 """

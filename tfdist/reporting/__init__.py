@@ -11,10 +11,10 @@ from tfdist.reporting.logger import LoggedRun, Logger
 from tfdist.reporting.metrics_file import MetricsFile
 from tfdist.reporting.plain_reporter import PlainReporter
 from tfdist.reporting.profile import NullProfile, ProfileWindow
+from tfdist.reporting.progress_bar import TerminalReporter
 from tfdist.reporting.reporter import MultiReporter, NullReporter, Reporter, RunPlan, synchronizer
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.tensorboard import TensorBoardReporter
-from tfdist.reporting.terminal import TerminalReporter
 from tfdist.reporting.timing import StepTimer
 
 __all__ = [

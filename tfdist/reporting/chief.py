@@ -6,9 +6,9 @@ from typing import TextIO
 from tfdist.coordination import Json
 from tfdist.reporting.curves import CurvesReporter
 from tfdist.reporting.display import terminal_or_plain
-from tfdist.reporting.log import LogReporter
 from tfdist.reporting.metrics_file import MetricsFile
 from tfdist.reporting.outcome_file import OutcomeFile
+from tfdist.reporting.python_logging import LogReporter
 from tfdist.reporting.reporter import MultiReporter, Reporter
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.tensorboard import TensorBoardReporter

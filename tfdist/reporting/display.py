@@ -8,8 +8,8 @@ from rich.console import Console
 from tfdist.process import terminal
 from tfdist.reporting.in_place import InPlaceReporter
 from tfdist.reporting.plain_reporter import PlainReporter
+from tfdist.reporting.progress_bar import TerminalReporter
 from tfdist.reporting.reporter import Reporter
-from tfdist.reporting.terminal import TerminalReporter
 
 _NOTEBOOK_COLUMNS = 100
 _NOTEBOOK_SECONDS = 0.2  # every state is a message to the browser

@@ -76,8 +76,8 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
             if keras_internals.layout_of(variable) is not None and getattr(variable, "tfdist_dims", None) != dims:
                 raise InputError(
                     f"tfdist.name_dims must come before variables are laid out. Received: {variable.path}, which "
-                    "already is. Call it inside the strategy's scope, right after the model is made, of layers that "
-                    "have a `build`."
+                    "already is. Call it inside the strategy's scope, right after the model is created; its layers need "
+                    "a `build` method."
                 )
             variable.tfdist_dims = dims
     return model

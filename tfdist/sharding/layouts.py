@@ -14,7 +14,7 @@ from tfdist.grammar.spec import nearest
 from tfdist.sharding.mesh import Mesh
 
 _RULE = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*([A-Za-z_]\w*)\s*")
-_GRAMMAR = 'A layout is DIM:AXIS with ; between, such as "batch:data;heads:model"'
+_GRAMMAR = 'A layout is a list of DIM:AXIS separated by ;, such as "batch:data;heads:model"'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tfdist.grammar.spec import nearest
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
 _TAKEN = ("unsharded", "match", "any")  # reserved by DTensor, for dims without an axis, or with one that it chooses
 _MOST_DEVICES = 2**16  # more than any cluster has, but few enough for fast planning
-_GRAMMAR = 'A mesh is NAME:SIZE with ; between, such as "data:2;model:4"'
+_GRAMMAR = 'A mesh is a list of NAME:SIZE separated by ;, such as "data:2;model:4"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +99,13 @@ def mesh_of(mesh_shape: str, devices: int, processes: int = 1) -> Mesh:
     mesh = parse_mesh(mesh_shape)
     if devices and mesh.size != devices * processes:
         raise InputError(
-            f"The mesh must have as many places as the job has devices. Received: --mesh_shape={mesh}, {mesh.size} "
-            f"places, --devices={devices}{f' on each of {processes} processes' if processes > 1 else ''}. Change one "
+            f"The size of the mesh must be the job's number of devices. Received: --mesh_shape={mesh}, of size {mesh.size}, "
+            f"--devices={devices}{f' on each of {processes} processes' if processes > 1 else ''}. Change one "
             "of them."
         )
     if mesh.size % processes:
         raise InputError(
-            f"A mesh is divided between processes in equal parts. Received: --mesh_shape={mesh}, {mesh.size} places, and "
-            f"{processes} processes. Change the mesh, or the number of processes."
+            f"The size of the mesh must be divisible by the number of processes. Received: --mesh_shape={mesh}, of size "
+            f"{mesh.size}, and {processes} processes. Change the mesh, or the number of processes."
         )
     return mesh

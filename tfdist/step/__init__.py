@@ -1,4 +1,5 @@
 """The training step on every replica and the compiled loop around it: loss, metrics, randomness, state, evaluation.
 
-What happens between calls of the loop (records, checkpoints, callbacks) is in `tfdist.trainer`.
+It also contains the checks of the first batch: labels, and outputs or state of a row that depend on other rows. What happens
+between calls of the loop (records, checkpoints, callbacks) is in `tfdist.trainer`.
 """

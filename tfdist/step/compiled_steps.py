@@ -1,30 +1,29 @@
-"""The steps of one trainer: the current reducer, the loop compiled for it, and trial steps that do not train."""
+"""The steps of one trainer: the current reducer, the loop compiled for it, and probe steps that do not train."""
 
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, Recording, using
+from tfdist.collectives import Collectives, using
 from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import HasCollectives, State
-from tfdist.gradients import Reducer, Sum
-from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
-from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
+from tfdist.gradients import Reducer
+from tfdist.gradients.compression import EXACT, chosen
 from tfdist.grammar.all_reduce import AlgorithmTable, Band
-from tfdist.grammar.rules import own_code
 from tfdist.pipelining.action_clock import ActionClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staleness import without_flush_of
 from tfdist.step.communication_cost import cost_of
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
+from tfdist.step.compression import Compression, SummedByEngine
 from tfdist.step.delayed_loop import compile_delayed_loop, compile_timed_steps
 from tfdist.step.delayed_step import DelayedStep
 from tfdist.step.dropping_step import DroppingStep
@@ -39,78 +38,6 @@ from tfdist.step.step import Step
 from tfdist.step.validation import inner_optimizer
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compression:
-    """How gradients are summed over replicas.
-
-    Attributes:
-      methods: as in `--compression`, or a custom reducer.
-      min_bytes: gradients smaller than this many bytes are summed exactly.
-      bucket_bytes: small gradients are sent together in messages of at most this many bytes.
-      bucket_order: order in which these and large gradients are sent: "backward" or "smallest".
-    """
-
-    methods: str | Reducer = "none"
-    min_bytes: int = COMPRESSION_MIN_BYTES
-    bucket_bytes: int = BUCKET_BYTES
-    bucket_order: str = BACKWARD
-
-    @property
-    def takes_rows(self) -> bool:
-        """Whether `reducer` supports gradients as rows, which a custom reducer may not."""
-        return not isinstance(self.methods, Reducer)
-
-    @property
-    def choice(self) -> Choice | None:
-        """When and among which methods to choose by measurement, for `auto`; None otherwise."""
-        return None if isinstance(self.methods, Reducer) else parse_choice(self.methods)
-
-    @property
-    def rules(self) -> str:
-        """The initial methods."""
-        return EXACT if isinstance(self.methods, Reducer) or self.choice else self.methods
-
-    def names(self, methods: str) -> bool:
-        """Returns whether the user code that these methods refer to is also referred to by the given ones."""
-        return own_code(methods) <= own_code(self.choice.allow if self.choice else self.rules)
-
-    def reducer(
-        self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
-    ) -> Reducer:
-        """Returns the reducer for these tensors, with other methods for those in `overrides`; see `compressed`."""
-        if isinstance(self.methods, Reducer):
-            return self.methods
-        return compressed(
-            tensors,
-            self.rules,
-            overrides=overrides,
-            sparse=sparse,
-            min_bytes=self.min_bytes,
-            bucket_bytes=self.bucket_bytes,
-            bucket_order=self.bucket_order,
-        )
-
-    def payload_bytes(self, sent: Recording) -> int:
-        """Returns how many of the bytes that a replica has sent are gradients."""
-        return sent.payload_bytes
-
-
-class SummedByEngine(Compression):
-    """For a strategy whose engine sums gradients: they are taken as they are. A bucket would gather their shards."""
-
-    takes_rows = False
-
-    def reducer(
-        self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
-    ) -> Reducer:
-        """See base class."""
-        return Sum()
-
-    def payload_bytes(self, sent: Recording) -> int:
-        """See base class; `python -m tfdist.layout` predicts the engine's messages."""
-        return 0
 
 
 class Steps:
@@ -324,7 +251,7 @@ class Steps:
         """Whether every gradient is smaller than those that are compressed."""
         return all(tensor_bytes(s) < self.compression.min_bytes for s in self.specs)
 
-    def trial(
+    def probe(
         self,
         batch_size: int,
         reducer: Reducer | None = None,

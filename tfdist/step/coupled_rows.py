@@ -22,7 +22,7 @@ from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss
 from tfdist.step.coupled_state import coupled_state
 from tfdist.step.data_mismatch import described
-from tfdist.step.in_parts import InParts, computed_for
+from tfdist.step.partial_batches import PartialResults, computed_for
 from tfdist.step.tolerance import Tolerance
 
 _ROWS = 8
@@ -79,8 +79,8 @@ def coupled_rows(strategy: Strategy, model: keras.Model, examples: Any, *, may_b
     found = CoupledRows([], outputs=False)
     try:
         call = _forward(strategy, model, x) if may_be_called else None
-        calls = InParts.of(call, rows) if call and has_own_code else None
-        whole = calls.whole.outputs if calls else call(slice(0, rows)).outputs if call else _random_outputs(model, rows)
+        calls = PartialResults.of(call, rows) if call and has_own_code else None
+        whole = calls.full.outputs if calls else call(slice(0, rows)).outputs if call else _random_outputs(model, rows)
         wrong = _compiled(strategy if may_be_called else None, model, others, whole)
         found = found._replace(losses=[flat[number].loss.name for number in compiled if number in wrong])
         if calls is None:
@@ -117,16 +117,16 @@ def _communicates(strategy: Strategy, model: keras.Model, x: Any, *, training: b
     return bool(recorded.calls)
 
 
-def _are_of_rows(outputs: InParts, tolerance: Tolerance) -> bool:
+def _are_of_rows(outputs: PartialResults, tolerance: Tolerance) -> bool:
     """Returns whether outputs of all rows are those of parts of them, as far as they are finite and repeatable.
 
     Args:
       outputs: lists of outputs.
       tolerance: tolerance of norms.
     """
-    for number in range(len(outputs.whole)):
+    for number in range(len(outputs.full)):
         found = outputs.each(operator.itemgetter(number))
-        whole = found.whole
+        whole = found.full
         compared = np.issubdtype(whole.dtype, np.floating) and whole.ndim and np.all(np.isfinite(whole))
         if not compared or not np.array_equal(whole, found.again):
             continue
@@ -170,21 +170,19 @@ def _compiled(strategy: Strategy | None, model: keras.Model, others: list[Any], 
 
     given = (tuple(others), keras.tree.map_structure(tf.convert_to_tensor, outputs))
     compute = computed_for(numbers, given, strategy)
-    found = InParts.of(lambda part: compute(given, part), len(keras.tree.flatten(outputs)[0]))
+    found = PartialResults.of(lambda part: compute(given, part), len(keras.tree.flatten(outputs)[0]))
     precise = Tolerance(relative=1e-3, rounding=0.0)
-    kinds = [each.dtype for of_one in found.whole for each in of_one]
+    kinds = [each.dtype for of_one in found.full for each in of_one]
     tolerance = precise if all(kind in (np.float32, np.float64) for kind in kinds) else Tolerance.of(model)
     return [
-        number for number in range(len(found.whole)) if not _add_up(found.each(operator.itemgetter(number)), tolerance)
+        number for number in range(len(found.full)) if not _add_up(found.each(operator.itemgetter(number)), tolerance)
     ]
 
 
-def _added(calls: InParts, tolerance: Tolerance) -> list[str]:
+def _added(calls: PartialResults, tolerance: Tolerance) -> list[str]:
     """Returns which layers add losses that do not add up."""
     added = calls.each(operator.attrgetter("added"))
-    return [
-        f"what {name} adds" for name in added.whole if not _add_up(added.each(operator.itemgetter(name)), tolerance)
-    ]
+    return [f"what {name} adds" for name in added.full if not _add_up(added.each(operator.itemgetter(name)), tolerance)]
 
 
 def _random_outputs(model: keras.Model, rows: int) -> list[np.ndarray]:
@@ -197,14 +195,14 @@ def _random_outputs(model: keras.Model, rows: int) -> list[np.ndarray]:
     return found
 
 
-def _add_up(found: InParts, tolerance: Tolerance) -> bool:
+def _add_up(found: PartialResults, tolerance: Tolerance) -> bool:
     """Returns whether values of all rows are the sums of those of parts, as far as they are finite and repeatable.
 
     Args:
       found: lists of values.
       tolerance: tolerance of sums, relative to the largest of them: terms of different signs may cancel.
     """
-    whole = found.whole
+    whole = found.full
     if not all(np.array_equal(a, b) and np.all(np.isfinite(a)) for a, b in zip(whole, found.again, strict=True)):
         return True
     for parts in found.partitions:

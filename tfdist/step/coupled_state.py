@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica, using
 from tfdist.distribution.strategy import Strategy
-from tfdist.step.in_parts import InParts, computed_for
+from tfdist.step.partial_batches import PartialResults, computed_for
 from tfdist.step.side_effects import fed_back
 from tfdist.step.tolerance import Tolerance, norm
 
@@ -48,7 +48,7 @@ def coupled_state(strategy: Strategy, model: keras.Model, x: Any, rows: int) -> 
 
     with keras_internals.normalizing_by_moving_statistics(keras_internals.layers_of(model)):
         compute = computed_for(forward, x, strategy)
-        found = InParts.of(lambda part: _changes(part, *compute(x, part)), rows)
+        found = PartialResults.of(lambda part: _changes(part, *compute(x, part)), rows)
     relative = Tolerance.of(model).relative
     return [
         variable.path
@@ -82,7 +82,7 @@ def _changes(part: slice, before: list[np.ndarray], after: list[np.ndarray]) -> 
     return found
 
 
-def _is_coupled(found: InParts, relative: float, *, is_used: bool) -> bool:
+def _is_coupled(found: PartialResults, relative: float, *, is_used: bool) -> bool:
     """Returns whether replicas cannot average a variable.
 
     Args:
@@ -90,7 +90,7 @@ def _is_coupled(found: InParts, relative: float, *, is_used: bool) -> bool:
       relative: relative tolerance of norms.
       is_used: whether later steps compute with the variable.
     """
-    _, whole, rounding = found.whole
+    _, whole, rounding = found.full
     if not np.array_equal(whole, found.again.change) or not np.all(np.isfinite(whole)):
         return False
     every_part = list(itertools.chain(*found.partitions))
@@ -105,4 +105,4 @@ def _is_coupled(found: InParts, relative: float, *, is_used: bool) -> bool:
     if rounding is None or match_whole(sums):
         return True
     weighted = (sum(part.rows * part.change for part in parts) for parts in found.partitions)
-    return is_used and not match_whole(total / found.whole.rows for total in weighted)
+    return is_used and not match_whole(total / found.full.rows for total in weighted)

@@ -22,8 +22,8 @@ from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Reducer, unscaled
 from tfdist.gradients.accumulation import Accumulated, accumulated_until
 from tfdist.step import loss
-from tfdist.step.in_micro_steps import InMicroSteps
 from tfdist.step.metrics import LossShare, ModelMetrics, track_outputs
+from tfdist.step.micro_step_collectives import MicroStepCollectives
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step, dense
@@ -84,7 +84,7 @@ class DroppingStep(Step):
             return found._replace(state=state.end(found.rows))
 
         began = clock.time_after(batch)
-        with using(InMicroSteps(self._recorded)):
+        with using(MicroStepCollectives(self._recorded)):
             found = accumulated_until(
                 micro_step,
                 batch,

@@ -31,7 +31,7 @@ def check_none_is_assigned(model: keras.Model, strategy: HasCollectives, operati
     for (owner, variable), is_assigned in zip(shared, assigned, strict=True):
         if is_assigned:
             raise InputError(
-                "What a step assigns must be a variable of Keras, of which each replica has a copy. Received: a tf.Variable "
+                "A variable that a step assigns must be a Keras variable, with a copy on each replica. Received: a tf.Variable "
                 f"of {owner}, {variable.name}, which {len(strategy.local_replicas)} replicas would assign one after "
                 "another. Create it with add_weight, or with add_variable in a metric."
             )

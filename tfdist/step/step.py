@@ -23,8 +23,8 @@ from tfdist.gradients import Reducer, accumulated, unscaled
 from tfdist.step import loss, randomness
 from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
-from tfdist.step.in_micro_steps import InMicroSteps
 from tfdist.step.metrics import LossShare, ModelMetrics
+from tfdist.step.micro_step_collectives import MicroStepCollectives
 from tfdist.step.micro_step_state import MicroStepState
 from tfdist.step.named_specs import named_specs
 from tfdist.step.scalar_metrics import scalars_weighted
@@ -251,7 +251,7 @@ class Step:
 
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
         dtype, every = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]
-        with using(InMicroSteps(self._recorded)):
+        with using(MicroStepCollectives(self._recorded)):
             sums, value = accumulated(micro_step, batch, self.settings.micro_steps, every, dtype, shards)
         with once.micro_step() if shards else contextlib.nullcontext():
             state.set_means(sums[len(specs) :])

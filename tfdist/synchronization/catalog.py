@@ -20,11 +20,11 @@ from tfdist.grammar.sync import (
     Sync,
     parse_sync,
 )
-from tfdist.step.compiled_steps import Compression
+from tfdist.step.compression import Compression
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
 from tfdist.synchronization.adaptive import AdaptiveExchanges
-from tfdist.synchronization.elastic import ElasticExchanges
+from tfdist.synchronization.elastic_averaging import ElasticExchanges
 from tfdist.synchronization.exchange import specs_of, states_of
 from tfdist.synchronization.federated import FederatedRounds
 from tfdist.synchronization.hierarchical import HierarchicalExchanges

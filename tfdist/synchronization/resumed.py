@@ -26,6 +26,6 @@ def check_resumed(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_lik
     if not have_trained_locally or (is_like_ours and step >= sync.first_local_step):
         return
     raise InputError(
-        f"A run is resumed with its own way of exchanging weights. Received: sync={sync} at step {step} of a run whose "
+        f"A run must resume with the same method of exchanging weights. Received: sync={sync} at step {step} of a run whose "
         "replicas train locally in another way. Use the `sync` of its run."
     )

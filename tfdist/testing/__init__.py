@@ -1,4 +1,4 @@
-"""Parity tests for authors of strategies and reducers, and the comparison made by `python -m tfdist.verify`."""
+"""Parity tests for authors of strategies and reducers, the comparison made by `python -m tfdist.verify`, and jobs for tests."""
 
 from tfdist.testing.parity import CASES, Case, Outcome, compare, run_case
 

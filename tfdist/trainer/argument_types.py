@@ -89,7 +89,7 @@ def check_fit(
     for label, weight in (class_weight or {}).items():
         if not is_integer(label) or isinstance(weight, str):
             raise InputError(
-                f"`class_weight` must have numbers of classes and weights. Received: {label!r}: {weight!r}. Number the "
+                f"`class_weight` must map class numbers to weights. Received: {label!r}: {weight!r}. Number the "
                 "classes from 0."
             )
     _check_type("schedule", schedule, Schedule | None, "a tfdist.Schedule", "tfdist.Schedule(log_every=10)")

@@ -56,8 +56,8 @@ def check_no_swap(callbacks: Sequence[keras.callbacks.Callback], program: Progra
     """
     if _has_moving_average(program) and any(isinstance(c, keras.callbacks.SwapEMAWeights) for c in callbacks):
         raise InputError(
-            "Evaluations have the moving average of the weights already, and a callback would swap it back. Received: "
-            "SwapEMAWeights. Leave it out; trainer.averaged_weights() is a context for other uses of the average."
+            "Evaluations already use the moving average of the weights, and a callback would swap it out. Received: "
+            "SwapEMAWeights. Leave it out; for other uses of the average, enter trainer.averaged_weights()."
         )
 
 

@@ -15,23 +15,23 @@ from tfdist.trainer.counted_evaluations import CountsEvaluations
 class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
     """`keras.callbacks.EarlyStopping` whose patience is in evaluations, at whichever steps these are.
 
-    Keras's own looks at the end of each epoch, where it finds no result of an evaluation if `Schedule.eval_every` has
-    set other times. This one looks at each evaluation if it monitors a `val_` metric, and else at the end of each
-    epoch. The ranks stop at the same step, its state is saved with the run, and a run that it has stopped stays so when
-    it resumes.
+    Keras's own checks its metric at the end of each epoch, where there is no `val_` metric if `Schedule.eval_every`
+    schedules evaluations at other steps. This one checks a `val_` metric after each evaluation, and any other metric at
+    the end of each epoch. All ranks stop at the same step. The callback's state is saved with the run: a run
+    that it has stopped stays stopped when it is resumed.
     """
 
     def __init__(self, monitor: str = "val_loss", *, patience: int = 3, min_delta: float = 0.0, mode: str = "auto"):
         """Initializes the callback.
 
         Args:
-          monitor: name of the metric; `val_` and its name for one of an evaluation.
-          patience: number of evaluations without an improvement after which training stops.
-          min_delta: smallest change that counts as an improvement.
-          mode: "min" or "max", what is better; "auto" to infer it from the metric.
+          monitor: name of the metric, with the prefix `val_` for one of an evaluation.
+          patience: number of evaluations without an improvement after which training stops, at least 0.
+          min_delta: smallest change that counts as an improvement, in units of the metric.
+          mode: "min" if lower values are better, "max" if higher ones are; "auto" to infer it from the metric.
 
         Raises:
-          InputError: `patience` or `mode` is something else.
+          InputError: `patience` is not an integer of at least 0, or `mode` is unknown.
         """
         if not is_integer(patience) or patience < 0:
             raise InputError(f"`patience` must be an integer of at least 0. Received: {patience!r}.")

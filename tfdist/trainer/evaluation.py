@@ -13,13 +13,13 @@ from tfdist.data.inputs import input_examples
 from tfdist.data.reading_errors import explained_reading
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError, names_arguments
-from tfdist.step.callbacks import chosen, evaluated
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
 from tfdist.step.settings import Settings
 from tfdist.step.validation import check_same_data
 from tfdist.trainer.argument_types import check_targets, checked_callbacks
 from tfdist.trainer.callback_weights import check_no_swap
+from tfdist.trainer.callbacks import chosen, evaluated
 from tfdist.trainer.fit_arguments import BATCH_SIZE, checked_count, evaluation_arguments
 from tfdist.trainer.program import Program
 

@@ -22,11 +22,11 @@ from tfdist.process.progress_file import ProgressFile
 from tfdist.reporting import RunPlan, StepTimer
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import divergence
-from tfdist.step.callbacks import Callbacks, evaluated, validation_logs
 from tfdist.step.compiled_loop import LoopResult, not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.trainer.balancing import Balancing
+from tfdist.trainer.callbacks import Callbacks, evaluated, validation_logs
 from tfdist.trainer.data_warnings import check_examples
 from tfdist.trainer.description import describe
 from tfdist.trainer.fit_arguments import Epochs

@@ -42,7 +42,7 @@ def inspections(
         found.append(Auto(run_view, choice))
     if checks.compression_check_every and summed:
         found.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
-    # Its trials are steps with a flush.
+    # Its probe steps have a flush.
     if checks.measure_every and summed and not without_flush_of(run_view.steps.strategy):
         found.append(Exposure(run_view, checks.measure_every))
     if checks.check_sync_every and checks.check_sync == "gradients":

@@ -91,8 +91,8 @@ class Checks(_FromConfig):
       compression_max_error: relative error above which a gradient is summed exactly from then on; 0: no limit.
       check_sync_every: steps between checks that all replicas hold the same values; 0: never.
       check_sync: "variables", where a difference ends the run, or "gradients", whose norms are logged by replica.
-      stall_warning_seconds: a call of the compiled loop that takes this long beyond twice the usual is reported; 0: never.
-      stall_shutdown_seconds: one that takes this long beyond it ends all processes with exit code 4; 0: never.
+      stall_warning_seconds: seconds beyond twice its usual time after which a call of the compiled loop is reported; 0: never.
+      stall_shutdown_seconds: seconds beyond it after which all processes end with exit code 4; 0: never.
     """
 
     measure_every: int = 1000

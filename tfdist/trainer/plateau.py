@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
     """`keras.callbacks.ReduceLROnPlateau` whose patience and cooldown are in evaluations, at whichever steps these are.
 
-    Keras's own looks at the end of each epoch, where it finds no result of an evaluation if `Schedule.eval_every` has
-    set other times. This one looks at each evaluation if it monitors a `val_` metric, and else at the end of each epoch.
-    All ranks see the same results, so that the rate falls at the same step on each. Its state and the learning rate are
-    saved with the run.
+    Keras's own checks its metric at the end of each epoch, where there is no `val_` metric if `Schedule.eval_every`
+    schedules evaluations at other steps. This one checks a `val_` metric after each evaluation, and any other metric at
+    the end of each epoch. All ranks see the same results, so the rate falls at the same step on each. The callback's
+    state and the learning rate are saved with the run.
     """
 
     def __init__(

@@ -16,7 +16,8 @@ from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
 from tfdist.step.averaged_statistics import AveragedStatistics
 from tfdist.step.averaged_weights import AveragedWeights
-from tfdist.step.compiled_steps import Compression, Steps
+from tfdist.step.compiled_steps import Steps
+from tfdist.step.compression import Compression
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.evaluation import Evaluator
 from tfdist.step.settings import Settings
@@ -37,7 +38,7 @@ class Program(NamedTuple):
       strategy: strategy on which it is trained.
       settings: options of the step.
       store: state of the steps besides weights and optimizer state.
-      steps: compiled training loops and trial steps.
+      steps: compiled training loops and probe steps.
       metrics: metrics of the model that are recorded.
       drain: see `tfdist.step.metrics.make_drain`.
       statistics: context in which moving statistics are their mean over replicas.

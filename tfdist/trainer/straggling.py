@@ -49,7 +49,7 @@ def straggler_on(text: str, balance: str, strategy: Strategy) -> tuple[Straggler
         return straggler, found
     if found.kind == MEASURED:
         raise InputError(
-            "Speeds are measured by whole steps, which late replicas leave. Received: "
+            "Speeds are measured over full steps, but late replicas drop micro-steps. Received: "
             f"--straggler={text} and --balance={balance}. Use --balance=weights(...), or leave out one of them."
         )
     if len(strategy.local_replicas) > 1:

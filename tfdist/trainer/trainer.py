@@ -18,7 +18,7 @@ from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
 from tfdist.grammar.sync import DEFAULT, Sync
-from tfdist.step.compiled_steps import Compression
+from tfdist.step.compression import Compression
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.validation import (
@@ -103,8 +103,8 @@ class Trainer(Evaluates):
           sync: how often replicas exchange weights, as in `--sync`, such as "local_sgd(period=8)"; what each has changed
             since the last exchange is summed by `compression`. "every_step" sums gradients in every step.
           balance: how rows are allocated to replicas: "equal", "measured" (by their speeds) or "weights(2,1,1)"; affects time.
-          straggler: what to do about a late replica: "wait"; "balance", as balance="measured"; or "drop(after=0.5)": it leaves
-            out its micro-steps that would begin after 0.5 s of a step, or after what "drop(after=auto)" measures.
+          straggler: what to do about a late replica: "wait"; "balance", as balance="measured"; or "drop(after=0.5)": it
+            skips its micro-steps that would begin later than 0.5 s into a step; "drop(after=auto)" measures the limit.
         """
         numbers = {"seed": seed, "accumulate_steps": accumulate_steps, "max_skipped_steps": max_skipped_steps}
         others: dict[str, Any] = {"ema": ema, "clip": clip, "loss_scale": loss_scale, "compression": compression}
@@ -169,9 +169,9 @@ class Trainer(Evaluates):
     ) -> History:
         """Trains for a number of epochs or steps; after `resume`, counted from where the resumed run began.
 
-        The first arguments are those of Keras's `fit`. Every batch is full: rows that are left at the end of an epoch are
-        in a step with the first rows of the next one, where Keras would make a smaller batch. The first batch continues
-        where the previous `fit` ended.
+        The first arguments are those of Keras's `fit`. Every batch is full: rows left over at the end of an epoch are
+        combined with the first rows of the next one, where Keras would use a smaller last batch. The first batch
+        continues where the previous `fit` ended.
 
         Args:
           x: inputs, as an array or a list, tuple or dict of arrays, with `y`; or all data: arrays (x, y); a
@@ -361,7 +361,10 @@ class Trainer(Evaluates):
         return best
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Context, for every process, in which the model has the weights to evaluate: averages of `ema` and over replicas."""
+        """Returns a context in which the model has the weights that are evaluated, averaged by `ema` and over replicas.
+
+        Every process must enter it.
+        """
         return self.program.evaluated_weights(self.step)
 
     def save(self, path: AnyPath) -> None:

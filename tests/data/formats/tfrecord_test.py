@@ -92,11 +92,11 @@ def test_test_parts(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("", "needs what to read of a record.*has image/encoded, label"),
+        ("", "needs the features to read from each record.*has image/encoded, label"),
         ('(features="image/encoded:imag,label:int64")', "'imag'.*Did you mean \"image\""),
         ('(features="label:int64")', "at least two features"),
         ('(features="label:int64, label:int64")', "twice"),
-        ('(features="a b, label:int64")', "features are NAME:TYPE"),
+        ('(features="a b, label:int64")', "features are comma-separated NAME:TYPE"),
         ('(features="image/encoded:uint8, label:int64")', "uint8 needs the shape"),
         ('(features="image/encoded:uint8[9], label:int64")', "as many bytes as its shape.*has 72|has \\d+ bytes"),
         (

@@ -85,4 +85,4 @@ def test_keras_callbacks_resume(single, tmp_path, caplog):
     assert rate == pytest.approx(0.01)
     assert average.get("batches", 0) == 0
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("The checkpoint contains the state of callbacks that is not restored: Average. ")
+    assert warning.startswith("These callback states in the checkpoint are not restored: Average. ")

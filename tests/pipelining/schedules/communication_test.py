@@ -8,7 +8,7 @@ from tests.pipelining.schedules.arbitrary_schedules import any_schedules, durati
 from tfdist.errors import InputError
 from tfdist.pipelining.schedules import Action, make_schedule, simulate
 from tfdist.pipelining.schedules.communication import Exchange, exchanges
-from tfdist.pipelining.schedules.rendezvous import run_with_rendezvous
+from tfdist.pipelining.schedules.rendezvous_simulation import run_with_rendezvous
 
 
 @given(named_schedules() | any_schedules(), st.data())

@@ -14,7 +14,7 @@ IMAGE, RAW = "image", "uint8"
 _STORED = {"int64": tf.int64, "float32": tf.float32, "string": tf.string, IMAGE: tf.string, RAW: tf.string}
 _FEATURE = re.compile(r"(?P<name>[\w./-]+)\s*:\s*(?P<kind>\w+)\s*(\[(?P<dims>[\d,\s]*)\])?")
 _GRAMMAR = (
-    "features are NAME:TYPE or NAME:TYPE[DIMS] with commas between, and TYPE is int64, float32, string, image (an encoded "
+    "features are comma-separated NAME:TYPE or NAME:TYPE[DIMS], where TYPE is int64, float32, string, image (an encoded "
     "image) or uint8 (bytes of an array)"
 )
 

@@ -148,7 +148,7 @@ def _parser(features: Any, label: Any, first: bytes, where: str, images: tuple[A
     if features is None:
         there = ", ".join(sorted(tf.train.Example.FromString(first).features.feature))
         raise InputError(
-            f"The data set {_KIND} needs what to read of a record. Received: no features. Add features=..., such as "
+            f"The data set {_KIND} needs the features to read from each record. Received: none. Add features=..., such as "
             f'features="image:image, label:int64"; {where} has {there or "none"}.'
         )
     found = parse_features(features)

@@ -1,4 +1,7 @@
-"""Gradient compression: quantization, sparsification, low-rank factorization and sketching, one method per file."""
+"""Gradient compression: quantization, sparsification, low-rank factorization and sketching.
+
+`methods/` has one method per file, `kernels/` what they share, and `catalog.py` their names.
+"""
 
 from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer, seed_of
 from tfdist.gradients.compression.catalog import (

@@ -15,7 +15,7 @@ from tfdist.grammar.cut import AfterLayers, Balanced, parse_cut
 from tfdist.pipelining.cut.abstract_run import AbstractRun, run_abstractly
 from tfdist.pipelining.cut.boundaries import Boundary, boundaries
 from tfdist.pipelining.cut.graph import Graph, graph_of
-from tfdist.pipelining.cut.model_checks import check_model
+from tfdist.pipelining.cut.model_requirements import check_model
 from tfdist.pipelining.cut.places import Load, places
 from tfdist.pipelining.cut.stage_graph import StageGraph
 from tfdist.pipelining.cut.timing import measure_seconds

@@ -142,7 +142,7 @@ def _not_sendable(graph: Graph, run: AbstractRun) -> list[_Inseparable]:
 def _after_layers(graph: Graph, cut: AfterLayers, stages: int) -> list[int]:
     if len(cut.names) != stages - 1:
         raise InputError(
-            f"--cut must name one layer less than there are stages. Received: {cut}, for {stages} stages. Name "
+            f"--cut must name one layer fewer than there are stages. Received: {cut}, for {stages} stages. Name "
             f"{stages - 1} layer{'s'[: stages != 2]}, or use --cut=auto."
         )
     ordered = [graph.calls[i] for i in graph.order]

@@ -21,7 +21,7 @@ waits until its neighbor has computed, while it could compute itself.
 import bisect
 import dataclasses
 
-from tfdist.pipelining.schedules.eager import run_eagerly
+from tfdist.pipelining.schedules.eager_simulation import run_eagerly
 from tfdist.pipelining.schedules.schedule import BACKWARD, Action, Message, Schedule
 
 

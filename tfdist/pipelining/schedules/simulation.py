@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_number
 from tfdist.pipelining.schedules.communication import exchanges
-from tfdist.pipelining.schedules.eager import run_eagerly
-from tfdist.pipelining.schedules.rendezvous import run_with_rendezvous
+from tfdist.pipelining.schedules.eager_simulation import run_eagerly
+from tfdist.pipelining.schedules.rendezvous_simulation import run_with_rendezvous
 from tfdist.pipelining.schedules.schedule import (
     BACKWARD,
     FORWARD,

@@ -221,7 +221,7 @@ def test_witness_even_where_q_is_zero(bad, place):
 
 
 def test_a_cold_start_draws_anew_if_the_step_counts():
-    """The caller has the state: the same state gives the same step again, regardless of trials in between."""
+    """The caller has the state: the same state gives the same step again, regardless of probe steps in between."""
     reducer = PowerSGD(rank=2, warm_start=False)
     x = np.random.default_rng(0).standard_normal((30, 20)).astype("float32")
     first = reduced(reducer, [x])

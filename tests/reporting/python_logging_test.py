@@ -7,7 +7,7 @@ import pytest
 from absl import logging as absl_logging
 
 from tfdist.errors import NotFiniteError, WriteError
-from tfdist.reporting import log
+from tfdist.reporting import python_logging
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (\w+) rank (\d+): (.*)")
 
@@ -35,7 +35,7 @@ def speak():
 
 def test_the_chief_shows_and_files_the_same(tmp_path, capsys):
     path = tmp_path / "logs" / "rank-0.log"
-    with log.setup(0, path):
+    with python_logging.setup(0, path):
         speak()
     expected = [("INFO", "0", "started"), ("WARNING", "0", "careful")]
     assert lines(path.read_text()) == expected
@@ -44,7 +44,7 @@ def test_the_chief_shows_and_files_the_same(tmp_path, capsys):
 
 def test_other_ranks_show_warnings_only(tmp_path, capsys):
     path = tmp_path / "rank-2.log"
-    with log.setup(2, path):
+    with python_logging.setup(2, path):
         speak()
     assert lines(path.read_text()) == [("INFO", "2", "started"), ("WARNING", "2", "careful")]
     assert lines(capsys.readouterr().err) == [("WARNING", "2", "careful")]
@@ -52,7 +52,7 @@ def test_other_ranks_show_warnings_only(tmp_path, capsys):
 
 def test_a_line_is_in_the_file_at_once_and_close_ends_it(tmp_path, capsys):
     path = tmp_path / "rank-0.log"
-    handlers = log.setup(0, path)
+    handlers = python_logging.setup(0, path)
     speak()
     assert len(lines(path.read_text())) == 2
     handlers.close()
@@ -63,7 +63,7 @@ def test_a_line_is_in_the_file_at_once_and_close_ends_it(tmp_path, capsys):
 def test_a_log_is_continued(tmp_path, capsys):
     path = tmp_path / "rank-0.log"
     for _ in range(2):
-        with log.setup(0, path):
+        with python_logging.setup(0, path):
             logging.getLogger("tfdist").info("started")
     assert len(lines(path.read_text())) == 2
 
@@ -77,7 +77,7 @@ def test_a_log_is_continued(tmp_path, capsys):
 )
 def test_an_error_that_ends_the_block_is_in_the_file_alone(tmp_path, capsys, error, line):
     path = tmp_path / "rank-1.log"
-    with pytest.raises(type(error)), log.setup(1, path):
+    with pytest.raises(type(error)), python_logging.setup(1, path):
         raise error
     assert lines(path.read_text()) == [("ERROR", "1", line)]
     assert capsys.readouterr().err == ""
@@ -85,7 +85,7 @@ def test_an_error_that_ends_the_block_is_in_the_file_alone(tmp_path, capsys, err
 
 def test_an_error_that_nobody_expected_is_in_the_file_with_its_traceback(tmp_path, capsys):
     path = tmp_path / "rank-0.log"
-    with pytest.raises(ZeroDivisionError), log.setup(0, path):
+    with pytest.raises(ZeroDivisionError), python_logging.setup(0, path):
         speak()
         raise ZeroDivisionError("by zero")
     assert "ERROR rank 0: by zero\nTraceback (most recent call last):\n" in path.read_text()
@@ -102,7 +102,7 @@ def test_no_line_appears_twice_on_the_terminal(tmp_path, capsys, name):
     for handler in (theirs, absls):
         logger.addHandler(handler)
     try:
-        with log.setup(0, tmp_path / "rank-0.log"):
+        with python_logging.setup(0, tmp_path / "rank-0.log"):
             logging.getLogger("tensorflow").warning("careful")
         assert lines(capsys.readouterr().err) == [("WARNING", "0", "careful")]
         assert {theirs, absls} <= set(logger.handlers)
@@ -116,7 +116,7 @@ def test_handlers_that_write_elsewhere_stay(tmp_path, capsys):
     handler = logging.StreamHandler(elsewhere)
     logging.getLogger().addHandler(handler)
     try:
-        with log.setup(0, tmp_path / "rank-0.log"):
+        with python_logging.setup(0, tmp_path / "rank-0.log"):
             logging.getLogger("tfdist").info("started")
         assert elsewhere.getvalue() == "started\n"
     finally:
@@ -125,4 +125,4 @@ def test_handlers_that_write_elsewhere_stay(tmp_path, capsys):
 
 def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path, capsys):
     with pytest.raises(WriteError, match="Is a directory"):
-        log.setup(0, tmp_path)
+        python_logging.setup(0, tmp_path)

@@ -8,7 +8,7 @@ from tfdist.strategies.single import Single
 import tfdist
 from tfdist.cluster.environment import Cluster
 from tfdist.errors import InputError
-from tfdist.step.callbacks import Callbacks, chosen, validation_logs
+from tfdist.trainer.callbacks import Callbacks, chosen, validation_logs
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((16, 3)).astype("float32")

@@ -17,7 +17,7 @@ _NEXT, _END = "save/next", -1
 
 
 @contextlib.contextmanager
-def whole_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]:
+def full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]:
     """Yields the model, whose weights the chief can read: the process of its stage sends each one when it is read.
 
     The chief keeps none of them, as it need not have the memory for the whole model. Every process must enter it. Those of the

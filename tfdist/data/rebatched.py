@@ -207,8 +207,8 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
         leaves = _leaves(data[int(index)])
         if count is not None and index < count - 1 and len(leaves[0]) != _count(first):
             raise InputError(
-                "Batches of a PyDataset must have as many rows as the first, but for the last one, since they are not all read "
-                f"to count the rows. Received: batch {index} with {len(leaves[0])} rows, the first with {_count(first)}. "
+                "All batches of a PyDataset but the last must have as many rows as the first, as they are not all read to "
+                f"count the rows. Received: batch {index} with {len(leaves[0])} rows, the first with {_count(first)}. "
                 "Give a tf.data.Dataset of these batches, or a generator with steps_per_epoch."
             )
         return [array.astype(s.dtype.as_numpy_dtype) for array, s in zip(leaves, flat, strict=True)]

@@ -1,10 +1,10 @@
-"""Tries an engine: runs a command of tfdist on it, in processes of its own."""
+"""Smoke tests of engines: a command of tfdist runs on an engine, in processes of its own."""
 
 import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tfdist.config.strategy_declaration import Trial
+from tfdist.config.strategy_declaration import SmokeTest
 from tfdist.machine.children import Children, Ended
 from tfdist.machine.frameworks import Frameworks
 from tfdist.machine.report import Finding, Status
@@ -12,21 +12,21 @@ from tfdist.machine.report import Finding, Status
 _WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
-class Tried(NamedTuple):
-    """One trial.
+class SmokeTestResult(NamedTuple):
+    """The result of a smoke test.
 
     Attributes:
       strategy: name of the strategy.
-      trial: how it was tried; None if it cannot be tried here.
+      smoke_test: what was run; None if the strategy has none.
       status: whether it works.
-      reason: why it failed or was not made, as one line; empty if it works.
+      reason: why it failed or was not run, as one line; empty if it works.
       remedy: the command that fixes it, if known.
-      command: the command that repeats the trial; empty if it was not made.
-      ended: how its processes ended; None if it was not made.
+      command: the command that repeats it; empty if it was not run.
+      ended: how its processes ended; None if it was not run.
     """
 
     strategy: str
-    trial: Trial | None
+    smoke_test: SmokeTest | None
     status: Status
     reason: str = ""
     remedy: str = ""
@@ -36,12 +36,16 @@ class Tried(NamedTuple):
     @property
     def engine(self) -> str:
         """The strategy, and the library of its collectives if it has a choice."""
-        return f"{self.strategy} over {self.trial.library}" if self.trial and self.trial.library else self.strategy
+        return (
+            f"{self.strategy} over {self.smoke_test.library}"
+            if self.smoke_test and self.smoke_test.library
+            else self.strategy
+        )
 
     @property
     def flags(self) -> str:
         """The flags that choose the engine; empty if it cannot be tried here."""
-        return shlex.join(_flags(self.strategy, self.trial)) if self.trial else ""
+        return shlex.join(_flags(self.strategy, self.smoke_test)) if self.smoke_test else ""
 
     def finding(self, *columns: str) -> Finding:
         """Returns its line of the report.
@@ -54,12 +58,12 @@ class Tried(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """Returns values of JSON."""
-        trial = self.trial
+        smoke_test = self.smoke_test
         return {
             "strategy": self.strategy,
-            "library": trial.library or None if trial else None,
-            "processes": trial.processes if trial else None,
-            "devices_per_process": trial.devices if trial else None,
+            "library": smoke_test.library or None if smoke_test else None,
+            "processes": smoke_test.processes if smoke_test else None,
+            "devices_per_process": smoke_test.devices if smoke_test else None,
             "flags": self.flags or None,
             "status": str(self.status),
             "seconds": self.ended.seconds if self.ended else None,
@@ -69,42 +73,42 @@ class Tried(NamedTuple):
         }
 
 
-def run_trial(
+def run_smoke_test(
     children: Children,
     frameworks: Frameworks,
     strategy: str,
-    trial: Trial,
+    smoke_test: SmokeTest,
     command: Sequence[str],
     seconds: float,
     unshown: Sequence[str] = (),
-) -> Tried:
+) -> SmokeTestResult:
     """Runs a command on an engine, unless something that it needs is missing.
 
     Args:
       children: starts the processes.
       frameworks: what they run on.
       strategy: name of the strategy.
-      trial: how it is tried.
+      smoke_test: what is run.
       command: name of the module, and its arguments.
       seconds: deadline.
-      unshown: arguments besides `--json` that are left out where the trial is repeated.
+      unshown: arguments besides `--json` that are left out in the command that repeats it.
     """
-    if obstacle := frameworks.obstacle(trial):
-        return Tried(strategy, trial, obstacle.status, reason=obstacle.text, remedy=obstacle.remedy)
-    module, *arguments = [*command, *_flags(strategy, trial)]
+    if obstacle := frameworks.obstacle(smoke_test):
+        return SmokeTestResult(strategy, smoke_test, obstacle.status, reason=obstacle.text, remedy=obstacle.remedy)
+    module, *arguments = [*command, *_flags(strategy, smoke_test)]
     all_arguments = [*arguments, *unshown, "--json"]
-    ended = children.run(module, all_arguments, trial.processes, seconds, _variables(trial, frameworks))
-    launch = f"python -m tfdist.launch --processes={trial.processes} -- " if trial.processes > 1 else ""
+    ended = children.run(module, all_arguments, smoke_test.processes, seconds, _variables(smoke_test, frameworks))
+    launch = f"python -m tfdist.launch --processes={smoke_test.processes} -- " if smoke_test.processes > 1 else ""
     repeated = f"{launch}python -m {module} {shlex.join(arguments)}"
     status = Status.FAILED if ended.code else Status.OK
-    return Tried(strategy, trial, status, ended.reason, command=repeated, ended=ended)
+    return SmokeTestResult(strategy, smoke_test, status, ended.reason, command=repeated, ended=ended)
 
 
-def _flags(strategy: str, trial: Trial) -> list[str]:
-    return [f"--strategy={strategy}", *(f"--{name}={value}" for name, value in trial.options.items())]
+def _flags(strategy: str, smoke_test: SmokeTest) -> list[str]:
+    return [f"--strategy={strategy}", *(f"--{name}={value}" for name, value in smoke_test.options.items())]
 
 
-def _variables(trial: Trial, frameworks: Frameworks) -> dict[str, str]:
-    """Returns variables for a trial: several replicas need a GPU each, or run on the CPU."""
-    replicas = trial.processes * trial.devices
+def _variables(smoke_test: SmokeTest, frameworks: Frameworks) -> dict[str, str]:
+    """Returns variables for a smoke test: several replicas need a GPU each, or run on the CPU."""
+    replicas = smoke_test.processes * smoke_test.devices
     return _WITHOUT_GPUS if 0 < frameworks.gpus < replicas else {}

@@ -1,4 +1,4 @@
-"""Results for the rows of a batch, and for parts of them, as they would be on replicas."""
+"""Results for all rows of a batch and for some of them, as replicas would compute them."""
 
 import itertools
 from collections.abc import Callable
@@ -12,21 +12,21 @@ from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy
 
 
-class InParts(NamedTuple):
-    """What a function returns for rows, and for parts of them.
+class PartialResults(NamedTuple):
+    """Results of a function for all rows of a batch, and for parts of them.
 
     Attributes:
-      whole: for all rows.
+      full: for all rows.
       again: for all rows again.
       partitions: for each part of each partition of the rows.
     """
 
-    whole: Any
+    full: Any
     again: Any
     partitions: list[list[Any]]
 
     @classmethod
-    def of(cls, function: Callable[[slice], Any], rows: int) -> "InParts":
+    def of(cls, function: Callable[[slice], Any], rows: int) -> "PartialResults":
         """Calls a function of slices.
 
         Parts of different sizes show what is no mean of equal ones, and single rows show what large parts average out.
@@ -36,10 +36,10 @@ class InParts(NamedTuple):
         every_row = slice(0, rows)
         return cls(function(every_row), function(every_row), [list(map(function, parts)) for parts in partitions])
 
-    def each(self, function: Callable[[Any], Any]) -> "InParts":
+    def each(self, function: Callable[[Any], Any]) -> "PartialResults":
         """Returns the results of a function of each."""
         partitions = [list(map(function, parts)) for parts in self.partitions]
-        return InParts(function(self.whole), function(self.again), partitions)
+        return PartialResults(function(self.full), function(self.again), partitions)
 
 
 def computed_for(function: Callable[..., Any], rows: Any, strategy: Strategy | None) -> Callable[[Any, slice], Any]:

@@ -13,7 +13,7 @@ from tfdist.config.fields import LOGGERS
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.reporting import LoggedRun, Logger, NullReporter, RunDirectory, RunPlan
-from tfdist.reporting.loggers import CATALOG, check_installed, make_loggers
+from tfdist.reporting.logger_catalog import CATALOG, check_installed, make_loggers
 
 PLAN = RunPlan(total_steps=4, batch_size=2)
 

@@ -8,7 +8,7 @@ from tfdist.collectives import Recording
 from tfdist.errors import InputError
 
 
-class InMicroSteps(Recording):
+class MicroStepCollectives(Recording):
     """Rejects communication between micro-steps, whose number may differ between replicas."""
 
     def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:

@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from tfdist.reporting import PlainReporter, RunPlan, TerminalReporter, log, terminal_or_plain
+from tfdist.reporting import PlainReporter, RunPlan, TerminalReporter, python_logging, terminal_or_plain
 from tfdist.reporting.bar_text import BarText
 
 PLAN = RunPlan(total_steps=500, batch_size=64, examples_per_epoch=1437)
@@ -194,7 +194,7 @@ def test_an_evaluation_alone_needs_no_bar(reporter, screen):
 
 def test_a_log_line_appears_above_the_bar(screen, clock, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stderr", screen)
-    with log.setup(0, tmp_path / "rank-0.log"):
+    with python_logging.setup(0, tmp_path / "rank-0.log"):
         reporter = terminal_or_plain(screen)
         reporter.start(PLAN)
         logging.getLogger("tfdist.test").info("halfway")

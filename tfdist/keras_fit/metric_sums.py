@@ -1,0 +1,161 @@
+"""The sums of metrics' variables over replicas since their last reset."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist import keras_internals
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_drain
+
+_start_at_zero: weakref.WeakValueDictionary[int, keras.Variable] = weakref.WeakValueDictionary()  # by id, once checked
+
+
+class MetricSums:
+    """Collects the sums from the devices, and shows them in the metrics' variables after a pass over data.
+
+    Each replica's variables have the sums of its own rows since they were last drained. Where replicas have all rows, they
+    keep all sums, which a custom step may read.
+
+    Attributes:
+      metrics: the model's metrics.
+      by_all_rows: whether replicas have all rows of a batch.
+    """
+
+    def __init__(self, model: keras.Model, strategy: HasCollectives):
+        """Finds the metrics.
+
+        Args:
+          model: compiled and built model.
+          strategy: strategy on which it runs.
+
+        Raises:
+          InputError: the variables of a metric cannot be summed over replicas.
+        """
+        check_sums(keras_internals.metrics_of(model))
+        _check_zeros(model, strategy)
+        self._model, self._strategy = model, strategy
+        self.by_all_rows = False
+        self._totals = Totals()
+        self._are_shown = False  # whether the metrics' variables have the sums over all replicas
+        self._find()
+
+    def _find(self) -> None:
+        self.metrics = KerasMetrics(self._model)
+        self._drain = make_drain(self.metrics, self._strategy)
+        self._assign = _assigning(self.metrics.variables, self._strategy)
+
+    def find_created(self) -> bool:
+        """Finds metrics that tracing a custom step has created; resets all and returns True if there are any."""
+        if len(KerasMetrics(self._model).variables) == len(self.metrics.variables):
+            return False
+        self._find()
+        self.reset()
+        return True
+
+    def use_all_rows(self, by_all_rows: bool) -> None:
+        """Switches replicas to all rows or to their own; keeps the sums so far."""
+        if by_all_rows != self.by_all_rows:
+            self._totals.add(self._since_drained())
+            self._assign(self._zeros)
+            self.by_all_rows = by_all_rows
+
+    def __call__(self) -> list[np.ndarray]:
+        """Returns the sums."""
+        if self._are_shown:
+            return self._totals.sums
+        if not self.by_all_rows:
+            self._totals.add(self._drain())
+            return self._totals.sums
+        return [before + since for before, since in zip(self._totals.sums, self._since_drained(), strict=True)]
+
+    def by_metric(self) -> dict[str, Any]:
+        """Returns each metric's results; see `KerasMetrics.by_metric`."""
+        return self.metrics.by_metric(self())
+
+    def results(self) -> dict[str, Any]:
+        """Returns the metrics' results, as in Keras's logs; empty before the first sums."""
+        sums = self()
+        return self.metrics.results(sums) if sums else {}
+
+    def show(self) -> None:
+        """Assigns the sums to the metrics' variables on every replica, from which users get results after a pass."""
+        if not self._are_shown:
+            sums = self()
+            self._totals = Totals()
+            self._totals.add(sums)
+            self._assign(sums)
+            self._are_shown = True
+
+    def hide(self) -> None:
+        """Prepares the metrics' variables for a step after `show`; replicas with all rows keep the sums."""
+        if self._are_shown:
+            if self.by_all_rows:
+                self._totals = self._empty()
+            else:
+                self._assign(self._zeros)
+            self._are_shown = False
+
+    def reset(self) -> None:
+        """Resets the metrics."""
+        self._assign(self._zeros)
+        self._are_shown = False
+        self._totals = self._empty()
+
+    def so_far(self) -> Totals:
+        """Returns what `restore` takes to restore the sums after a reset."""
+        if not self.by_all_rows:
+            return self._totals
+        found = Totals()
+        found.add(self())
+        return found
+
+    def restore(self, totals: Totals) -> None:
+        """Restores the sums that `so_far` has returned, after a reset."""
+        self._totals = totals
+
+    def _since_drained(self) -> list[np.ndarray]:
+        if not self.by_all_rows:
+            return self._drain()
+        return [np.asarray(self._strategy.local(v.value)[0], np.float64) for v in self.metrics.variables]
+
+    @property
+    def _zeros(self) -> list[np.ndarray]:
+        return [np.zeros(variable.shape) for variable in self.metrics.variables]
+
+    def _empty(self) -> Totals:
+        found = Totals()
+        found.add(self._zeros)
+        return found
+
+
+def _assigning(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[Sequence[np.ndarray]], None]:
+    """Returns a function that assigns values to variables, the same on every replica."""
+
+    def assign(values: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            strategy.blocks.assign_value(keras_internals.value_of(variable), per_replica=True, value=np.asarray(value))
+
+    return assign
+
+
+def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:
+    """Raises `InputError` if a metric's variables, which are summed over replicas, do not start at 0.
+
+    Call it before the first batch. After a pass over data, the variables have its sums.
+    """
+    for metric in model.metrics:
+        for variable in metric.variables:
+            if _start_at_zero.get(id(variable)) is not variable and np.any(
+                np.asarray(strategy.local(variable.value)[0])
+            ):
+                raise InputError(
+                    "A metric's variables must be initialized to 0, because they are summed over replicas. Received: "
+                    f"{metric.name} with {variable.path}, which is not. Initialize it to 0, and add the initial value "
+                    "in `result`."
+                )
+            _start_at_zero[id(variable)] = variable

@@ -1,0 +1,84 @@
+"""How a trainer's gradients are summed over replicas: the options of compression, and the reducer that follows from them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfdist.collectives import Recording
+from tfdist.gradients import Reducer, Sum
+from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
+from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, compressed, parse_choice
+from tfdist.grammar.rules import own_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """How gradients are summed over replicas.
+
+    Attributes:
+      methods: as in `--compression`, or a custom reducer.
+      min_bytes: gradients smaller than this many bytes are summed exactly.
+      bucket_bytes: small gradients are sent together in messages of at most this many bytes.
+      bucket_order: order in which these and large gradients are sent: "backward" or "smallest".
+    """
+
+    methods: str | Reducer = "none"
+    min_bytes: int = COMPRESSION_MIN_BYTES
+    bucket_bytes: int = BUCKET_BYTES
+    bucket_order: str = BACKWARD
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `reducer` supports gradients as rows, which a custom reducer may not."""
+        return not isinstance(self.methods, Reducer)
+
+    @property
+    def choice(self) -> Choice | None:
+        """When and among which methods to choose by measurement, for `auto`; None otherwise."""
+        return None if isinstance(self.methods, Reducer) else parse_choice(self.methods)
+
+    @property
+    def rules(self) -> str:
+        """The initial methods."""
+        return EXACT if isinstance(self.methods, Reducer) or self.choice else self.methods
+
+    def names(self, methods: str) -> bool:
+        """Returns whether the user code that these methods refer to is also referred to by the given ones."""
+        return own_code(methods) <= own_code(self.choice.allow if self.choice else self.rules)
+
+    def reducer(
+        self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
+    ) -> Reducer:
+        """Returns the reducer for these tensors, with other methods for those in `overrides`; see `compressed`."""
+        if isinstance(self.methods, Reducer):
+            return self.methods
+        return compressed(
+            tensors,
+            self.rules,
+            overrides=overrides,
+            sparse=sparse,
+            min_bytes=self.min_bytes,
+            bucket_bytes=self.bucket_bytes,
+            bucket_order=self.bucket_order,
+        )
+
+    def payload_bytes(self, sent: Recording) -> int:
+        """Returns how many of the bytes that a replica has sent are gradients."""
+        return sent.payload_bytes
+
+
+class SummedByEngine(Compression):
+    """For a strategy whose engine sums gradients: they are taken as they are. A bucket would gather their shards."""
+
+    takes_rows = False
+
+    def reducer(
+        self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
+    ) -> Reducer:
+        """See base class."""
+        return Sum()
+
+    def payload_bytes(self, sent: Recording) -> int:
+        """See base class; `python -m tfdist.layout` predicts the engine's messages."""
+        return 0
