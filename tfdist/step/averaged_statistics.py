@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.gradients import Bucketed, Sum
-from tfdist.step.side_effects import MEAN_DTYPE
 from tfdist.step.temporary_values import TemporaryLocalValues
+from tfdist.step.weighted_means import MEAN_DTYPE, means_over_replicas
 
 
 class AveragedStatistics(TemporaryLocalValues):
@@ -23,27 +22,17 @@ class AveragedStatistics(TemporaryLocalValues):
           strategy: strategy whose replicas have the model.
         """
         super().__init__(keras_internals.moving_statistics(model), strategy)
-        self._average = tf.function(lambda: strategy.run(self._averaged), autograph=False)
 
     def average(self) -> None:
         """Replaces the statistics by their mean, for good; every process must call it."""
         if self._changes_values:
-            self._average()
+            self._take()
 
     @property
     def _changes_values(self) -> bool:
         """See base class."""
         return super()._changes_values and self._strategy.replicas > 1
 
-    def _averaged(self) -> None:
-        """Assigns the means. A replica function."""
-        own = [tf.identity(variable.value) for variable in self._variables]
-        for variable, mean in zip(self._variables, self._values(own), strict=True):
-            variable.assign(mean)
-
     def _values(self, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See base class."""
-        collectives = self._strategy.collectives
-        values = [tf.cast(value, MEAN_DTYPE) for value in own]
-        sums = Bucketed(Sum()).reduce(values, [], collectives, name="statistics").totals
-        return [tf.cast(total / collectives.size, value.dtype) for total, value in zip(sums, own, strict=True)]
+        return means_over_replicas(own, tf.ones([], MEAN_DTYPE), self._strategy.collectives, name="statistics")

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.step.side_effects import MEAN_DTYPE, assign, state_of_user
+from tfdist.step.side_effects import assign, state_of_user
+from tfdist.step.weighted_means import MEAN_DTYPE, means_of, weighted_terms
 
 
 class MicroStepState:
@@ -51,12 +52,8 @@ class MicroStepState:
 
     def end(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns what `set_means` takes, to be summed over micro-steps, when a micro-step of this number of rows ends."""
-        count = tf.cast(rows, MEAN_DTYPE)
-        found = [tf.cast(variable, MEAN_DTYPE) * count for variable in self._means]
-        return [*found, count] if found else []
+        return weighted_terms(self._means, rows) if self._means else []
 
     def set_means(self, sums: Sequence[tf.Tensor]) -> None:
         """Assigns the means, after the last micro-step."""
-        for variable, total in zip(self._means, sums[:-1], strict=True):
-            mean = tf.math.divide_no_nan(total, sums[-1])
-            variable.assign(tf.cast(mean, variable.dtype))
+        assign(self._means, means_of(sums, self._means) if self._means else [])

@@ -13,9 +13,7 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.step import randomness
 from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.validation import statistics_of_all_replicas
-
-# Weighted means: those of equal numbers, such as counters of steps, are exact, and sums of the lowest float32 are finite.
-MEAN_DTYPE = tf.float64
+from tfdist.step.weighted_means import means_over_replicas
 
 
 class Values(NamedTuple):
@@ -146,14 +144,10 @@ def average_over_rows(variables: Sequence[keras.Variable], weight: tf.Tensor, co
 
     Args:
       variables: the floating variables, such as statistics with which a later step computes.
-      weight: scalar; this replica's part of the rows.
+      weight: scalar; this replica's rows, or its part of them.
       collectives: collectives of all replicas.
     """
-    values = [tf.cast(variable, MEAN_DTYPE) for variable in variables]
-    weighted = [tf.math.multiply_no_nan(value, tf.cast(weight, MEAN_DTYPE)) for value in values]
-    totals = collectives.all_reduce(weighted, name="statistics") if weighted else []
-    for variable, total in zip(variables, totals, strict=True):
-        variable.assign(tf.cast(total, variable.dtype))
+    assign(variables, means_over_replicas(variables, weight, collectives, name="statistics"))
 
 
 def assign(variables: Sequence[tf.Variable | keras.Variable], values: Sequence[tf.Tensor]) -> None:

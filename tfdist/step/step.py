@@ -29,7 +29,7 @@ from tfdist.step.micro_step_state import MicroStepState
 from tfdist.step.named_specs import named_specs
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.settings import Settings
-from tfdist.step.side_effects import MEAN_DTYPE, SideEffects, Values, assign, average_over_rows
+from tfdist.step.side_effects import SideEffects, Values, assign, average_over_rows
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 
@@ -146,8 +146,7 @@ class Step:
         if has_batch_size:
             gradients = self._of_rows(count_rows(batch), gradients, values)
         if averaged:
-            part = tf.cast(count_rows(batch), MEAN_DTYPE) / tf.cast(batch_size, MEAN_DTYPE)
-            average_over_rows(averaged, part, self._recorded)
+            average_over_rows(averaged, count_rows(batch), self._recorded)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
         gradients, value, dropped = self._divided(gradients, found)
         state = [tf.convert_to_tensor(variable) for variable in self._state]

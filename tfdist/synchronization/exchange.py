@@ -27,8 +27,8 @@ from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 from tfdist.step.local_step import ROWS
 from tfdist.step.named_specs import named_specs
-from tfdist.step.side_effects import MEAN_DTYPE
 from tfdist.step.state_store import StateStore
+from tfdist.step.weighted_means import means_over_replicas
 from tfdist.synchronization.global_weights import GlobalWeights
 
 
@@ -127,7 +127,7 @@ class Exchange:
     def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
         """Returns the optimizer's state after an exchange, unless it stays local, and statistics. In a replica function."""
         statistics = [tf.convert_to_tensor(variable.value) for variable in self._statistics]
-        means = mean_of_statistics(statistics, rows, collectives) if statistics else []
+        means = means_over_replicas(statistics, rows, collectives, name="exchange/statistics")
         return [*self._new_slots(rows, all_rows, collectives), *means]
 
     def _new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
@@ -177,17 +177,6 @@ def weighted_mean(
     totals = Bucketed(Sum()).reduce(weighted, [], collectives, name="exchange/state").totals
     return [
         tf.where(all_rows > 0, tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)), value)
-        for total, value in zip(totals, own, strict=True)
-    ]
-
-
-def mean_of_statistics(own: Sequence[tf.Tensor], rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
-    """Returns the mean of each statistic over replicas, weighted by their rows; in float64, so that equal values stay equal."""
-    rows = tf.cast(rows, MEAN_DTYPE)
-    weighted = [tf.math.multiply_no_nan(tf.cast(value, MEAN_DTYPE), rows) for value in own]
-    *totals, all_rows = Bucketed(Sum()).reduce([*weighted, rows], [], collectives, name="exchange/statistics").totals
-    return [
-        tf.where(all_rows > 0, tf.cast(tf.math.divide_no_nan(total, all_rows), value.dtype), value)
         for total, value in zip(totals, own, strict=True)
     ]
 

@@ -49,7 +49,7 @@ def test_they_keep_their_bits_and_are_not_sent(mirrored3, monkeypatch):
     trainer.predict(X)
     assert frozen(trainer) == before
     calls = [call for call in mirrored3.collectives.calls if "statistics" in call.name]
-    assert {call.payload_bytes for call in calls} == {2 * 5 * 8}, "mean and variance, in float64"
+    assert {call.payload_bytes for call in calls} == {(2 * 5 + 1) * 8}, "mean, variance and their weight, in float64"
 
 
 @pytest.mark.parametrize("restarts", [True, False], ids=["same names", "other names"])

@@ -1,0 +1,60 @@
+"""Weighted means over replicas and over micro-steps."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.step.weighted_means import means_of, means_over_replicas, weighted_terms
+
+LOWEST = np.finfo("float32").min
+
+
+@pytest.fixture(scope="module")
+def mirrored3() -> tfdist.Strategy:
+    """A strategy with three replicas in this process."""
+    return tfdist.load_strategy("mirrored", devices=3, environment={})
+
+
+def over_replicas(strategy, values, weights):
+    """Returns each replica's result; `values` and `weights` have one row per replica."""
+
+    def run():
+        rank = strategy.collectives.rank
+        return means_over_replicas(
+            [tf.gather(values, rank)], tf.gather(weights, rank), strategy.collectives, name="test"
+        )[0]
+
+    return [value.numpy() for value in strategy.local(tf.function(lambda: strategy.run(run))())]
+
+
+def test_means_are_weighted(mirrored3):
+    values = tf.constant([[1.0, 2.0], [5.0, 0.0], [-1.0, 8.0]])
+    np.testing.assert_array_equal(over_replicas(mirrored3, values, tf.constant([2, 1, 5])), [[0.25, 5.5]] * 3)
+
+
+def test_means_of_equal_values_are_exact(mirrored3):
+    values = tf.constant([[LOWEST, 1.2e-38, 16777215.0]] * 3)
+    np.testing.assert_array_equal(over_replicas(mirrored3, values, tf.constant([1 / 3, 0.1, 7.0])), values)
+
+
+def test_values_without_weight_do_not_count(mirrored3):
+    values = tf.constant([[np.nan], [2.0], [np.inf]])
+    np.testing.assert_array_equal(over_replicas(mirrored3, values, tf.constant([0, 3, 0])), [[2.0]] * 3)
+
+
+def test_without_any_weight_each_replica_keeps_its_values(mirrored3):
+    values = tf.constant([[1.0], [2.0], [3.0]])
+    np.testing.assert_array_equal(over_replicas(mirrored3, values, tf.zeros([3])), values)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_means_over_micro_steps_have_the_dtype_of_the_variable(dtype):
+    variable = keras.Variable([1.0, 2.0], dtype=dtype)
+    first = weighted_terms([variable], tf.constant(3))
+    variable.assign([5.0, -2.0])
+    second = weighted_terms([variable], tf.constant(1))
+    [mean] = means_of([a + b for a, b in zip(first, second, strict=True)], [variable])
+    assert mean.dtype == dtype
+    np.testing.assert_array_equal(mean, [2.0, 1.0])
