@@ -73,6 +73,15 @@ def test_a_strategy(tmp_path):
     assert code == 0 and "Equal: the largest difference is 0.00e+00" in text, text
 
 
+def test_a_synchronization_method(tmp_path):
+    assert applied("synchronization", tmp_path) == ["tfdist/grammar/sync.py", "tfdist/synchronization/catalog.py"]
+    code, text = run(tmp_path, "-m", "tfdist.train", "--sync=lookahead(alpha=2)")
+    assert code == 2 and "--sync: lookahead: alpha must be a number above 0 and below 1, not 2." in text, text
+    test = "tests/synchronization/lookahead_test.py"
+    code, text = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", test)
+    assert code == 0 and "2 passed" in text, text
+
+
 def test_a_storage_backend(tmp_path, monkeypatch):
     monkeypatch.setenv("SCRATCH", str(tmp_path / "files"))
     assert sorted(applied("storage", tmp_path)) == ["tfdist/storage/registry.py", "tfdist/storage/scratch.py"]
