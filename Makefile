@@ -3,8 +3,8 @@
 #                   parallel on all cores, then, two at a time, tests that start processes, beside those that wait for the clock
 # make lint         ruff and mypy
 # make conformance  what make test leaves out: strategies, models, optimizers and batches in all combinations of three; every
-#                   program through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/24
-#                   runs the third of 24 parts, which takes at most 8 minutes
+#                   program through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/36
+#                   runs the third of 36 parts, which takes at most 8 minutes
 # make chaos        SEEDS=100 runs of each strategy that are killed and preempted at random, and must end as if they were not
 # make fuzz         FUZZ_EXAMPLES=20000 arbitrary inputs for each parser of what others can send or write; make test tries 100
 # make peers        creates .venv-peers with PyTorch, which benchmarks/ compares with

@@ -1,4 +1,4 @@
-"""Divides the tests of `make conformance` into slices that take about as long: --slice=3/24 selects the third of 24.
+"""Divides the tests of `make conformance` into slices that take about as long: --slice=3/36 selects the third of 36.
 
     python -m tests.slicing
 
