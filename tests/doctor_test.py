@@ -240,5 +240,5 @@ def test_smoke_tests_fit_their_strategies():
     for name in NAMES:
         declaration = declared(name)
         assert bool(declaration.smoke_tests) == (name != "tpu")
-        for smoke_test in declaration.smoke_tests:
-            assert dataclasses.asdict(smoke_test)["options"].keys() <= set(declaration.options or ())
+        for test in declaration.smoke_tests:
+            assert dataclasses.asdict(test)["options"].keys() <= set(declaration.options or ())

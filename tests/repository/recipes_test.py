@@ -50,6 +50,12 @@ def run(tree: pathlib.Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+def assert_two_pass(tree: pathlib.Path, test: str) -> None:
+    """Asserts that the two tests of an example pass in a copy of the tree."""
+    code, text = run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", test)
+    assert code == 0 and "2 passed" in text, text
+
+
 def test_contributing_shows_each_example():
     shown = re.findall(r"\(docs/contributing/(\w+)\.diff\)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     assert sorted(shown) == sorted(path.stem for path in RECIPES.iterdir())
@@ -77,9 +83,7 @@ def test_a_synchronization_method(tmp_path):
     assert applied("synchronization", tmp_path) == ["tfdist/grammar/sync.py", "tfdist/synchronization/catalog.py"]
     code, text = run(tmp_path, "-m", "tfdist.train", "--sync=lookahead(alpha=2)")
     assert code == 2 and "--sync: lookahead: alpha must be a number above 0 and below 1, not 2." in text, text
-    test = "tests/synchronization/lookahead_test.py"
-    code, text = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", test)
-    assert code == 0 and "2 passed" in text, text
+    assert_two_pass(tmp_path, "tests/synchronization/lookahead_test.py")
 
 
 def test_a_storage_backend(tmp_path, monkeypatch):
@@ -96,13 +100,4 @@ def test_a_storage_backend(tmp_path, monkeypatch):
 def test_a_compression_method(tmp_path):
     code_files = ["tfdist/gradients/compression/catalog.py", "tfdist/gradients/compression/methods/truncation.py"]
     assert applied("compression", tmp_path) == code_files
-    code, text = run(
-        tmp_path,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "tests/gradients/compression/methods/truncation_test.py",
-    )
-    assert code == 0 and "2 passed" in text, text
+    assert_two_pass(tmp_path, "tests/gradients/compression/methods/truncation_test.py")

@@ -13,6 +13,7 @@ from tests.synchronization.linear_regression import (
     Regression,
     Schedule,
     assert_close,
+    assert_two_fits_are_one,
     three_replicas,
 )
 
@@ -123,8 +124,4 @@ def test_a_period_of_one_is_local_sgd(mirrored3):
 
 @pytest.mark.full
 def test_two_fits_are_one(mirrored3):
-    whole, parts = (Regression(mirrored3, "adaptive(rule=divergence, period=3, target=0.05)") for _ in range(2))
-    whole.fit(14)
-    parts.fit(5)
-    parts.fit(9)
-    np.testing.assert_array_equal(parts.replicas(), whole.replicas())
+    assert_two_fits_are_one(mirrored3, "adaptive(rule=divergence, period=3, target=0.05)", 5, 9)

@@ -15,6 +15,7 @@ from tests.synchronization.linear_regression import (
     X,
     Y,
     assert_close,
+    assert_two_fits_are_one,
     momentum_of,
     three_replicas,
 )
@@ -89,12 +90,7 @@ def test_evaluation_prediction_and_export_use_the_center(mirrored3, tmp_path):
 
 
 def test_two_fits_are_one(mirrored3):
-    whole, parts = (Regression(mirrored3, "easgd(period=3)") for _ in range(2))
-    whole.fit(10)
-    parts.fit(4)
-    parts.fit(6)
-    np.testing.assert_array_equal(parts.replicas(), whole.replicas())
-    np.testing.assert_array_equal(parts.evaluated(), whole.evaluated())
+    assert_two_fits_are_one(mirrored3, "easgd(period=3)", 4, 6)
 
 
 def test_weights_that_the_program_sets_are_the_center(mirrored3):

@@ -22,8 +22,7 @@ class UnevenOptions:
         TRAINING,
         "What to do about a late replica: wait; balance, the same as --balance=measured; drop(after=0.5), which skips the "
         "micro-steps that would begin later than 0.5 seconds into a step; or drop(after=auto), which measures the limit. drop "
-        "needs "
-        "--accumulate_steps, and its runs are not reproducible (docs/guides/uneven_devices.md).",
+        "needs --accumulate_steps, and its runs are not reproducible (docs/guides/uneven_devices.md).",
         check=straggler_text,
         known=("wait", "balance", "drop"),
         training_only=True,

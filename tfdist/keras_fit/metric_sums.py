@@ -23,7 +23,6 @@ class MetricSums:
 
     Attributes:
       metrics: the model's metrics.
-      by_all_rows: whether replicas have all rows of a batch.
     """
 
     def __init__(self, model: keras.Model, strategy: HasCollectives):
@@ -39,7 +38,7 @@ class MetricSums:
         check_sums(keras_internals.metrics_of(model))
         _check_zeros(model, strategy)
         self._model, self._strategy = model, strategy
-        self.by_all_rows = False
+        self._by_all_rows = False  # whether replicas have all rows of a batch
         self._totals = Totals()
         self._are_shown = False  # whether the metrics' variables have the sums over all replicas
         self._find()
@@ -59,43 +58,41 @@ class MetricSums:
 
     def use_all_rows(self, by_all_rows: bool) -> None:
         """Switches replicas to all rows or to their own; keeps the sums so far."""
-        if by_all_rows != self.by_all_rows:
+        if by_all_rows != self._by_all_rows:
             self._totals.add(self._since_drained())
             self._assign(self._zeros)
-            self.by_all_rows = by_all_rows
+            self._by_all_rows = by_all_rows
 
-    def __call__(self) -> list[np.ndarray]:
-        """Returns the sums."""
+    def _sums(self) -> list[np.ndarray]:
         if self._are_shown:
             return self._totals.sums
-        if not self.by_all_rows:
+        if not self._by_all_rows:
             self._totals.add(self._drain())
             return self._totals.sums
         return [before + since for before, since in zip(self._totals.sums, self._since_drained(), strict=True)]
 
     def by_metric(self) -> dict[str, Any]:
         """Returns each metric's results; see `KerasMetrics.by_metric`."""
-        return self.metrics.by_metric(self())
+        return self.metrics.by_metric(self._sums())
 
     def results(self) -> dict[str, Any]:
         """Returns the metrics' results, as in Keras's logs; empty before the first sums."""
-        sums = self()
+        sums = self._sums()
         return self.metrics.results(sums) if sums else {}
 
     def show(self) -> None:
         """Assigns the sums to the metrics' variables on every replica, from which users get results after a pass."""
         if not self._are_shown:
-            sums = self()
-            self._totals = Totals()
-            self._totals.add(sums)
+            sums = self._sums()
+            self._totals = _totals_of(sums)
             self._assign(sums)
             self._are_shown = True
 
     def hide(self) -> None:
         """Prepares the metrics' variables for a step after `show`; replicas with all rows keep the sums."""
         if self._are_shown:
-            if self.by_all_rows:
-                self._totals = self._empty()
+            if self._by_all_rows:
+                self._totals = _totals_of(self._zeros)
             else:
                 self._assign(self._zeros)
             self._are_shown = False
@@ -104,22 +101,18 @@ class MetricSums:
         """Resets the metrics."""
         self._assign(self._zeros)
         self._are_shown = False
-        self._totals = self._empty()
+        self._totals = _totals_of(self._zeros)
 
     def so_far(self) -> Totals:
         """Returns what `restore` takes to restore the sums after a reset."""
-        if not self.by_all_rows:
-            return self._totals
-        found = Totals()
-        found.add(self())
-        return found
+        return _totals_of(self._sums()) if self._by_all_rows else self._totals
 
     def restore(self, totals: Totals) -> None:
         """Restores the sums that `so_far` has returned, after a reset."""
         self._totals = totals
 
     def _since_drained(self) -> list[np.ndarray]:
-        if not self.by_all_rows:
+        if not self._by_all_rows:
             return self._drain()
         return [np.asarray(self._strategy.local(v.value)[0], np.float64) for v in self.metrics.variables]
 
@@ -127,10 +120,11 @@ class MetricSums:
     def _zeros(self) -> list[np.ndarray]:
         return [np.zeros(variable.shape) for variable in self.metrics.variables]
 
-    def _empty(self) -> Totals:
-        found = Totals()
-        found.add(self._zeros)
-        return found
+
+def _totals_of(sums: Sequence[np.ndarray]) -> Totals:
+    found = Totals()
+    found.add(sums)
+    return found
 
 
 def _assigning(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[Sequence[np.ndarray]], None]:

@@ -31,8 +31,8 @@ def tried(
             yield SmokeTestResult(
                 declaration.name, None, Status.MISSING, reason=f"not tried here: it runs on {declaration.help}"
             )
-        for smoke_test in declaration.smoke_tests:
-            result = run_smoke_test(children, frameworks, declaration.name, smoke_test, _VERIFY, seconds)
+        for test in declaration.smoke_tests:
+            result = run_smoke_test(children, frameworks, declaration.name, test, _VERIFY, seconds)
             yield result._replace(reason=_reason(result.ended)) if result.ended else result
 
 
@@ -44,12 +44,12 @@ def finding(tried: SmokeTestResult) -> Finding:
 
 def _title(tried: SmokeTestResult) -> str:
     """Returns the engine, and how it was tried."""
-    if tried.smoke_test is None:
+    if tried.test is None:
         return tried.engine
-    processes, devices = tried.smoke_test.processes, tried.smoke_test.devices
+    processes, devices = tried.test.processes, tried.test.devices
     parts = [f"{processes} processes"] if processes > 1 else []
     parts += [f"{devices} devices"] if devices > 1 else []
-    parts += ["sharded"] if "shard" in tried.smoke_test.options else []
+    parts += ["sharded"] if "shard" in tried.test.options else []
     return ", ".join([tried.engine, *parts])
 
 

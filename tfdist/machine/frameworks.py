@@ -33,21 +33,19 @@ class Frameworks(NamedTuple):
     horovod: Mapping[str, Any] | None
     horovod_problem: Finding | None
 
-    def obstacle(self, smoke_test: SmokeTest) -> Finding | None:
+    def obstacle(self, test: SmokeTest) -> Finding | None:
         """Returns why a smoke test cannot be run, or None if it can."""
-        if not smoke_test.package:
+        if not test.package:
             return None
         if self.horovod_problem:
             return self.horovod_problem
         if self.horovod is None:
-            return Finding(Status.MISSING, "Horovod is not installed", with_tools(smoke_test.install))
-        if smoke_test.library not in self.horovod["libraries"]:
-            return Finding(
-                Status.MISSING, f"Horovod was built without {smoke_test.library}", with_tools(smoke_test.install)
-            )
-        if smoke_test.library == "MPI" and not self.horovod["starts_without_mpirun"]:
+            return Finding(Status.MISSING, "Horovod is not installed", with_tools(test.install))
+        if test.library not in self.horovod["libraries"]:
+            return Finding(Status.MISSING, f"Horovod was built without {test.library}", with_tools(test.install))
+        if test.library == "MPI" and not self.horovod["starts_without_mpirun"]:
             text = f"not tried: only mpirun can start {self.horovod['mpi_library']}"
-            return Finding(Status.MISSING, text, f"{with_tools(smoke_test.install)} --force")
+            return Finding(Status.MISSING, text, f"{with_tools(test.install)} --force")
         return None
 
 

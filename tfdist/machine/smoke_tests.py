@@ -17,7 +17,7 @@ class SmokeTestResult(NamedTuple):
 
     Attributes:
       strategy: name of the strategy.
-      smoke_test: what was run; None if the strategy has none.
+      test: what was run; None if the strategy has none.
       status: whether it works.
       reason: why it failed or was not run, as one line; empty if it works.
       remedy: the command that fixes it, if known.
@@ -26,7 +26,7 @@ class SmokeTestResult(NamedTuple):
     """
 
     strategy: str
-    smoke_test: SmokeTest | None
+    test: SmokeTest | None
     status: Status
     reason: str = ""
     remedy: str = ""
@@ -36,16 +36,12 @@ class SmokeTestResult(NamedTuple):
     @property
     def engine(self) -> str:
         """The strategy, and the library of its collectives if it has a choice."""
-        return (
-            f"{self.strategy} over {self.smoke_test.library}"
-            if self.smoke_test and self.smoke_test.library
-            else self.strategy
-        )
+        return f"{self.strategy} over {self.test.library}" if self.test and self.test.library else self.strategy
 
     @property
     def flags(self) -> str:
         """The flags that choose the engine; empty if it cannot be tried here."""
-        return shlex.join(_flags(self.strategy, self.smoke_test)) if self.smoke_test else ""
+        return shlex.join(_flags(self.strategy, self.test)) if self.test else ""
 
     def finding(self, *columns: str) -> Finding:
         """Returns its line of the report.
@@ -58,12 +54,12 @@ class SmokeTestResult(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """Returns values of JSON."""
-        smoke_test = self.smoke_test
+        test = self.test
         return {
             "strategy": self.strategy,
-            "library": smoke_test.library or None if smoke_test else None,
-            "processes": smoke_test.processes if smoke_test else None,
-            "devices_per_process": smoke_test.devices if smoke_test else None,
+            "library": test.library or None if test else None,
+            "processes": test.processes if test else None,
+            "devices_per_process": test.devices if test else None,
             "flags": self.flags or None,
             "status": str(self.status),
             "seconds": self.ended.seconds if self.ended else None,
@@ -77,7 +73,7 @@ def run_smoke_test(
     children: Children,
     frameworks: Frameworks,
     strategy: str,
-    smoke_test: SmokeTest,
+    test: SmokeTest,
     command: Sequence[str],
     seconds: float,
     unshown: Sequence[str] = (),
@@ -88,27 +84,27 @@ def run_smoke_test(
       children: starts the processes.
       frameworks: what they run on.
       strategy: name of the strategy.
-      smoke_test: what is run.
+      test: what is run.
       command: name of the module, and its arguments.
       seconds: deadline.
       unshown: arguments besides `--json` that are left out in the command that repeats it.
     """
-    if obstacle := frameworks.obstacle(smoke_test):
-        return SmokeTestResult(strategy, smoke_test, obstacle.status, reason=obstacle.text, remedy=obstacle.remedy)
-    module, *arguments = [*command, *_flags(strategy, smoke_test)]
+    if obstacle := frameworks.obstacle(test):
+        return SmokeTestResult(strategy, test, obstacle.status, reason=obstacle.text, remedy=obstacle.remedy)
+    module, *arguments = [*command, *_flags(strategy, test)]
     all_arguments = [*arguments, *unshown, "--json"]
-    ended = children.run(module, all_arguments, smoke_test.processes, seconds, _variables(smoke_test, frameworks))
-    launch = f"python -m tfdist.launch --processes={smoke_test.processes} -- " if smoke_test.processes > 1 else ""
+    ended = children.run(module, all_arguments, test.processes, seconds, _variables(test, frameworks))
+    launch = f"python -m tfdist.launch --processes={test.processes} -- " if test.processes > 1 else ""
     repeated = f"{launch}python -m {module} {shlex.join(arguments)}"
     status = Status.FAILED if ended.code else Status.OK
-    return SmokeTestResult(strategy, smoke_test, status, ended.reason, command=repeated, ended=ended)
+    return SmokeTestResult(strategy, test, status, ended.reason, command=repeated, ended=ended)
 
 
-def _flags(strategy: str, smoke_test: SmokeTest) -> list[str]:
-    return [f"--strategy={strategy}", *(f"--{name}={value}" for name, value in smoke_test.options.items())]
+def _flags(strategy: str, test: SmokeTest) -> list[str]:
+    return [f"--strategy={strategy}", *(f"--{name}={value}" for name, value in test.options.items())]
 
 
-def _variables(smoke_test: SmokeTest, frameworks: Frameworks) -> dict[str, str]:
+def _variables(test: SmokeTest, frameworks: Frameworks) -> dict[str, str]:
     """Returns variables for a smoke test: several replicas need a GPU each, or run on the CPU."""
-    replicas = smoke_test.processes * smoke_test.devices
+    replicas = test.processes * test.devices
     return _WITHOUT_GPUS if 0 < frameworks.gpus < replicas else {}

@@ -29,15 +29,11 @@ def measured(
     """
     for declaration in DECLARATIONS:
         if declaration.name in names and "all_reduce" in (declaration.options or ()):
-            for smoke_test in declaration.smoke_tests:
-                if (
-                    smoke_test.processes > 1 and "shard" not in smoke_test.options
-                ):  # which does not change an all-reduce
+            for test in declaration.smoke_tests:
+                if test.processes > 1 and "shard" not in test.options:  # which does not change an all-reduce
                     with tempfile.TemporaryDirectory() as directory:
                         unshown = [f"--output_dir={directory}/bench"]
-                        yield run_smoke_test(
-                            children, frameworks, declaration.name, smoke_test, _BENCHMARK, seconds, unshown
-                        )
+                        yield run_smoke_test(children, frameworks, declaration.name, test, _BENCHMARK, seconds, unshown)
 
 
 def finding(speed: SmokeTestResult) -> Finding:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.step.temporary_values import TemporaryLocalValues
-from tfdist.step.weighted_means import MEAN_DTYPE, means_over_replicas
+from tfdist.step.weighted_means import means_over_replicas
 
 
 class AveragedStatistics(TemporaryLocalValues):
@@ -35,4 +35,4 @@ class AveragedStatistics(TemporaryLocalValues):
 
     def _values(self, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See base class."""
-        return means_over_replicas(own, tf.ones([], MEAN_DTYPE), self._strategy.collectives, name="statistics")
+        return means_over_replicas(own, tf.ones([]), self._strategy.collectives, name="statistics")
