@@ -136,7 +136,7 @@ def test_what_is_no_mean_is_found(case: str, single: tfdist.Strategy) -> None:
     model = network(loss, layers)
     model.evaluate(X, Y, batch_size=16, verbose=0)  # builds the loss
     before = model.get_weights()
-    found = coupled_rows(single, model, (X, Y), may_be_called=True)
+    found = coupled_rows(single, model, (X, Y), micro_steps=2, may_be_called=True)
     assert found._replace(error="") == CoupledRows(expected, outputs="couples" in case)
     assert bool(found.error) == (case == "function for one size")
     for ours, kept in zip(model.get_weights(), before, strict=True):
@@ -148,13 +148,17 @@ def test_losses_are_compared_without_calling_the_model(loss: Any, expected: list
     """As on a mesh, or for the stages of a pipeline."""
     model = network(loss, [])
     model.evaluate(X, Y, verbose=0)
-    assert coupled_rows(single, model, (X, Y), may_be_called=False) == CoupledRows(expected, outputs=False)
+    assert coupled_rows(single, model, (X, Y), micro_steps=2, may_be_called=False) == CoupledRows(
+        expected, outputs=False
+    )
 
 
 def test_one_row_shows_nothing(single: tfdist.Strategy) -> None:
     model = network(root, [])
     model.evaluate(X, Y, verbose=0)
-    assert coupled_rows(single, model, (X[:1], Y[:1]), may_be_called=True) == CoupledRows([], outputs=False)
+    assert coupled_rows(single, model, (X[:1], Y[:1]), micro_steps=2, may_be_called=True) == CoupledRows(
+        [], outputs=False
+    )
 
 
 def test_losses_of_several_outputs_are_told_apart(single: tfdist.Strategy) -> None:
@@ -163,7 +167,7 @@ def test_losses_of_several_outputs_are_told_apart(single: tfdist.Strategy) -> No
     model.compile("sgd", {"a": root, "b": mean, "c": root})
     targets = {"a": Y, "b": Y, "c": Y}
     model.evaluate(X, targets, verbose=0)
-    assert coupled_rows(single, model, (X, targets), may_be_called=True).losses == ["root", "root"]
+    assert coupled_rows(single, model, (X, targets), micro_steps=2, may_be_called=True).losses == ["root", "root"]
 
 
 def fit(strategy: tfdist.Strategy, loss: Any, **options: Any) -> Any:

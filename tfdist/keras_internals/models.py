@@ -316,6 +316,11 @@ def _compiled_metrics(model: keras.Model) -> list[keras.Metric]:
     return model._compile_metrics.metrics if model._compile_metrics is not None else []
 
 
+def own_compiled_metrics(model: keras.Model) -> list[keras.Metric]:
+    """Returns the compiled metrics that are, or call, code of a user."""
+    return [metric for metric in _compiled_metrics(model) if is_own(metric) or is_own(_function_of(metric))]
+
+
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of `metrics_of`, in the same order."""
     return [variable for metric in metrics_of(model) for variable in metric.variables]

@@ -8,7 +8,8 @@ parts of them.
 import itertools
 import logging
 import operator
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -16,13 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import NoCommunication, OneReplica, Recording, using
-from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.collectives import OneReplica, using
+from tfdist.distribution.strategy import Strategy
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss
+from tfdist.step.coupled_metrics import Coupling, coupled_metrics
 from tfdist.step.coupled_state import coupled_state
 from tfdist.step.data_mismatch import described
-from tfdist.step.partial_batches import PartialResults, computed_for
+from tfdist.step.partial_batches import PartialResults, communicates, computed_for
 from tfdist.step.tolerance import Tolerance
 
 _ROWS = 8
@@ -36,12 +38,14 @@ class CoupledRows(NamedTuple):
       losses: names of a user's own losses that are not means over rows.
       outputs: whether outputs for a row depend on the other rows of a replica.
       state: paths of what layers assign in training, of which the mean over replicas is not that of one device.
+      metrics: names of a user's own metrics that do not add up; see `coupled_metrics`.
       error: why the rows could not be compared; empty if they could.
     """
 
     losses: list[str]
     outputs: bool
     state: list[str] = []
+    metrics: Mapping[str, Coupling] = types.MappingProxyType({})
     error: str = ""
 
 
@@ -57,7 +61,9 @@ class _Call(NamedTuple):
     added: dict[str, list[np.ndarray]]
 
 
-def coupled_rows(strategy: Strategy, model: keras.Model, examples: Any, *, may_be_called: bool) -> CoupledRows:
+def coupled_rows(
+    strategy: Strategy, model: keras.Model, examples: Any, *, micro_steps: int, may_be_called: bool
+) -> CoupledRows:
     """Returns what depends on several rows together, in evaluation, as far as some examples show it.
 
     Every process must call it. No communication takes place, and variables have the same values afterwards.
@@ -66,14 +72,17 @@ def coupled_rows(strategy: Strategy, model: keras.Model, examples: Any, *, may_b
       strategy: strategy of the model.
       model: compiled and built model.
       examples: structure (x, y) or (x, y, sample_weight) of arrays [rows, ...].
-      may_be_called: whether replicas have the whole model, without layouts. Otherwise compiled losses are compared for
-        random outputs, and neither what layers add nor outputs are compared.
+      micro_steps: number of micro-steps. With one, on one replica, only metrics are compared.
+      may_be_called: whether replicas have the whole model, without layouts. Otherwise compiled losses and metrics are
+        compared for random outputs, and neither what layers add nor outputs are compared.
     """
-    flat = keras_internals.flat_losses(model)
+    is_divided = strategy.replicas * micro_steps > 1
+    flat = keras_internals.flat_losses(model) if is_divided else []
     compiled = [number for number, (_, of_one, _) in enumerate(flat) if not keras_internals.loss_form(of_one)[0]]
-    has_own_code = may_be_called and _has_own_code(model)
+    has_own_code = is_divided and may_be_called and _has_own_code(model)
+    has_own_metrics = bool(keras_internals.own_compiled_metrics(model))
     rows = min(_ROWS, *(len(leaf) for leaf in keras.tree.flatten(examples)))
-    if rows < 2 or not (compiled or has_own_code):
+    if rows < 2 or not (compiled or has_own_code or has_own_metrics):
         return CoupledRows([], outputs=False)
     x, *others = keras.tree.map_structure(lambda leaf: tf.convert_to_tensor(leaf[:rows]), tuple(examples))
     found = CoupledRows([], outputs=False)
@@ -81,19 +90,28 @@ def coupled_rows(strategy: Strategy, model: keras.Model, examples: Any, *, may_b
         call = _forward(strategy, model, x) if may_be_called else None
         calls = PartialResults.of(call, rows) if call and has_own_code else None
         whole = calls.full.outputs if calls else call(slice(0, rows)).outputs if call else _random_outputs(model, rows)
-        wrong = _compiled(strategy if may_be_called else None, model, others, whole)
+        runner = strategy if may_be_called else None
+        wrong = _compiled(runner, model, others, whole) if compiled else []
         found = found._replace(losses=[flat[number].loss.name for number in compiled if number in wrong])
-        if calls is None:
-            return found
-        tolerance = Tolerance.of(model)
-        if not _are_of_rows(calls.each(lambda call: keras.tree.flatten(call.outputs)), tolerance):
-            return found._replace(outputs=not _communicates(strategy, model, x, training=False))
-        found = found._replace(losses=found.losses + _added(calls, tolerance))
-        state = coupled_state(strategy, model, x, rows)
-        return found if state and _communicates(strategy, model, x, training=True) else found._replace(state=state)
+        if calls is not None:
+            found = _of_calls(found, calls, strategy, model, x)
+        if has_own_metrics:
+            of_metrics = coupled_metrics(runner, model, others, whole, strategy.replicas, micro_steps)
+            found = found._replace(metrics=of_metrics)
+        return found
     except Exception as error:  # for example, code for a certain number of rows: a step has it, or reports the error
         _log.debug("Rows could not be compared:", exc_info=True)
         return found._replace(error=described(error))
+
+
+def _of_calls(found: CoupledRows, calls: PartialResults, strategy: Strategy, model: keras.Model, x: Any) -> CoupledRows:
+    """Adds to `found` what calls of the model on some rows `x` and on parts of them show."""
+    tolerance = Tolerance.of(model)
+    if not _are_of_rows(calls.each(lambda call: keras.tree.flatten(call.outputs)), tolerance):
+        return found._replace(outputs=not communicates(lambda: model(x, training=False), strategy))
+    found = found._replace(losses=found.losses + _added(calls, tolerance))
+    state = coupled_state(strategy, model, x, len(keras.tree.flatten(x)[0]))
+    return found if state and communicates(lambda: model(x, training=True), strategy) else found._replace(state=state)
 
 
 def _has_own_code(model: keras.Model) -> bool:
@@ -101,20 +119,6 @@ def _has_own_code(model: keras.Model) -> bool:
     layers = [model, *keras_internals.layers_of(model)]
     operations = itertools.chain(*map(keras_internals.operations_beside_layers, layers))
     return any(map(keras_internals.is_own, layers)) or any(map(keras_internals.may_couple_rows, operations))
-
-
-def _communicates(strategy: Strategy, model: keras.Model, x: Any, *, training: bool) -> bool:
-    """Returns whether layers communicate, as with `tfdist.gather_rows`: their outputs then depend on all rows on purpose."""
-    if not isinstance(strategy, HasCollectives):
-        return False
-    recorded = Recording(NoCommunication(strategy.collectives))
-
-    def forward() -> None:
-        with using(recorded), keras_internals.neutral(0), keras_internals.functions_inlined():
-            model(x, training=training)
-
-    tf.function(lambda: strategy.run(forward), autograph=False).get_concrete_function()
-    return bool(recorded.calls)
 
 
 def _are_of_rows(outputs: PartialResults, tolerance: Tolerance) -> bool:
@@ -171,18 +175,15 @@ def _compiled(strategy: Strategy | None, model: keras.Model, others: list[Any], 
     given = (tuple(others), keras.tree.map_structure(tf.convert_to_tensor, outputs))
     compute = computed_for(numbers, given, strategy)
     found = PartialResults.of(lambda part: compute(given, part), len(keras.tree.flatten(outputs)[0]))
-    precise = Tolerance(relative=1e-3, rounding=0.0)
-    kinds = [each.dtype for of_one in found.full for each in of_one]
-    tolerance = precise if all(kind in (np.float32, np.float64) for kind in kinds) else Tolerance.of(model)
-    return [
-        number for number in range(len(found.full)) if not _add_up(found.each(operator.itemgetter(number)), tolerance)
-    ]
+    tolerance = Tolerance.of_sums(model, list(itertools.chain(*found.full)))
+    add_up = [found.each(operator.itemgetter(number)).add_up(tolerance) for number in range(len(found.full))]
+    return [number for number, adds_up in enumerate(add_up) if not adds_up]
 
 
 def _added(calls: PartialResults, tolerance: Tolerance) -> list[str]:
     """Returns which layers add losses that do not add up."""
     added = calls.each(operator.attrgetter("added"))
-    return [f"what {name} adds" for name in added.full if not _add_up(added.each(operator.itemgetter(name)), tolerance)]
+    return [f"what {name} adds" for name in added.full if not added.each(operator.itemgetter(name)).add_up(tolerance)]
 
 
 def _random_outputs(model: keras.Model, rows: int) -> list[np.ndarray]:
@@ -193,22 +194,3 @@ def _random_outputs(model: keras.Model, rows: int) -> list[np.ndarray]:
         values = np.random.default_rng(0).uniform(0.05, 1.0, [rows, *output.shape[1:]])
         found.append((values / values.sum(axis=-1, keepdims=True)).astype(output.dtype))
     return found
-
-
-def _add_up(found: PartialResults, tolerance: Tolerance) -> bool:
-    """Returns whether values of all rows are the sums of those of parts, as far as they are finite and repeatable.
-
-    Args:
-      found: lists of values.
-      tolerance: tolerance of sums, relative to the largest of them: terms of different signs may cancel.
-    """
-    whole = found.full
-    if not all(np.array_equal(a, b) and np.all(np.isfinite(a)) for a, b in zip(whole, found.again, strict=True)):
-        return True
-    for parts in found.partitions:
-        for theirs, values in zip(whole, zip(*parts, strict=True), strict=True):
-            scale = np.sum(np.abs(values), dtype=np.float64)
-            difference = abs(np.sum(values, dtype=np.float64) - theirs)
-            if difference > tolerance.relative * max(abs(theirs), scale) + 1e-12:
-                return False
-    return True

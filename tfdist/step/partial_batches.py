@@ -9,7 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.strategy import Strategy
+from tfdist.collectives import NoCommunication, Recording, using
+from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.step.tolerance import Tolerance
 
 
 class PartialResults(NamedTuple):
@@ -26,13 +28,18 @@ class PartialResults(NamedTuple):
     partitions: list[list[Any]]
 
     @classmethod
-    def of(cls, function: Callable[[slice], Any], rows: int) -> "PartialResults":
-        """Calls a function of slices.
+    def of(cls, function: Callable[[slice], Any], rows: int, *, in_parts: bool = True) -> "PartialResults":
+        """Calls a function of slices: of all rows twice, and of the parts of two partitions.
 
         Parts of different sizes show what is no mean of equal ones, and single rows show what large parts average out.
+
+        Args:
+          function: takes a slice of rows.
+          rows: number of rows.
+          in_parts: whether to call it for parts; otherwise, there are no partitions.
         """
         unequal = itertools.starmap(slice, itertools.pairwise(sorted({0, 1, rows // 3, rows})))
-        partitions = [list(unequal), [slice(row, row + 1) for row in range(rows)]]
+        partitions = [list(unequal), [slice(row, row + 1) for row in range(rows)]] if in_parts else []
         every_row = slice(0, rows)
         return cls(function(every_row), function(every_row), [list(map(function, parts)) for parts in partitions])
 
@@ -40,6 +47,25 @@ class PartialResults(NamedTuple):
         """Returns the results of a function of each."""
         partitions = [list(map(function, parts)) for parts in self.partitions]
         return PartialResults(function(self.full), function(self.again), partitions)
+
+    def add_up(self, tolerance: Tolerance) -> bool:
+        """Returns whether arrays for all rows are the sums of those for parts, as far as they are finite and repeatable.
+
+        Results must be lists of arrays.
+
+        Args:
+          tolerance: tolerance of sums, relative to the largest of them: terms of different signs may cancel.
+        """
+        repeated = zip(self.full, self.again, strict=True)
+        if not all(np.array_equal(a, b) and np.all(np.isfinite(a)) for a, b in repeated):
+            return True
+        for parts in self.partitions:
+            for whole, values in zip(self.full, map(np.stack, zip(*parts, strict=True)), strict=True):
+                scale = np.maximum(np.abs(whole), np.sum(np.abs(values), axis=0, dtype=np.float64))
+                difference = np.abs(np.sum(values, axis=0, dtype=np.float64) - whole)
+                if np.any(difference > tolerance.relative * scale + 1e-12):
+                    return False
+        return True
 
 
 def computed_for(function: Callable[..., Any], rows: Any, strategy: Strategy | None) -> Callable[[Any, slice], Any]:
@@ -64,3 +90,22 @@ def computed_for(function: Callable[..., Any], rows: Any, strategy: Strategy | N
         return tf.nest.map_structure(lambda leaf: np.asarray(strategy.local(leaf)[0] if strategy else leaf), found)
 
     return compute
+
+
+def communicates(function: Callable[[], Any], strategy: Strategy | None) -> bool:
+    """Returns whether a function communicates between replicas, as by `tfdist.gather_rows`; it is only traced.
+
+    Args:
+      function: function without arguments.
+      strategy: on whose replicas it would run; None if outside of replicas.
+    """
+    if not isinstance(strategy, HasCollectives):
+        return False
+    recorded = Recording(NoCommunication(strategy.collectives))
+
+    def traced() -> None:
+        with using(recorded), keras_internals.neutral(0), keras_internals.functions_inlined():
+            function()
+
+    tf.function(lambda: strategy.run(traced), autograph=False).get_concrete_function()
+    return bool(recorded.calls)

@@ -30,6 +30,12 @@ class Tolerance(NamedTuple):
         computed = {layer.compute_dtype for layer in keras_internals.layers_of(model)} | {keras.config.floatx()}
         return cls(*max(_BY_DTYPE[dtype] for dtype in computed if dtype in _BY_DTYPE))
 
+    @classmethod
+    def of_sums(cls, model: keras.Model, values: Sequence[np.ndarray]) -> "Tolerance":
+        """Returns the tolerance for sums that are computed from values; see `of` for those of low precision."""
+        precise = all(value.dtype in (np.float32, np.float64) or value.dtype.kind in "iu" for value in values)
+        return cls(relative=1e-3, rounding=0.0) if precise else cls.of(model)
+
     def holds(self, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
         """Returns whether arrays are pairwise equal up to the tolerance; non-finite elements must be so in both."""
         least = self.rounding * max((norm(value) for value in theirs), default=0.0) + 1e-12

@@ -17,6 +17,7 @@ from tfdist.errors import InputError
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import data_check
+from tfdist.step.coupled_metrics import Coupling
 from tfdist.step.coupled_rows import CoupledRows, coupled_rows
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loss import not_means, replicas_and_micro_steps
@@ -72,7 +73,8 @@ def check_examples(
 
     Raises:
       InputError: on every process, for evaluation data that does not fit the model, and for labels with which training or
-        evaluation is certainly wrong, and for losses that are not means over rows, if a batch is computed in parts.
+        evaluation is certainly wrong, for metrics that do not add up over batches, and, if a batch is computed in parts, for
+        losses that are not means over rows, and for metrics that do not add up over rows.
     """
     if evaluation is not None:
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
@@ -98,11 +100,9 @@ def check_examples(
 
 
 def _coupled(strategy: Strategy, model: keras.Model, examples: Any, parts: int) -> CoupledRows:
-    """Returns which results depend on several rows together; none if a batch is computed as a whole."""
-    if strategy.replicas * parts == 1:
-        return CoupledRows([], outputs=False)
+    """Returns which results depend on several rows together, and which metrics do not add up over batches."""
     may_be_called = not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts
-    return coupled_rows(strategy, model, examples, may_be_called=may_be_called)
+    return coupled_rows(strategy, model, examples, micro_steps=parts, may_be_called=may_be_called)
 
 
 def _refusals(found: CoupledRows, model: keras.Model, settings: Settings, replicas: int, parts: int) -> list[str]:
@@ -110,6 +110,8 @@ def _refusals(found: CoupledRows, model: keras.Model, settings: Settings, replic
     divided = replicas_and_micro_steps(replicas, parts)
     if found.losses:
         return [str(not_means(found.losses, replicas, parts))]
+    for name, coupling in found.metrics.items():
+        return [_of_metric(name, coupling, replicas, parts)]
     # Replicas that train locally keep state of their own, of which exchanges take means.
     if found.state and not (settings.sync.exchanges_weights and parts == 1):
         return [
@@ -127,14 +129,31 @@ def _refusals(found: CoupledRows, model: keras.Model, settings: Settings, replic
     ]
 
 
+def _of_metric(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
+    """Returns the error about a metric that does not add up."""
+    if coupling == "batches":
+        return (
+            "The variables of a metric must be sums over batches. Received: "
+            f"{name}, whose variables after two batches are not the sums of those after each, as of a maximum. Compute it in "
+            "a callback, or use Keras's own fit under tfdist.run."
+        )
+    remedy = "compute it from tfdist.gather_rows(rows)" if parts == 1 else "train without micro-steps"
+    return (
+        "A metric must be a mean or a sum over rows, on several replicas or with several micro-steps. Received: "
+        f"{name}, whose variables for some rows are not the sums of those for parts of them, with "
+        f"{replicas_and_micro_steps(replicas, parts)}. Return a value for each row, or {remedy}; or use Keras's own fit under "
+        "tfdist.run."
+    )
+
+
 def _warnings(found: CoupledRows, replicas: int, parts: int) -> list[str]:
-    """Returns a warning if it is unknown which results depend on several rows together."""
-    if not found.error:
+    """Returns a warning if it is unknown which results depend on several rows together, and a batch is computed in parts."""
+    if not found.error or replicas * parts == 1:
         return []
     return [
         f"Whether rows of a batch depend on each other could not be checked: {found.error}. Training with "
-        f"{replicas_and_micro_steps(replicas, parts)} has the result of one device only if losses, outputs and the state of "
-        "layers are those of single rows, or means over rows."
+        f"{replicas_and_micro_steps(replicas, parts)} has the result of one device only if losses, metrics, outputs and the "
+        "state of layers are those of single rows, or means over rows."
     ]
 
 

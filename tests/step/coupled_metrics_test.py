@@ -1,0 +1,185 @@
+"""Metrics of a user that do not add up over batches, or over rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.errors import InputError
+from tfdist.step.coupled_metrics import coupled_metrics
+
+ops = keras.ops
+X, Y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
+
+
+def mean(y: Any, outputs: Any) -> Any:
+    return ops.mean(ops.square(y - outputs))
+
+
+def per_row(y: Any, outputs: Any) -> Any:
+    return ops.mean(ops.square(y - outputs), axis=-1)
+
+
+def total(y: Any, outputs: Any) -> Any:
+    return ops.sum(ops.square(y - outputs))
+
+
+def root(y: Any, outputs: Any) -> Any:
+    return ops.sqrt(mean(y, outputs))
+
+
+def gathered_root(y: Any, outputs: Any) -> Any:
+    return root(tfdist.gather_rows(y), tfdist.gather_rows(outputs))
+
+
+def where_positive(y: Any, outputs: Any) -> Any:
+    mask = ops.cast(y > 0, outputs.dtype)
+    return ops.sum(mask * ops.square(y - outputs)) / ops.sum(mask)
+
+
+class OneVariable(keras.Metric):
+    """A metric with one variable."""
+
+    def __init__(self) -> None:
+        super().__init__(name=type(self).__name__.lower())
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def result(self) -> Any:
+        return self.value
+
+
+class Peak(OneVariable):
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.value.assign(ops.maximum(self.value, ops.max(ops.abs(y - outputs))))
+
+
+class Moving(OneVariable):
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.value.assign(0.9 * self.value + 0.1 * total(y, outputs))
+
+
+class Count(OneVariable):
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        counted = ops.cast(y > outputs, "float32")
+        self.value.assign_add(ops.sum(counted if sample_weight is None else counted * sample_weight[:, None]))
+
+
+class Heaviest(OneVariable):
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.value.assign_add(0.0 if sample_weight is None else ops.max(sample_weight))
+
+
+class Summed(keras.metrics.Sum):
+    """Adds the squares of all elements."""
+
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        super().update_state(total(y, outputs))
+
+
+class OfKeras(keras.metrics.MeanSquaredError):
+    """Code of a user that changes nothing."""
+
+
+CASES: dict[str, tuple[Callable[[], Any], dict[str, str]]] = {
+    "mean": (lambda: mean, {}),
+    "a value for each row": (lambda: per_row, {}),
+    "sum": (lambda: total, {"total": "rows"}),
+    "sum in a Sum": (lambda: Summed(name="summed"), {}),
+    "root": (lambda: root, {"root": "rows"}),
+    "root of gathered rows": (lambda: gathered_root, {"gathered_root": "rows"}),
+    "mean over a mask": (lambda: where_positive, {"where_positive": "rows"}),
+    "maximum": (Peak, {"peak": "batches"}),
+    "moving mean": (Moving, {"moving": "batches"}),
+    "count": (Count, {}),
+    "subclass": (OfKeras, {}),
+    "of Keras": (lambda: "mae", {}),
+    "of Keras, of all rows": (lambda: keras.losses.dice, {"dice": "rows"}),
+}
+
+
+def network(**metrics: Any) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(4)])
+    model.compile("sgd", "mse", **metrics)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_does_not_add_up_is_found(case: str, single: tfdist.Strategy, mirrored2: tfdist.Strategy) -> None:
+    make, expected = CASES[case]
+    model = network(metrics=[make()])
+    model.evaluate(X, Y, verbose=0)  # builds the metrics
+    before = values_of(model)
+    given = (model, (tf.constant(Y),), model(X))
+    with_gathering = {name: found for name, found in expected.items() if name != "gathered_root"}
+    assert coupled_metrics(mirrored2, *given, replicas=2, micro_steps=1) == with_gathering
+    assert coupled_metrics(single, *given, replicas=1, micro_steps=2) == expected
+    assert coupled_metrics(None, *given, replicas=1, micro_steps=2) == expected
+    of_batches = {name: found for name, found in expected.items() if found == "batches"}
+    assert coupled_metrics(single, *given, replicas=1, micro_steps=1) == of_batches
+    for values, kept in zip(values_of(model), before, strict=True):
+        np.testing.assert_array_equal(values, kept)
+
+
+def values_of(model: keras.Model) -> list[np.ndarray]:
+    return [np.asarray(variable) for metric in model.metrics for variable in metric.variables]
+
+
+def test_weights_are_passed_on(single: tfdist.Strategy) -> None:
+    model = network(weighted_metrics=[Count(), Heaviest()])
+    weights = np.arange(16, dtype="float32")
+    model.evaluate(X, Y, sample_weight=weights, verbose=0)
+    found = coupled_metrics(single, model, (tf.constant(Y), tf.constant(weights)), model(X), 1, 2)
+    assert found == {"heaviest": "rows"}
+
+
+def fit(strategy: tfdist.Strategy, metric: Any, **options: Any) -> list[float]:
+    with strategy.scope():
+        trainer = tfdist.Trainer(network(), optimizer="sgd", loss="mse", metrics=[metric], **options)
+    history = trainer.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    [values] = (values for name, values in history.items() if name != "loss")
+    return list(values)
+
+
+def test_a_trainer_refuses_what_depends_on_all_rows_on_several_replicas_and_with_micro_steps(
+    single: tfdist.Strategy, mirrored2: tfdist.Strategy
+) -> None:
+    fit(single, root)
+    with pytest.raises(
+        InputError, match="must be a mean or a sum over rows.* Received: root, .* with 2 replicas and 1"
+    ):
+        fit(mirrored2, root)
+    with pytest.raises(InputError, match="Received: root, .* with 1 replica and 2 micro-steps.*, or train without"):
+        fit(single, root, accumulate_steps=2)
+
+
+@pytest.mark.parametrize("metric", [mean, per_row, gathered_root], ids=lambda metric: metric.__name__)
+def test_what_adds_up_is_that_of_one_device(metric: Any, mirrored2: tfdist.Strategy) -> None:
+    alone = (
+        network(metrics=[metric]).fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history[metric.__name__]
+    )
+    assert fit(mirrored2, metric) == pytest.approx(alone, rel=1e-5)
+
+
+def of_batches_of_eight(y: Any, outputs: Any) -> Any:
+    pairs = ops.reshape(y - outputs, (4, 2, 4))
+    return ops.mean(ops.square(pairs[:, 0] - pairs[:, 1]))
+
+
+def test_on_one_replica_a_metric_is_not_updated_with_parts_of_a_batch(
+    single: tfdist.Strategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(single, of_batches_of_eight)
+    assert "could not be checked" not in caplog.text
+
+
+def test_a_trainer_refuses_a_maximum_on_any_number_of_replicas(
+    single: tfdist.Strategy, mirrored2: tfdist.Strategy, mesh2x2: tfdist.Strategy
+) -> None:
+    for strategy in (single, mirrored2, mesh2x2):
+        with pytest.raises(InputError, match="must be sums over batches. Received: peak, .* under tfdist.run"):
+            fit(strategy, Peak())
