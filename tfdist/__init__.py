@@ -11,6 +11,7 @@ from tfdist.process import quiet_tensorflow, uncaught_errors
 
 if TYPE_CHECKING:
     from tfdist import collectives, data, errors, gradients, layers, models, optimizers
+    from tfdist.checkpoint.manager import Checkpoints
     from tfdist.cli.distribute import distribute
     from tfdist.cluster.environment import Cluster
     from tfdist.collectives import Collectives, gather_rows
