@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.step.functions_of_batches import mean, per_row, root, total, where_positive
 from tfdist.errors import InputError
 from tfdist.step.coupled_rows import CoupledRows, coupled_rows
 
@@ -49,31 +50,6 @@ class OfClass(keras.Loss):
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return ops.mean(ops.square(y_true - y_pred), axis=-1) * ops.max(y_pred)
-
-
-def squares(y_true: Any, y_pred: Any) -> Any:
-    return ops.square(y_true - y_pred)
-
-
-def mean(y_true: Any, y_pred: Any) -> Any:
-    return ops.mean(squares(y_true, y_pred))
-
-
-def per_row(y_true: Any, y_pred: Any) -> Any:
-    return ops.mean(squares(y_true, y_pred), axis=-1)
-
-
-def total(y_true: Any, y_pred: Any) -> Any:
-    return ops.sum(squares(y_true, y_pred))
-
-
-def root(y_true: Any, y_pred: Any) -> Any:
-    return ops.sqrt(mean(y_true, y_pred))
-
-
-def where_positive(y_true: Any, y_pred: Any) -> Any:
-    mask = ops.cast(y_true > 0, y_pred.dtype)
-    return ops.sum(mask * squares(y_true, y_pred)) / ops.sum(mask)
 
 
 def of_pairs(y_true: Any, y_pred: Any) -> Any:
@@ -151,6 +127,39 @@ def test_losses_are_compared_without_calling_the_model(loss: Any, expected: list
     assert coupled_rows(single, model, (X, Y), micro_steps=2, may_be_called=False) == CoupledRows(
         expected, outputs=False
     )
+
+
+class Measuring(keras.layers.Layer):
+    """Keeps the mean of a value of each batch."""
+
+    def __init__(self, value: Callable[[Any], Any]):
+        super().__init__(name="measuring")
+        self.kept, self._value = keras.metrics.Mean(name="kept"), value
+
+    def call(self, x: Any) -> Any:
+        self.kept.update_state(self._value(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (ops.mean, {}),
+        (lambda x: x, {}),
+        (lambda x: ops.sqrt(ops.mean(ops.square(x))), {"measuring_kept": "rows"}),
+        (lambda x: ops.sqrt(ops.mean(ops.square(tfdist.gather_rows(x)))), {}),
+        (ops.sum, {"measuring_kept": "rows"}),
+    ],
+    ids=["mean", "elements", "root", "root of gathered rows", "sum"],
+)
+def test_metrics_that_layers_update(value: Any, expected: dict[str, str], mirrored2: tfdist.Strategy) -> None:
+    with mirrored2.scope():
+        model = network("mse", [lambda: Measuring(value)])
+    kept = model.layers[1].kept.variables
+    mirrored2.run(lambda: [variable.assign(2.0) for variable in kept])
+    found = coupled_rows(mirrored2, model, (X, Y), micro_steps=1, may_be_called=True)
+    assert found == CoupledRows([], outputs=False, metrics=expected)
+    assert [float(copy) for variable in kept for copy in mirrored2.local(variable.value)] == [2.0] * 4
 
 
 def test_one_row_shows_nothing(single: tfdist.Strategy) -> None:

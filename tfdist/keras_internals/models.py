@@ -331,9 +331,9 @@ def metrics_of_layers(model: keras.Model) -> list[keras.Variable]:
     return [variable for _, metric in _metrics_of_layers(model) for variable in metric.variables]
 
 
-def names_updated_by_calls(model: keras.Model) -> list[str]:
-    """Returns the names in logs of the model's own metrics, and of those of layers, prefixed with the layers' names."""
-    return [f"{prefix}{metric.name}" for prefix, metric in _updated_by_calls(model)]
+def metrics_updated_by_calls(model: keras.Model) -> list[tuple[str, keras.Metric]]:
+    """Returns the model's own metrics and those of layers, with their names in logs; a layer's name is a prefix."""
+    return [(f"{prefix}{metric.name}", metric) for prefix, metric in _updated_by_calls(model)]
 
 
 def _updated_by_calls(model: keras.Model) -> list[tuple[str, keras.Metric]]:

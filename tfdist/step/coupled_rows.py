@@ -24,7 +24,9 @@ from tfdist.step import loss
 from tfdist.step.coupled_metrics import Coupling, coupled_metrics
 from tfdist.step.coupled_state import coupled_state
 from tfdist.step.data_mismatch import described
+from tfdist.step.loss import floating
 from tfdist.step.partial_batches import PartialResults, communicates, computed_for
+from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.tolerance import Tolerance
 
 _ROWS = 8
@@ -38,7 +40,8 @@ class CoupledRows(NamedTuple):
       losses: names of a user's own losses that are not means over rows.
       outputs: whether outputs for a row depend on the other rows of a replica.
       state: paths of what layers assign in training, of which the mean over replicas is not that of one device.
-      metrics: names of a user's own metrics that do not add up; see `coupled_metrics`.
+      metrics: names of a user's own metrics that do not add up, and of those that calls of the model update; see
+        `coupled_metrics`.
       error: why the rows could not be compared; empty if they could.
     """
 
@@ -55,10 +58,12 @@ class _Call(NamedTuple):
     Attributes:
       outputs: the outputs, as arrays.
       added: for each layer that has added losses, these times the number of rows: numbers that add up over rows.
+      metrics: for each metric that the call has updated, what it has added to the variables.
     """
 
     outputs: Any
     added: dict[str, list[np.ndarray]]
+    metrics: dict[str, list[np.ndarray]]
 
 
 def coupled_rows(
@@ -97,7 +102,7 @@ def coupled_rows(
             found = _of_calls(found, calls, strategy, model, x)
         if has_own_metrics:
             of_metrics = coupled_metrics(runner, model, others, whole, strategy.replicas, micro_steps)
-            found = found._replace(metrics=of_metrics)
+            found = found._replace(metrics={**found.metrics, **of_metrics})
         return found
     except Exception as error:  # for example, code for a certain number of rows: a step has it, or reports the error
         _log.debug("Rows could not be compared:", exc_info=True)
@@ -110,6 +115,9 @@ def _of_calls(found: CoupledRows, calls: PartialResults, strategy: Strategy, mod
     if not _are_of_rows(calls.each(lambda call: keras.tree.flatten(call.outputs)), tolerance):
         return found._replace(outputs=not communicates(lambda: model(x, training=False), strategy))
     found = found._replace(losses=found.losses + _added(calls, tolerance))
+    updated = _updated(calls, model)
+    if updated and not communicates(lambda: model(x, training=False), strategy):
+        found = found._replace(metrics=dict.fromkeys(updated, "rows"))
     state = coupled_state(strategy, model, x, len(keras.tree.flatten(x)[0]))
     return found if state and communicates(lambda: model(x, training=True), strategy) else found._replace(state=state)
 
@@ -143,22 +151,31 @@ def _are_of_rows(outputs: PartialResults, tolerance: Tolerance) -> bool:
 def _forward(strategy: Strategy, model: keras.Model, x: Any) -> Callable[[slice], _Call]:
     """Returns a function that calls the model on a part of the rows `x`."""
     names: list[str] = []
+    metrics = keras_internals.metrics_updated_by_calls(model)
+    all_rows = len(keras.tree.flatten(x)[0])
+
+    def values() -> list[list[tf.Tensor]]:
+        return [[tf.identity(variable.value) for variable in metric.variables] for _, metric in metrics]
 
     def forward(first_row: tf.Tensor, rows: Any) -> Any:
+        before = values()
+        share = floating(tf.shape(keras.tree.flatten(rows)[0])[0]) / all_rows
         with using(OneReplica()), keras_internals.neutral(first_row), keras_internals.functions_inlined():
-            outputs = model(rows, training=False)
+            with scalars_weighted(share):
+                outputs = model(rows, training=False)
             added = keras_internals.losses_by_layer(model)
         names[:] = [name for name, losses in added.items() for _ in losses]
-        return outputs, [tf.reduce_sum(each) for losses in added.values() for each in losses]
+        totals = [tf.reduce_sum(each) for losses in added.values() for each in losses]
+        return outputs, totals, tf.nest.map_structure(tf.subtract, values(), before)
 
     compute = computed_for(forward, x, strategy)
 
     def call(part: slice) -> _Call:
-        outputs, losses = compute(x, part)
+        outputs, losses, updates = compute(x, part)
         added: dict[str, list[np.ndarray]] = {}
         for name, value in zip(names, losses, strict=True):
             added.setdefault(name, []).append(value * (part.stop - part.start))
-        return _Call(outputs, added)
+        return _Call(outputs, added, {name: values for (name, _), values in zip(metrics, updates, strict=True)})
 
     return call
 
@@ -184,6 +201,13 @@ def _added(calls: PartialResults, tolerance: Tolerance) -> list[str]:
     """Returns which layers add losses that do not add up."""
     added = calls.each(operator.attrgetter("added"))
     return [f"what {name} adds" for name in added.full if not added.each(operator.itemgetter(name)).add_up(tolerance)]
+
+
+def _updated(calls: PartialResults, model: keras.Model) -> list[str]:
+    """Returns which metrics are updated by calls with what does not add up."""
+    updates = calls.each(operator.attrgetter("metrics"))
+    tolerance = Tolerance.of_sums(model, keras.tree.flatten([updates.full, calls.full.outputs]))
+    return [name for name in updates.full if not updates.each(operator.itemgetter(name)).add_up(tolerance)]
 
 
 def _random_outputs(model: keras.Model, rows: int) -> list[np.ndarray]:

@@ -160,7 +160,7 @@ class Totals:
 
 def check_names(model: keras.Model) -> None:
     """Raises `InputError` if metrics that a call of the model updates have the same name, or one that is compiled."""
-    names = keras_internals.names_updated_by_calls(model)
+    names = [name for name, _ in keras_internals.metrics_updated_by_calls(model)]
     compiled = keras_internals.names_of_compiled_metrics(model)
     for name in names:
         if names.count(name) > 1 or name in compiled:

@@ -137,11 +137,11 @@ def _of_metric(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
             f"{name}, whose variables after two batches are not the sums of those after each, as of a maximum. Compute it in "
             "a callback, or use Keras's own fit under tfdist.run."
         )
-    remedy = "compute it from tfdist.gather_rows(rows)" if parts == 1 else "train without micro-steps"
+    remedy = "one from tfdist.gather_rows(rows)" if parts == 1 else "train without micro-steps"
     return (
         "A metric must be a mean or a sum over rows, on several replicas or with several micro-steps. Received: "
         f"{name}, whose variables for some rows are not the sums of those for parts of them, with "
-        f"{replicas_and_micro_steps(replicas, parts)}. Return a value for each row, or {remedy}; or use Keras's own fit under "
+        f"{replicas_and_micro_steps(replicas, parts)}. Compute a value for each row, or {remedy}; or use Keras's own fit under "
         "tfdist.run."
     )
 

@@ -164,7 +164,7 @@ def build(
     metrics.check_names(model)
     metrics.check_sums(keras_internals.metrics_of(model))
     check_metric_names(keras_internals.names_of_compiled_metrics(model))
-    check_metric_names(keras_internals.names_updated_by_calls(model))
+    check_metric_names([name for name, _ in keras_internals.metrics_updated_by_calls(model)])
     recorded = metrics.ModelMetrics(model)
     for variable in recorded.variables:
         if not strategy.adoption.owns(variable):  # replicas would share it, and its sum over them be too large
