@@ -210,7 +210,7 @@ def _added(calls: PartialResults, tolerance: Tolerance) -> list[str]:
 
 
 def _updated(calls: PartialResults, model: keras.Model) -> list[str]:
-    """Returns which metrics are updated by calls with what does not add up."""
+    """Returns the names of metrics to whose variables calls of the model add values that do not add up over rows."""
     updates = calls.each(operator.attrgetter("metrics"))
     tolerance = Tolerance.of_sums(model, keras.tree.flatten([updates.full, calls.full.outputs]))
     return [name for name in updates.full if not updates.each(operator.itemgetter(name)).add_up(tolerance)]

@@ -72,9 +72,9 @@ def check_examples(
       On the chief, the text and the situation of a warning for each thing that is suspicious; none on other processes.
 
     Raises:
-      InputError: on every process, for evaluation data that does not fit the model, and for labels with which training or
-        evaluation is certainly wrong, for metrics that do not add up over batches, and, if a batch is computed in parts, for
-        losses that are not means over rows, and for metrics that do not add up over rows.
+      InputError: on every process. Evaluation data does not fit the model; training or evaluation is certainly wrong with the
+        labels; or a metric does not add up over batches. With several replicas or micro-steps, also: a loss is not a mean
+        over rows, a metric does not add up over rows, or outputs or state depend on several rows together.
     """
     if evaluation is not None:
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
@@ -110,8 +110,8 @@ def _refusals(found: CoupledRows, model: keras.Model, settings: Settings, replic
     divided = replicas_and_micro_steps(replicas, parts)
     if found.losses:
         return [str(not_means(found.losses, replicas, parts))]
-    for name, coupling in found.metrics.items():
-        return [_of_metric(name, coupling, replicas, parts)]
+    if found.metrics:
+        return [_of_metric(name, coupling, replicas, parts) for name, coupling in found.metrics.items()]
     # Replicas that train locally keep state of their own, of which exchanges take means.
     if found.state and not (settings.sync.exchanges_weights and parts == 1):
         return [
@@ -147,7 +147,7 @@ def _of_metric(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
 
 
 def _warnings(found: CoupledRows, replicas: int, parts: int) -> list[str]:
-    """Returns a warning if it is unknown which results depend on several rows together, and a batch is computed in parts."""
+    """Returns a warning if several replicas or micro-steps share a batch whose rows could not be compared."""
     if not found.error or replicas * parts == 1:
         return []
     return [
