@@ -1,5 +1,6 @@
 """Metrics of a user that do not add up over batches, or over rows."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,55 +10,23 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.step.functions_of_batches import gathered_root, mean, per_row, root, total, where_positive
+from tests.step.functions_of_batches import (
+    gathered_root,
+    mean,
+    per_row,
+    root,
+    total,
+    where_positive,
+    where_second_is_positive,
+)
+from tests.step.user_metrics import Count, Gathered, Heaviest, Moving, OfBatches, OfKeras, Peak, Root, Summed
+from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.step.coupled_metrics import coupled_metrics
+from tfdist.trainer import evaluation
 
 ops = keras.ops
 X, Y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
-
-
-class OneVariable(keras.Metric):
-    """A metric with one variable."""
-
-    def __init__(self) -> None:
-        super().__init__(name=type(self).__name__.lower())
-        self.value = self.add_variable((), "zeros", name="value")
-
-    def result(self) -> Any:
-        return self.value
-
-
-class Peak(OneVariable):
-    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
-        self.value.assign(ops.maximum(self.value, ops.max(ops.abs(y - outputs))))
-
-
-class Moving(OneVariable):
-    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
-        self.value.assign(0.9 * self.value + 0.1 * total(y, outputs))
-
-
-class Count(OneVariable):
-    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
-        counted = ops.cast(y > outputs, "float32")
-        self.value.assign_add(ops.sum(counted if sample_weight is None else counted * sample_weight[:, None]))
-
-
-class Heaviest(OneVariable):
-    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
-        self.value.assign_add(0.0 if sample_weight is None else ops.max(sample_weight))
-
-
-class Summed(keras.metrics.Sum):
-    """Adds the squares of all elements."""
-
-    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
-        super().update_state(total(y, outputs))
-
-
-class OfKeras(keras.metrics.MeanSquaredError):
-    """Code of a user that changes nothing."""
 
 
 CASES: dict[str, tuple[Callable[[], Any], dict[str, str]]] = {
@@ -68,12 +37,22 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, str]]] = {
     "root": (lambda: root, {"root": "rows"}),
     "root of gathered rows": (lambda: gathered_root, {"gathered_root": "rows"}),
     "mean over a mask": (lambda: where_positive, {"where_positive": "rows"}),
+    "NaN without some rows": (
+        lambda: where_second_is_positive,
+        {"where_second_is_positive": "rows"},
+    ),
+    "mean of batches": (OfBatches, {"ofbatches": "rows"}),
+    "partial function": (lambda: functools.partial(root), {"partial": "rows"}),
+    "object": (Root, {"root": "rows"}),
     "maximum": (Peak, {"peak": "batches"}),
     "moving mean": (Moving, {"moving": "batches"}),
     "count": (Count, {}),
     "subclass": (OfKeras, {}),
     "of Keras": (lambda: "mae", {}),
     "of Keras, of all rows": (lambda: keras.losses.dice, {"dice": "rows"}),
+    "loss of Keras, of all rows": (keras.losses.Dice, {"dice": "rows"}),
+    "of Keras, over rows": (lambda: keras.metrics.PearsonCorrelation(axis=0), {"pearson_correlation": "rows"}),
+    "of Keras, over columns": (lambda: keras.metrics.CosineSimilarity(axis=-1), {}),
 }
 
 
@@ -105,6 +84,19 @@ def values_of(model: keras.Model) -> list[np.ndarray]:
     return [np.asarray(variable) for metric in model.metrics for variable in metric.variables]
 
 
+def test_metrics_that_communicate_are_summed_over_replicas(mirrored2: tfdist.Strategy) -> None:
+    for metrics, expected in (
+        ([gathered_root, root], {"root": "rows"}),
+        ([Gathered(is_shared=True)], {}),
+        ([Gathered(is_shared=False)], {"gathered": "rows"}),
+    ):
+        with mirrored2.scope():
+            model = network(metrics=metrics)
+            model.build([None, 4])
+        keras_internals.build(model, (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 4])))
+        assert coupled_metrics(mirrored2, model, (tf.constant(Y),), model(X), 2, 1) == expected
+
+
 def test_weights_are_passed_on(single: tfdist.Strategy) -> None:
     model = network(weighted_metrics=[Count(), Heaviest()])
     weights = np.arange(16, dtype="float32")
@@ -129,7 +121,9 @@ def test_a_trainer_refuses_what_depends_on_all_rows_on_several_replicas_and_with
         InputError, match="must be a mean or a sum over rows.* Received: root, .* with 2 replicas and 1 .*, or one from"
     ):
         fit(mirrored2, root)
-    with pytest.raises(InputError, match="Received: root, .* with 1 replica and 2 micro-steps.*, or train without"):
+    with pytest.raises(
+        InputError, match="Received: root, .* with 1 replica and 2 micro-steps.*; train without micro-steps"
+    ):
         fit(single, root, accumulate_steps=2)
 
 
@@ -159,3 +153,26 @@ def test_a_trainer_refuses_a_maximum_on_any_number_of_replicas(
     for strategy in (single, mirrored2, mesh2x2):
         with pytest.raises(InputError, match="must be sums over batches. Received: peak, .* under tfdist.run"):
             fit(strategy, Peak())
+
+
+def test_an_evaluation_without_training_is_checked_once(
+    single: tfdist.Strategy, mirrored2: tfdist.Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trainer(strategy: tfdist.Strategy, metric: Any) -> tfdist.Trainer:
+        with strategy.scope():
+            return tfdist.Trainer(network(), optimizer="sgd", loss="mse", metrics=[metric])
+
+    checked = []
+    original = evaluation.check_evaluated_alone
+    monkeypatch.setattr(evaluation, "check_evaluated_alone", lambda *given: checked.append(original(*given)))
+    for metric in (root, Peak()):
+        trainer(single, metric).evaluate(X, Y)
+        with pytest.raises(InputError, match="^A metric must be|^The variables of a metric"):
+            trainer(mirrored2, metric).evaluate(X, Y)
+    checked.clear()
+    accepted = trainer(mirrored2, mean)
+    found = [accepted.evaluate(X, Y)["mean"] for _ in range(2)]
+    assert found == pytest.approx([trainer(single, mean).evaluate(X, Y)["mean"]] * 2)
+    accepted.fit(X, Y, batch_size=8, epochs=1, verbose=0)
+    accepted.evaluate(X, Y)
+    assert len(checked) == 2  # of each trainer

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.step.functions_of_batches import mean, per_row, root, total, where_positive
+from tests.step.user_metrics import Count, Moving, Peak
 from tfdist.errors import InputError
 from tfdist.step.coupled_rows import CoupledRows, coupled_rows
 
@@ -160,6 +161,59 @@ def test_metrics_that_layers_update(value: Any, expected: dict[str, str], mirror
     found = coupled_rows(mirrored2, model, (X, Y), micro_steps=1, may_be_called=True)
     assert found == CoupledRows([], outputs=False, metrics=expected)
     assert [float(copy) for variable in kept for copy in mirrored2.local(variable.value)] == [2.0] * 4
+
+
+@pytest.mark.parametrize("left", [1e7, np.nan], ids=["large", "NaN"])
+def test_metrics_of_layers_are_compared_from_zero(left: float, mirrored2: tfdist.Strategy) -> None:
+    for value, expected in ((ops.mean, {}), (ops.sum, {"measuring_kept": "rows"})):
+        with mirrored2.scope():
+            model = network("mse", [lambda value=value: Measuring(value)])  # type: ignore[misc]
+        kept = model.layers[1].kept.variables
+        mirrored2.run(lambda kept=kept: [variable.assign(left) for variable in kept])
+        assert coupled_rows(mirrored2, model, (X, Y), micro_steps=1, may_be_called=True).metrics == expected
+
+
+def test_metrics_of_layers_of_low_precision_have_its_rounding_errors(mirrored2: tfdist.Strategy) -> None:
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(1).normal(size=(32, 8, 16)).astype("float32")
+    with mirrored2.scope():
+        measuring = Measuring(lambda rows: ops.mean(ops.square(rows)))
+        measuring.dtype_policy = "mixed_bfloat16"
+        model = keras.Sequential(
+            [
+                keras.Input([16]),
+                keras.layers.Dense(64, dtype="mixed_bfloat16"),
+                measuring,
+                keras.layers.Dense(1, dtype="float32"),
+            ]
+        )
+        model.compile("sgd", "mse")
+    for batch in x:
+        found = coupled_rows(mirrored2, model, (batch, batch[:, :1]), micro_steps=1, may_be_called=True)
+        assert found == CoupledRows([], outputs=False)
+
+
+class Watching(keras.layers.Layer):
+    """Updates a metric with its inputs and zeros."""
+
+    def __init__(self, metric: keras.Metric):
+        super().__init__(name="watching")
+        self.metric = metric
+
+    def call(self, x: Any) -> Any:
+        self.metric.update_state(x, ops.zeros_like(x))
+        return x
+
+
+@pytest.mark.parametrize("kind", [Peak, Moving, Count])
+def test_metrics_of_layers_must_add_up_over_batches(
+    kind: type[keras.Metric], single: tfdist.Strategy, mirrored2: tfdist.Strategy
+) -> None:
+    expected = {} if kind is Count else {f"watching_{kind.__name__.lower()}": "batches"}
+    for strategy in (single, mirrored2):
+        with strategy.scope():
+            model = network("mse", [lambda: Watching(kind())])
+        assert coupled_rows(strategy, model, (X, Y), micro_steps=1, may_be_called=True).metrics == expected
 
 
 def test_one_row_shows_nothing(single: tfdist.Strategy) -> None:

@@ -34,5 +34,11 @@ def where_positive(y_true: Any, y_pred: Any) -> Any:
     return ops.sum(mask * squares(y_true, y_pred)) / ops.sum(mask)
 
 
+def where_second_is_positive(y_true: Any, y_pred: Any) -> Any:
+    """The mean over rows whose second label is positive; NaN without such rows."""
+    mask = ops.cast(y_true[:, 1] > 0, y_pred.dtype)
+    return ops.sum(mask * per_row(y_true, y_pred)) / ops.sum(mask)
+
+
 def gathered_root(y_true: Any, y_pred: Any) -> Any:
     return root(tfdist.gather_rows(y_true), tfdist.gather_rows(y_pred))

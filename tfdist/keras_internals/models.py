@@ -1,13 +1,12 @@
-"""Internals of Keras's models: compiled losses and metrics, and layers."""
+"""Internals of Keras's models: compiled losses, and layers."""
 
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec, get_keras_mask
 from keras.src.losses import loss as keras_loss
@@ -115,9 +114,9 @@ def overridden(model: keras.Model, name: str) -> bool:
 
 def compiled_functions(model: keras.Model) -> list[Any]:
     """Returns the compiled losses and metrics, as functions and objects, including Keras's own."""
-    parts = [*_compiled_losses(model), *model.metrics, *_compiled_metrics(model)]
+    parts = [*_compiled_losses(model), *model.metrics, *compiled_metrics(model)]
     named = [part for part in parts if part is not None and not isinstance(part, str)]
-    return [_function_of(part) for part in named]
+    return [wrapped_function(part) for part in named]
 
 
 def is_own(part: Any) -> bool:
@@ -133,9 +132,14 @@ def _compiled_losses(model: keras.Model) -> list[Any]:
     return keras.tree.flatten(model._compile_loss._user_loss) if model._compile_loss is not None else []
 
 
+def compiled_metrics(model: keras.Model) -> list[keras.Metric]:
+    """Returns the compiled metrics; none of a model that is not compiled, or not built."""
+    return model._compile_metrics.metrics if model._compile_metrics is not None else []
+
+
 def losses_of_all_rows(model: keras.Model) -> list[str]:
     """Returns the names of Keras's compiled losses that are not means over rows, as far as is known without outputs."""
-    functions = [(_function_of(_loss_of(loss)), loss) for loss in _compiled_losses(model) if loss is not None]
+    functions = [(wrapped_function(_loss_of(loss)), loss) for loss in _compiled_losses(model) if loss is not None]
     return [function.__name__ for function, loss in functions if function in LOSSES_OF_ALL_ROWS and _of_rows(loss)]
 
 
@@ -147,7 +151,7 @@ def _loss_of(given: Any) -> Any:
 
 def is_of_all_rows(loss: keras.Loss, rank: int) -> bool:
     """Returns whether a loss is one of Keras's that are not means over rows, for outputs of a rank."""
-    return _function_of(loss) in LOSSES_OF_ALL_ROWS and _of_rows(loss, rank)
+    return wrapped_function(loss) in LOSSES_OF_ALL_ROWS and _of_rows(loss, rank)
 
 
 def _of_rows(loss: Any, rank: int | None = None) -> bool:
@@ -162,7 +166,7 @@ def _of_rows(loss: Any, rank: int | None = None) -> bool:
     return 0 in axes or (rank is not None and -rank in axes)
 
 
-def _function_of(part: Any) -> Any:
+def wrapped_function(part: Any) -> Any:
     """Returns the function that a Keras loss or metric wraps; else the object, whatever its attribute `fn` may be."""
     wrapped = (getattr(part, name, None) for name in ("fn", "_fn"))
     return next((function for function in wrapped if hasattr(function, "__name__")), part)
@@ -174,7 +178,7 @@ def loss_form(loss: Any) -> tuple[str, dict[str, Any]]:
     Args:
       loss: an object, a function, or a name that Keras does not resolve by the shapes of labels.
     """
-    function = getattr(keras.losses, loss, None) if isinstance(loss, str) else _function_of(loss)
+    function = getattr(keras.losses, loss, None) if isinstance(loss, str) else wrapped_function(loss)
     if not getattr(function, "__module__", "").startswith("keras."):
         return "", {}
     return getattr(function, "__name__", ""), dict(getattr(loss, "_fn_kwargs", {}))
@@ -300,98 +304,3 @@ def take_data_losses(layer: keras.Layer) -> list[tf.Tensor]:
     losses = data_losses(layer)
     layer._clear_losses()
     return losses
-
-
-def metrics_of(model: keras.Model) -> list[keras.Metric]:
-    """Returns the metrics of a compiled and built model, compiled or updated by its calls; without the loss trackers."""
-    return [*_compiled_metrics(model), *(metric for _, metric in _updated_by_calls(model))]
-
-
-def names_of_compiled_metrics(model: keras.Model) -> list[str]:
-    """Returns the names of the compiled metrics; with several outputs, logs prefix them with the outputs' names."""
-    return [metric.name for metric in _compiled_metrics(model)]
-
-
-def _compiled_metrics(model: keras.Model) -> list[keras.Metric]:
-    return model._compile_metrics.metrics if model._compile_metrics is not None else []
-
-
-def own_compiled_metrics(model: keras.Model) -> list[keras.Metric]:
-    """Returns the compiled metrics that are, or call, code of a user."""
-    return [metric for metric in _compiled_metrics(model) if is_own(metric) or is_own(_function_of(metric))]
-
-
-def metric_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables of `metrics_of`, in the same order."""
-    return [variable for metric in metrics_of(model) for variable in metric.variables]
-
-
-def metrics_of_layers(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables of the metrics that layers update."""
-    return [variable for _, metric in _metrics_of_layers(model) for variable in metric.variables]
-
-
-def metrics_updated_by_calls(model: keras.Model) -> list[tuple[str, keras.Metric]]:
-    """Returns the model's own metrics and those of layers, with their names in logs; a layer's name is a prefix."""
-    return [(f"{prefix}{metric.name}", metric) for prefix, metric in _updated_by_calls(model)]
-
-
-def _updated_by_calls(model: keras.Model) -> list[tuple[str, keras.Metric]]:
-    """Returns the metrics that a call of the model updates, with the prefixes of their names in logs.
-
-    The model's own are those in its property `metrics`, which it may override, that neither Keras nor a layer has added.
-    """
-    of_layers = _metrics_of_layers(model)
-    of_compile = [model._loss_tracker, model._compile_metrics, *_compiled_metrics(model)]
-    of_losses = model._compile_loss.metrics if model._compile_loss is not None else []
-    others = {id(metric) for metric in (*of_compile, *of_losses, *(metric for _, metric in of_layers))}
-    own = [("", metric) for metric in model.metrics if id(metric) not in others]
-    return [*own, *((f"{layer}_", metric) for layer, metric in of_layers)]
-
-
-def _metrics_of_layers(model: keras.Model) -> list[tuple[str, keras.Metric]]:
-    return [(layer.name, metric) for layer in layers_of(model) for metric in layer._metrics]
-
-
-def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Updates the compiled metrics with one batch."""
-    if model._compile_metrics is not None:
-        model._compile_metrics.update_state(y_true, y_pred, sample_weight)
-
-
-def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float]:
-    """Returns the metrics' results by name in logs, given values of `metric_variables`.
-
-    The names of a layer's metrics are prefixed with its name, those of the model's own are not. Of a vector of several
-    elements, each has the metric's name and its index.
-
-    Raises:
-      InputError: a result has more dims than a vector.
-    """
-    results: dict[str, Any] = {}
-    with keras.StatelessScope(state_mapping=list(zip(metric_variables(model), values, strict=True))):
-        if model._compile_metrics is not None:
-            for name, result in model._compile_metrics.result().items():
-                results |= by_name(name, result)
-        for prefix, metric in _updated_by_calls(model):
-            results |= {f"{prefix}{name}": value for name, value in by_name(metric.name, metric.result()).items()}
-        # In the scope, because a result may be a variable.
-        return {name: value for key, result in results.items() for name, value in _numbers(key, np.asarray(result))}
-
-
-def by_name(name: str, result: Any) -> dict[str, Any]:
-    """Returns the parts of a metric's result by their names in logs: a dict has them, anything else has the metric's name."""
-    return result if isinstance(result, dict) else {name: result}
-
-
-def _numbers(name: str, result: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Returns the numbers of a metric's result by their names in logs."""
-    if result.size == 1:
-        yield name, float(result.item())
-        return
-    if result.ndim > 1:
-        raise InputError(
-            f"A metric's result must be a number, a vector, or a dict of them. Received: {name} with the shape "
-            f"{list(result.shape)}. Return a dict with a name for each number."
-        )
-    yield from ((f"{name}_{i}", float(x)) for i, x in enumerate(result))

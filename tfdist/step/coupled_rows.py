@@ -9,7 +9,7 @@ import itertools
 import logging
 import operator
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -59,7 +59,7 @@ class _Call(NamedTuple):
     Attributes:
       outputs: the outputs, as arrays.
       added: for each layer that has added losses, these times the number of rows: numbers that add up over rows.
-      metrics: for each metric that the call has updated, what it has added to the variables.
+      metrics: for each metric that the call updates, its variables afterwards; they begin with zeros.
     """
 
     outputs: Any
@@ -72,7 +72,7 @@ def coupled_rows(
 ) -> CoupledRows:
     """Returns what depends on several rows together, in evaluation, as far as some examples show it.
 
-    Every process must call it. No communication takes place, and variables have the same values afterwards.
+    Every process must call it. Replicas communicate only if a compiled metric does; variables have the same values afterwards.
 
     Args:
       strategy: strategy of the model.
@@ -87,20 +87,26 @@ def coupled_rows(
     compiled = [number for number, (_, of_one, _) in enumerate(flat) if not keras_internals.loss_form(of_one)[0]]
     has_own_code = is_divided and may_be_called and _has_own_code(model)
     has_own_metrics = bool(keras_internals.own_compiled_metrics(model))
+    updated = keras_internals.metrics_updated_by_calls(model) if may_be_called else []
+    own_updated = [name for name, metric in updated if keras_internals.is_own(metric)]
     rows = min(_ROWS, *(len(leaf) for leaf in keras.tree.flatten(examples)))
-    if rows < 2 or not (compiled or has_own_code or has_own_metrics):
+    if rows < 2 or not (compiled or has_own_code or has_own_metrics or own_updated):
         return CoupledRows([], outputs=False)
     x, *others = keras.tree.map_structure(lambda leaf: tf.convert_to_tensor(leaf[:rows]), tuple(examples))
     found = CoupledRows([], outputs=False)
     try:
         call = _forward(strategy, model, x) if may_be_called else None
-        calls = PartialResults.of(call, rows) if call and has_own_code else None
+        calls = PartialResults.of(call, rows, in_parts=has_own_code) if call and (has_own_code or own_updated) else None
         whole = calls.full.outputs if calls else call(slice(0, rows)).outputs if call else _random_outputs(model, rows)
         runner = strategy if may_be_called else None
         wrong = _compiled(runner, model, others, whole) if compiled else []
         found = found._replace(losses=[flat[number].loss.name for number in compiled if number in wrong])
-        if calls is not None:
+        if calls is not None and has_own_code:
             found = _of_calls(found, calls, strategy, model, x)
+        if calls is not None and own_updated:
+            second = _forward(strategy, model, x, begin=calls.full.metrics)(slice(0, rows))
+            over_batches = _not_sums_over_batches(own_updated, calls, second, Tolerance.of(model))
+            found = found._replace(metrics={**found.metrics, **dict.fromkeys(over_batches, "batches")})
         if has_own_metrics:
             of_metrics = coupled_metrics(runner, model, others, whole, strategy.replicas, micro_steps)
             found = found._replace(metrics={**found.metrics, **of_metrics})
@@ -116,7 +122,7 @@ def _of_calls(found: CoupledRows, calls: PartialResults, strategy: Strategy, mod
     if not _are_of_rows(calls.each(lambda call: keras.tree.flatten(call.outputs)), tolerance):
         return found._replace(outputs=not communicates(lambda: model(x, training=False), strategy))
     found = found._replace(losses=found.losses + _added(calls, tolerance))
-    updated = _updated(calls, model)
+    updated = _updated(calls, tolerance)
     if updated and not communicates(lambda: model(x, training=False), strategy):
         found = found._replace(metrics=dict.fromkeys(updated, "rows"))
     state = coupled_state(strategy, model, x, len(keras.tree.flatten(x)[0]))
@@ -149,22 +155,30 @@ def _are_of_rows(outputs: PartialResults, tolerance: Tolerance) -> bool:
     return True
 
 
-def _forward(strategy: Strategy, model: keras.Model, x: Any) -> Callable[[slice], _Call]:
-    """Returns a function that calls the model on a part of the rows `x`."""
+def _forward(
+    strategy: Strategy, model: keras.Model, x: Any, begin: Mapping[str, list[np.ndarray]] | None = None
+) -> Callable[[slice], _Call]:
+    """Returns a function that calls the model on a part of the rows `x`.
+
+    Args:
+      strategy: strategy of the model.
+      model: built model.
+      x: structure of tensors [rows, ...].
+      begin: values with which the variables of each metric begin; None for zeros, as in a run.
+    """
     names: list[str] = []
     # Not those of this library's layers, which add up: they count choices that a rounding error may change.
-    metrics = [
-        (name, metric)
+    metrics = {
+        name: metric.variables
         for name, metric in keras_internals.metrics_updated_by_calls(model)
         if not isinstance(metric, ExpertLoad)
-    ]
+    }
     all_rows = len(keras.tree.flatten(x)[0])
 
-    def values() -> list[list[tf.Tensor]]:
-        return [[tf.identity(variable.value) for variable in metric.variables] for _, metric in metrics]
-
     def forward(first_row: tf.Tensor, rows: Any) -> Any:
-        before = values()
+        for name, variables in metrics.items():
+            for number, variable in enumerate(variables):
+                variable.assign(begin[name][number] if begin else tf.zeros(variable.shape, variable.dtype))
         share = floating(tf.shape(keras.tree.flatten(rows)[0])[0]) / all_rows
         with using(OneReplica()), keras_internals.neutral(first_row), keras_internals.functions_inlined():
             with scalars_weighted(share):
@@ -172,7 +186,7 @@ def _forward(strategy: Strategy, model: keras.Model, x: Any) -> Callable[[slice]
             added = keras_internals.losses_by_layer(model)
         names[:] = [name for name, losses in added.items() for _ in losses]
         totals = [tf.reduce_sum(each) for losses in added.values() for each in losses]
-        return outputs, totals, tf.nest.map_structure(tf.subtract, values(), before)
+        return outputs, totals, [[tf.identity(variable.value) for variable in each] for each in metrics.values()]
 
     compute = computed_for(forward, x, strategy)
 
@@ -181,7 +195,7 @@ def _forward(strategy: Strategy, model: keras.Model, x: Any) -> Callable[[slice]
         added: dict[str, list[np.ndarray]] = {}
         for name, value in zip(names, losses, strict=True):
             added.setdefault(name, []).append(value * (part.stop - part.start))
-        return _Call(outputs, added, {name: values for (name, _), values in zip(metrics, updates, strict=True)})
+        return _Call(outputs, added, dict(zip(metrics, updates, strict=True)))
 
     return call
 
@@ -209,11 +223,31 @@ def _added(calls: PartialResults, tolerance: Tolerance) -> list[str]:
     return [f"what {name} adds" for name in added.full if not added.each(operator.itemgetter(name)).add_up(tolerance)]
 
 
-def _updated(calls: PartialResults, model: keras.Model) -> list[str]:
+def _updated(calls: PartialResults, tolerance: Tolerance) -> list[str]:
     """Returns the names of metrics to whose variables calls of the model add values that do not add up over rows."""
     updates = calls.each(operator.attrgetter("metrics"))
-    tolerance = Tolerance.of_sums(model, keras.tree.flatten([updates.full, calls.full.outputs]))
     return [name for name in updates.full if not updates.each(operator.itemgetter(name)).add_up(tolerance)]
+
+
+def _not_sums_over_batches(
+    names: Iterable[str], calls: PartialResults, second: _Call, tolerance: Tolerance
+) -> list[str]:
+    """Returns which metrics a second call, with the same rows, does not change as the first one does.
+
+    Args:
+      names: names of metrics.
+      calls: calls of the model.
+      second: a call for all rows with metrics that begin as `calls.full` leaves them.
+      tolerance: tolerance of sums.
+    """
+    once = calls.each(operator.attrgetter("metrics"))
+    found = []
+    for name in names:
+        of_metric = once.each(operator.itemgetter(name))
+        added = [after - before for after, before in zip(second.metrics[name], of_metric.full, strict=True)]
+        if not of_metric._replace(partitions=[[added]]).add_up(tolerance):
+            found.append(name)
+    return found
 
 
 def _random_outputs(model: keras.Model, rows: int) -> list[np.ndarray]:

@@ -49,7 +49,7 @@ class PartialResults(NamedTuple):
         return PartialResults(function(self.full), function(self.again), partitions)
 
     def add_up(self, tolerance: Tolerance) -> bool:
-        """Returns whether arrays for all rows are the sums of those for parts, as far as they are finite and repeatable.
+        """Returns whether arrays for all rows, as far as they are finite and repeatable, are the sums of those for parts.
 
         Results must be lists of arrays.
 
@@ -63,7 +63,7 @@ class PartialResults(NamedTuple):
             for whole, values in zip(self.full, map(np.stack, zip(*parts, strict=True)), strict=True):
                 scale = np.maximum(np.abs(whole), np.sum(np.abs(values), axis=0, dtype=np.float64))
                 difference = np.abs(np.sum(values, axis=0, dtype=np.float64) - whole)
-                if np.any(difference > tolerance.relative * scale + 1e-12):
+                if not np.all(difference <= tolerance.relative * scale + 1e-12):  # a part may be NaN
                     return False
         return True
 

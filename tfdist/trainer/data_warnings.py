@@ -82,15 +82,16 @@ def check_examples(
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
     found = data_check.findings(model, train) if strategy.is_chief else []
     wrong = [finding.text for finding in found if finding.is_error]
-    parts = strategy.micro_batches if isinstance(strategy, HasStages) else settings.micro_steps
+    parts = _micro_batches(strategy, settings.micro_steps)
     coupled = _coupled(strategy, model, train, parts)  # on every process: replicas run it
-    wrong += _refusals(coupled, model, settings, strategy.replicas, parts)
+    if settings.sync.exchanges_weights and parts == 1:
+        # Replicas that train locally keep state of their own, of which exchanges take means.
+        coupled = coupled._replace(state=[])
+    wrong += _refusals(coupled, model, strategy.replicas, parts)
     if test is not None and strategy.is_chief:
         later = data_check.findings(model, test)
         wrong += [f"Evaluation data: {finding.text}" for finding in later if finding.is_error]
-    with long_timeout("its data") as deadline:
-        if refusal := strategy.group.broadcast("data/refusal", wrong[:1], deadline):
-            raise InputError(refusal[0])
+    _refuse(strategy, "data/refusal", wrong)
     if found or not strategy.is_chief:
         warnings.filterwarnings("ignore", message=_OF_KERAS)
     places = data_check.not_finite(test) if test is not None and strategy.is_chief else []
@@ -99,21 +100,53 @@ def check_examples(
     return [(text, "") for text in (*(finding.text for finding in found), *unknown)] + of_evaluation
 
 
+def check_evaluated_alone(strategy: Strategy, model: keras.Model, data: Examples) -> None:
+    """Checks some examples of an evaluation without training, whose results must be those of one device.
+
+    Every process must call it. Neither the position in the data nor a random state changes.
+
+    Args:
+      strategy: strategy of the model.
+      model: compiled and built model.
+      data: data to evaluate on.
+
+    Raises:
+      InputError: on every process, with several replicas or micro-batches: a loss is not a mean over rows, a metric does not
+        add up, or outputs depend on several rows together.
+    """
+    parts = _micro_batches(strategy, micro_steps=1)
+    if strategy.replicas * parts == 1:
+        return
+    found = _coupled(strategy, model, _sample(data), parts)._replace(state=[])  # which only training assigns
+    _refuse(strategy, "evaluation/refusal", _refusals(found, model, strategy.replicas, parts))
+
+
+def _micro_batches(strategy: Strategy, micro_steps: int) -> int:
+    """Returns in how many parts a replica computes its rows."""
+    return strategy.micro_batches if isinstance(strategy, HasStages) else micro_steps
+
+
+def _refuse(strategy: Strategy, name: str, wrong: list[str]) -> None:
+    """Raises `InputError` on every process with the first error that the chief has found, if any."""
+    with long_timeout("its data") as deadline:
+        if refusal := strategy.group.broadcast(name, wrong[:1], deadline):
+            raise InputError(refusal[0])
+
+
 def _coupled(strategy: Strategy, model: keras.Model, examples: Any, parts: int) -> CoupledRows:
     """Returns which results depend on several rows together, and which metrics do not add up over batches."""
     may_be_called = not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts
     return coupled_rows(strategy, model, examples, micro_steps=parts, may_be_called=may_be_called)
 
 
-def _refusals(found: CoupledRows, model: keras.Model, settings: Settings, replicas: int, parts: int) -> list[str]:
+def _refusals(found: CoupledRows, model: keras.Model, replicas: int, parts: int) -> list[str]:
     """Returns errors about results that depend on several rows together."""
     divided = replicas_and_micro_steps(replicas, parts)
     if found.losses:
         return [str(not_means(found.losses, replicas, parts))]
     if found.metrics:
         return [_of_metric(name, coupling, replicas, parts) for name, coupling in found.metrics.items()]
-    # Replicas that train locally keep state of their own, of which exchanges take means.
-    if found.state and not (settings.sync.exchanges_weights and parts == 1):
+    if found.state:
         return [
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them, on "
             f"several replicas or with several micro-steps. Received: {found.state[0]}, which is not, with {divided}. Leave "
@@ -137,12 +170,14 @@ def _of_metric(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
             f"{name}, whose variables after two batches are not the sums of those after each, as of a maximum. Compute it in "
             "a callback, or use Keras's own fit under tfdist.run."
         )
-    remedy = "one from tfdist.gather_rows(rows)" if parts == 1 else "train without micro-steps"
+    gathered, undivided = (
+        (", or one from tfdist.gather_rows(rows)", "") if parts == 1 else ("", " train without micro-steps;")
+    )
     return (
         "A metric must be a mean or a sum over rows, on several replicas or with several micro-steps. Received: "
         f"{name}, whose variables for some rows are not the sums of those for parts of them, with "
-        f"{replicas_and_micro_steps(replicas, parts)}. Compute a value for each row, or {remedy}; or use Keras's own fit under "
-        "tfdist.run."
+        f"{replicas_and_micro_steps(replicas, parts)}. Let a function return a value for each row{gathered}, and a class count "
+        f"rows rather than batches;{undivided} or use Keras's own fit under tfdist.run."
     )
 
 

@@ -20,6 +20,7 @@ from tfdist.step.validation import check_same_data
 from tfdist.trainer.argument_types import check_targets, checked_callbacks
 from tfdist.trainer.callback_weights import check_no_swap
 from tfdist.trainer.callbacks import chosen, evaluated
+from tfdist.trainer.data_warnings import check_evaluated_alone
 from tfdist.trainer.fit_arguments import BATCH_SIZE, checked_count, evaluation_arguments
 from tfdist.trainer.program import Program
 
@@ -40,6 +41,7 @@ class Evaluates:
     _program: Program | None
     _has_loss: bool
     _predictor: Predictor | None = None
+    _is_evaluation_checked: bool = False
 
     @property
     def step(self) -> int:
@@ -77,7 +79,8 @@ class Evaluates:
           return_dict: must be True, which is not Keras's default.
 
         Raises:
-          InputError: an argument is invalid, or the data does not fit the model.
+          InputError: an argument is invalid, the data does not fit the model, or, with several replicas, results would not be
+            those of one device: a loss is not a mean over rows, a metric does not add up, or outputs depend on several rows.
         """
         verbose = _checked_verbosity(verbose)
         if return_dict is not True:
@@ -91,6 +94,9 @@ class Evaluates:
         count = -(-examples.size // batch_size)
         bar = keras.utils.Progbar(count, verbose=2 if verbose and self.strategy.is_chief else 0)  # starts its clock
         program = self.build(examples).accepting(examples)
+        if not (self._is_evaluation_checked or program.steps.has_loop):  # `fit` checks its own examples
+            check_evaluated_alone(self.strategy, self.model, examples)
+            self._is_evaluation_checked = True
         check_no_swap(callbacks, program)
         listed = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1, steps=count, verbose=0)
         results = evaluated(listed, count, functools.partial(program.evaluate, examples, batch_size, self.step))

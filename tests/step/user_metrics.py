@@ -1,0 +1,88 @@
+"""Metrics as users write them."""
+
+from typing import Any
+
+import keras
+
+import tfdist
+from tests.step.functions_of_batches import mean, root, total
+
+ops = keras.ops
+
+
+class OneVariable(keras.Metric):
+    """A metric with one variable."""
+
+    def __init__(self) -> None:
+        super().__init__(name=type(self).__name__.lower())
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def result(self) -> Any:
+        return self.value
+
+
+class Peak(OneVariable):
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.value.assign(ops.maximum(self.value, ops.max(ops.abs(y - outputs))))
+
+
+class Moving(OneVariable):
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.value.assign(0.9 * self.value + 0.1 * total(y, outputs))
+
+
+class Count(OneVariable):
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        counted = ops.cast(y > outputs, "float32")
+        self.value.assign_add(ops.sum(counted if sample_weight is None else counted * sample_weight[:, None]))
+
+
+class Heaviest(OneVariable):
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.value.assign_add(0.0 if sample_weight is None else ops.max(sample_weight))
+
+
+class OfBatches(keras.Metric):
+    """The mean over batches of a mean over rows."""
+
+    def __init__(self) -> None:
+        super().__init__(name="ofbatches")
+        self.total, self.count = (self.add_variable((), "zeros", name=name) for name in ("total", "count"))
+
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(mean(y, outputs))
+        self.count.assign_add(1.0)
+
+    def result(self) -> Any:
+        return self.total / self.count
+
+
+class Root:
+    """A function of a batch, as an object without a name."""
+
+    def __call__(self, y: Any, outputs: Any) -> Any:
+        return root(y, outputs)
+
+
+class Gathered(OneVariable):
+    """Adds a sum over all rows, or the part in it of a replica's rows."""
+
+    def __init__(self, *, is_shared: bool):
+        super().__init__()
+        self.is_shared = is_shared
+
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        share = ops.shape(outputs)[0] / ops.shape(tfdist.gather_rows(outputs))[0] if self.is_shared else 1.0
+        found = total(tfdist.gather_rows(y, "y"), tfdist.gather_rows(outputs, "outputs"))
+        self.value.assign_add(found * ops.cast(share, "float32"))
+
+
+class Summed(keras.metrics.Sum):
+    """Adds the squares of all elements."""
+
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        super().update_state(total(y, outputs))
+
+
+class OfKeras(keras.metrics.MeanSquaredError):
+    """Code of a user that changes nothing."""
