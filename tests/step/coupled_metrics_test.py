@@ -37,10 +37,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, str]]] = {
     "root": (lambda: root, {"root": "rows"}),
     "root of gathered rows": (lambda: gathered_root, {"gathered_root": "rows"}),
     "mean over a mask": (lambda: where_positive, {"where_positive": "rows"}),
-    "NaN without some rows": (
-        lambda: where_second_is_positive,
-        {"where_second_is_positive": "rows"},
-    ),
+    "NaN without some rows": (lambda: where_second_is_positive, {"where_second_is_positive": "rows"}),
     "mean of batches": (OfBatches, {"ofbatches": "rows"}),
     "partial function": (lambda: functools.partial(root), {"partial": "rows"}),
     "object": (Root, {"root": "rows"}),

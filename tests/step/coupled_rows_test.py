@@ -1,6 +1,7 @@
 """Losses of a user that are not means over rows, and outputs that depend on other rows."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -167,7 +168,7 @@ def test_metrics_that_layers_update(value: Any, expected: dict[str, str], mirror
 def test_metrics_of_layers_are_compared_from_zero(left: float, mirrored2: tfdist.Strategy) -> None:
     for value, expected in ((ops.mean, {}), (ops.sum, {"measuring_kept": "rows"})):
         with mirrored2.scope():
-            model = network("mse", [lambda value=value: Measuring(value)])  # type: ignore[misc]
+            model = network("mse", [functools.partial(Measuring, value)])
         kept = model.layers[1].kept.variables
         mirrored2.run(lambda kept=kept: [variable.assign(left) for variable in kept])
         assert coupled_rows(mirrored2, model, (X, Y), micro_steps=1, may_be_called=True).metrics == expected

@@ -21,11 +21,12 @@ def names_of_compiled_metrics(model: keras.Model) -> list[str]:
 
 
 def own_compiled_metrics(model: keras.Model) -> list[keras.Metric]:
-    """Returns the compiled metrics that are, or call, code of a user, or compute with several rows together."""
-    return [metric for metric in compiled_metrics(model) if is_own(metric) or _calls_own_code(metric)]
+    """Returns the compiled metrics that are code of a user or call it, or that may combine rows."""
+    return [metric for metric in compiled_metrics(model) if is_own(metric) or _may_combine_rows(metric)]
 
 
-def _calls_own_code(metric: keras.Metric) -> bool:
+def _may_combine_rows(metric: keras.Metric) -> bool:
+    """Returns whether a metric wraps code of a user, or has another axis than the last one, which may be that of rows."""
     function = getattr(metric, "_fn", None)  # of a user, any callable; of Keras, a function or a loss
     is_of_rows = getattr(metric, "_fn_kwargs", {}).get("axis", -1) not in (-1, [-1], (-1,))
     return function is not None and (is_own(function) or is_own(wrapped_function(function)) or is_of_rows)

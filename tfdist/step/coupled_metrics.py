@@ -62,14 +62,15 @@ def coupled_metrics(
 
     compute = computed_for(updated_alone, given, strategy)
     is_divided = replicas * micro_steps > 1
-    found = [PartialResults.of(lambda part: compute(given, part), rows, in_parts=is_divided)]
     update = functools.partial(_once_and_twice, model, metrics, *given)
-    if micro_steps == 1 and isinstance(strategy, HasCollectives) and communicates(update, strategy):
+    if micro_steps == 1 < replicas and isinstance(strategy, HasCollectives) and communicates(update, strategy):
         summed = _summed_over_replicas(strategy, updated)
         found = [
             PartialResults(compute(given, batch), compute(given, batch), [[summed(given, batch)]])
             for batch in _batches(rows, strategy)
         ]
+    else:
+        found = [PartialResults.of(lambda part: compute(given, part), rows, in_parts=is_divided)]
     tolerance = Tolerance.of_sums(model, keras.tree.flatten([[each.full for each in found], outputs]))
     return {
         metric.name: coupling

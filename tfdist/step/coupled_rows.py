@@ -9,7 +9,7 @@ import itertools
 import logging
 import operator
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -105,8 +105,11 @@ def coupled_rows(
             found = _of_calls(found, calls, strategy, model, x)
         if calls is not None and own_updated:
             second = _forward(strategy, model, x, begin=calls.full.metrics)(slice(0, rows))
-            over_batches = _not_sums_over_batches(own_updated, calls, second, Tolerance.of(model))
-            found = found._replace(metrics={**found.metrics, **dict.fromkeys(over_batches, "batches")})
+            once = calls.each(operator.attrgetter("metrics"))
+            added = tf.nest.map_structure(np.subtract, second.metrics, once.full)
+            over_batches = set(_not_adding_up(once._replace(partitions=[[added]]), Tolerance.of(model)))
+            coupled = [name for name in own_updated if name in over_batches]
+            found = found._replace(metrics={**found.metrics, **dict.fromkeys(coupled, "batches")})
         if has_own_metrics:
             of_metrics = coupled_metrics(runner, model, others, whole, strategy.replicas, micro_steps)
             found = found._replace(metrics={**found.metrics, **of_metrics})
@@ -121,8 +124,9 @@ def _of_calls(found: CoupledRows, calls: PartialResults, strategy: Strategy, mod
     tolerance = Tolerance.of(model)
     if not _are_of_rows(calls.each(lambda call: keras.tree.flatten(call.outputs)), tolerance):
         return found._replace(outputs=not communicates(lambda: model(x, training=False), strategy))
-    found = found._replace(losses=found.losses + _added(calls, tolerance))
-    updated = _updated(calls, tolerance)
+    adding = _not_adding_up(calls.each(operator.attrgetter("added")), tolerance)
+    found = found._replace(losses=found.losses + [f"what {name} adds" for name in adding])
+    updated = _not_adding_up(calls.each(operator.attrgetter("metrics")), tolerance)
     if updated and not communicates(lambda: model(x, training=False), strategy):
         found = found._replace(metrics=dict.fromkeys(updated, "rows"))
     state = coupled_state(strategy, model, x, len(keras.tree.flatten(x)[0]))
@@ -217,37 +221,9 @@ def _compiled(strategy: Strategy | None, model: keras.Model, others: list[Any], 
     return [number for number, adds_up in enumerate(add_up) if not adds_up]
 
 
-def _added(calls: PartialResults, tolerance: Tolerance) -> list[str]:
-    """Returns which layers add losses that do not add up."""
-    added = calls.each(operator.attrgetter("added"))
-    return [f"what {name} adds" for name in added.full if not added.each(operator.itemgetter(name)).add_up(tolerance)]
-
-
-def _updated(calls: PartialResults, tolerance: Tolerance) -> list[str]:
-    """Returns the names of metrics to whose variables calls of the model add values that do not add up over rows."""
-    updates = calls.each(operator.attrgetter("metrics"))
-    return [name for name in updates.full if not updates.each(operator.itemgetter(name)).add_up(tolerance)]
-
-
-def _not_sums_over_batches(
-    names: Iterable[str], calls: PartialResults, second: _Call, tolerance: Tolerance
-) -> list[str]:
-    """Returns which metrics a second call, with the same rows, does not change as the first one does.
-
-    Args:
-      names: names of metrics.
-      calls: calls of the model.
-      second: a call for all rows with metrics that begin as `calls.full` leaves them.
-      tolerance: tolerance of sums.
-    """
-    once = calls.each(operator.attrgetter("metrics"))
-    found = []
-    for name in names:
-        of_metric = once.each(operator.itemgetter(name))
-        added = [after - before for after, before in zip(second.metrics[name], of_metric.full, strict=True)]
-        if not of_metric._replace(partitions=[[added]]).add_up(tolerance):
-            found.append(name)
-    return found
+def _not_adding_up(by_name: PartialResults, tolerance: Tolerance) -> list[str]:
+    """Returns the names of results, dicts of lists of arrays, that do not add up."""
+    return [name for name in by_name.full if not by_name.each(operator.itemgetter(name)).add_up(tolerance)]
 
 
 def _random_outputs(model: keras.Model, rows: int) -> list[np.ndarray]:

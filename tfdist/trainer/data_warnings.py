@@ -170,9 +170,8 @@ def _of_metric(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
             f"{name}, whose variables after two batches are not the sums of those after each, as of a maximum. Compute it in "
             "a callback, or use Keras's own fit under tfdist.run."
         )
-    gathered, undivided = (
-        (", or one from tfdist.gather_rows(rows)", "") if parts == 1 else ("", " train without micro-steps;")
-    )
+    gathered = ", or one from tfdist.gather_rows(rows)" if parts == 1 else ""
+    undivided = "" if parts == 1 else " train without micro-steps;"
     return (
         "A metric must be a mean or a sum over rows, on several replicas or with several micro-steps. Received: "
         f"{name}, whose variables for some rows are not the sums of those for parts of them, with "
