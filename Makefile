@@ -1,10 +1,13 @@
 # make train        sets up .venv and trains a CNN on handwritten digits, on two logical devices
-# make test         the same set-up, Horovod built for the installed TensorFlow and MPI, then lint, types and every test: first in
-#                   parallel on all cores, then, two at a time, tests that start processes, beside those that wait for the clock
+# make check        ruff, mypy, and the tests that need no TensorFlow
+# make test         these, and all other quick tests: every strategy, command and engine starts once. Builds Horovod if it can
+# make test-all     these, and all slow tests but those of make conformance
+# make conformance  strategies, models, optimizers and batches in all combinations of three; every program through fit; every
+#                   strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/36 runs the third of 36 parts,
+#                   which takes at most 8 minutes
+# make since        COMMIT=a1b2c3d TEST=tests/data/rows_test.py::test_a finds the first commit after COMMIT at which a test fails
 # make lint         ruff and mypy
-# make conformance  what make test leaves out: strategies, models, optimizers and batches in all combinations of three; every
-#                   program through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/36
-#                   runs the third of 36 parts, which takes at most 8 minutes
+# make horovod      builds Horovod for the installed TensorFlow and MPI, in three minutes; needs g++
 # make chaos        SEEDS=100 runs of each strategy that are killed and preempted at random, and must end as if they were not
 # make fuzz         FUZZ_EXAMPLES=20000 arbitrary inputs for each parser of what others can send or write; make test tries 100
 # make peers        creates .venv-peers with PyTorch, which benchmarks/ compares with
@@ -21,6 +24,9 @@ TRAIN_FLAGS ?= --strategy=mirrored --devices=2 --model=cnn --dataset=digits --ba
 SEEDS ?= 100
 FUZZ_EXAMPLES ?= 20000
 SLICE ?= 1/1
+COMMIT ?=
+TEST ?=
+RUN_FLAGS ?=
 OUTPUT_DIR ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
 PY := $(VENV)/bin/python
@@ -31,7 +37,6 @@ IS_SUPPORTED := 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3,
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
 PARALLEL := --numprocesses=logical --maxprocesses=4 --dist=worksteal
-TWO_AT_A_TIME := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # Each stage of the set-up leaves a stamp in .venv: what is newer than its stamp is done again, all else is reused.
 CREATED := $(VENV)/.created
@@ -40,7 +45,7 @@ TESTS := $(VENV)/.installed-test
 HOROVOD := $(VENV)/.installed-horovod
 PEERS := .venv-peers
 
-.PHONY: train test lint docs conformance chaos fuzz peers dist outdated clean
+.PHONY: train check test test-all test-slow since lint horovod docs conformance chaos fuzz peers dist outdated clean
 .DELETE_ON_ERROR:
 
 # Each process that a test starts would compile the sources again.
@@ -49,15 +54,29 @@ unexport PYTHONDONTWRITEBYTECODE
 train: $(EXAMPLES)
 	$(PY) -m tfdist.train $(TRAIN_FLAGS) --output_dir=$(OUTPUT_DIR)
 
-# Lint and types, and the tests that wait for the clock, which need a twentieth of a core, run beside the other tests of processes.
-test: $(HOROVOD)
-	$(PY) -m pytest -m 'not full and not processes' $(PARALLEL) --junit-xml=.pytest_cache/parallel.xml
-	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; \
-	$(PY) -m pytest -m 'waits and not full' --junit-xml=.pytest_cache/waits.xml >$(VENV)/waits.log 2>&1 & waits=$$!; \
-	$(PY) -m pytest -m 'processes and not waits and not full' $(TWO_AT_A_TIME) \
-	  --junit-xml=.pytest_cache/processes.xml; tests=$$?; \
-	wait $$waits; waited=$$?; cat $(VENV)/waits.log; \
-	wait $$lint; linted=$$?; cat $(VENV)/lint.log; exit $$((tests | waited | linted))
+check: $(TESTS)
+	$(PY) -m tests.sessions check
+
+# Without a compiler, tests that need Horovod are skipped, and counted.
+test: $(TESTS)
+	@if command -v g++ >/dev/null || [ -e $(HOROVOD) ]; then $(MAKE) --no-print-directory horovod; fi
+	$(PY) -m tests.sessions quick $(RUN_FLAGS)
+
+test-all: $(HOROVOD)
+	$(PY) -m tests.sessions all $(RUN_FLAGS)
+
+# What continuous integration runs besides `make test`: a part of the slow tests, and those of what has changed since a commit.
+test-slow: $(HOROVOD)
+	$(PY) -m tests.sessions slow --slice=$(SLICE) $(if $(COMMIT),--since=$(COMMIT)) $(RUN_FLAGS)
+
+# In a worktree of its own: the working tree is not touched. A commit without the test (pytest's codes 4 and 5) is skipped.
+since: $(HOROVOD)
+	@tree=$$(mktemp -d) && git worktree add --quiet --detach $$tree HEAD && \
+	trap 'git worktree remove --force '$$tree EXIT && \
+	git -C $$tree bisect start HEAD $(COMMIT) && \
+	git -C $$tree bisect run sh -c 'ln -sfn ../strategies tfdist/strategies; \
+	  PYTHONPATH=. $(abspath $(PY)) -m pytest -q -x -m "" "$(TEST)"; code=$$?; rm tfdist/strategies; \
+	  [ $$code -lt 4 ] && exit $$code || exit 125'
 
 lint: $(TESTS)
 	$(PY) -m ruff check .
@@ -68,7 +87,9 @@ docs: $(TESTS)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo site/index.html
 
-# The longest first, and what may share a job in one process of pytest: see tests/slicing.py.
+horovod: $(HOROVOD)
+
+# The longest first; what shares a job runs in one process: see tests/tiers.py.
 conformance: $(HOROVOD)
 	$(PY) -m pytest -m full --slice=$(SLICE) --numprocesses=logical --maxprocesses=2 --dist=loadgroup --no-loadscope-reorder \
 	  --junit-xml=.pytest_cache/conformance/$(subst /,-of-,$(SLICE)).xml
@@ -114,13 +135,12 @@ $(EXAMPLES): $(CREATED) setup.cfg constraints.txt
 	@touch $@
 
 $(TESTS): $(CREATED) setup.cfg constraints.txt
-	@for tool in g++ make; do command -v $$tool >/dev/null || { \
-	  echo "make: the tests build Horovod, which needs $$tool. Install the Debian package $$tool." >&2; exit 2; }; done
 	@echo "Installing tfdist, TensorFlow and the tests' tools into $(VENV)"
 	@$(CONSTRAINED) $(PY) $(PIP_INSTALL) --editable '.[examples,horovod,test]'
 	@touch $@ $(EXAMPLES)
 
 $(HOROVOD): $(TESTS) tfdist/install_horovod.py tfdist/cli/horovod_build.py tfdist/cli/horovod_build_requirements.txt
+	@command -v g++ >/dev/null || { echo "make: Horovod needs g++. Install the Debian package g++." >&2; exit 2; }
 	@$(PY) -m tfdist.install_horovod --mpi
 	@touch $@
 

@@ -1,4 +1,7 @@
-"""Four logical CPU devices for the test process, and the strategies that tests share."""
+"""Settings of all tests, the choice of those that run, and the strategies that tests share.
+
+Nothing here imports TensorFlow: tests of plain Python start within a second.
+"""
 
 import gc
 import os
@@ -7,22 +10,22 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # `auto` depends on the number of cores, on which the tests must not depend.
 os.environ["TFDIST_COMMUNICATION"] = "gloo"
 
-import pathlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import keras
 import pytest
-import tensorflow as tf
 from hypothesis import HealthCheck, settings
 
-import tfdist
-from tests import slicing
+from tests import tensorflow_import
 from tests.waiting import DEADLINE
-from tfdist.distribution.strategy import Strategy
-from tfdist.reporting import warn_once
-from tfdist.testing import parity
+
+if TYPE_CHECKING:
+    from tfdist.distribution.strategy import Strategy
+
+pytest_plugins = ["tests.tiers"]
 
 # A shell ignores SIGINT in what it starts in the background, and nohup SIGHUP; so would every process that a test starts.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -37,76 +40,68 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
-# Their number is fixed when TensorFlow is first used, so it is set before any test runs.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
-)
-
-# Where the longest tests are. They run first, so that no worker is left with one of them when the others have nothing to do.
-_FIRST = [
-    pathlib.Path(__file__).parent / folder
-    for folder in ("end_to_end/elastic", "end_to_end/chaos", "programs", "conformance", "keras_fit", "horovod")
-]
+tensorflow_import.on_import(tensorflow_import.set_logical_devices)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Defines --slice."""
-    parser.addoption(
-        "--slice", help="N/M: the N-th of M parts of the tests, which together are all; see tests/slicing.py."
-    )
+def pytest_sessionstart() -> None:
+    """Stops garbage collection, which takes a quarter of the time of collecting the tests and finds hardly anything."""
+    gc.disable()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Selects the tests of --slice from those of -m; otherwise, begins with the longest."""
-    if config.getoption("--slice") is None:
-        yield
-        items.sort(
-            key=lambda item: next((n for n, one in enumerate(_FIRST) if item.path.is_relative_to(one)), len(_FIRST))
-        )
-        return
-    number, parts = map(int, config.getoption("--slice").split("/"))
-    if not 1 <= number <= parts:
-        raise pytest.UsageError(f"--slice=N/M must have N from 1 to M. Received: {number}/{parts}.")
-    for item in items:  # before xdist reads the groups of --dist=loadgroup
-        if not slicing.is_separable(item):
-            item.add_marker(pytest.mark.xdist_group(slicing.unit_of(item)))
-    yield
-    selected = slicing.select(items, number, parts)
-    config.hook.pytest_deselected(items=[item for item in items if item not in {*selected}])
-    items[:] = selected
+def pytest_collection_finish() -> None:
+    """Resumes garbage collection, without what importing the tests has made."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Exempts what a module leaves behind from later collections: TensorFlow keeps every graph that has a condition in it."""
+    if nextitem and nextitem.path != item.path and "tensorflow" in sys.modules:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _warnings_forgotten() -> None:
     """Lets each test see the warnings that are logged once per process."""
-    warn_once.forget()
+    if module := sys.modules.get("tfdist.reporting.warn_once"):
+        module.forget()
 
 
 @pytest.fixture(scope="session")
-def single() -> Strategy:
+def single() -> "Strategy":
     """A strategy with one replica."""
-    return tfdist.load_strategy("single", environment={})
+    return _strategy("single")
 
 
 @pytest.fixture(scope="session")
-def mirrored2() -> Strategy:
+def mirrored2() -> "Strategy":
     """A strategy with two replicas in this process."""
-    return tfdist.load_strategy("mirrored", devices=2, environment={})
+    return _strategy("mirrored", devices=2)
 
 
 @pytest.fixture(scope="session")
-def mirrored4() -> Strategy:
+def mirrored4() -> "Strategy":
     """A strategy with four replicas in this process."""
-    return tfdist.load_strategy("mirrored", devices=4, environment={})
+    return _strategy("mirrored", devices=4)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _collected() -> Iterator[None]:
-    """Exempts what a module leaves behind from later collections: TensorFlow keeps every graph that has a condition in it."""
-    yield
-    gc.collect()
-    gc.freeze()
+@pytest.fixture(scope="session")
+def mesh2x2() -> "Strategy":
+    """A mesh of four devices: the batch is sharded over two pairs, heads and widths over the devices of each pair."""
+    return _mesh("2x2")
+
+
+@pytest.fixture(scope="session")
+def mesh1x4() -> "Strategy":
+    """A mesh of four devices along the model axis."""
+    return _mesh("1x4")
+
+
+@pytest.fixture(scope="session")
+def mesh4x1() -> "Strategy":
+    """A mesh of four devices along the batch axis."""
+    return _mesh("4x1")
 
 
 @pytest.fixture
@@ -122,6 +117,8 @@ def no_thread_is_left() -> Iterator[None]:
 @pytest.fixture
 def float64() -> Iterator[None]:
     """Computes everything in float64, where rounding errors and bugs are far apart."""
+    import keras
+
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     yield
@@ -129,24 +126,14 @@ def float64() -> Iterator[None]:
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.fixture(scope="session")
-def mesh2x2() -> Strategy:
-    """A mesh of four devices: the batch is sharded over two pairs, heads and widths over the devices of each pair."""
-    return _mesh("2x2")
+def _strategy(name: str, **options: object) -> "Strategy":
+    import tfdist
+
+    return tfdist.load_strategy(name, **options, environment={})
 
 
-@pytest.fixture(scope="session")
-def mesh1x4() -> Strategy:
-    """A mesh of four devices along the model axis."""
-    return _mesh("1x4")
+def _mesh(name: str) -> "Strategy":
+    from tfdist.testing import parity
 
-
-@pytest.fixture(scope="session")
-def mesh4x1() -> Strategy:
-    """A mesh of four devices along the batch axis."""
-    return _mesh("4x1")
-
-
-def _mesh(name: str) -> Strategy:
     shape, layout = parity.MESHES[name]
-    return tfdist.load_strategy("mesh", mesh_shape=shape, layout=layout, environment={})
+    return _strategy("mesh", mesh_shape=shape, layout=layout)

@@ -1,55 +1,114 @@
-"""Prints the time spent in the last `make test`, by folder, and its slowest tests.
+"""Prints where the time of the last tests went: by folder, and the slowest ones.
 
-    python -m tests.durations
+    python -m tests.durations            # prints two tables
+    python -m tests.durations --write    # also writes the seconds of each unit to tests/seconds.tsv
 
-Reads pytest's reports in .pytest_cache/*.xml. Times are sums over tests, including setup; tests that run concurrently take less
-time in total.
+Reads pytest's reports in .pytest_cache/; of a test that is in several, the newest. Times are sums over tests, including setup;
+tests that run concurrently take less time in total.
+
+`--write` replaces the seconds of the units that have run, if they differ from those written before by more than half, and keeps
+the others. They are converted to the speed of the machine that wrote the file first, by the median ratio of what was measured
+on both.
 """
 
 import collections
+import os
 import pathlib
+import re
+import statistics
+import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-REPORTS = pathlib.Path(__file__).parents[1] / ".pytest_cache"
+from tests import tiers
+
+REPORTS = tiers.TESTS.parent / ".pytest_cache"
 _SLOWEST = 20
+_LISTED_SECONDS = 0.2  # what takes less has no line
+_SAME = 1.5  # a ratio within which measurements count as equal
 
 
 class Test(NamedTuple):
-    """A test that was run: its part of `make test`, its location, its name, and its duration in seconds."""
+    """A test that was run: its report, its identifier relative to tests/, its unit, and its duration in seconds."""
 
-    part: str
-    folder: str
+    report: str
     name: str
+    unit: str
     seconds: float
 
+    @property
+    def folder(self) -> str:
+        """The folder of its file in tests/."""
+        folder, slash, _ = self.name.partition("/")
+        return folder if slash else "commands"
 
-def read(path: pathlib.Path) -> list[Test]:
-    """Returns the tests in a report of pytest's --junit-xml."""
-    found = []
+
+def read(reports: Iterable[pathlib.Path]) -> list[Test]:
+    """Returns the tests in reports of pytest's --junit-xml, once each."""
+    newest = {test.name: test for path in sorted(reports, key=os.path.getmtime) for test in _read_one(path)}
+    return [*newest.values()]
+
+
+def _read_one(path: pathlib.Path) -> list[Test]:
+    tests = []
     for case in ElementTree.parse(path).iter("testcase"):
-        module = case.attrib["classname"].split(".")
-        folder = module[1] if len(module) > 2 else "commands"
-        found.append(Test(path.stem, folder, f"{module[-1]}::{case.attrib['name']}", float(case.attrib["time"])))
-    return found
+        module, _, inner = case.attrib["classname"].partition("_test.")  # and the names of classes
+        file = module.removeprefix("tests.").removesuffix("_test").replace(".", "/") + "_test.py"
+        test = re.sub(r"@[^@]*_test\.py$", "", case.attrib["name"])  # xdist appends the group
+        name = "::".join(filter(None, (file, inner.replace(".", "::"), test)))
+        unit = case.find("properties/property[@name='unit']")
+        tests.append(Test(path.stem, name, name if unit is None else unit.attrib["value"], float(case.attrib["time"])))
+    return tests
 
 
 def table(tests: Iterable[Test]) -> str:
-    """Returns a table of minutes by directory and part, and one of the slowest tests."""
+    """Returns a table of minutes by folder and report, and one of the slowest tests."""
     minutes: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
     tests = list(tests)
     for test in tests:
-        minutes[test.folder][test.part] += test.seconds / 60
-        minutes["all"][test.part] += test.seconds / 60
-    parts = sorted({test.part for test in tests})
-    lines = [f"| folder | {' | '.join(parts)} |", f"| --- |{' ---: |' * len(parts)}"]
-    for folder, found in sorted(minutes.items(), key=lambda item: -sum(item[1].values())):
-        lines.append(f"| `{folder}` | {' | '.join(f'{found[part]:.1f}' for part in parts)} |")
+        minutes[test.folder][test.report] += test.seconds / 60
+        minutes["all"][test.report] += test.seconds / 60
+    reports = sorted({test.report for test in tests})
+    lines = [f"| folder | {' | '.join(reports)} |", f"| --- |{' ---: |' * len(reports)}"]
+    for folder, spent in sorted(minutes.items(), key=lambda item: -sum(item[1].values())):
+        lines.append(f"| `{folder}` | {' | '.join(f'{spent[report]:.1f}' for report in reports)} |")
     lines += ["", "| seconds | slowest tests |", "| ---: | --- |"]
     slowest = sorted(tests, key=lambda test: -test.seconds)[:_SLOWEST]
-    return "\n".join([*lines, *(f"| {test.seconds:.0f} | `{test.name}` |" for test in slowest)])
+    return "\n".join([*lines, *(f"| {test.seconds:.1f} | `{test.name}` |" for test in slowest)])
+
+
+def merged(old: Mapping[str, float], tests: Iterable[Test]) -> dict[str, float]:
+    """Returns the seconds of units: those written before, and those measured now, at the speed of those before."""
+    measured: dict[str, float] = collections.defaultdict(float)
+    for test in tests:
+        measured[test.unit] += test.seconds
+    ratios = [old[unit] / seconds for unit, seconds in measured.items() if unit in old and seconds > 0]
+    speed = statistics.median(ratios) if ratios else 1.0
+    result = dict(old)
+    for unit, seconds in measured.items():
+        if not old.get(unit, 0.0) / _SAME < seconds * speed < old.get(unit, 0.0) * _SAME:
+            result[unit] = seconds * speed
+    return {unit: result[unit] for unit in sorted(result) if result[unit] >= _LISTED_SECONDS and exists(unit)}
+
+
+def exists(unit: str) -> bool:
+    """Returns whether a unit's file is there, and has its function."""
+    file, _, test = unit.partition("::")
+    function = re.split(r"\[", test)[0].rpartition("::")[2]
+    path = tiers.TESTS / file
+    return path.is_file() and (not function or f"def {function}(" in path.read_text(encoding="utf-8"))
+
+
+def write(seconds: Mapping[str, float]) -> None:
+    """Writes the seconds of units to tests/seconds.tsv."""
+    lines = ["# unit\tseconds, written by `python -m tests.durations --write`"]
+    lines += [f"{unit}\t{value:.1f}" for unit, value in seconds.items()]
+    tiers.SECONDS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    print(table(test for path in sorted(REPORTS.glob("*.xml")) for test in read(path)))
+    found = read(REPORTS.glob("**/*.xml"))
+    print(table(found))
+    if "--write" in sys.argv[1:]:
+        write(merged(tiers.read_seconds(), found))
