@@ -11,18 +11,33 @@ from tfdist.distribution.strategy import HasCollectives
 Run = Callable[..., list[Any]]
 
 
+def _called(strategy: HasCollectives, function: Callable[[Any], Any]) -> list[Any]:
+    """Returns each replica's structure of tensors of a function of the collectives."""
+    result = strategy.run(lambda: function(strategy.collectives))
+    flat = [strategy.local(tensor) for tensor in tf.nest.flatten(result)]
+    return [tf.nest.pack_sequence_as(result, list(values)) for values in zip(*flat, strict=True)]
+
+
+def _arrays(tensors: Any) -> Any:
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), tensors)
+
+
 @pytest.fixture(params=["eager", "graph"])
 def run(request: pytest.FixtureRequest) -> Run:
     """Runs a function of a strategy's collectives on each replica; returns each replica's structure of arrays."""
+    if request.param == "eager":
+        return lambda *given: _arrays(_called(*given))
+    return lambda *given: _arrays(tf.function(lambda: _called(*given), autograph=False)())
+
+
+@pytest.fixture
+def compiled() -> Run:
+    """Runs a function in a graph as `run` does, but twice; returns the second results."""
 
     def call(strategy: HasCollectives, function: Callable[[Any], Any]) -> list[Any]:
-        def step() -> list[Any]:
-            result = strategy.run(lambda: function(strategy.collectives))
-            flat = [strategy.local(tensor) for tensor in tf.nest.flatten(result)]
-            return [tf.nest.pack_sequence_as(result, list(values)) for values in zip(*flat, strict=True)]
-
-        made = step() if request.param == "eager" else tf.function(step, autograph=False)()
-        return tf.nest.map_structure(lambda tensor: tensor.numpy(), made)
+        program = tf.function(lambda: _called(strategy, function), autograph=False)
+        program()
+        return _arrays(program())
 
     return call
 

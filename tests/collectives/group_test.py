@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.collectives import threads
 from tfdist import collectives
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import NoCommunication, OneReplica, RecordedCall, Recording
@@ -69,19 +70,7 @@ def test_every_operation_of_a_group(several, run):
         np.testing.assert_array_equal(found["root"][0], x[-1])
 
 
-def compiled(strategy, function):
-    """Returns each replica's results of a function of the collectives, compiled and called twice."""
-    program = tf.function(lambda: strategy.run(lambda: function(strategy.collectives)), autograph=False)
-    program()
-    result = program()
-    flat = [strategy.local(tensor) for tensor in tf.nest.flatten(result)]
-    return [
-        tf.nest.map_structure(lambda x: x.numpy(), tf.nest.pack_sequence_as(result, list(values)))
-        for values in zip(*flat, strict=True)
-    ]
-
-
-def test_replicas_outside_of_a_group_make_no_call(mirrored4):
+def test_replicas_outside_of_a_group_make_no_call(mirrored4, compiled):
     """A group of a group, of ranks 3 and 2; in a graph, other replicas need not wait for it."""
 
     def total(c):
@@ -119,7 +108,7 @@ def test_a_ring_of_messages(several, run, step):
         np.testing.assert_array_equal(x, VALUES[(rank - step) % n])
 
 
-def test_messages_in_a_loop(several):
+def test_messages_in_a_loop(several, compiled):
     n = several.replicas
 
     def travel(c):
@@ -137,7 +126,7 @@ def test_messages_in_a_loop(several):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8", "bool"])
-def test_messages_of_equal_values_are_not_merged(mirrored2, dtype):
+def test_messages_of_equal_values_are_not_merged(mirrored2, compiled, dtype):
     """Two constants of equal values, of which one is not used: the sender's call must not wait for it."""
 
     def exchange(c):
@@ -154,7 +143,7 @@ def test_messages_of_equal_values_are_not_merged(mirrored2, dtype):
         assert not found.any()
 
 
-def test_groups_repeat_bitwise(mirrored4):
+def test_groups_repeat_bitwise(mirrored4, compiled):
     def sums(c):
         return c.group(own(PAIRS, c)).all_reduce([mine(c)], name="sum")[0]
 
@@ -267,7 +256,7 @@ def test_recording_of_groups(mirrored4):
     assert recording.payload_between_hosts(Topology.parse("4", 4)) == 0
 
 
-def test_without_communication(mirrored4):
+def test_without_communication(mirrored4, compiled):
     def step(c):
         group = NoCommunication(c).group(own(PAIRS, c))
         group.send([tf.zeros([2])], 1 - group.static_rank, tag="m")
@@ -324,3 +313,14 @@ def test_eager_calls_that_replicas_do_not_make_together(mirrored2):
         RuntimeError, match="must make the same calls at the same time. Received: message/never on rank 0"
     ):
         mirrored2.run(receive)
+
+
+def test_groups_and_messages_of_the_threads_that_replace_an_engine_in_tests():
+    def work(c):
+        pair = c.group([0, 1] if c.rank < 2 else [3, 2])
+        pair.send([tf.constant([c.rank])], 1 - pair.rank, tag="m")
+        [received] = pair.receive([tf.TensorSpec([1], tf.int32)], 1 - pair.rank, tag="m")
+        [total] = pair.all_reduce([tf.constant([10 * c.rank])], name="sum")
+        return pair.rank, int(received[0]), int(total[0])
+
+    assert threads.run(4, work) == [(0, 1, 10), (1, 0, 10), (1, 3, 50), (0, 2, 50)]

@@ -1,8 +1,9 @@
-"""Collectives in tf.distribute's replica context: what it rejects and what it supports."""
+"""Collectives in tf.distribute's replica context, what it rejects and supports; and those that a layer finds in a step."""
 
 import pytest
 import tensorflow as tf
 
+from tfdist.collectives import OneReplica, Recording, current, using
 from tfdist.collectives.replica_context import ReplicaContextCollectives
 
 
@@ -49,3 +50,24 @@ def test_options_reach_the_engine(mirrored2, monkeypatch):
     collectives.all_reduce([tf.constant(1.0)], "mean", name="reduce")
     collectives.all_gather([tf.constant([1.0])], name="gather")
     assert seen == [("MEAN", options), (0, options)]
+
+
+def test_outside_of_a_step_there_is_one_replica():
+    assert isinstance(current(), OneReplica)
+
+
+def test_using_is_undone_even_by_an_error():
+    mine = Recording(OneReplica())
+    with pytest.raises(KeyError), using(mine):
+        assert current() is mine
+        raise KeyError
+    assert isinstance(current(), OneReplica)
+
+
+def test_a_step_finds_its_strategy_s(strategy, run):
+    def step(collectives):
+        assert current() is collectives
+        return tf.constant(0)
+
+    assert len(run(strategy, step)) == strategy.replicas
+    assert isinstance(current(), OneReplica)

@@ -41,8 +41,19 @@ def said(plans: Sequence[Sequence[RecordedCall]]) -> list[str]:
         return list(pool.map(tell, groups, plans, timeout=300))
 
 
+def called(operation: str, name: str, *ranks: int) -> RecordedCall:
+    return RecordedCall(operation, name, (tf.float32,), ((3,),), ranks)
+
+
 def test_equal_plans() -> None:
     assert said([[SUM, LOSS], [SUM, LOSS]]) == ["", ""]
+
+
+def test_groups_and_messages_are_compared_among_their_ranks() -> None:
+    """Messages are sent and received in different orders, and rank 1 is in a group that rank 0 is not in."""
+    first = [SUM, called("send", "a", 0, 1), called("receive", "b", 1, 0), called("send", "c", 0, 1)]
+    second = [called("receive", "c", 0, 1), called("send", "b", 1, 0), SUM, called("receive", "a", 0, 1)]
+    assert said([first, [*second, called("all_reduce", "alone", 1)]]) == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -59,30 +70,6 @@ def test_equal_plans() -> None:
             [RecordedCall("all_gather", "x", (tf.float32,), ((2,),))],
             "call 0: rank 0: all_gather x of float16[2]; rank 1: all_gather x of float32[2].",
         ),
-    ],
-)
-def test_the_first_difference_is_named_on_both(
-    mine: list[RecordedCall], other: list[RecordedCall], difference: str
-) -> None:
-    first, second = said([mine, other])
-    assert first == second
-    assert difference in first and "\n" not in first
-
-
-def called(operation: str, name: str, *ranks: int) -> RecordedCall:
-    return RecordedCall(operation, name, (tf.float32,), ((3,),), ranks)
-
-
-def test_groups_and_messages_are_compared_among_their_ranks() -> None:
-    """Messages are sent and received in different orders, and rank 1 is in a group that rank 0 is not in."""
-    first = [SUM, called("send", "a", 0, 1), called("receive", "b", 1, 0), called("send", "c", 0, 1)]
-    second = [called("receive", "c", 0, 1), called("send", "b", 1, 0), SUM, called("receive", "a", 0, 1)]
-    assert said([first, [*second, called("all_reduce", "alone", 1)]]) == ["", ""]
-
-
-@pytest.mark.parametrize(
-    ("mine", "other", "difference"),
-    [
         (
             [called("all_reduce", "x", 1, 0)],
             [called("all_gather", "x", 1, 0)],
@@ -98,7 +85,9 @@ def test_groups_and_messages_are_compared_among_their_ranks() -> None:
         ([SUM], [SUM, called("receive", "x", 0, 1)], "call 0: rank 0: none; rank 1: message x of float32[3]."),
     ],
 )
-def test_the_first_difference_in_a_group(mine: list[RecordedCall], other: list[RecordedCall], difference: str) -> None:
+def test_the_first_difference_is_named_on_both(
+    mine: list[RecordedCall], other: list[RecordedCall], difference: str
+) -> None:
     first, second = said([mine, other])
     assert first == second
     assert difference in first and "\n" not in first

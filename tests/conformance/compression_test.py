@@ -9,21 +9,13 @@ import tempfile
 import numpy as np
 import pytest
 
+from tests.gradients.compression.reducers import ARGUMENTS
 from tests.workers import running
 from tfdist.gradients.compression import METHODS
 
 pytestmark = pytest.mark.processes
 
 JOBS = (("horovod", 3), ("multiworker", 2))
-ARGUMENTS = {
-    "topk": "topk(ratio=0.1)",
-    "threshold": "threshold(value=0.01)",
-    "randomk": "randomk(ratio=0.1)",
-    "projection": "projection(ratio=0.25)",
-    "sketch": "sketch(rows=3, columns=100)",
-    "dgc": "dgc(ratio=0.1)",
-    "powersgd": "powersgd(rank=2)",
-}
 ALL = ("none", *(ARGUMENTS.get(name, name) for name in METHODS), "topk(ratio=0.1)|fp16", "powersgd(rank=2)|bf16")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.collectives.algorithms import threads
+from tests.collectives import threads
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import Recording
 from tfdist.collectives.algorithms import CATALOG, check_algorithm, groups_of, possible_algorithms

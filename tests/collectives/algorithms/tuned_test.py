@@ -27,27 +27,20 @@ def tuned_on(strategy, table, engine=None):
     )
 
 
-def compiled(strategy, function):
-    """Returns each replica's results of a compiled replica function."""
-    results = tf.function(lambda: strategy.run(function), autograph=False)()
-    return [[value.numpy() for value in strategy.local(result)] for result in results]
-
-
 @pytest.mark.parametrize("name", OWN_ALGORITHMS)
-def test_sums_and_means_equal_the_engine_s(strategy, name):
+def test_sums_and_means_equal_the_engine_s(strategy, compiled, name):
     if name == "hierarchical" and strategy.replicas == 2:
         pytest.skip("one host")
     collectives, n = tuned_on(strategy, AlgorithmTable.of(name)), strategy.replicas
 
-    def sums():
+    def sums(engine):
         x = tf.gather(tf.constant(VALUES), collectives.rank)
         single = tf.cast(x[0], tf.float32)
         total, of_single, scalar = collectives.all_reduce([x, single, x[0, 0]], name="sum")
         [mean] = collectives.all_reduce([x], "mean", name="mean")
-        [engine] = strategy.collectives.all_reduce([x], name="engine")
-        return total, of_single, scalar, mean, engine
+        return total, of_single, scalar, mean, engine.all_reduce([x], name="engine")[0]
 
-    total, of_single, scalar, mean, engine = compiled(strategy, sums)
+    total, of_single, scalar, mean, engine = zip(*compiled(strategy, sums), strict=True)
     for values in (total, of_single, scalar, mean):
         assert len({value.tobytes() for value in values}) == 1
     np.testing.assert_allclose(total[0], engine[0], rtol=1e-12, atol=1e-14)

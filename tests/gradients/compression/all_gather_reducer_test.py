@@ -6,10 +6,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients.compression import AllGatherReducer, Codec, create
+from tests.collectives import threads
+from tests.gradients.compression.reducers import (
+    DTYPES,
+    SHAPES,
+    assert_near,
+    codec_of,
+    edge_gradients,
+    named,
+    on_threads,
+)
+from tfdist.collectives import OneReplica
+from tfdist.gradients.compression import AllGatherReducer, Codec
 from tfdist.gradients.compression.kernels.codec_compiler import CodecCompiler
-from tfdist.grammar.rules import parse_rules
 
 METHODS = [
     "fp16",
@@ -22,57 +31,24 @@ METHODS = [
     "qsgd",
     "signsgd",
 ]
-SHAPES = [(), (0, 3), (40, 5), (2, 3, 4, 5), (9, 11), (31,)]
-DTYPES = ["float32", "float32", "float32", "float64", "float16", "float32"]
 REPLICAS = 3
 
 
-def named(text):
-    [rule] = parse_rules(text)
-    return create(rule.methods)
-
-
 def gradients(steps):
-    """Returns a list of arrays for each step and rank; the last array has only zeros or denormals."""
+    """Returns a list of arrays for each step and rank."""
     random = np.random.default_rng(0)
-
-    def one(step):
-        values = [random.standard_normal(s).astype(d) for s, d in zip(SHAPES, DTYPES, strict=True)]
-        return [*values[:-1], values[-1] * np.float32(1e-39 * step)]
-
-    return [[one(step) for _ in range(REPLICAS)] for step in range(steps)]
-
-
-def run(together, reducer, steps, wire):
-    """Returns for each rank the results of `reduce` for all steps, and the total payload bytes."""
-    specs = [tf.TensorSpec(s, d, f"v{i}") for i, (s, d) in enumerate(zip(SHAPES, DTYPES, strict=True))]
-
-    def rank(collectives):
-        recording = Recording(collectives)
-        state, made = [tf.zeros(s.shape, s.dtype) for s in reducer.state(specs)], []
-        for number, step in enumerate(steps):
-            mine = [tf.constant(value) for value in step[collectives.rank]]
-            made.append(reducer.reduce(mine, state, recording, name=f"step{number}"))
-            state = made[-1].state
-        return made, recording.payload_bytes
-
-    return together(REPLICAS, rank, wire)
-
-
-def assert_near(found, wanted, i):
-    rounding = 2e-2 if DTYPES[i] == "float16" else 1e-5
-    np.testing.assert_allclose(found, wanted, rtol=rounding, atol=rounding)
+    return [[edge_gradients(random, step) for _ in range(REPLICAS)] for step in range(steps)]
 
 
 @pytest.mark.parametrize(
     ("text", "wire"), [*((text, tf.uint8) for text in METHODS), ("bf16", tf.int32), ("onebit", tf.int32)]
 )
-def test_totals_are_equal_on_all_and_with_feedback_nothing_is_lost(together, text, wire):
+def test_totals_are_equal_on_all_and_with_feedback_nothing_is_lost(text, wire):
     steps, sizes = gradients(2), [int(np.prod(shape)) for shape in SHAPES if np.prod(shape)]
     reducer = named(f"{text[:-1]},feedback=True)" if "(" in text else f"{text}(feedback=True)")
     stated = sum(-(-(reducer.inner._codec.payload_bytes(size) + 4) // 4) * 4 for size in sizes)
-    ranks = run(together, reducer, steps, wire)
-    assert [payload for _, payload in ranks] == [stated * len(steps)] * REPLICAS
+    ranks = on_threads(reducer, steps, packed=wire)
+    assert [recording.payload_bytes for _, recording in ranks] == [stated * len(steps)] * REPLICAS
     for step in zip(*(made for made, _ in ranks), strict=True):
         for i, total in enumerate(step[0].totals):
             assert (total.shape, total.dtype) == (SHAPES[i], DTYPES[i])
@@ -89,10 +65,10 @@ def test_totals_are_equal_on_all_and_with_feedback_nothing_is_lost(together, tex
 
 
 @pytest.mark.parametrize("text", METHODS)
-def test_a_bad_element_anywhere_is_seen_by_all(together, text):
+def test_a_bad_element_anywhere_is_seen_by_all(text):
     reducer, [values] = named(text), gradients(1)
     values[0][2].flat[0], values[1][3].flat[77], values[2][4].flat[-1] = np.nan, np.inf, -np.inf
-    found = [made[0].witnesses for made, _ in run(together, reducer, [values], tf.uint8)]
+    found = [made[0].witnesses for made, _ in on_threads(reducer, [values])]
     for mine in found:
         assert [w.numpy().tobytes() for w in mine] == [w.numpy().tobytes() for w in found[0]]
         good, (nan, inf, minus), zeros = mine[0], mine[1:4], mine[4]
@@ -107,8 +83,7 @@ def test_a_bad_element_anywhere_is_seen_by_all(together, text):
 
 @pytest.mark.parametrize("text", METHODS)
 def test_xla_sees_it_too_and_decodes_the_same(text):
-    size, reducer = 16 * 1024 + 13, named(text)
-    codec, wire, seed = getattr(reducer, "inner", reducer)._codec, OneReplica.wire, tf.constant([3, 4])
+    size, codec, wire, seed = 16 * 1024 + 13, codec_of(text), OneReplica.wire, tf.constant([3, 4])
     assert codec.compiles
     coder, random = CodecCompiler(codec), np.random.default_rng(0)
     x = random.standard_normal(size).astype("float32")
@@ -128,8 +103,7 @@ def test_xla_sees_it_too_and_decodes_the_same(text):
 def test_xla_sums_what_all_replicas_sent():
     size, wire, seed = 16 * 1024 + 13, OneReplica.wire, tf.constant([3, 4])
     for text in ("bf16", "qsgd"):
-        reducer = named(text)
-        coder = CodecCompiler(getattr(reducer, "inner", reducer)._codec)
+        coder = CodecCompiler(codec_of(text))
         vectors = np.random.default_rng(0).standard_normal((3, size)).astype("float32")
         packed = [coder.encode(tf.constant(x), seed, wire) for x in vectors]
         total, checks = coder.sum(tf.concat(packed, axis=0), 3, size, wire)
@@ -153,7 +127,7 @@ class Halves(Codec):
         return 4 * size + 8
 
 
-def test_draws_are_counted_and_make_other_seeds(together):
+def test_draws_are_counted_and_make_other_seeds():
     reducer = AllGatherReducer(Halves())
     specs = [tf.TensorSpec([3], name="a"), tf.TensorSpec([0], name="b")]
     assert [(s.name, s.shape, s.dtype, s.per_replica) for s in reducer.state(specs)] == [
@@ -174,7 +148,7 @@ def test_draws_are_counted_and_make_other_seeds(together):
 
     draws = [tf.constant(0), tf.constant(0)]
     for number in (1, 2):
-        [first, second] = together(2, functools.partial(step, draws=draws))
+        [first, second] = threads.run(2, functools.partial(step, draws=draws))
         assert [int(d) for d in first.state] == [int(d) for d in second.state] == [number, number]
         np.testing.assert_array_equal(first.totals[0], [1, 1, 1])
         draws = first.state

@@ -1,6 +1,5 @@
 """The reducers that `--compression` creates: the method of each tensor, combinations, and one-line errors."""
 
-import importlib
 import inspect
 import logging
 import re
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.gradients.compression.reducers import ARGUMENTS, method, named
 from tfdist.collectives import OneReplica, Recording
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, ErrorFeedback, Sum
@@ -24,7 +24,6 @@ from tfdist.gradients.compression import (
 )
 from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
 from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
-from tfdist.grammar.rules import parse_rules
 from tfdist.grammar.spec import Spec
 
 TEXT = "path=.*embedding.*: none; size>=1000: topk(ratio=0.05)|fp16; *: int8"
@@ -35,17 +34,6 @@ SPECS = [
     tf.TensorSpec([30], tf.float32, "model/out/bias"),
     tf.TensorSpec([], tf.float32, "loss"),
 ]
-NEEDED = {
-    "topk": {"ratio": 0.1},
-    "randomk": {"ratio": 0.1},
-    "projection": {"ratio": 0.1},
-    "threshold": {"value": 0.1},
-    "dgc": {"ratio": 0.1},
-    "sketch": {"rows": 3, "columns": 50},
-    "powersgd": {"rank": 2},
-}
-
-
 OF_NUMPY = [
     ("int8", {"bits": np.int64(4), "block": np.int32(64)}),
     ("powersgd", {"rank": np.int64(2)}),
@@ -62,21 +50,6 @@ OF_NUMPY = [
         },
     ),
 ]
-
-
-def made(text):
-    [rule] = parse_rules(text)
-    return create(rule.methods)
-
-
-def written(name):
-    given = ", ".join(f"{key}={value!r}" for key, value in NEEDED.get(name, {}).items())
-    return f"{name}({given})"
-
-
-def method(name):
-    module, attribute = METHODS[name].split(":")
-    return getattr(importlib.import_module(f"tfdist.gradients.compression.methods.{module}"), attribute)
 
 
 def test_the_first_rule_that_holds_and_else_the_exact_sum():
@@ -149,15 +122,15 @@ def test_errors_belong_to_variables_whatever_the_buckets_are():
     ],
 )
 def test_feedback_is_on_where_a_method_is_biased_and_can_be_chosen(text, feedback):
-    assert isinstance(made(text), ErrorFeedback) == feedback
+    assert isinstance(named(text), ErrorFeedback) == feedback
     ways = compressed(SPECS, text, min_bytes=0).state(SPECS)
     assert any(state.name.endswith("/error") for state in ways) == feedback
 
 
 def test_what_may_be_coded_twice_is_summed_in_shares():
-    assert type(made("bf16")) is ReduceScatterReducer
-    assert type(made("qsgd")) is AllGatherReducer
-    assert type(made("none")) is Sum
+    assert type(named("bf16")) is ReduceScatterReducer
+    assert type(named("qsgd")) is AllGatherReducer
+    assert type(named("none")) is Sum
 
 
 @pytest.mark.parametrize(
@@ -215,21 +188,21 @@ def test_a_users_own(tmp_path, monkeypatch):
     (tmp_path / "own_compression.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     recording = Recording(OneReplica())
-    reducer = made("own_compression:Tenth(offset=0.5)")
+    reducer = named("own_compression:Tenth(offset=0.5)")
     [total] = reducer.reduce([tf.range(20.0)], [], recording, name="g").totals
     np.testing.assert_array_equal(total, [0.5] * 10 + [10.5] * 10)
     assert recording.payload_bytes == 8 + 4
-    assert isinstance(made("own_compression:Tenth(feedback=True)"), ErrorFeedback)
-    assert isinstance(made("own_compression:Exact"), Sum)
-    coded = made("topk(ratio=0.5)|own_compression:Tenth").inner
+    assert isinstance(named("own_compression:Tenth(feedback=True)"), ErrorFeedback)
+    assert isinstance(named("own_compression:Exact"), Sum)
+    coded = named("topk(ratio=0.5)|own_compression:Tenth").inner
     assert isinstance(coded, AllGatherReducer)
     with pytest.raises(InputError, match='has no parameter "factor"'):
-        made("own_compression:Tenth(factor=2)")
+        named("own_compression:Tenth(factor=2)")
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_made_by_name_and_says_what_it_does(name):
-    reducer = made(written(name))
+    reducer = named(ARGUMENTS.get(name, name))
     assert isinstance(Bucketed(getattr(reducer, "inner", reducer)), Bucketed)
     parameters = inspect.signature(method(name)).parameters.values()
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)
@@ -242,8 +215,8 @@ def test_an_experimental_method_is_said_to_be_one_once(caplog, monkeypatch):
     monkeypatch.setattr(method("qsgd"), "experimental", True)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            made("qsgd(block=72)")
-            made("bf16")
+            named("qsgd(block=72)")
+            named("bf16")
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "Compression by qsgd(block=72) is experimental"
     ]

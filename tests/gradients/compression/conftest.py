@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.gradients.compression.reducers import DTYPES, SHAPES, assert_near, edge_gradients, named
 from tfdist.collectives import Recording
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.gradients import ErrorFeedback, Reducer
-from tfdist.gradients.compression import create
-from tfdist.grammar.rules import parse_rules
-
-SHAPES = [(), (0, 3), (40, 50), (2, 3, 4, 5), (9, 11), (31,)]
-DTYPES = ["float32", "float32", "float32", "float64", "float16", "float32"]
 
 
 class Step(NamedTuple):
@@ -25,12 +21,6 @@ class Step(NamedTuple):
     state: list[list[np.ndarray]]
     witnesses: list[list[np.ndarray]]
     payload_bytes: float
-
-
-def named(text: str) -> Reducer:
-    """Returns the reducer of one method, with error feedback if it has any, without buckets."""
-    [rule] = parse_rules(text)
-    return create(rule.methods)
 
 
 class Runner:
@@ -88,7 +78,8 @@ def check_contract(mirrored4: HasCollectives, runner: Callable[..., Runner]) -> 
     """Returns a function that checks the contract of a method over five steps, and returns the steps."""
 
     def check(text: str) -> list[Step]:
-        gradients = edge_gradients(5)
+        random = np.random.default_rng(0)
+        gradients = [edge_gradients(random, step, 4) for step in range(5)]
         reducer = named(text)
         run = runner(mirrored4, reducer, gradients[0])
         steps = run.steps(gradients)
@@ -107,23 +98,12 @@ def check_contract(mirrored4: HasCollectives, runner: Callable[..., Runner]) -> 
     return check
 
 
-def edge_gradients(steps: int) -> list[list[np.ndarray]]:
-    """Returns gradients of four replicas: scalar, empty, 4-D, three dtypes; the last one has only zeros or denormals."""
-    random = np.random.default_rng(0)
-    made = []
-    for step in range(steps):
-        values = [random.standard_normal((4, *s)).astype(d) for s, d in zip(SHAPES, DTYPES, strict=True)]
-        made.append([*values[:-1], values[-1] * np.float32(1e-39 * (step % 2))])
-    return made
-
-
 def check_sums(step: Step) -> None:
     for i, total in enumerate(step.totals[0]):
         assert (total.shape, total.dtype) == (SHAPES[i], DTYPES[i])
         assert all(bits(totals[i]) == bits(total) for totals in step.totals), "bitwise equal on all replicas"
         summed = sum(sent[i].astype("float64") for sent in step.sent)
-        rounding = 2e-2 if DTYPES[i] == "float16" else 1e-5
-        np.testing.assert_allclose(summed, total, rtol=rounding, atol=rounding)
+        assert_near(summed, total, i)
     assert all(bits(w) == bits(step.witnesses[0]) for w in step.witnesses)
 
 
@@ -132,8 +112,7 @@ def check_conservation(gradients: list[list[np.ndarray]], steps: list[Step], kep
     for i, left in enumerate(kept):
         given = sum(step[i].astype("float64") for step in gradients)
         sent = sum(np.stack([mine[i] for mine in step.sent]).astype("float64") for step in steps)
-        rounding = 2e-2 if DTYPES[i] == "float16" else 1e-5
-        np.testing.assert_allclose(sent + left, given, rtol=rounding, atol=rounding)
+        assert_near(sent + left, given, i)
 
 
 def check_witnesses(run: Runner, gradients: list[np.ndarray], bad: float) -> None:

@@ -6,48 +6,33 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.gradients.compression.reducers import codec_of, named, on_threads
 from tfdist.collectives import Recording
 from tfdist.gradients import ErrorFeedback
-from tfdist.gradients.compression import Codec, create
+from tfdist.gradients.compression import Codec
 from tfdist.gradients.compression.methods.casts import BF16
 from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
-from tfdist.grammar.rules import parse_rules
 
 METHODS = ["bf16", "int8(block=64)", "int8(stochastic=True)"]
 SIZE = 1000
-
-
-def named(text):
-    [rule] = parse_rules(text)
-    return create(rule.methods)
 
 
 def vectors(replicas, steps):
     return np.random.default_rng(0).standard_normal((steps, replicas, SIZE)).astype("float32")
 
 
-def run(together, reducer, values, native_all_to_all=True):
-    """Returns for each rank the results of `reduce` for all steps, and its collective calls."""
-    steps, replicas, size = values.shape
-
-    def rank(collectives):
-        recording, made = Recording(collectives), []
-        state = [tf.zeros(s.shape, s.dtype) for s in reducer.state([tf.TensorSpec([size], name="v")])]
-        for step in range(steps):
-            mine = tf.constant(values[step, collectives.rank])
-            made.append(reducer.reduce([mine], state, recording, name=f"step{step}"))
-            state = made[-1].state
-        return made, recording.calls
-
-    return together(replicas, rank, native_all_to_all=native_all_to_all)
+def run(reducer, values, native_all_to_all=True):
+    """Returns for each rank the results of `reduce` for values [steps, replicas, n], and its calls."""
+    ranks = on_threads(reducer, values[:, :, None], native_all_to_all=native_all_to_all)
+    return [(made, recording.calls) for made, recording in ranks]
 
 
 @pytest.mark.parametrize("replicas", [3, 4])
 @pytest.mark.parametrize("text", METHODS)
-def test_totals_are_equal_on_all_and_nothing_is_lost(together, text, replicas):
-    reducer = ErrorFeedback(ReduceScatterReducer(getattr(named(text), "inner", named(text))._codec))
+def test_totals_are_equal_on_all_and_nothing_is_lost(text, replicas):
+    reducer = ErrorFeedback(ReduceScatterReducer(codec_of(text)))
     values = vectors(replicas, 3)
-    ranks = run(together, reducer, values)
+    ranks = run(reducer, values)
     for step in zip(*(made for made, _ in ranks), strict=True):
         total = step[0].totals[0].numpy()
         assert all(mine.totals[0].numpy().tobytes() == total.tobytes() for mine in step)
@@ -57,15 +42,15 @@ def test_totals_are_equal_on_all_and_nothing_is_lost(together, text, replicas):
         np.testing.assert_allclose(sent + made[-1].state[0], values[:, rank].sum(0), rtol=1e-5, atol=1e-5)
 
 
-def test_totals_are_near_the_sums(together):
+def test_totals_are_near_the_sums():
     values = vectors(4, 1)
-    [total] = {made[0].totals[0].numpy().tobytes() for made, _ in run(together, named("bf16"), values)}
+    [total] = {made[0].totals[0].numpy().tobytes() for made, _ in run(named("bf16"), values)}
     np.testing.assert_allclose(np.frombuffer(total, "float32"), values[0].sum(0), rtol=2**-7, atol=0.05)
 
 
-def test_bytes_are_those_of_two_codes_of_a_share(together):
+def test_bytes_are_those_of_two_codes_of_a_share():
     """Each of N replicas sends N - 1 encoded shares, then its encoded sum to the N - 1 others."""
-    [calls, *_] = [calls for _, calls in run(together, named("bf16"), vectors(4, 1))]
+    [calls, *_] = [calls for _, calls in run(named("bf16"), vectors(4, 1))]
     share = 256  # 1000 elements in 4 shares, each a multiple of 16
     assert [(call.operation, call.name) for call in calls] == [
         ("all_to_all", "step0/0/shares"),
@@ -74,26 +59,26 @@ def test_bytes_are_those_of_two_codes_of_a_share(together):
     assert [call.payload_bytes for call in calls] == [4 * (2 * share + 4), 2 * share + 4]
 
 
-def test_with_three_it_sends_less_than_to_all(together):
-    [calls, *_] = [calls for _, calls in run(together, named("bf16"), vectors(3, 1))]
+def test_with_three_it_sends_less_than_to_all():
+    [calls, *_] = [calls for _, calls in run(named("bf16"), vectors(3, 1))]
     assert [call.operation for call in calls] == ["all_to_all", "all_gather"]
 
 
 @pytest.mark.parametrize(("replicas", "native_all_to_all"), [(2, True), (4, False)])
-def test_else_each_code_goes_to_all(together, replicas, native_all_to_all):
-    [calls, *_] = [calls for _, calls in run(together, named("bf16"), vectors(replicas, 1), native_all_to_all)]
+def test_else_each_code_goes_to_all(replicas, native_all_to_all):
+    [calls, *_] = [calls for _, calls in run(named("bf16"), vectors(replicas, 1), native_all_to_all)]
     assert [(call.operation, call.name) for call in calls] == [("all_gather", "step0/0")]
 
 
 @pytest.mark.parametrize("text", METHODS)
-def test_one_bad_element_anywhere_is_seen_by_all(together, text):
+def test_one_bad_element_anywhere_is_seen_by_all(text):
     for place, bad in ((0, np.nan), (300, np.inf), (SIZE - 1, -np.inf)):
         values = vectors(3, 1)
         values[0, 1, place] = bad
-        witnesses = [made[0].witnesses[0].numpy() for made, _ in run(together, named(text), values)]
+        witnesses = [made[0].witnesses[0].numpy() for made, _ in run(named(text), values)]
         assert all(witness.tobytes() == witnesses[0].tobytes() for witness in witnesses)
         assert not np.isfinite(witnesses[0]).all()
-    witnesses = [made[0].witnesses[0].numpy() for made, _ in run(together, named(text), vectors(3, 1))]
+    witnesses = [made[0].witnesses[0].numpy() for made, _ in run(named(text), vectors(3, 1))]
     assert np.isfinite(witnesses).all()
 
 
@@ -107,16 +92,16 @@ class Hiding(BF16):
         return Codec.check(self, x, code)
 
 
-def test_what_codes_do_not_show_the_checks_do(together):
+def test_what_codes_do_not_show_the_checks_do():
     values = vectors(3, 1)
     values[0, 2, 5] = np.nan
-    for made, _ in run(together, ReduceScatterReducer(Hiding()), values):
+    for made, _ in run(ReduceScatterReducer(Hiding()), values):
         assert list(np.isfinite(made[0].witnesses[0])) == [False, True, True], "of the share in which it is"
 
 
-def test_vectors_shorter_than_the_shares(together):
+def test_vectors_shorter_than_the_shares():
     values = np.arange(4, dtype="float32").reshape(1, 4, 1)
-    for made, _ in run(together, named("bf16"), values):
+    for made, _ in run(named("bf16"), values):
         np.testing.assert_array_equal(made[0].totals[0], [6])
 
 

@@ -7,23 +7,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tfdist.errors import InputError
+from tests.gradients.compression.reducers import coded
 from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
 from tfdist.gradients.compression.methods.int8 import Int8
 
-SEED = tf.constant([5, 6])
 LARGEST = float(np.float32(3.4e38))
 VECTORS = arrays(
     "float32",
     st.integers(1, 60),
     elements=st.floats(-LARGEST, LARGEST, width=32) | st.floats(-1, 1, width=32) | st.just(0.0),
 )
-
-
-def coded(codec, x, seed=SEED):
-    code = codec.encode(tf.constant(x), seed)
-    assert sum(part.shape.num_elements() * part.dtype.size for part in code) == codec.payload_bytes(x.size)
-    return codec.decode(code, x.size).numpy().astype("float64")
 
 
 def blocks(x, block):
@@ -107,19 +100,3 @@ def test_cost():
     assert Int8(bits=4, block=64).payload_bytes(640) == 320 + 4 * 10
     assert Int8(symmetric=False).payload_bytes(1024) == 1024 + 4 * 8
     assert Int8(bits=3).payload_bytes(256 + 1) == 3 * 32 + 4 + 3 + 4
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"bits": 1}, "int8 needs bits to be a whole number from 2 to 8. Received: 1"),
-        ({"bits": 9}, "from 2 to 8. Received: 9"),
-        ({"block": 0}, "int8 needs block to be a multiple of 8"),
-        ({"block": 100}, "a multiple of 8 .* Received: 100"),
-        ({"symmetric": 1}, "int8 needs symmetric=True or False. Received: 1"),
-        ({"stochastic": "yes"}, "int8 needs stochastic=True or False. Received: 'yes'"),
-    ],
-)
-def test_bad_parameters(parameters, message):
-    with pytest.raises(InputError, match=message):
-        Int8(**parameters)

@@ -1,4 +1,4 @@
-"""Replicas in threads that exchange eager tensors: several ranks without tracing."""
+"""Collectives of any number of replicas, each of which is a thread: without an engine, and eager."""
 
 import queue
 import threading
@@ -6,18 +6,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, OneReplica, Wire
+from tfdist.collectives.interface import Op
 
-DEADLINE = 300  # seconds that a rank waits for the others
-
-Together = Callable[..., list[Any]]
+_DEADLINE = 300  # seconds that a rank waits for the others
 
 
 class _Meeting:
-    """Exchanges values between all ranks."""
+    """Exchanges values between all ranks of a group."""
 
     def __init__(self, replicas: int):
         self._barrier = threading.Barrier(replicas)
@@ -37,7 +35,7 @@ class _Meeting:
     def exchange(self, name: str, rank: int, value: Any) -> list[Any]:
         assert (name, rank) not in self._put, f"the name {name} is used for one call only"
         self._put[name, rank] = value
-        self._barrier.wait(DEADLINE)
+        self._barrier.wait(_DEADLINE)
         return [self._put[name, other] for other in range(self._barrier.parties)]
 
     def abort(self) -> None:
@@ -67,9 +65,9 @@ class _Thread(Collectives):
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         self.check_message(specs, source, tag)
-        return self._meeting.messages(source, self._rank, tag).get(timeout=DEADLINE)
+        return self._meeting.messages(source, self._rank, tag).get(timeout=_DEADLINE)
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str = "sum", *, name: str) -> list[tf.Tensor]:
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]
         everyone = self._meeting.exchange(name, self._rank, list(tensors))
         return [combine(tf.stack(each), axis=0) for each in zip(*everyone, strict=True)]
@@ -80,35 +78,27 @@ class _Thread(Collectives):
         return [tf.concat(each, axis=0) for each in zip(*everyone, strict=True)]
 
 
-def wire(packed: tf.DType = tf.uint8, native_all_to_all: bool = False) -> Wire:
-    return Wire(OneReplica.wire.reduces, OneReplica.wire.gathers, packed, native_all_to_all)
+def run(
+    replicas: int,
+    function: Callable[[Collectives], Any],
+    *,
+    packed: tf.DType = tf.uint8,
+    native_all_to_all: bool = False,
+) -> list[Any]:
+    """Returns the results of a function of each replica's collectives, called in a thread of each; see `Wire`."""
+    meeting = _Meeting(replicas)
+    wire = Wire(OneReplica.wire.reduces, OneReplica.wire.gathers, packed, native_all_to_all)
 
+    def one(rank: int) -> Any:
+        try:
+            return function(_Thread(meeting, rank, replicas, wire))
+        except BaseException:
+            meeting.abort()
+            raise
 
-@pytest.fixture
-def together() -> Together:
-    """Calls a function of the collectives concurrently on each rank; returns the results."""
-
-    def call(
-        replicas: int,
-        function: Callable[[Collectives], Any],
-        packed: tf.DType = tf.uint8,
-        native_all_to_all: bool = False,
-    ) -> list[Any]:
-        meeting = _Meeting(replicas)
-
-        def one(rank: int) -> Any:
-            try:
-                return function(_Thread(meeting, rank, replicas, wire(packed, native_all_to_all)))
-            except BaseException:
-                meeting.abort()
-                raise
-
-        with ThreadPoolExecutor(replicas) as threads:
-            futures = [threads.submit(one, rank) for rank in range(replicas)]
-        failures = [future.exception() for future in futures if future.exception() is not None]
-        for failure in failures:
-            if not isinstance(failure, threading.BrokenBarrierError):
-                raise failure
-        return [future.result() for future in futures]
-
-    return call
+    with ThreadPoolExecutor(replicas) as threads:
+        futures = [threads.submit(one, rank) for rank in range(replicas)]
+    for failure in filter(None, (future.exception() for future in futures)):
+        if not isinstance(failure, threading.BrokenBarrierError):
+            raise failure
+    return [future.result() for future in futures]

@@ -1,16 +1,17 @@
-"""Moments of the random numbers, and independence of seeds."""
+"""Random numbers: their moments, and independence of seeds; rounding to levels with and without them."""
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.gradients.compression.all_gather_reducer import seed_of
 from tfdist.gradients.compression.kernels.counter_rng import folded_in, rounding_noise
+from tfdist.gradients.compression.kernels.levels import relative, rounded
 
 SIZE = 100_000
 SEED = tf.constant([3, 4])
 
 
-def test_it_is_uniform_in_the_open_interval():
+def test_noise_is_uniform_in_the_open_interval():
     noise = rounding_noise(SEED, SIZE).numpy()
     assert noise.dtype == np.float32
     assert np.abs(noise).max() < 0.5
@@ -34,7 +35,7 @@ def test_neighbouring_seeds_are_not_correlated():
         assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(SIZE)
 
 
-def test_it_continues_where_it_is_asked_to():
+def test_noise_continues_where_it_is_asked_to():
     whole = rounding_noise(SEED, 100)
     np.testing.assert_array_equal(rounding_noise(SEED, 60, 40), whole[40:])
 
@@ -45,3 +46,29 @@ def test_seeds_differ_and_repeat():
     assert len(seeds) == len(draws)
     assert tuple(seed_of("a", tf.constant(3), tf.constant(5)).numpy()) == tuple(seed_of("a", 3, 5).numpy())
     assert seed_of("a", 2**31 - 1, 0).dtype == tf.int32
+
+
+def test_rounding_is_to_the_nearest_even_at_ties():
+    y = np.linspace(-127, 127, 509, dtype="float32")  # in steps of 1/2
+    np.testing.assert_array_equal(rounded(tf.constant(y), -127, 127), np.rint(y) + 127)
+
+
+def test_with_noise_each_number_is_itself_on_average():
+    size = 40_000
+    for value in (-3.0, -2.7, 0.0, 0.1, 0.5, 2.999, 3.0):
+        numbers = rounded(tf.fill([size], value), -3, 3, rounding_noise(tf.constant([1, 2]), size)).numpy() - 3.0
+        assert set(np.unique(numbers)) <= {np.floor(value), np.ceil(value)}
+        spread = np.sqrt((value - np.floor(value)) * (np.ceil(value) - value) / size)
+        assert abs(numbers.mean() - value) <= 5 * spread
+
+
+def test_noise_does_not_carry_beyond_the_levels():
+    over, noise = tf.constant([np.nextafter(np.float32(127), np.float32(128))]), tf.constant([0.4999998])
+    assert int(rounded(over, -127, 127, noise)[0]) == 254
+    assert int(rounded(-over, -127, 127, -noise)[0]) == 0
+
+
+def test_relative_is_within_bounds_for_any_scale():
+    scales = tf.constant([0.0, 1e-45, 2.0**-126, 1.0, 3e38])
+    np.testing.assert_array_equal(relative(scales, scales), [0, 0, 1, 1, 1])
+    np.testing.assert_array_equal(relative(-0.5 * scales[3:], scales[3:]), [-0.5, -0.5])
