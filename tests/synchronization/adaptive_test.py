@@ -14,15 +14,9 @@ from tests.synchronization.linear_regression import (
     Schedule,
     assert_close,
     assert_two_fits_are_one,
-    three_replicas,
 )
 
 STEPS = 24
-
-
-@pytest.fixture
-def mirrored3(float64):
-    return three_replicas()
 
 
 def rate_of_falling(step):

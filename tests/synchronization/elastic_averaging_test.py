@@ -17,15 +17,9 @@ from tests.synchronization.linear_regression import (
     assert_close,
     assert_two_fits_are_one,
     momentum_of,
-    three_replicas,
 )
 from tfdist.checkpoint.format import newest
 from tfdist.errors import InputError
-
-
-@pytest.fixture
-def mirrored3(float64):
-    return three_replicas()
 
 
 def in_numpy(run, period, alpha, steps, momentum=0.0):

@@ -6,6 +6,7 @@ import pytest
 
 import tfdist
 from tests.selection import quick
+from tests.synchronization.linear_regression import RATE, assert_close, momentum_of, trainer_of
 from tfdist.data.federated_clients import Clients
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import LossScale
@@ -13,28 +14,14 @@ from tfdist.grammar.sync import parse_sync
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(60, 5)), RANDOM.normal(size=(60, 2))
-RATE, BATCH = 0.1, 4
+BATCH = 4
 UNEQUAL = "fedavg(clients=7, fraction=0.5, local_epochs=2, client_sizes=power_law{})"
-MOMENTUM = float(np.float32(0.9))  # Keras rounds it, also in float64
+MOMENTUM = momentum_of(0.9)
 
 
 @pytest.fixture(params=[1, 2, 3])
 def replicas(request, float64):
     return tfdist.load_strategy("mirrored", devices=request.param)
-
-
-@pytest.fixture
-def mirrored3(float64):
-    return tfdist.load_strategy("mirrored", devices=3)
-
-
-def trainer_of(strategy, sync, optimizer=None, layers=(), loss="mse", **options):
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((5,)), *[layer() for layer in layers], keras.layers.Dense(2)])
-        optimizer = optimizer() if optimizer else keras.optimizers.SGD(RATE)
-        return tfdist.Trainer(model, optimizer=optimizer, loss=loss, sync=sync, **options)
 
 
 def trained(strategy, sync, steps=4, x=X, y=Y, optimizer=None, layers=(), options=None, **arguments):
@@ -46,11 +33,6 @@ def trained(strategy, sync, steps=4, x=X, y=Y, optimizer=None, layers=(), option
 
 def weights(trainer):
     return [np.asarray(w) for w in trainer.model.get_weights()]
-
-
-def assert_close(found, wanted, tolerance=1e-9):
-    for one, other in zip(found, wanted, strict=True):
-        assert np.linalg.norm(one - other) <= tolerance * np.linalg.norm(other)
 
 
 def in_numpy(start, sync, rounds, proximal=0.0, momentum=0.0, outer=(1.0, 0.0)):
@@ -288,8 +270,3 @@ def test_data_that_clients_cannot_own(sync, data, arguments, message, mirrored3)
         options = {"balance": arguments.pop("balance")} if "balance" in arguments else {}
         trainer_of(mirrored3, sync, **options).fit(*data, batch_size=BATCH, steps=2, verbose=0, **arguments)
     assert "\n" not in str(error.value)
-
-
-def test_a_mesh_is_refused(request):
-    with pytest.raises(InputError, match="cannot train locally"):
-        trainer_of(request.getfixturevalue("mesh2x2"), "fedavg")

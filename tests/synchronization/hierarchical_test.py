@@ -5,12 +5,22 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests.synchronization.local_sgd_test import RATE, X, Y, assert_close, global_weights, of_replicas, trainer_of
+from tests.synchronization.linear_regression import (
+    RATE,
+    Regression,
+    X,
+    Y,
+    assert_close,
+    fit,
+    global_weights,
+    of_replicas,
+    trainer_of,
+)
 from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.grammar.sync import parse_sync
 
-BATCH, ROWS = 11, (3, 3, 3, 2)
+ROWS = (3, 3, 3, 2)
 SYNC = "hierarchical_local_sgd(periods=(2, 4), group_sizes=(2,))"
 
 
@@ -19,27 +29,13 @@ def mirrored4(float64):
     return tfdist.load_strategy("mirrored", devices=4)
 
 
-class Seen(tfdist.reporting.NullLedger):
-    """Notes the examples of each replica, by step."""
-
-    def __init__(self):
-        self.steps = []
-
-    def write(self, step, count, numbers):
-        """See base class."""
-        for batch in np.split(numbers, count):
-            self.steps.append(np.split(batch, np.cumsum(ROWS)[:-1]))
-
-
-def in_numpy(whole, steps, seen):
+def in_numpy(run, steps):
     """Returns each replica's weights after these steps."""
-    local, since_pair, since_all = [whole.copy() for _ in ROWS], np.zeros(4), np.zeros(4)
+    local, since_pair, since_all = [run.start.copy() for _ in ROWS], np.zeros(4), np.zeros(4)
     for step in range(steps):
-        for r, numbers in enumerate(seen[step]):
-            x, y = np.hstack([X[numbers], np.ones((len(numbers), 1))]), Y[numbers]
-            local[r] = local[r] - RATE * 2 / y.size * x.T @ (x @ local[r] - y)
-            since_pair[r] += len(numbers)
-            since_all[r] += len(numbers)
+        local = [w - RATE * run.gradient(step, r, w, ROWS) for r, w in enumerate(local)]
+        since_pair += ROWS
+        since_all += ROWS
         if (step + 1) % 4 == 0:
             local = [np.average(local, axis=0, weights=since_all)] * 4
             since_pair[:] = since_all[:] = 0
@@ -54,28 +50,16 @@ def in_numpy(whole, steps, seen):
 
 @pytest.mark.parametrize(("steps", "log_every"), [(6, 10), (8, 10), (9, 1)])  # records are borders of calls
 def test_numpy(steps, log_every, mirrored4):
-    trainer, seen = trainer_of(mirrored4, SYNC), Seen()
-    trainer.build((X, Y))
-    whole = np.vstack([np.asarray(w) for w in trainer.model.get_weights()])
-    trainer.fit(
-        X,
-        Y,
-        batch_size=BATCH,
-        steps=steps,
-        verbose=0,
-        reporting=tfdist.Reporting(ledger=seen),
-        schedule=tfdist.Schedule(log_every=log_every),
-    )
-    kernel, bias = (of_replicas(mirrored4, v) for v in trainer.model.trainable_variables)
-    found = [np.vstack(both) for both in zip(kernel, bias, strict=True)]
-    assert_close(found, in_numpy(whole, steps, seen.steps))
+    run = Regression(mirrored4, SYNC)
+    run.fit(steps, batch_size=sum(ROWS), schedule=tfdist.Schedule(log_every=log_every))
+    assert_close(run.replicas(), in_numpy(run, steps))
     with pytest.raises(AssertionError):
-        assert_close(found, in_numpy(whole, steps - 1, seen.steps))
+        assert_close(run.replicas(), in_numpy(run, steps - 1))
 
 
 def test_an_evaluation_uses_the_mean_of_all(mirrored4):
     trainer = trainer_of(mirrored4, SYNC)
-    trainer.fit(X, Y, batch_size=12, steps=6, verbose=0)
+    fit(trainer, 6, 12)
     kernel, _ = trainer.model.trainable_variables
     copies = of_replicas(mirrored4, kernel)
     assert (copies[0] == copies[1]).all() and (copies[0] != copies[2]).any()
@@ -88,7 +72,7 @@ def test_the_state_of_the_optimizer_is_averaged_within_groups(mirrored4):
             sgd = keras.optimizers.SGD(RATE, 0.9)
         sync = f"hierarchical_local_sgd(periods=(2, 4), group_sizes=(2,), state={state})"
         trainer = trainer_of(mirrored4, sync, optimizer=sgd)
-        trainer.fit(X, Y, batch_size=12, steps=2, verbose=0)
+        fit(trainer, 2, 12)
         return [of_replicas(mirrored4, v) for v in keras_internals.slots(sgd)]
 
     for own, averaged in zip(velocities("local"), velocities("averaged"), strict=True):
@@ -100,7 +84,7 @@ def test_the_state_of_the_optimizer_is_averaged_within_groups(mirrored4):
 def test_three_levels_and_compression(mirrored4):
     sync = "hierarchical_local_sgd(periods=(1, 2, 6), group_sizes=(1, 2))"
     trainer = trainer_of(mirrored4, sync, compression="topk(ratio=0.2)", compression_min_bytes=0)
-    trainer.fit(X, Y, batch_size=12, steps=6, verbose=0)
+    fit(trainer, 6, 12)
     kernel, _ = trainer.model.trainable_variables
     first, *others = of_replicas(mirrored4, kernel)
     assert all((first == other).all() for other in others)
@@ -108,7 +92,7 @@ def test_three_levels_and_compression(mirrored4):
 
 def test_one_replica_has_no_groups(float64):
     trainer = trainer_of(tfdist.load_strategy("single"), SYNC)
-    trainer.fit(X, Y, batch_size=12, steps=4, verbose=0)
+    fit(trainer, 4, 12)
     assert trainer.step == 4
 
 

@@ -8,16 +8,13 @@ import pytest
 
 import tfdist
 from tests.selection import quick
+from tests.synchronization.linear_regression import BATCH, X, Y, fit, of_replicas, trainer_of
 from tests.workers.coupled_rows import Centering
-from tfdist import keras_internals
 
-RANDOM = np.random.default_rng(0)
-X, Y = RANDOM.normal(size=(20, 5)), RANDOM.normal(size=(20, 2))
-BATCH = 10  # rows of 3 replicas: 4, 3, 3
 LAYERS = {
-    "centering": lambda: [Centering()],
-    "spectral": lambda: [keras.layers.SpectralNormalization(keras.layers.Dense(4))],
-    "batch": lambda: [keras.layers.BatchNormalization()],
+    "centering": Centering,
+    "spectral": lambda: keras.layers.SpectralNormalization(keras.layers.Dense(4)),
+    "batch": keras.layers.BatchNormalization,
 }
 SYNCS = [
     "local_sgd(period=4)",
@@ -37,37 +34,20 @@ QUICK = [
 ]
 
 
-@pytest.fixture
-def mirrored3(float64):
-    return tfdist.load_strategy("mirrored", devices=3)
-
-
-def trainer_of(strategy, sync, layers):
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((5,)), *LAYERS[layers](), keras.layers.Dense(2)])
-        return tfdist.Trainer(model, optimizer=keras.optimizers.SGD(0.1), loss="mse", sync=sync)
-
-
-def fit(trainer, steps=10, batch_size=BATCH, **arguments):
-    return trainer.fit(X, Y, batch_size=batch_size, steps=steps, verbose=0, **arguments)
-
-
 def values(trainer):
-    held = [trainer.strategy.local(keras_internals.value_of(variable)) for variable in trainer.model.variables]
-    return [np.asarray([np.asarray(value) for value in of_replicas]) for of_replicas in held]
+    return [np.asarray(of_replicas(trainer.strategy, variable)) for variable in trainer.model.variables]
 
 
 @pytest.mark.parametrize("case", quick(itertools.product(SYNCS, LAYERS), *QUICK), ids="-".join)
 def test_evaluations_and_checkpoints_change_nothing(case, tmp_path, float64):
     sync, layers = case
     strategy = tfdist.load_strategy("mirrored", devices=4 if "hierarchical" in sync else 3)
-    plain = trainer_of(strategy, sync, layers)
-    fit(plain)
-    trainer = trainer_of(strategy, sync, layers)
+    plain = trainer_of(strategy, sync, layers=[LAYERS[layers]])
+    fit(plain, 10)
+    trainer = trainer_of(strategy, sync, layers=[LAYERS[layers]])
     fit(
         trainer,
+        10,
         validation_data=(X, Y),
         schedule=tfdist.Schedule(eval_every=3),
         checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every=3),
@@ -79,16 +59,18 @@ def test_evaluations_and_checkpoints_change_nothing(case, tmp_path, float64):
 
 @pytest.mark.parametrize(("layers", "batch_size"), [("centering", BATCH), ("batch", 6)])  # unequal shares, equal ones
 def test_an_exchange_after_every_step_of_plain_sgd_equals_sums_of_gradients(layers, batch_size, mirrored3):
-    trainer, reference = (trainer_of(mirrored3, sync, layers) for sync in ("local_sgd(period=1)", "every_step"))
-    losses = fit(trainer, steps=5, batch_size=batch_size).history["loss"]
-    assert losses == pytest.approx(fit(reference, steps=5, batch_size=batch_size).history["loss"], rel=1e-9)
+    trainer, reference = (
+        trainer_of(mirrored3, sync, layers=[LAYERS[layers]]) for sync in ("local_sgd(period=1)", "every_step")
+    )
+    losses = fit(trainer, 5, batch_size).history["loss"]
+    assert losses == pytest.approx(fit(reference, 5, batch_size).history["loss"], rel=1e-9)
     for one, other in zip(values(trainer), values(reference), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-15)
 
 
 def test_an_evaluation_uses_the_mean_of_what_replicas_have_between_exchanges(mirrored3):
-    trainer = trainer_of(mirrored3, "local_sgd(period=4)", "centering")
-    fit(trainer, steps=6)
+    trainer = trainer_of(mirrored3, "local_sgd(period=4)", layers=[Centering])
+    fit(trainer, 6)
     center, kernel, bias = values(trainer)
     assert (center[0] != center[1]).any()
     wanted = (X - center.mean(axis=0)) @ np.average(kernel, axis=0, weights=[4, 3, 3])
@@ -99,8 +81,8 @@ def test_an_evaluation_uses_the_mean_of_what_replicas_have_between_exchanges(mir
 
 def test_states_of_the_layers_of_a_group_are_equal_after_its_exchange(float64):
     sync = "hierarchical_local_sgd(periods=(2, 8), group_sizes=(2,))"
-    trainer = trainer_of(tfdist.load_strategy("mirrored", devices=4), sync, "centering")
-    fit(trainer, steps=6)
+    trainer = trainer_of(tfdist.load_strategy("mirrored", devices=4), sync, layers=[Centering])
+    fit(trainer, 6)
     center, *_ = values(trainer)
     assert (center[0] == center[1]).all()
     assert (center[2] == center[3]).all()
@@ -108,10 +90,10 @@ def test_states_of_the_layers_of_a_group_are_equal_after_its_exchange(float64):
 
 
 def test_a_run_that_resumes_without_exchanges_begins_with_the_mean(mirrored3, tmp_path):
-    trainer = trainer_of(mirrored3, "local_sgd(period=4)", "centering")
-    fit(trainer, steps=3, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every=3))
+    trainer = trainer_of(mirrored3, "local_sgd(period=4)", layers=[Centering])
+    fit(trainer, 3, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every=3))
     center, *_ = values(trainer)
-    resuming = trainer_of(mirrored3, "every_step", "centering")
+    resuming = trainer_of(mirrored3, "every_step", layers=[Centering])
     resuming.build((X, Y))
     assert resuming.resume(tmp_path) == 3
     found, *_ = values(resuming)

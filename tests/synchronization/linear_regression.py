@@ -1,4 +1,4 @@
-"""Linear regression on three replicas of uneven rows, in float64, and the same in NumPy."""
+"""Linear regression on replicas of uneven rows, whose exchanges tests compare with NumPy."""
 
 import keras
 import numpy as np
@@ -11,6 +11,50 @@ RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(40, 5)), RANDOM.normal(size=(40, 2))
 RATE, BATCH, REPLICAS = 0.1, 10, 3  # rows: 4, 3, 3
 ROWS = np.array([4, 3, 3])
+NESTEROV = "sgd(momentum=0.9, nesterov=True, learning_rate=0.7)"
+
+
+def momentum_of(number):
+    """Returns a momentum as Keras rounds it, also in float64."""
+    return float(tf.constant(number, tf.float32))
+
+
+def trainer_of(strategy, sync, optimizer=None, layers=(), **options):
+    """Returns a trainer; optimizer: itself, or a function that creates it in the scope, as those of layers do."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5,)), *(layer() for layer in layers), keras.layers.Dense(2)])
+        optimizer = optimizer() if callable(optimizer) else optimizer or keras.optimizers.SGD(RATE)
+        return tfdist.Trainer(model, optimizer=optimizer, loss="mse", sync=sync, **options)
+
+
+def fit(trainer, steps, batch_size=BATCH, **more):
+    """Trains without output; returns the history."""
+    return trainer.fit(X, Y, batch_size=batch_size, steps=steps, verbose=0, **more)
+
+
+def trained(strategy, sync, steps=6, optimizer=None, layers=(), **options):
+    """Returns a trainer after some steps, and the history, which has a record for each."""
+    trainer = trainer_of(strategy, sync, optimizer, layers, **options)
+    return trainer, fit(trainer, steps, schedule=tfdist.Schedule(log_every=1))
+
+
+def of_replicas(strategy, variable):
+    """Returns each replica's value of a variable."""
+    return [np.asarray(value) for value in strategy.local(keras_internals.value_of(variable))]
+
+
+def global_weights(trainer):
+    """Returns kernel and bias as they are evaluated."""
+    with trainer.averaged_weights():
+        return [np.asarray(trainer.strategy.local(v.value)[0]) for v in trainer.model.trainable_variables]
+
+
+def assert_close(found, wanted, tolerance=1e-9):
+    """Compares arrays, or lists of them, by the norms of their differences."""
+    for one, other in zip(keras.tree.flatten(found), keras.tree.flatten(wanted), strict=True):
+        assert np.linalg.norm(one - other) <= tolerance * np.linalg.norm(other)
 
 
 class Seen(tfdist.reporting.NullLedger):
@@ -28,43 +72,29 @@ class Regression:
     """A trainer, and the batches that it has seen."""
 
     def __init__(self, strategy, sync, optimizer=None, **options):
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(1)
         self.strategy, self.seen = strategy, Seen()
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
-            self.trainer = tfdist.Trainer(
-                model,
-                optimizer=optimizer() if optimizer else keras.optimizers.SGD(RATE),
-                loss="mse",
-                sync=sync,
-                **options,
-            )
+        self.trainer = trainer_of(strategy, sync, optimizer, **options)
         self.trainer.build((X, Y))
         self.start = np.vstack([np.asarray(w) for w in self.trainer.model.get_weights()])
 
     def fit(self, steps, **more):
-        reporting = tfdist.Reporting(ledger=self.seen)
-        schedule = tfdist.Schedule(log_every=1)
-        given = {"batch_size": BATCH, "verbose": 0, "reporting": reporting, "schedule": schedule} | more
-        return self.trainer.fit(X, Y, steps=steps, **given)
+        given = {"schedule": tfdist.Schedule(log_every=1), **more}
+        return fit(self.trainer, steps, reporting=tfdist.Reporting(ledger=self.seen), **given)
 
     def replicas(self):
         """Returns the weights of each replica: kernel above bias."""
-        variables = [keras_internals.value_of(v) for v in self.trainer.model.trainable_variables]
-        copies = [[np.asarray(value) for value in self.strategy.local(variable)] for variable in variables]
+        copies = [of_replicas(self.strategy, variable) for variable in self.trainer.model.trainable_variables]
         return [np.vstack(of_replica) for of_replica in zip(*copies, strict=True)]
 
     def evaluated(self):
         """Returns the weights that are evaluated."""
-        with self.trainer.averaged_weights():
-            return self.replicas()[0]
+        return np.vstack(global_weights(self.trainer))
 
-    def gradient(self, step, replica, weights):
+    def gradient(self, step, replica, weights, rows=ROWS):
         """Returns the gradient of the loss of a replica's rows in a step, for these weights."""
-        rows = np.split(self.seen.steps[step], np.cumsum(ROWS)[:-1])[replica]
-        x = np.hstack([X[rows], np.ones((len(rows), 1))])
-        return 2 / Y[rows].size * x.T @ (x @ weights - Y[rows])
+        mine = np.split(self.seen.steps[step], np.cumsum(rows)[:-1])[replica]
+        x = np.hstack([X[mine], np.ones((len(mine), 1))])
+        return 2 / Y[mine].size * x.T @ (x @ weights - Y[mine])
 
 
 def assert_two_fits_are_one(strategy, sync, first, second):
@@ -85,18 +115,3 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
         """Looks it up."""
         return keras.ops.take(keras.ops.convert_to_tensor(self._table, "float64"), keras.ops.cast(step, "int32"))
-
-
-def assert_close(found, wanted, tolerance=1e-9):
-    """Compares arrays by the norm of their difference."""
-    assert np.linalg.norm(np.asarray(found) - wanted) <= tolerance * np.linalg.norm(wanted)
-
-
-def three_replicas():
-    """Returns the strategy."""
-    return tfdist.load_strategy("mirrored", devices=REPLICAS)
-
-
-def momentum_of(number):
-    """Returns a momentum as Keras rounds it, also in float64."""
-    return float(tf.constant(number, tf.float32))

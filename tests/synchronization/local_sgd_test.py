@@ -1,4 +1,4 @@
-"""Local SGD and DiLoCo against steps that sum gradients and against NumPy, in float64; what depends on agreement."""
+"""Local SGD and DiLoCo against steps that sum gradients, in float64; what depends on agreement; streaming_test.py has NumPy."""
 
 import keras
 import numpy as np
@@ -7,51 +7,23 @@ import tensorflow as tf
 
 import tfdist
 from tests.selection import quick
+from tests.synchronization.linear_regression import (
+    BATCH,
+    NESTEROV,
+    RANDOM,
+    X,
+    Y,
+    assert_close,
+    fit,
+    global_weights,
+    of_replicas,
+    trained,
+    trainer_of,
+)
 from tfdist import keras_internals
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import LossScale
 from tfdist.synchronization.global_weights import outer_optimizer
-
-RANDOM = np.random.default_rng(0)
-X, Y = RANDOM.normal(size=(40, 5)), RANDOM.normal(size=(40, 2))
-RATE, BATCH = 0.1, 10  # rows of 3 replicas: 4, 3, 3
-MOMENTUM = float(np.float32(0.9))  # Keras rounds it, also in float64
-NESTEROV = "sgd(momentum=0.9, nesterov=True, learning_rate=0.7)"
-
-
-@pytest.fixture
-def mirrored3(float64):
-    return tfdist.load_strategy("mirrored", devices=3)
-
-
-def trainer_of(strategy, sync, optimizer=None, layers=(), **options):
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(2)])
-        return tfdist.Trainer(
-            model, optimizer=optimizer or keras.optimizers.SGD(RATE), loss="mse", sync=sync, **options
-        )
-
-
-def trained(strategy, sync, steps=6, optimizer=None, layers=(), **options):
-    trainer = trainer_of(strategy, sync, optimizer, layers, **options)
-    history = trainer.fit(X, Y, batch_size=BATCH, steps=steps, verbose=0, schedule=tfdist.Schedule(log_every=1))
-    return trainer, history
-
-
-def global_weights(trainer):
-    with trainer.averaged_weights():
-        return [np.asarray(trainer.strategy.local(v.value)[0]) for v in trainer.model.trainable_variables]
-
-
-def of_replicas(strategy, variable):
-    return [np.asarray(value) for value in strategy.local(keras_internals.value_of(variable))]
-
-
-def assert_close(found, wanted, tolerance=1e-9):
-    for one, other in zip(found, wanted, strict=True):
-        assert np.linalg.norm(one - other) <= tolerance * np.linalg.norm(other)
 
 
 @pytest.mark.parametrize("sync", ["local_sgd(period=1)", "post_local_sgd(warmup_steps=3, period=1)"])
@@ -71,53 +43,6 @@ def test_an_outer_optimizer_that_takes_the_mean_is_local_sgd(mirrored3):
         assert_close(global_weights(other), global_weights(reference))
 
 
-def in_numpy(kernel, bias, period, steps, batches, outer=(1.0, 0.0)):
-    """Returns the global weights after these steps, given `batches(step, replica)`; outer: rate and Nesterov momentum."""
-    whole = np.vstack([kernel, bias])
-    buffer, (rate, momentum) = np.zeros_like(whole), outer
-    replicas = 3
-    local = [whole.copy() for _ in range(replicas)]
-    rows = np.zeros(replicas)
-    for step in range(steps):
-        for r in range(replicas):
-            x, y = batches(step, r)
-            x1 = np.hstack([x, np.ones((len(x), 1))])
-            local[r] = local[r] - RATE * 2 / y.size * x1.T @ (x1 @ local[r] - y)
-            rows[r] += len(x)
-        if (step + 1) % period == 0:
-            change = sum(n * (whole - w) for n, w in zip(rows, local, strict=True)) / rows.sum()
-            buffer = momentum * buffer + change
-            whole = whole - rate * (change + momentum * buffer if momentum else change)
-            local, rows = [whole.copy() for _ in range(replicas)], np.zeros(replicas)
-    weights = rows / rows.sum() if rows.sum() else np.full(replicas, 1 / replicas)
-    return sum(n * w for n, w in zip(weights, local, strict=True))
-
-
-@pytest.mark.parametrize("steps", [6, 7])  # an exchange at the end, and a step after it
-@pytest.mark.parametrize(
-    ("sync", "outer"), [("local_sgd(period=3)", (1.0, 0.0)), (f"diloco(period=3, outer='{NESTEROV}')", (0.7, MOMENTUM))]
-)
-def test_numpy(sync, outer, steps, mirrored3):
-    trainer = trainer_of(mirrored3, sync)
-    trainer.build((X, Y))
-    kernel, bias = (np.asarray(w) for w in trainer.model.get_weights())
-    seen = []
-
-    class Seen(tfdist.reporting.NullLedger):
-        def write(self, step, count, numbers):
-            seen.extend(np.split(numbers, [BATCH * (k + 1) for k in range(count - 1)]))
-
-    trainer.fit(X, Y, batch_size=BATCH, steps=steps, verbose=0, reporting=tfdist.Reporting(ledger=Seen()))
-
-    def batches(step, replica):
-        mine = np.split(seen[step], [4, 7])[replica]
-        return X[mine], Y[mine]
-
-    wanted = in_numpy(kernel, bias, 3, steps, batches, outer)
-    found_kernel, found_bias = global_weights(trainer)
-    assert_close([found_kernel, found_bias], [wanted[:-1], wanted[-1]])
-
-
 def test_replicas_differ_between_exchanges_and_agree_after_one(mirrored3):
     trainer, _ = trained(mirrored3, "local_sgd(period=4)", steps=4)
     kernel, _ = trainer.model.trainable_variables
@@ -128,23 +53,6 @@ def test_replicas_differ_between_exchanges_and_agree_after_one(mirrored3):
     first, *others = of_replicas(mirrored3, kernel)
     assert all((first != other).any() for other in others)
     assert 0 < history.records[-1]["replica_divergence"] < 1
-
-
-def test_evaluations_and_checkpoints_change_nothing(mirrored3, tmp_path):
-    plain, _ = trained(mirrored3, "local_sgd(period=4)", steps=10)
-    trainer = trainer_of(mirrored3, "local_sgd(period=4)")
-    trainer.fit(
-        X,
-        Y,
-        batch_size=BATCH,
-        steps=10,
-        verbose=0,
-        validation_data=(X, Y),
-        schedule=tfdist.Schedule(eval_every=3),
-        checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every=3),
-    )
-    for one, other in zip(trainer.model.trainable_variables, plain.model.trainable_variables, strict=True):
-        np.testing.assert_array_equal(of_replicas(mirrored3, one), of_replicas(mirrored3, other))
 
 
 def test_an_evaluation_uses_the_mean_of_the_weights(mirrored3):
@@ -185,7 +93,7 @@ def test_the_state_of_the_optimizer(state, mirrored3):
 def test_constraints_of_weights_hold_after_an_exchange(sync, float64):
     replicas = 4 if sync.startswith("hierarchical") else 3
     strategy = tfdist.load_strategy("mirrored", devices=replicas)
-    layers = [keras.layers.Dense(4, kernel_constraint=keras.constraints.UnitNorm(), name="unit")]
+    layers = [lambda: keras.layers.Dense(4, kernel_constraint=keras.constraints.UnitNorm(), name="unit")]
     trainer, _ = trained(strategy, sync, steps=4 if "delay" in sync else 2, layers=layers)
     kernel = trainer.model.trainable_variables[0]
     for copy in of_replicas(strategy, kernel):
@@ -247,8 +155,8 @@ class OverflowsOn2(keras.layers.Layer):
 
 def test_a_replica_that_overflows_skips_alone_and_enters_the_exchange(mirrored3, caplog):
     scale = LossScale(initial=2.0**10)
-    trainer = trainer_of(mirrored3, "local_sgd(period=2)", layers=[OverflowsOn2()], loss_scale=scale)
-    history = trainer.fit(X, Y, batch_size=BATCH, steps=4, verbose=0)
+    trainer = trainer_of(mirrored3, "local_sgd(period=2)", layers=[OverflowsOn2], loss_scale=scale)
+    history = fit(trainer, 4)
     assert "replica 2 skipped 2 of the 2 steps from step 0 on" in caplog.text
     assert np.isfinite(history.records[-1]["loss"])
     kernel, _ = trainer.model.trainable_variables
@@ -268,7 +176,7 @@ def test_another_number_of_replicas_takes_over_loss_scales(mirrored3, mirrored2,
     for strategy, name in ((mirrored3, "three"), (mirrored2, "two")):
         trainer = trainer_of(strategy, "local_sgd(period=4)", loss_scale=LossScale(initial=2.0**10))
         checkpoints = tfdist.Checkpoints(directory=str(tmp_path / name), every=2)
-        trainer.fit(X, Y, batch_size=BATCH, steps=2, verbose=0, checkpoints=checkpoints)
+        fit(trainer, 2, checkpoints=checkpoints)
     assert resumed(mirrored2, tmp_path / "three") == [1024.0] * 2
     assert resumed(mirrored3, tmp_path / "two") == [1024.0] * 3
 
@@ -287,7 +195,7 @@ def test_another_number_of_replicas_takes_over_loss_scales(mirrored3, mirrored2,
 def test_a_checkpoint_of_another_way_of_exchanging_is_refused(sync, other, mirrored3, tmp_path):
     trainer = trainer_of(mirrored3, sync)
     checkpoints = tfdist.Checkpoints(directory=str(tmp_path), every=2)
-    trainer.fit(X, Y, batch_size=BATCH, steps=2, verbose=0, checkpoints=checkpoints)
+    fit(trainer, 2, checkpoints=checkpoints)
     resuming = trainer_of(mirrored3, other)
     resuming.build((X, Y))
     with pytest.raises(InputError, match="the same method of exchanging weights"):
@@ -298,11 +206,11 @@ def test_a_checkpoint_of_another_way_of_exchanging_is_refused(sync, other, mirro
 def test_a_run_may_resume_with_another_period_or_a_center(other, mirrored3, tmp_path):
     trainer = trainer_of(mirrored3, "local_sgd(period=2)")
     checkpoints = tfdist.Checkpoints(directory=str(tmp_path), every=3)
-    trainer.fit(X, Y, batch_size=BATCH, steps=3, verbose=0, checkpoints=checkpoints)
+    fit(trainer, 3, checkpoints=checkpoints)
     resuming = trainer_of(mirrored3, other)
     resuming.build((X, Y))
     assert resuming.resume(tmp_path) == 3
-    resuming.fit(X, Y, batch_size=BATCH, steps=3, verbose=0)
+    fit(resuming, 3)
     for copy in resuming.program.exchanges.variables:  # the global weights
         first, *others = of_replicas(mirrored3, copy)
         assert all((first == one).all() for one in others)
@@ -338,14 +246,14 @@ def test_micro_steps_and_masks(mirrored3):
     weight = RANDOM.uniform(0.5, 1.5, 40)
     for options in ({"accumulate_steps": 2}, {}):
         one = trainer_of(mirrored3, "local_sgd(period=1)", **options)
-        one.fit(X, Y, batch_size=12, steps=4, verbose=0)
+        fit(one, 4, 12)
         other = trainer_of(mirrored3, "every_step", **options)
-        other.fit(X, Y, batch_size=12, steps=4, verbose=0)
+        fit(other, 4, 12)
         assert_close(global_weights(one), global_weights(other))
     one = trainer_of(mirrored3, "local_sgd(period=3)", accumulate_steps=2)
-    one.fit(X, Y, batch_size=12, steps=6, verbose=0, sample_weight=weight)
+    fit(one, 6, 12, sample_weight=weight)
     other = trainer_of(mirrored3, "local_sgd(period=3)")
-    other.fit(X, Y, batch_size=12, steps=6, verbose=0, sample_weight=weight)
+    fit(other, 6, 12, sample_weight=weight)
     assert_close(global_weights(one), global_weights(other))
 
 
@@ -360,20 +268,21 @@ def test_a_moving_average_of_the_weights_is_averaged_too(mirrored3):
 def test_weights_changed_by_the_program_are_taken_over(mirrored3):
     trainer, _ = trained(mirrored3, "local_sgd(period=2)", steps=2)
     trainer.model.set_weights([np.zeros((5, 2)), np.zeros(2)])
-    trainer.fit(X, Y, batch_size=BATCH, steps=2, verbose=0)
+    fit(trainer, 2)
     fresh = trainer_of(mirrored3, "local_sgd(period=2)")
     fresh.build((X, Y))
     fresh.model.set_weights([np.zeros((5, 2)), np.zeros(2)])
-    fresh.fit(X, Y, batch_size=BATCH, steps=2, verbose=0)
+    fit(fresh, 2)
     assert np.linalg.norm(global_weights(trainer)[0]) < 3 * np.linalg.norm(global_weights(fresh)[0])
 
 
 def test_what_communicates_in_every_step_is_refused(mirrored3):
-    trainer = trainer_of(mirrored3, "local_sgd", layers=[tfdist.layers.SyncBatchNormalization()])
+    trainer = trainer_of(mirrored3, "local_sgd", layers=[tfdist.layers.SyncBatchNormalization])
     with pytest.raises(InputError, match="cannot normalize over all replicas"):
         trainer.build((X, Y))
 
 
-def test_a_mesh_is_refused(request):
+@pytest.mark.parametrize("sync", ["local_sgd", "fedavg"])
+def test_a_mesh_is_refused(sync, mesh2x2):
     with pytest.raises(InputError, match="cannot train locally"):
-        trainer_of(request.getfixturevalue("mesh2x2"), "local_sgd")
+        trainer_of(mesh2x2, sync)

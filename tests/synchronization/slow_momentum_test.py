@@ -12,16 +12,10 @@ from tests.synchronization.linear_regression import (
     Regression,
     Schedule,
     assert_close,
-    three_replicas,
 )
 from tfdist.grammar.sync import SlowMo, parse_sync
 
 OTHER = "slowmo(period=3, momentum=0.5, learning_rate=0.8)"
-
-
-@pytest.fixture
-def mirrored3(float64):
-    return three_replicas()
 
 
 def constant(step):

@@ -7,36 +7,25 @@ import pytest
 
 import tfdist
 from tests.selection import quick
-from tests.synchronization.local_sgd_test import (
-    BATCH,
-    MOMENTUM,
+from tests.synchronization.linear_regression import (
     NESTEROV,
     RATE,
+    REPLICAS,
+    Regression,
     X,
     Y,
     assert_close,
+    fit,
     global_weights,
-    mirrored3,
+    momentum_of,
     of_replicas,
     trained,
     trainer_of,
 )
 from tfdist.errors import InputError
 
-__all__ = ["mirrored3"]
-REPLICAS = 3
+OF_NESTEROV = (0.7, momentum_of(0.9))
 PLAIN = "sgd(learning_rate=1.0)"
-
-
-class Batches(tfdist.reporting.NullLedger):
-    """Remembers the examples of each step."""
-
-    def __init__(self):
-        self.steps = []
-
-    def write(self, step, count, numbers):
-        """Keeps the numbers of the examples of these steps."""
-        self.steps.extend(np.split(numbers, [BATCH * (k + 1) for k in range(count - 1)]))
 
 
 def in_numpy(weights, batches, *, period, fragments=((0, 1),), offsets=None, delay=0, mixing=None, outer=(1.0, 0.0)):
@@ -92,6 +81,13 @@ def in_numpy(weights, batches, *, period, fragments=((0, 1),), offsets=None, del
     return found
 
 
+def assert_equals_numpy(strategy, sync, reference, steps):
+    run = Regression(strategy, sync)
+    weights = [np.asarray(w) for w in run.trainer.model.get_weights()]
+    run.fit(steps, schedule=tfdist.Schedule())
+    assert_close(global_weights(run.trainer), in_numpy(weights, run.seen.steps, **reference))
+
+
 ORDER = ((0,), (1,))  # the kernel is larger than the bias
 
 
@@ -103,11 +99,11 @@ ORDER = ((0,), (1,))  # the kernel is larger than the bias
         (f"diloco(period=5, fragments=2, outer='{PLAIN}')", {"period": 5, "fragments": ORDER, "mixing": 0}),
         (
             f"diloco(period=4, fragments=2, delay=2, mixing=0.3, outer='{NESTEROV}')",
-            {"period": 4, "fragments": ORDER, "delay": 2, "mixing": 0.3, "outer": (0.7, MOMENTUM)},
+            {"period": 4, "fragments": ORDER, "delay": 2, "mixing": 0.3, "outer": OF_NESTEROV},
         ),
         (
             f"diloco(period=4, overlap=True, outer='{NESTEROV}')",
-            {"period": 4, "delay": 4, "mixing": 0.5, "outer": (0.7, MOMENTUM)},
+            {"period": 4, "delay": 4, "mixing": 0.5, "outer": OF_NESTEROV},
         ),
         (  # in proportion to the 10 numbers of the kernel and the 2 of the bias
             f"diloco(period=8, fragments=2, overlap=True, outer='{NESTEROV}')",
@@ -117,7 +113,7 @@ ORDER = ((0,), (1,))  # the kernel is larger than the bias
                 "offsets": (0, 6),
                 "delay": (6, 2),
                 "mixing": 0.5,
-                "outer": (0.7, MOMENTUM),
+                "outer": OF_NESTEROV,
             },
         ),
         (f"diloco(period=3, mixing=0.25, outer='{PLAIN}')", {"period": 3, "mixing": 0.25}),
@@ -125,12 +121,16 @@ ORDER = ((0,), (1,))  # the kernel is larger than the bias
 )
 @pytest.mark.parametrize("steps", quick([8, 13], 13))
 def test_numpy(sync, reference, steps, mirrored3):
-    trainer = trainer_of(mirrored3, sync)
-    trainer.build((X, Y))
-    weights, ledger = [np.asarray(w) for w in trainer.model.get_weights()], Batches()
-    trainer.fit(X, Y, batch_size=BATCH, steps=steps, verbose=0, reporting=tfdist.Reporting(ledger=ledger))
-    wanted = in_numpy(weights, ledger.steps, **{"fragments": ((0, 1),), **reference})
-    assert_close(global_weights(trainer), wanted)
+    assert_equals_numpy(mirrored3, sync, reference, steps)
+
+
+@pytest.mark.parametrize("steps", [6, 7])  # an exchange at the end, and a step after it
+@pytest.mark.parametrize(
+    ("sync", "reference"),
+    [("local_sgd(period=3)", {}), (f"diloco(period=3, outer='{NESTEROV}')", {"outer": OF_NESTEROV})],
+)
+def test_numpy_without_delays(sync, reference, steps, mirrored3):
+    assert_equals_numpy(mirrored3, sync, {"period": 3, **reference}, steps)
 
 
 @pytest.mark.parametrize("compression", quick(["none", "int8"], "int8"))
@@ -161,12 +161,9 @@ def test_evaluations_and_checkpoints_change_nothing(mirrored3, tmp_path):
     plain, _ = trained(mirrored3, sync, steps=14)
     trainer = trainer_of(mirrored3, sync)
     for steps in (5, 9):  # the first call of fit ends with a fragment on its way
-        trainer.fit(
-            X,
-            Y,
-            batch_size=BATCH,
-            steps=steps,
-            verbose=0,
+        fit(
+            trainer,
+            steps,
             validation_data=(X, Y),
             schedule=tfdist.Schedule(eval_every=2),
             checks=tfdist.Checks(check_sync_every=4),
@@ -188,7 +185,7 @@ def test_an_error_of_an_exchange_ends_the_run(mirrored3, monkeypatch):
 
     monkeypatch.setattr(exchanges, "_compiled_for", failing)
     with pytest.raises(ZeroDivisionError):
-        trainer.fit(X, Y, batch_size=BATCH, steps=20, verbose=0)
+        fit(trainer, 20)
     assert trainer.step <= 9  # sent at step 6, to be used at step 9
 
 
