@@ -34,30 +34,6 @@ def trained(strategy, which, build=transformer, data=(TOKENS, NEXT)):
     return {v.path: np.array(strategy.local(v.value)[0]) for v in kept}
 
 
-@pytest.mark.parametrize(
-    "which",
-    [
-        "full",
-        pytest.param("block_._attention", marks=pytest.mark.full),
-        pytest.param("drop.*|block_0_ffn_in|block_1_attention_dropout", marks=pytest.mark.full),
-    ],
-)
-def test_the_result_is_the_same_with_dropout_too(single, float64, which):
-    expected, found = (trained(single, given) for given in ("none", which))
-    for path, value in expected.items():
-        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
-
-
-@pytest.mark.parametrize("which", ["full", "norm|drop"])
-def test_state_moves_once(single, mirrored2, float64, which):
-    """Moving statistics and dropout seeds are only updated once."""
-    data = (RANDOM.standard_normal((32, 6)), NEXT[:, 0])
-    for strategy in (single, mirrored2):
-        expected, found = (trained(strategy, given, normalized, data) for given in ("none", which))
-        for path, value in expected.items():
-            np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
-
-
 def dense():
     inputs = keras.Input((6,))
     hidden = keras.layers.Dense(8, activation="tanh")(inputs)
@@ -66,68 +42,6 @@ def dense():
 
 def block():
     return tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2, dropout=0.2)
-
-
-@pytest.mark.parametrize(
-    ("build", "data"),
-    [
-        (dense, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])),
-        pytest.param(block, (TOKENS, NEXT), marks=pytest.mark.full),
-    ],
-    ids=["dense", "block"],
-)
-def test_on_a_mesh(build, data, mesh2x2, float64):
-    """With dropout, whose random numbers must only be drawn once."""
-    expected, found = (trained(mesh2x2, which, build, data) for which in ("none", "full"))
-    for path, value in expected.items():
-        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
-
-
-def residual():
-    inputs = keras.Input((6, 8))
-    hidden = keras.layers.Dropout(0.3)(keras.layers.Dense(16, activation="relu")(inputs))
-    hidden = keras.layers.Add()([inputs, keras.layers.Dense(8)(hidden)])
-    return keras.Model(inputs, keras.layers.Dense(12)(keras.layers.Flatten()(hidden)))
-
-
-def test_masks_on_a_mesh_are_those_of_one_device_in_every_layout(single, float64):
-    """DTensor would draw other numbers where the backward pass requires another layout."""
-    data = (RANDOM.standard_normal((32, 6, 8)), NEXT[:, 0])
-    found = {}
-    for layout in ("", "out:model"):
-        strategy = tfdist.load_strategy(
-            "mesh", devices=4, mesh_shape="data:2;model:2", layout=layout, environment={}, shard_min_elements=1
-        )
-        found |= {(layout, which): trained(strategy, which, residual, data) for which in ("none", "full")}
-    expected = trained(single, "none", residual, data)
-    for key, variables in found.items():
-        for path, value in expected.items():
-            np.testing.assert_allclose(variables[path], value, rtol=1e-11, atol=1e-11, err_msg=f"{key} {path}")
-
-
-def softmaxes(model):
-    @tf.function(autograph=False)
-    def gradients(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(x, training=True))
-        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [v.value for v in model.trainable_variables])]
-
-    graph = gradients.get_concrete_function(tf.constant(TOKENS[:4])).graph
-    return sum(operation.type == "Softmax" for operation in keras_internals.operations_of(graph))
-
-
-def test_what_is_named_is_computed_once_more():
-    assert softmaxes(transformer()) == 2
-    assert softmaxes(recompute(transformer(), "block_.*_attention")) == 4
-
-
-@pytest.mark.parametrize(
-    ("which", "message"), [("(", "a regular expression. Received: '('"), ("attn", "Received: 'attn', with")]
-)
-def test_refuses(which, message):
-    with pytest.raises(InputError) as raised:
-        recompute(transformer(), which)
-    assert message in str(raised.value)
 
 
 class Block(keras.layers.Layer):
@@ -161,19 +75,97 @@ def unbuilt():
     return keras.Sequential([keras.layers.Dense(8, activation="gelu"), keras.layers.Dense(12)])
 
 
+def of_losses_inside():
+    inputs = keras.Input((6,))
+    regularized = keras.layers.Dense(6, activity_regularizer=keras.regularizers.L2(3.0))
+    inner = keras.Sequential([keras.Input((6,)), regularized], name="inner")
+    return keras.Model(inputs, keras.layers.Dense(12, kernel_regularizer="l2")(inner(inputs)))
+
+
+def of_experts():
+    return tfdist.models.transformer(input_shape=(6,), classes=12, layers=2, width=8, heads=2, experts=4)
+
+
+ROWS = (RANDOM.standard_normal((32, 6)), NEXT[:, 0])
+WORDS = (TOKENS, NEXT)
+FULL = pytest.mark.full
+
+
+def assert_equal(found, expected, name=""):
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=f"{name} {path}")
+
+
 @pytest.mark.parametrize(
-    ("build", "data"),
+    ("strategy", "build", "data", "which"),
     [
-        (of_blocks, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])),
-        (of_a_masked_sequence, (TOKENS, NEXT)),
-        (unbuilt, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])),
+        ("single", transformer, WORDS, "full"),  # with dropout
+        pytest.param("single", transformer, WORDS, "block_._attention", marks=FULL),
+        pytest.param("single", transformer, WORDS, "drop.*|block_0_ffn_in|block_1_attention_dropout", marks=FULL),
+        # Moving statistics and dropout seeds are only updated once.
+        *((name, normalized, ROWS, which) for name in ("single", "mirrored2") for which in ("full", "norm|drop")),
+        # With dropout on a mesh, whose random numbers must only be drawn once.
+        ("mesh2x2", dense, ROWS, "full"),
+        pytest.param("mesh2x2", block, WORDS, "full", marks=FULL),
+        # Layers of layers, masks, and models that are built later.
+        ("single", of_blocks, ROWS, "full"),
+        ("single", of_a_masked_sequence, WORDS, "full"),
+        ("single", unbuilt, ROWS, "full"),
+        # Losses and metrics inside count once.
+        ("single", of_losses_inside, ROWS, "full"),
+        ("single", of_experts, WORDS, "full"),
     ],
 )
-def test_layers_of_layers_masks_and_models_that_are_built_later(single, float64, build, data):
-    expected, found = (trained(single, which, build, data) for which in ("none", "full"))
+def test_the_result_is_the_same(strategy, build, data, which, float64, request):
+    expected, found = (trained(request.getfixturevalue(strategy), given, build, data) for given in ("none", which))
     assert list(found) == list(expected)
-    for path, value in expected.items():
-        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
+    assert_equal(found, expected)
+
+
+def residual():
+    inputs = keras.Input((6, 8))
+    hidden = keras.layers.Dropout(0.3)(keras.layers.Dense(16, activation="relu")(inputs))
+    hidden = keras.layers.Add()([inputs, keras.layers.Dense(8)(hidden)])
+    return keras.Model(inputs, keras.layers.Dense(12)(keras.layers.Flatten()(hidden)))
+
+
+def test_masks_on_a_mesh_are_those_of_one_device_in_every_layout(single, float64):
+    """DTensor would draw other numbers where the backward pass requires another layout."""
+    data = (RANDOM.standard_normal((32, 6, 8)), NEXT[:, 0])
+    found = {}
+    for layout in ("", "out:model"):
+        strategy = tfdist.load_strategy(
+            "mesh", devices=4, mesh_shape="data:2;model:2", layout=layout, environment={}, shard_min_elements=1
+        )
+        found |= {(layout, which): trained(strategy, which, residual, data) for which in ("none", "full")}
+    expected = trained(single, "none", residual, data)
+    for key, variables in found.items():
+        assert_equal(variables, expected, key)
+
+
+def softmaxes(model):
+    @tf.function(autograph=False)
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True))
+        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [v.value for v in model.trainable_variables])]
+
+    graph = gradients.get_concrete_function(tf.constant(TOKENS[:4])).graph
+    return sum(operation.type == "Softmax" for operation in keras_internals.operations_of(graph))
+
+
+def test_what_is_named_is_computed_once_more():
+    assert softmaxes(transformer()) == 2
+    assert softmaxes(recompute(transformer(), "block_.*_attention")) == 4
+
+
+@pytest.mark.parametrize(
+    ("which", "message"), [("(", "a regular expression. Received: '('"), ("attn", "Received: 'attn', with")]
+)
+def test_refuses(which, message):
+    with pytest.raises(InputError) as raised:
+        recompute(transformer(), which)
+    assert message in str(raised.value)
 
 
 def test_frozen_weights_keep_every_bit_in_mixed_precision(single):
@@ -191,24 +183,3 @@ def test_frozen_weights_keep_every_bit_in_mixed_precision(single):
         keras.config.set_dtype_policy("float32")
     np.testing.assert_array_equal(found["first/kernel"], expected["first/kernel"])
     np.testing.assert_allclose(found["last/kernel"], expected["last/kernel"], atol=0.02)
-
-
-def of_losses_inside():
-    inputs = keras.Input((6,))
-    regularized = keras.layers.Dense(6, activity_regularizer=keras.regularizers.L2(3.0))
-    inner = keras.Sequential([keras.Input((6,)), regularized], name="inner")
-    return keras.Model(inputs, keras.layers.Dense(12, kernel_regularizer="l2")(inner(inputs)))
-
-
-def of_experts():
-    return tfdist.models.transformer(input_shape=(6,), classes=12, layers=2, width=8, heads=2, experts=4)
-
-
-@pytest.mark.parametrize(
-    ("build", "data"),
-    [(of_losses_inside, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])), (of_experts, (TOKENS, NEXT))],
-)
-def test_losses_and_metrics_inside_count_once(single, float64, build, data):
-    expected, found = (trained(single, which, build, data) for which in ("none", "full"))
-    for path, value in expected.items():
-        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)

@@ -26,16 +26,6 @@ SMALL = [
 ]
 
 
-@pytest.fixture
-def float64():
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")  # Keras derives the policy from floatx only once, for its first layer
-    yield
-    keras.config.set_floatx(floatx)
-    keras.config.set_dtype_policy(policy)
-
-
 def batch(model, examples=4):
     rng = np.random.default_rng(0)
     shape = (examples, *model.input_shape[1:])
@@ -176,6 +166,50 @@ def test_what_is_wrong_with_a_users_function(user_module, text, spec, message):
     with pytest.raises(InputError, match=message) as error:
         models.build(user_module(text) + spec, (3,), 2)
     assert "\n" not in str(error.value)
+
+
+ARGUMENTS = {
+    "mlp": {"input_shape": (4,), "classes": 3},
+    "cnn": {"input_shape": (8, 8, 1), "classes": 3},
+    "resnet50": {"input_shape": (32, 32, 3), "classes": 3},
+    "transformer": {"input_shape": (6,), "classes": 11, "layers": 2, "width": 8, "heads": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("mlp", {"input_shape": (None,)}, r"mlp: an example's shape must have known sizes only. Received: \(None,\)"),
+        ("mlp", {"hidden": (8, 0)}, "mlp: hidden must be integers"),
+        ("mlp", {"hidden": "8"}, "mlp: hidden must be integers"),
+        ("mlp", {"classes": 0}, "mlp: classes must be an integer, at least 1. Received: 0"),
+        ("mlp", {"classes": True}, "mlp: classes must be"),
+        ("mlp", {"classes": None}, r"The data set does not know it: write mlp\(classes=...\)."),
+        (
+            "cnn",
+            {"input_shape": (64,)},
+            r"cnn: an example's shape must be \(height, width, channels\). Received: \(64,\)",
+        ),
+        ("cnn", {"filters": (0,)}, "cnn: filters must be"),
+        ("cnn", {"batch_norm": "sync"}, 'Batch normalization "sync" is not known'),
+        ("resnet50", {"input_shape": (28, 28, 1)}, r"at least 32. Received: \(28, 28, 1\). Use --model=cnn"),
+        ("resnet50", {"input_shape": (32, 32)}, r"must be \(height, width, channels\)"),
+        ("resnet50", {"classes": -1}, "classes must be"),
+        ("resnet50", {"batch_norm": "global"}, "not known"),
+        (
+            "transformer",
+            {"input_shape": (8, 8)},
+            r"transformer: an example's shape must be \(length,\). Received: \(8, 8\)",
+        ),
+        ("transformer", {"width": 9}, "transformer: .*width must be a multiple of heads. Received: width=9, heads=2"),
+        ("transformer", {"dropout": 1.0}, r"transformer: .*dropout must be a number in \[0, 1\)"),
+        ("transformer", {"layers": 1.5}, "transformer: .*layers must be an integer"),
+        ("transformer", {"ffn": 0}, "transformer: .*ffn must be an integer"),
+    ],
+)
+def test_bad_arguments(name, arguments, message):
+    with pytest.raises(InputError, match=message):
+        getattr(models, name)(**(ARGUMENTS[name] | arguments))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,10 @@ def test_the_tables_below_have_all_of_keras_s(names, module, base, without):
     assert {name.replace("_", "") for name in names} == classes(module, base, without)
 
 
+def of_optimizer(text):
+    return create_optimizer(text, 0.1)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name):
     optimizer = create_optimizer(name, 0.25)
@@ -79,48 +83,32 @@ def test_metrics(name):
     assert create_metrics(f"{name}, ce") == [name, "ce"]
 
 
-@pytest.mark.parametrize("name", METRICS_WITH_ARGUMENTS)
-def test_metrics_that_a_name_alone_does_not_make(name):
-    with pytest.raises(InputError, match=rf"Received: {name} \(\w+.__init__\(\) missing .*Pass such a metric to"):
-        create_metrics(name)
-
-
-def test_a_wrong_metric_is_told_the_right_spelling():
-    with pytest.raises(InputError, match='--metrics=f1score is not known. Did you mean "f1_score"'):
-        create_metrics("f1score")
-
-
 def test_arguments_of_a_loss():
     assert create_loss("sparse_categorical_crossentropy(from_logits=True, reduction='sum')").get_config()["from_logits"]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("make", "text", "message"),
     [
-        ("sdg", "--optimizer=sdg is not known.*sgd"),
-        ("lossscaleoptimizer", "is not known"),
-        ("optimizer", "is not known"),
-        ("sgd(momentun=0.9)", "momentun.*momentum"),
-        ("collections:ChainMap", "must make a keras.Optimizer. Received: ChainMap"),
+        (of_optimizer, "sdg", "--optimizer=sdg is not known.*sgd"),
+        (of_optimizer, "lossscaleoptimizer", "is not known"),
+        (of_optimizer, "optimizer", "is not known"),
+        (of_optimizer, "sgd(momentun=0.9)", "momentun.*momentum"),
+        (of_optimizer, "collections:ChainMap", "must make a keras.Optimizer. Received: ChainMap"),
+        (create_loss, "mean_square_error", "--loss=mean_square_error is not known.*mean_squared_error"),
+        (create_loss, "loss", "is not known"),
+        (create_loss, "huber(delt=1.0)", "delt.*delta"),
+        (create_loss, "collections:ChainMap", "must make a keras.Loss. Received: ChainMap"),
+        (create_metrics, "f1score", '--metrics=f1score is not known. Did you mean "f1_score"'),
+        *(
+            (create_metrics, name, rf"Received: {name} \(\w+.__init__\(\) missing .*Pass such a metric to")
+            for name in METRICS_WITH_ARGUMENTS
+        ),
     ],
 )
-def test_wrong_optimizers(text, message):
+def test_wrong_names_and_arguments(make, text, message):
     with pytest.raises(InputError, match=message):
-        create_optimizer(text, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("mean_square_error", "--loss=mean_square_error is not known.*mean_squared_error"),
-        ("loss", "is not known"),
-        ("huber(delt=1.0)", "delt.*delta"),
-        ("collections:ChainMap", "must make a keras.Loss. Received: ChainMap"),
-    ],
-)
-def test_wrong_losses(text, message):
-    with pytest.raises(InputError, match=message):
-        create_loss(text)
+        make(text)
 
 
 def test_a_user_s_own(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.optimizers.comparisons import rates
 from tfdist.errors import InputError
 from tfdist.optimizers import WarmupAndDecay, make_learning_rate
 
@@ -22,10 +23,6 @@ class WithAccurateCycles(schedules.CosineDecayRestarts):
 
     def __call__(self, step):
         return super().__call__(step + 1e-11)
-
-
-def rates(schedule, steps):
-    return [float(schedule(step)) for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -94,15 +91,6 @@ def test_one_cycle_falls_like_cosine_decay_of_keras(float64):
     np.testing.assert_allclose(rates(ours, range(30, 61)), rates(keras_s, range(31)), rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "decay", ["cosine_restarts(first=4)", "exponential", "polynomial(power=2)", "one_cycle(anneal=linear)"]
-)
-def test_a_loaded_schedule_has_the_same_rates(decay):
-    schedule = WarmupAndDecay(0.3, decay=decay, total_steps=20)
-    loaded = schedules.deserialize(schedules.serialize(schedule))
-    assert rates(loaded, range(25)) == rates(schedule, range(25))
-
-
 def test_plateau_is_a_constant_rate_for_the_callback():
     assert make_learning_rate(0.1, decay="plateau(patience=2)") == 0.1
 
@@ -159,18 +147,3 @@ def test_a_schedule_of_the_user_s_own_must_give_rates(own, message, mine):
     with pytest.raises(InputError) as caught:
         WarmupAndDecay(0.1, decay="mine:own")
     assert message in str(caught.value) and "--decay=mine:own" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"decay": "one_cycle", "warmup_steps": 3, "total_steps": 9}, "one_cycle begins with a rise of its own"),
-        ({"decay": "plateau", "warmup_steps": 3}, "plateau changes a rate that is constant otherwise"),
-        ({"decay": "exponential"}, "in a run of 0 steps"),
-        ({"decay": "polynomial", "warmup_steps": 5, "total_steps": 5}, "in a run of 5 steps"),
-    ],
-)
-def test_refuses(given, message):
-    with pytest.raises(InputError) as caught:
-        make_learning_rate(0.1, **given)
-    assert message in str(caught.value)

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import pytest
 
+from tests.optimizers.comparisons import largest_difference
+
 BETA_1, BETA_2, EPSILON, RATE = 0.9, 0.999, 1e-6, 0.05
 
 
@@ -24,10 +26,6 @@ def reference(starts, gradients, decay=0.0, apart=0.0):
             norms = np.linalg.norm(w[path]), np.linalg.norm(r)
             w[path] = w[path] - RATE * (norms[0] / norms[1] if all(norms) else 1.0) * r
     return w
-
-
-def largest_difference(found, expected):
-    return max(np.abs(found[path] - value).max() for path, value in expected.items())
 
 
 def lamb(**options):

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.optimizers.comparisons import rates
 from tfdist.errors import InputError
 from tfdist.optimizers import LARS, WarmupAndDecay
 
@@ -54,10 +55,6 @@ def reference(starts, gradients, rates, *, unadapted, undecayed, **options):
     return w
 
 
-def rates(schedule, steps):
-    return [float(schedule(step)) for step in range(steps)]
-
-
 @pytest.mark.parametrize(
     ("strategy", "options"), [*(("single", case) for case in CASES), ("mirrored2", CASES[2]), ("mirrored2", CASES[4])]
 )
@@ -66,7 +63,7 @@ def test_equals_the_paper(strategy, options, starts, gradients, train, float64, 
     expected = reference(
         starts,
         gradients,
-        rates(RATES, len(gradients)),
+        rates(RATES, range(len(gradients))),
         unadapted={"kernel", "scalar"} if "exclude_from_layer_adaptation" in options else {"bias"},
         undecayed=set() if "exclude_from_weight_decay" in options else {"bias"},
         **options,
@@ -79,7 +76,7 @@ def test_equals_the_paper(strategy, options, starts, gradients, train, float64, 
 def test_equals_the_paper_in_float32(starts, gradients, train, mirrored2):
     found = train(mirrored2, lambda: LARS(RATES, weight_decay=0.01))
     sets = {"unadapted": {"bias"}, "undecayed": {"bias"}}
-    expected = reference(starts, gradients, rates(RATES, len(gradients)), weight_decay=0.01, **sets)
+    expected = reference(starts, gradients, rates(RATES, range(len(gradients))), weight_decay=0.01, **sets)
     for path, value in expected.items():
         np.testing.assert_allclose(found[path], value, rtol=1e-6, atol=1e-6, err_msg=path)
 

@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.optimizers.comparisons import rates
 from tfdist.errors import InputError
 from tfdist.optimizers import WarmupAndDecay, make_learning_rate
-
-
-def rates(schedule, steps):
-    return [float(schedule(step)) for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +80,17 @@ def test_it_is_computed_in_the_precision_of_keras(float64):
     assert WarmupAndDecay(1.0, warmup_steps=3)(1).dtype == tf.float64
 
 
-@pytest.mark.parametrize("decay", ["none", "cosine(to=0.1)", "linear", "step(every=7, factor=0.3)"])
-def test_a_loaded_schedule_has_the_same_rates(decay):
-    schedule = WarmupAndDecay(0.3, warmup_steps=5, warmup_start=0.1, decay=decay, total_steps=20)
+@pytest.mark.parametrize(
+    ("decay", "warmup"),
+    [
+        *((decay, 5) for decay in ("none", "cosine(to=0.1)", "linear", "step(every=7, factor=0.3)")),
+        *((decay, 0) for decay in ("cosine_restarts(first=4)", "exponential", "polynomial(power=2)")),
+        ("one_cycle(anneal=linear)", 0),
+    ],
+)
+def test_a_loaded_schedule_has_the_same_rates(decay, warmup):
+    given = {"warmup_steps": warmup, "warmup_start": 0.1} if warmup else {}
+    schedule = WarmupAndDecay(0.3, decay=decay, total_steps=20, **given)
     config = keras.optimizers.schedules.serialize(schedule)
     loaded = keras.optimizers.schedules.deserialize(config)
     assert type(loaded) is WarmupAndDecay
@@ -117,6 +122,10 @@ def test_an_optimizer_counts_its_steps_on_every_replica(train, mirrored2, float6
             "in a run of 10 steps. Lower --warmup_steps or train longer.",
         ),
         ({"decay": "stair"}, "stair is not a known decay."),
+        ({"decay": "one_cycle", "warmup_steps": 3, "total_steps": 9}, "one_cycle begins with a rise of its own"),
+        ({"decay": "plateau", "warmup_steps": 3}, "plateau changes a rate that is constant otherwise"),
+        ({"decay": "exponential"}, "in a run of 0 steps"),
+        ({"decay": "polynomial", "warmup_steps": 5, "total_steps": 5}, "in a run of 5 steps"),
     ],
 )
 def test_refuses(given, message):

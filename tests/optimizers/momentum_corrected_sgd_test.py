@@ -1,9 +1,12 @@
-"""Momentum correction: the velocity is rescaled with the learning rate, as if the rate had never been different."""
+"""Rescaling with the learning rate: the velocity, as if the rate had never been different, and single updates."""
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tests.optimizers.comparisons import largest_difference, rates
+from tfdist import keras_internals
 from tfdist.optimizers import MomentumCorrectedSGD, WarmupAndDecay
 
 WARMUP = WarmupAndDecay(1.0, warmup_steps=6, warmup_start=0.1, decay="step(every=8, factor=0.1)")
@@ -34,38 +37,34 @@ def corrected(starts, gradients, rates):
     return w
 
 
-def difference(found, expected):
-    return max(np.abs(found[path] - value).max() for path, value in expected.items())
-
-
 @pytest.mark.parametrize("strategy", ["single", "mirrored2"])
 def test_both_forms_of_the_paper(strategy, starts, gradients, train, float64, request):
     found = train(request.getfixturevalue(strategy), lambda: MomentumCorrectedSGD(WARMUP, momentum=MOMENTUM))
-    rates = [float(WARMUP(step)) for step in range(len(gradients))]
-    assert len(set(rates)) > 6
-    assert difference(found, reference(starts, gradients, rates)) < 1e-12
-    assert difference(found, corrected(starts, gradients, rates)) < 1e-12
+    of_steps = rates(WARMUP, range(len(gradients)))
+    assert len(set(of_steps)) > 6
+    assert largest_difference(found, reference(starts, gradients, of_steps)) < 1e-12
+    assert largest_difference(found, corrected(starts, gradients, of_steps)) < 1e-12
 
 
 def test_keras_s_own_differs_where_the_rate_changes(starts, gradients, train, single, float64):
     found = train(single, lambda: keras.optimizers.SGD(WARMUP, momentum=MOMENTUM))
-    rates = [float(WARMUP(step)) for step in range(len(gradients))]
-    assert difference(found, reference(starts, gradients, rates)) > 0.1
+    of_steps = rates(WARMUP, range(len(gradients)))
+    assert largest_difference(found, reference(starts, gradients, of_steps)) > 0.1
 
 
 @pytest.mark.parametrize("options", [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {}], ids=str)
 def test_a_constant_rate_is_keras_s(options, train, single, float64):
     found = train(single, lambda: MomentumCorrectedSGD(0.1, weight_decay=0.01, **options))
     expected = train(single, lambda: keras.optimizers.SGD(0.1, weight_decay=0.01, **options))
-    assert difference(found, expected) < 1e-5  # Keras rounds its momentum to float32
+    assert largest_difference(found, expected) < 1e-5  # Keras rounds its momentum to float32
 
 
 def test_a_rate_of_zero_keeps_the_velocity(starts, gradients, train, single, float64):
     schedule = WarmupAndDecay(0.5, warmup_steps=3)
     found = train(single, lambda: MomentumCorrectedSGD(schedule, momentum=MOMENTUM))
-    rates = [float(schedule(step)) for step in range(len(gradients))]
-    assert rates[0] == 0
-    assert difference(found, reference(starts, gradients, rates)) < 1e-12
+    of_steps = rates(schedule, range(len(gradients)))
+    assert of_steps[0] == 0
+    assert largest_difference(found, reference(starts, gradients, of_steps)) < 1e-12
 
 
 def test_is_loaded_by_its_configuration():
@@ -73,3 +72,20 @@ def test_is_loaded_by_its_configuration():
     loaded = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert type(loaded) is MomentumCorrectedSGD
     assert loaded.get_config() == optimizer.get_config()
+
+
+@pytest.mark.parametrize(
+    "rate", [0.5, keras.optimizers.schedules.InverseTimeDecay(0.5, 1, 1.0)], ids=["one", "several"]
+)
+def test_updates_with_a_part_of_the_rate(rate):
+    """By a private API of Keras; also for weight decay, which reads the learning rate separately."""
+    optimizer = keras.optimizers.SGD(rate, weight_decay=0.1)
+    variable = keras.Variable([1.0])
+    optimizer.build([variable])
+    wanted = 1.0
+    for factor, now in ((0.5, 0.5), (1, 0.25 if callable(rate) else 0.5)):
+        with keras_internals.scaled_learning_rate(optimizer, factor):
+            optimizer.apply([tf.constant([1.0])])
+        wanted -= factor * now * (1 + 0.1 * wanted)
+        np.testing.assert_allclose(variable.numpy(), [wanted], rtol=1e-6)
+        assert "_get_current_learning_rate" not in vars(optimizer)
