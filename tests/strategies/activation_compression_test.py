@@ -1,12 +1,10 @@
 """Pipelines whose messages are compressed: they train nearly as well, evaluate exactly, and notice what is not finite."""
 
 import pathlib
-import sys
 
 import numpy as np
 import pytest
 
-from tests import processes
 from tests.workers import running
 from tests.workers.activation_compression import MICRO_BATCHES, ROWS, WIDTH
 
@@ -24,12 +22,9 @@ def test_training_with_compressed_activations(launcher: str, stages: int, mesh: 
     methods = METHODS[launcher]
     cut = {2: "second", 3: "first,third"}[stages]
     strategy = f"pipeline(micro_batches={MICRO_BATCHES}, cut='{cut}'{mesh})"
-    command = running.command("activation_compression", strategy, tmp_path, *methods)
-    launch = [sys.executable, "-m", "tfdist.launch", f"--processes={stages}", f"--launcher={launcher}"]
-    with processes.job([*launch, f"--log_dir={tmp_path}", "--", *command], 1) as job:
-        [end] = job.wait(300)
-    assert end.code == 0, end.output
-    ranks = running.read(tmp_path, stages)
+    ranks = running.launched(
+        "activation_compression", strategy, stages, tmp_path, *methods, seconds=300, launcher=launcher
+    )
     exact = ranks[0]["none"]
     for method in set(methods) & {"bf16", "int8"}:
         found = ranks[0][method]

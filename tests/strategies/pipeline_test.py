@@ -4,14 +4,12 @@ import functools
 import itertools
 import pathlib
 import pickle
-import sys
 import tempfile
 
 import numpy as np
 import pytest
 
 import tfdist
-from tests import processes
 from tests.selection import cover, uncovered
 from tests.strategies.pipeline_cases import Case, Outcome, run_case
 from tests.workers import running
@@ -89,12 +87,8 @@ def outcomes(job: Job, cases: tuple[Case, ...]) -> list[list[Outcome]]:
     with tempfile.TemporaryDirectory() as directory:
         pathlib.Path(directory, "cases.pickle").write_bytes(pickle.dumps(cases))
         layout = LAYOUT if "model" in mesh else ""
-        command = running.command("pipeline", f"pipeline(mesh_shape='{mesh}', layout='{layout}')", directory)
-        launch = [sys.executable, "-m", "tfdist.launch", f"--processes={size}", f"--launcher={launcher}"]
-        with processes.job([*launch, f"--log_dir={directory}", "--", *command], 1) as job:
-            [end] = job.wait(200 + 100 * len(cases))
-        assert end.code == 0, end.output
-        return running.read(directory, size)
+        strategy, seconds = f"pipeline(mesh_shape='{mesh}', layout='{layout}')", 200 + 100 * len(cases)
+        return running.launched("pipeline", strategy, size, directory, seconds=seconds, launcher=launcher)
 
 
 @functools.cache
@@ -105,7 +99,11 @@ def on_one_device(case: Case) -> Outcome:
 
 def check(ranks: list[Outcome], case: Case) -> None:
     """Asserts that all processes together have what one device has, up to rounding."""
-    wanted = on_one_device(case.on_one_device)
+    compare(ranks, on_one_device(case.on_one_device))
+
+
+def compare(ranks: list[Outcome], wanted: Outcome) -> None:
+    """Asserts that all processes together have what is wanted, up to rounding."""
     assert set().union(*(rank.variables for rank in ranks)) == set(wanted.variables)
     for rank in ranks:
         for path, value in rank.variables.items():
@@ -130,6 +128,14 @@ def check_equal_bits(ranks: list[Outcome]) -> None:
             assert first.setdefault(path, value.tobytes()) == value.tobytes(), path
         assert (rank.records, rank.evaluation) == (ranks[0].records, ranks[0].evaluation)
         assert [p.tobytes() for p in rank.predictions] == [p.tobytes() for p in ranks[0].predictions]
+
+
+def check_job(job: Job, cases: tuple[Case, ...]) -> None:
+    """Asserts that each case of a job gives the same bits in all processes that have them, and what one device has."""
+    for number, case in enumerate(cases):
+        ranks = [rank[number] for rank in outcomes(job, cases)]
+        check_equal_bits(ranks)
+        check(ranks, case)
 
 
 def outcome(job: Job, case: Case) -> list[Outcome]:
@@ -239,7 +245,4 @@ def test_dropout_differs_between_layers_stages_replicas_and_micro_batches() -> N
 @pytest.mark.parametrize(("job", "some"), product(), ids=lambda value: "_".join(map(str, value)))
 def test_product(job: Job, some: tuple[Case, ...], float64: None) -> None:
     """The cases of `product`, job by job."""
-    for number, case in enumerate(some):
-        ranks = [rank[number] for rank in outcomes(job, some)]
-        check_equal_bits(ranks)
-        check(ranks, case)
+    check_job(job, some)

@@ -8,7 +8,7 @@ import pytest
 
 from tests import processes
 from tests.strategies.pipeline_cases import Case
-from tests.strategies.pipeline_test import INTERLEAVED, check, check_equal_bits, outcomes
+from tests.strategies.pipeline_test import INTERLEAVED, check, check_equal_bits, check_job, outcomes
 from tests.workers import running
 
 pytestmark = pytest.mark.processes
@@ -29,11 +29,7 @@ OTHERS = (
 
 @pytest.mark.parametrize("job", [pytest.param(BESIDE_HOROVOD, marks=pytest.mark.full), BESIDE_SERVERS])
 def test_two_stages(job: tuple[str, str], float64: None) -> None:
-    cases = (TIED, Case("skip", "adamw", "gpipe", 4, "ema"))
-    for i, case in enumerate(cases):
-        ranks = [rank[i] for rank in outcomes(job, cases)]
-        check(ranks, case)
-        check_equal_bits(ranks)
+    check_job(job, (TIED, Case("skip", "adamw", "gpipe", 4, "ema")))
 
 
 @pytest.mark.full
@@ -47,11 +43,7 @@ def test_other_models(case: Case, float64: None) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("launcher", ["horovod", "tensorflow"])
 def test_all_three_axes(launcher: str, float64: None) -> None:
-    cases = (TIED, Case("skip", "sgd", "gpipe", 2))
-    for i, case in enumerate(cases):
-        ranks = [rank[i] for rank in outcomes((launcher, "stage:2;data:2;model:2"), cases)]
-        check(ranks, case)
-        check_equal_bits(ranks)
+    check_job((launcher, "stage:2;data:2;model:2"), (TIED, Case("skip", "sgd", "gpipe", 2)))
 
 
 VERIFY = (

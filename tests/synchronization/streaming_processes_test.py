@@ -1,6 +1,5 @@
 """Exchanges during the steps on real ranks: the order in which ranks send does not matter, and a lost rank ends the run."""
 
-import json
 import pathlib
 import signal
 import sys
@@ -9,23 +8,18 @@ import pytest
 
 from tests import processes
 from tests.selection import quick
+from tests.workers import running
 
 pytestmark = pytest.mark.processes
 
-WORKER = pathlib.Path(__file__).with_name("streaming_worker.py")
 SYNCS = ("diloco(period=6, fragments=2, overlap=True, delay=2)", "diloco(period=6, fragments=2, delay=2)")
 LONG = ("--dataset=digits", "--model=mlp", "--steps=1000000", "--epochs=0", "--batch_size=32")
 
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "multiworker"))
-def test_overlap_changes_no_bit(strategy: str) -> None:
-    """Each rank prints the same, with an exchange during the steps and with one between them."""
-    with processes.job([sys.executable, str(WORKER), strategy, *SYNCS], 3) as job:
-        ended = job.wait(300)
-    assert [end.code for end in ended] == [0, 0, 0], "\n".join(end.output for end in ended)
-    found = [
-        {**json.loads(line), "sync": ""} for end in ended for line in end.output.splitlines() if line.startswith('{"')
-    ]
+def test_overlap_changes_no_bit(strategy: str, tmp_path: pathlib.Path) -> None:
+    """Each rank has the same, with an exchange during the steps and with one between them."""
+    found = sum(running.outcomes("streaming", strategy, 3, tmp_path, *SYNCS, seconds=300), [])
     assert len(found) == 6
     assert all(each == found[0] for each in found)
     assert any(divergence for _, divergence in found[0]["losses"])

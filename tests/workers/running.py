@@ -22,6 +22,24 @@ def command(worker: str, strategy: str, directory: str | os.PathLike[str], *argu
     ]
 
 
+def launched(
+    worker: str,
+    strategy: str,
+    size: int,
+    directory: str | os.PathLike[str],
+    *arguments: str,
+    seconds: float,
+    launcher: str = "tensorflow",
+) -> list[Any]:
+    """Runs a job of `tfdist.launch`, as `outcomes` runs one."""
+    launch = [sys.executable, "-m", "tfdist.launch", f"--processes={size}", f"--launcher={launcher}"]
+    of_worker = command(worker, strategy, directory, *arguments)
+    with processes.job([*launch, f"--log_dir={directory}", "--", *of_worker], 1) as job:
+        [end] = job.wait(seconds)
+    assert end.code == 0, end.output
+    return read(directory, size)
+
+
 def read(directory: str | os.PathLike[str], size: int) -> list[Any]:
     """Returns the result of each rank's `work`."""
     return [pickle.loads(pathlib.Path(directory, f"{rank}.pickle").read_bytes()) for rank in range(size)]

@@ -1,23 +1,17 @@
-"""Builds a model without a seed on a pipeline, saves it, and prints this process's weights before and after a step as JSON.
+"""Builds a model without a seed on a pipeline, and saves it; returns this process's weights before and after a step."""
 
-python -m tests.pipelining.equal_values_worker FILE
-"""
-
-import json
-import sys
+import pathlib
+from typing import Any
 
 import keras
 import numpy as np
 
 import tfdist
+from tests.caught import error_of
+from tests.workers.pretrained import weights
 
 
-def weights(trainer: tfdist.Trainer) -> dict[str, list]:
-    return {variable.path: np.asarray(variable).tolist() for variable in trainer.model.trainable_variables}
-
-
-def main(path: str) -> None:
-    strategy = tfdist.load_strategy("pipeline", mesh_shape="stage:2;data:2", micro_batches=2)
+def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> dict[str, Any]:
     keras.utils.set_random_seed(strategy.cluster.rank)  # as processes without a seed
     with strategy.scope():
         tokens = keras.Input((4,), dtype="int32")
@@ -30,16 +24,7 @@ def main(path: str) -> None:
     trainer.build((x, x))
     before = weights(trainer)
     trainer.fit(x, x, batch_size=8, steps=1, verbose=0)
-    trainer.save(path)
+    trainer.save(str(directory / "model.keras"))
     trainer.fit(x, x, batch_size=8, steps=1, verbose=0)  # the states of random layers are still there
-    try:
-        other = "" if strategy.pipeline_rank else str(np.asarray(model.get_layer("last").kernel))
-    except tfdist.errors.InputError as error:
-        other = str(error)
-    print(json.dumps({"before": before, "after": weights(trainer), "other": other}), flush=True)
-    strategy.group.barrier("end")
-    strategy.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    other = "" if strategy.pipeline_rank else error_of(lambda: np.asarray(model.get_layer("last").kernel))
+    return {"before": before, "after": weights(trainer), "other": other}

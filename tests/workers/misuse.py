@@ -1,9 +1,6 @@
-"""Makes mistakes with a pipeline one after the other, and prints what each raises.
+"""Makes mistakes with a pipeline one after the other; returns what each raises."""
 
-python -m tests.pipelining.misuse_worker MESH LAYOUT NAME ...
-"""
-
-import sys
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tests.caught import error_of
 
 X, Y = np.ones((16, 3), "float32"), np.ones((16, 1), "float32")
 
@@ -70,17 +68,5 @@ def mistakes(strategy: tfdist.Strategy) -> Mapping[str, Callable[[], object]]:
     }
 
 
-def main(mesh: str, layout: str, names: list[str]) -> None:
-    strategy = tfdist.load_strategy("pipeline", mesh_shape=mesh, layout=layout, micro_batches=2)
-    for name in names:
-        try:
-            mistakes(strategy)[name]()
-            print(f"{name}: nothing", flush=True)
-        except Exception as error:
-            print(f"{name}: {type(error).__name__}: {error}", flush=True)
-    strategy.group.barrier("end")
-    strategy.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:3], sys.argv[3:])
+def work(strategy: tfdist.Strategy, directory: pathlib.Path, *names: str) -> dict[str, str]:
+    return {name: error_of(mistakes(strategy)[name]) for name in names}

@@ -1,12 +1,9 @@
-"""Trains on real ranks with an exchange that is slow on each rank at another time; prints what must be equal.
+"""Trains with an exchange that is slow on each rank at another time; returns what must be equal for each way to exchange."""
 
-Usage: streaming_worker.py STRATEGY SYNC...
-"""
-
-import json
+import pathlib
 import random
-import sys
 import time
+from typing import Any
 
 import keras
 import numpy as np
@@ -32,12 +29,10 @@ class Slow(Reducer):
         return Reduced(found.totals, list(tensors), [], found.witnesses)
 
 
-def main(strategy_name, *syncs):
-    """Trains with each way to exchange."""
+def work(strategy: tfdist.Strategy, directory: pathlib.Path, *syncs: str) -> list[dict[str, Any]]:
     keras.config.set_floatx("float64")
-    strategy = tfdist.load_strategy(strategy_name)
-    rank = strategy.cluster.rank
-    sleeping.seed(rank)
+    sleeping.seed(strategy.cluster.rank)
+    found = []
     for sync in syncs:
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(1)
@@ -58,9 +53,5 @@ def main(strategy_name, *syncs):
         with trainer.averaged_weights():
             weights = [np.asarray(strategy.local(v.value)[0]).tolist() for v in model.trainable_variables]
         losses = [[record.get(name) for name in ("loss", "replica_divergence")] for record in history.records]
-        print(json.dumps({"sync": sync, "weights": weights, "losses": losses}), flush=True)
-    strategy.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        found.append({"weights": weights, "losses": losses})
+    return found

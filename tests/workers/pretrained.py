@@ -1,10 +1,7 @@
-"""Loads weights into the model of a pipeline in several ways, and prints this process's weights after each as JSON.
+"""Loads weights into the model of a pipeline in several ways; returns this process's weights after each."""
 
-python -m tests.pipelining.pretrained_worker FILE
-"""
-
-import json
-import sys
+import pathlib
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,9 +21,9 @@ def weights(trainer: tfdist.Trainer) -> dict[str, list]:
     return {variable.path: np.asarray(variable).tolist() for variable in trainer.model.trainable_variables}
 
 
-def main(path: str) -> None:
-    strategy = tfdist.load_strategy("pipeline", mesh_shape="stage:2", micro_batches=2)
-    found: dict[str, object] = {}
+def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> dict[str, Any]:
+    path = directory / "pretrained.weights.h5"
+    found: dict[str, Any] = {}
     x = np.arange(32, dtype="int32").reshape(8, 4) % 8
     for when in ("scope", "outside", "after", "set"):
         with strategy.scope():
@@ -48,11 +45,5 @@ def main(path: str) -> None:
             trainer.model.load_weights(path)
         found[when] = weights(trainer)
     found["get"] = error_of(model.get_weights)
-    found["save"] = error_of(lambda: trainer.model.save_weights(f"{path}.{strategy.cluster.rank}.weights.h5"))
-    print(json.dumps(found), flush=True)
-    strategy.group.barrier("end")
-    strategy.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    found["save"] = error_of(lambda: trainer.model.save_weights(directory / f"{strategy.cluster.rank}.weights.h5"))
+    return found
