@@ -1,4 +1,4 @@
-"""Where models are cut, and what is refused."""
+"""Where models are cut, what is refused, and the measured seconds of each call."""
 
 import itertools
 
@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tests.pipelining.cut.example_models import build
-from tfdist import models
+from tfdist import keras_internals, models
 from tfdist.errors import InputError
-from tfdist.pipelining.cut import cut_model, describe_stages, trace_model, without_values
+from tfdist.pipelining.cut import cut_model, describe_stages, measure_seconds, trace_model, without_values
 from tfdist.pipelining.cut.cutting import assemble
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was passed an input with a mask attached to it")
@@ -209,3 +209,42 @@ def test_subclassed_layers_are_calls_like_others():
     outputs, _ = cut.stages[1].call({}, sent)
     np.testing.assert_array_equal(outputs, model(np.ones((2, 4))))
     assert [len(stage.variables.all) for stage in cut.stages] == [2, 2]
+
+
+def heavy():
+    inputs = keras.Input((256,))
+    x = keras.layers.Dense(256, name="light_0")(inputs)
+    x = keras.layers.Dense(256, name="light_1")(x)
+    x = keras.layers.Dense(256, name="light_3")(x)
+    x = keras.layers.Lambda(_many_products, name="products")(x)
+    return keras.Model(inputs, keras.layers.Dense(256, name="light_2")(x))
+
+
+def _many_products(x):
+    for _ in range(40):
+        x = keras.ops.matmul(keras.ops.matmul(x, keras.ops.transpose(x)), x)
+    return x
+
+
+@pytest.mark.processes
+def test_a_heavy_layer_without_parameters_is_found_by_time():
+    with without_values():
+        model = heavy()
+    traced = trace_model(model)
+    found = dict(zip([call.name for call in traced.graph.calls], measure_seconds(traced.graph, rows=128), strict=True))
+    assert found["light_0"] >= 0 and found["products"] > 3 * found["light_1"]
+    assert found["light_1"] == found["light_3"]  # equal calls are measured once
+    assert all(keras_internals.value_of(variable) is None for variable in model.variables)
+    by_time = describe_stages(cut_model(traced, "balanced(by=time)", 2, rows=128))
+    by_parameters = describe_stages(cut_model(traced, "balanced(by=parameters)", 2, rows=128))
+    assert "products" in (by_time[0].calls[-1], by_time[1].calls[0]) and len(by_parameters[0].calls) == 2
+
+
+@pytest.mark.parametrize("name", ["experts", "tied", "masked", "several", "nested_twice", "operations", "regularized"])
+def test_every_kind_of_call_can_be_measured(name):
+    model, _ = build(name)
+    before = model.get_weights()
+    graph = trace_model(model).graph
+    found = measure_seconds(graph, rows=2, repeats=1)
+    assert len(found) == len(graph.calls) and min(found) >= 0
+    assert all((one == other).all() for one, other in zip(model.get_weights(), before, strict=True))

@@ -1,6 +1,8 @@
 """The orders of the named schedules: those of the papers, their length and memory by closed forms, and sums in one order."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -127,3 +129,13 @@ def test_what_is_refused(spec, processes, micro_batches, message):
     with pytest.raises(InputError, match=re.escape(message)) as error:
         make_schedule(spec, processes, micro_batches)
     assert "\n" not in str(error.value)
+
+
+def test_schedules_import_neither_tensorflow_nor_matplotlib():
+    code = (
+        "import sys\nfrom tfdist.pipelining import schedules\nfrom tfdist.pipelining.schedules import plot\n"
+        "schedules.make_schedule('zb_h1', 4, 8)\n"
+        "print(sorted({'tensorflow', 'keras', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "[]\n"
