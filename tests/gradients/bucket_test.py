@@ -6,6 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.distribution.strategy import State
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum, plan
@@ -70,22 +71,14 @@ def test_bucketed_is_bitwise_the_sum(mirrored4, limits):
     random = np.random.default_rng(0)
     values = [random.standard_normal((4, *s)).astype(d) for s, d in zip(shapes, dtypes, strict=True)]
 
-    def sums(reducer):
-        def replica_function():
-            mine = [tf.gather(tf.constant(value), mirrored4.collectives.rank) for value in values]
-            return reducer.reduce(mine, [], mirrored4.collectives, name="gradients").totals
-
-        @tf.function(autograph=False)
-        def step():
-            return [mirrored4.local(total) for total in mirrored4.run(replica_function)]
-
-        return step()
-
-    for plain, packed, value in zip(sums(Sum()), sums(Bucketed(Sum(), *limits)), values, strict=True):
-        for a, b in zip(plain, packed, strict=True):
+    plain, packed = (
+        Runner(mirrored4, reducer, values)(values, []).totals for reducer in (Sum(), Bucketed(Sum(), *limits))
+    )
+    for replica in range(4):
+        for a, b, value in zip(plain[replica], packed[replica], values, strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
-            assert a.numpy().tobytes() == b.numpy().tobytes()
-        np.testing.assert_allclose(packed[0], value.sum(0), rtol=1e-5)
+            assert a.tobytes() == b.tobytes()
+            np.testing.assert_allclose(b, value.sum(0), rtol=1e-5)
 
 
 class Counting(Reducer):

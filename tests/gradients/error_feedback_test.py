@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica
 from tfdist.distribution.strategy import State
 from tfdist.gradients import Bucketed, ErrorFeedback, Reduced, Reducer, Sum
@@ -21,10 +22,6 @@ class Rounding(Reducer):
         sent = [tf.round(tensor) for tensor in tensors]
         totals = collectives.all_reduce(sent, name=name)
         return Reduced(totals, sent, [calls + 1 for calls in state], totals)
-
-
-def specs_of(values):
-    return [tf.TensorSpec(value.shape, value.dtype, f"v{i}") for i, value in enumerate(values)]
 
 
 def test_its_state_is_an_error_for_each_tensor_and_replica_then_the_inner_one():
@@ -51,33 +48,19 @@ def test_what_is_left_out_is_sent_later():
 @pytest.mark.parametrize("bucketed", [False, True])
 def test_each_replica_keeps_its_own(mirrored4, bucketed):
     inner = Bucketed(Rounding(), 100, 100) if bucketed else Rounding()
-    feedback, random = ErrorFeedback(inner), np.random.default_rng(0)
+    random = np.random.default_rng(0)
     values = [random.standard_normal((5, 4, *shape)).astype("float32") for shape in ((3,), (2, 2), ())]
-    states = feedback.state(specs_of([value[0, 0] for value in values]))
-
-    @tf.function(autograph=False)
-    def step(now, state):
-        def replica_function():
-            rank = mirrored4.collectives.rank
-            mine = [[tf.gather(stacked, rank) for stacked in part] for part in (now, state)]
-            reduced = feedback.reduce(*mine, mirrored4.collectives, name="g")
-            return reduced.totals, reduced.sent, reduced.state
-
-        parts = mirrored4.run(replica_function)
-        return [[tf.stack(mirrored4.local(value)) for value in part] for part in parts]
-
-    state = [np.zeros((4, *s.shape), s.dtype.as_numpy_dtype) for s in states]
-    sent = [0.0] * 3
-    for number in range(5):
-        totals, now, state = step([tf.constant(value[number]) for value in values], state)
-        sent = [before + more for before, more in zip(sent, now, strict=True)]
-        for total, more in zip(totals, now, strict=True):
-            assert len({one.numpy().tobytes() for one in total}) == 1
-            np.testing.assert_allclose(tf.reduce_sum(more, axis=0), total[0], rtol=1e-6)
-    for value, all_sent, kept in zip(values, sent, state[:3], strict=True):
-        np.testing.assert_allclose(all_sent + kept, value.sum(0), atol=1e-5)
+    gradients = list(zip(*values, strict=True))
+    steps = Runner(mirrored4, ErrorFeedback(inner), gradients[0]).steps(gradients)
+    for i, value in enumerate(values):
+        for step in steps:
+            assert len({totals[i].tobytes() for totals in step.totals}) == 1
+            np.testing.assert_allclose(sum(sent[i] for sent in step.sent), step.totals[0][i], rtol=1e-6)
+        sent = sum(np.stack([mine[i] for mine in step.sent]) for step in steps)
+        kept = np.stack([state[i] for state in steps[-1].state])
+        np.testing.assert_allclose(sent + kept, value.sum(0), atol=1e-5)
         assert np.abs(kept).max() <= 0.5
-        assert len({one.numpy().tobytes() for one in kept}) == 4, "not the same on all"
+        assert len({one.tobytes() for one in kept}) == 4, "not the same on all"
 
 
 def test_a_step_that_does_not_count_leaves_the_error_as_it_was():

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.distribution.strategy import State
 from tfdist.gradients import PartitionedReducer, Reduced, Reducer, Sum
@@ -22,12 +23,9 @@ def test_sum_sends_one_message_and_keeps_nothing():
 
 
 def test_sum_is_a_sum_and_no_mean(mirrored4):
-    def replica_function():
-        mine = [tf.cast(mirrored4.collectives.rank, tf.float32) + tf.constant([1.0, 2.0])]
-        return Sum().reduce(mine, [], mirrored4.collectives, name="gradients").totals[0]
-
-    for total in mirrored4.local(mirrored4.run(replica_function)):
-        np.testing.assert_array_equal(total, [10.0, 14.0])
+    mine = np.arange(4.0)[:, None] + [1.0, 2.0]
+    for totals in Runner(mirrored4, Sum(), [mine])([mine], []).totals:
+        np.testing.assert_array_equal(totals, [[10.0, 14.0]])
 
 
 def test_a_reducer_must_only_say_how_it_reduces():

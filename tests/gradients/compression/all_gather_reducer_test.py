@@ -16,6 +16,7 @@ from tests.gradients.compression.reducers import (
     named,
     on_threads,
 )
+from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica
 from tfdist.gradients.compression import AllGatherReducer, Codec
 from tfdist.gradients.compression.kernels.codec_compiler import CodecCompiler
@@ -161,10 +162,10 @@ def test_it_has_its_codecs_attributes():
     assert AllGatherReducer(type("Young", (Halves,), {"experimental": True})()).experimental
 
 
-def test_in_a_compiled_step_of_four_replicas(mirrored4, runner):
+def test_in_a_compiled_step_of_four_replicas(mirrored4):
     values = np.random.default_rng(0).standard_normal((2, 4, 200)).astype("float32")
     values[1, 2, 150] = np.nan
-    good, bad = runner(mirrored4, named("int8(block=64)"), [values[0]]).steps([[step] for step in values])
+    good, bad = Runner(mirrored4, named("int8(block=64)"), [values[0]]).steps([[step] for step in values])
     assert len({totals[0].tobytes() for totals in good.totals}) == 1
     np.testing.assert_allclose(sum(sent[0] for sent in good.sent), good.totals[0][0], rtol=1e-5, atol=1e-5)
     assert [np.isfinite(witnesses[0]).all() for witnesses in good.witnesses] == [True] * 4

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.gradients.compression.reducers import codec_of, named, on_threads
+from tests.gradients.replicas import Runner
 from tfdist.collectives import Recording
 from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression import Codec
@@ -59,15 +60,17 @@ def test_bytes_are_those_of_two_codes_of_a_share():
     assert [call.payload_bytes for call in calls] == [4 * (2 * share + 4), 2 * share + 4]
 
 
-def test_with_three_it_sends_less_than_to_all():
-    [calls, *_] = [calls for _, calls in run(named("bf16"), vectors(3, 1))]
-    assert [call.operation for call in calls] == ["all_to_all", "all_gather"]
-
-
-@pytest.mark.parametrize(("replicas", "native_all_to_all"), [(2, True), (4, False)])
-def test_else_each_code_goes_to_all(replicas, native_all_to_all):
+@pytest.mark.parametrize(
+    ("replicas", "native_all_to_all", "wanted"),
+    [
+        (3, True, [("all_to_all", "step0/0/shares"), ("all_gather", "step0/0/sums")]),
+        (2, True, [("all_gather", "step0/0")]),
+        (4, False, [("all_gather", "step0/0")]),
+    ],
+)
+def test_each_code_goes_to_all_where_that_sends_no_more(replicas, native_all_to_all, wanted):
     [calls, *_] = [calls for _, calls in run(named("bf16"), vectors(replicas, 1), native_all_to_all)]
-    assert [(call.operation, call.name) for call in calls] == [("all_gather", "step0/0")]
+    assert [(call.operation, call.name) for call in calls] == wanted
 
 
 @pytest.mark.parametrize("text", METHODS)
@@ -105,7 +108,7 @@ def test_vectors_shorter_than_the_shares():
         np.testing.assert_array_equal(made[0].totals[0], [6])
 
 
-def test_in_a_compiled_step_of_four_replicas(mirrored4, runner):
+def test_in_a_compiled_step_of_four_replicas(mirrored4):
     wire = dataclasses.replace(mirrored4.collectives.wire, native_all_to_all=True)
     values = vectors(4, 2)
 
@@ -116,7 +119,7 @@ def test_in_a_compiled_step_of_four_replicas(mirrored4, runner):
         collectives = Recording(mirrored4.collectives)
 
     Exchanging.collectives.wire = wire
-    [first, second] = runner(Exchanging, named("int8(block=64)"), [values[0]]).steps([[step] for step in values])
+    [first, second] = Runner(Exchanging, named("int8(block=64)"), [values[0]]).steps([[step] for step in values])
     for step in (first, second):
         assert len({totals[0].tobytes() for totals in step.totals}) == 1
         np.testing.assert_allclose(sum(sent[0] for sent in step.sent), step.totals[0][0], rtol=1e-5, atol=1e-5)

@@ -65,6 +65,12 @@ def coded(codec: Codec, x: np.ndarray, seed: tf.Tensor = SEED) -> np.ndarray:
     return codec.decode(code, x.size).numpy().astype("float64")
 
 
+def initial(reducer: Reducer, tensors: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the state before the first step."""
+    specs = [tf.TensorSpec(x.shape, x.dtype, f"variable{i}") for i, x in enumerate(tensors)]
+    return [tf.broadcast_to(tf.cast(s.initial, s.dtype), s.shape) for s in reducer.state(specs)]
+
+
 def reduced(reducer: Reducer, x: Any, *state: int, collectives: Collectives | None = None) -> Reduced:
     """Reduces one tensor; state: such as the number of draws."""
     return reducer.reduce([tf.constant(x)], [*map(tf.constant, state)], collectives or OneReplica(), name="g")
@@ -80,11 +86,9 @@ def on_threads(
       steps: the tensors of each step and rank.
       how: see `threads.run`.
     """
-    specs = [tf.TensorSpec(x.shape, x.dtype, f"v{i}") for i, x in enumerate(steps[0][0])]
 
     def rank(collectives: Collectives) -> tuple[list[Reduced], Recording]:
-        recording, made = Recording(collectives), []
-        state = [tf.zeros(s.shape, s.dtype) for s in reducer.state(specs)]
+        recording, state, made = Recording(collectives), initial(reducer, steps[0][0]), []
         for number, step in enumerate(steps):
             mine = [tf.constant(value) for value in step[collectives.rank]]
             made.append(reducer.reduce(mine, state, recording, name=f"step{number}"))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.gradients.compression.methods.dgc import DGC
 
@@ -42,11 +43,11 @@ def reference(gradients, ratio, momentum, clip_norm=None, warmup_steps=0, warmup
     ],
     ids=["plain", "clipped", "warmup", "no momentum"],
 )
-def test_reference(mirrored4, runner, parameters):
+def test_reference(mirrored4, parameters):
     shape, steps = (10, 20), 8
     gradients = np.random.default_rng(0).standard_normal((steps, 4, 200)).astype("float32")
     gradients[:, :, :20] *= 5
-    run = runner(mirrored4, DGC(**parameters), [gradients[0].reshape(4, *shape)])
+    run = Runner(mirrored4, DGC(**parameters), [gradients[0].reshape(4, *shape)])
     made = run.steps([[step.reshape(4, *shape)] for step in gradients])
     for t, (step, (total, u, v, k)) in enumerate(zip(made, reference(gradients, **parameters), strict=True)):
         for replica in range(4):
@@ -58,11 +59,11 @@ def test_reference(mirrored4, runner, parameters):
             assert count == t + 1
 
 
-def test_conservation_without_momentum(mirrored4, runner):
+def test_conservation_without_momentum(mirrored4):
     """What was sent and what is kept add up to the gradients; with momentum this does not hold."""
     gradients = np.random.default_rng(1).standard_normal((5, 4, 300)).astype("float32")
     for momentum in (0.0, 0.9):
-        steps = runner(mirrored4, DGC(ratio=0.02, momentum=momentum), [gradients[0]]).steps([[g] for g in gradients])
+        steps = Runner(mirrored4, DGC(ratio=0.02, momentum=momentum), [gradients[0]]).steps([[g] for g in gradients])
         sent = sum(np.stack([mine[0] for mine in step.sent]) for step in steps)
         kept = np.stack([residual for _, residual, _ in steps[-1].state])
         if momentum == 0:
@@ -83,10 +84,10 @@ def test_payload(size):
         assert recording.payload_bytes == 8 * (max(1, round(ratio * size)) + 1)
 
 
-def test_payload_is_known_when_traced(mirrored4, runner):
+def test_payload_is_known_when_traced(mirrored4):
     x = np.random.default_rng(3).standard_normal((4, 40_000)).astype("float32")
     x[:, 100:] = 0  # fewer than k nonzero elements
-    run = runner(mirrored4, DGC(ratio=0.01), [x])
+    run = Runner(mirrored4, DGC(ratio=0.01), [x])
     step = run([x], run.initial())
     assert step.payload_bytes == 8 * (400 + 1)
     np.testing.assert_allclose(step.totals[0][0], x.sum(0), rtol=1e-5, atol=1e-6)

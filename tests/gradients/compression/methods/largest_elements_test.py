@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gradients.compression.reducers import SEED, reduced
+from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.gradients.compression import AllGatherReducer, Codec
 from tfdist.gradients.compression.methods.threshold import Threshold
@@ -167,11 +168,11 @@ def test_thresholds_of_long_vectors(size):
         np.testing.assert_array_equal(sent, total)
 
 
-def test_replicas_send_different_numbers_of_elements(mirrored4, runner):
+def test_replicas_send_different_numbers_of_elements(mirrored4):
     values = np.zeros((4, 100), "float32")
     for replica in range(4):
         values[replica, : 10 * replica] = replica + 1
-    run = runner(mirrored4, Threshold(value=1.5), [values])
+    run = Runner(mirrored4, Threshold(value=1.5), [values])
     for scale in (1, 0, 0.5):  # 0 + 10 + 20 + 30 elements, none, and 0 + 0 + 20 + 30
         scaled = values * np.float32(scale)
         step = run([scaled], [])

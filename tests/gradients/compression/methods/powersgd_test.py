@@ -1,6 +1,4 @@
-"""PowerSGD: comparison with the paper's algorithm in NumPy, on real ranks; and its properties."""
-
-import pickle
+"""PowerSGD: comparison with the paper's algorithm in NumPy, and its properties; conformance/ has it on real ranks."""
 
 import numpy as np
 import pytest
@@ -8,7 +6,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.workers import running
+from tests.gradients.compression.reducers import initial, named, on_threads
+from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression import compressed
@@ -56,11 +55,10 @@ def given_gradients():
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """The results of three Horovod ranks."""
-    directory = tmp_path_factory.mktemp("powersgd")
-    (directory / "case.pickle").write_bytes(pickle.dumps(("powersgd(rank=2)", given_gradients())))
-    return running.outcomes("powersgd", "horovod", RANKS, directory, seconds=300)
+def ranks():
+    """The results of each of three ranks: those of the steps, and the calls."""
+    steps = [[[values[rank] for values in step] for rank in range(RANKS)] for step in given_gradients()]
+    return on_threads(named("powersgd(rank=2)"), steps)
 
 
 def test_equals_the_paper(ranks):
@@ -69,37 +67,39 @@ def test_equals_the_paper(ranks):
     starts = [s.initial for s in reducer.state([tf.TensorSpec(SHAPES[i], name=f"variable{i}") for i in THIN])]
     papers = {i: Paper(q.T, RANKS, shape[0]) for (i, shape), q in zip(THIN.items(), starts, strict=True)}
     for step in range(STEPS):
-        totals, state = ranks[0]["steps"][step]
-        for i, total in enumerate(totals):
+        for i, total in enumerate(ranks[0][0][step].totals):
             if i not in papers:
                 np.testing.assert_allclose(total, gradients[step][i].sum(0), rtol=1e-5, atol=1e-5)
                 continue
             expected = RANKS * papers[i].step(gradients[step][i].reshape(RANKS, *THIN[i]).astype("float64"))
             norm = np.linalg.norm(expected)
-            assert np.linalg.norm(total.reshape(THIN[i]) - expected) <= 1e-5 * norm
-            memory = sum(rank["steps"][step][1][i].astype("float64") for rank in ranks).reshape(THIN[i])
+            assert np.linalg.norm(total.numpy().reshape(THIN[i]) - expected) <= 1e-5 * norm
+            memory = sum(made[step].state[i].numpy().astype("float64") for made, _ in ranks).reshape(THIN[i])
             assert np.linalg.norm(memory - papers[i].memory.sum(0)) <= 1e-5 * norm
 
 
 def test_ranks_are_bitwise_equal_and_lose_nothing(ranks):
     for step in range(STEPS):
-        totals, states = zip(*(rank["steps"][step] for rank in ranks), strict=True)
+        totals, states = ([each[part] for each in (made[step] for made, _ in ranks)] for part in (0, 2))
         for others in zip(*totals, strict=True):
-            assert len({total.tobytes() for total in others}) == 1
-        for name, *others in zip(ranks[0]["names"], *states, strict=True):
-            assert name.endswith("/error") or len({value.tobytes() for value in others}) == 1
+            assert len({total.numpy().tobytes() for total in others}) == 1
+        for i, others in enumerate(zip(*states, strict=True)):
+            assert i < len(SHAPES) or len({value.numpy().tobytes() for value in others}) == 1, "all but errors"
     for i, kept in enumerate(zip(*states, strict=True)):
         if i < len(SHAPES):
-            total = sum(rank["steps"][step][0][i].astype("float64") for rank in ranks[:1] for step in range(STEPS))
+            total = sum(reduced.totals[i].numpy().astype("float64") for reduced in ranks[0][0])
             asked = sum(step[i].astype("float64").sum(0) for step in given_gradients())
-            np.testing.assert_allclose(total + sum(k.astype("float64") for k in kept), asked, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                total + sum(k.numpy().astype("float64") for k in kept), asked, rtol=1e-4, atol=1e-4
+            )
 
 
 def test_payload(ranks):
     exact = 40 + 16 + 1 + 12
-    assert ranks[0]["payload"] == 4 * (2 * sum(m + n for m, n in THIN.values()) + exact)
+    payload = ranks[0][1].payload_bytes / STEPS
+    assert payload == 4 * (2 * sum(m + n for m, n in THIN.values()) + exact)
     specs = [tf.TensorSpec(shape, tf.float32, f"v{i}") for i, shape in enumerate(SHAPES)]
-    assert PowerSGD(rank=2).payload_bytes(specs) == ranks[0]["payload"]
+    assert PowerSGD(rank=2).payload_bytes(specs) == payload
 
 
 def test_two_messages_whatever_the_buckets():
@@ -108,11 +108,6 @@ def test_two_messages_whatever_the_buckets():
     reducer, recording = compressed(specs, "powersgd", small_bytes=1, bucket_bytes=1), Recording(OneReplica())
     reduced(reducer, [tf.ones(spec.shape) for spec in specs], collectives=recording)
     assert [call.shapes for call in recording.calls] == [((5 * 4 * 300,),), ((5 * 4 * 400,),)]
-
-
-def initial(reducer, tensors):
-    specs = [tf.TensorSpec(x.shape, x.dtype, f"variable{i}") for i, x in enumerate(tensors)]
-    return [tf.broadcast_to(tf.cast(s.initial, s.dtype), s.shape) for s in reducer.state(specs)]
 
 
 def reduced(reducer, tensors, state=None, collectives=None):
@@ -181,11 +176,11 @@ def test_warm_start_turns_to_the_strongest_directions():
 
 
 @pytest.mark.parametrize("warm_start", [True, False])
-def test_replicas_make_the_totals_of_one(mirrored4, runner, warm_start):
+def test_replicas_make_the_totals_of_one(mirrored4, warm_start):
     """The method is linear: four replicas give the same totals as one with the sum of their gradients."""
     gradients = np.random.default_rng(0).standard_normal((5, 4, 30, 20))
     reducer = ErrorFeedback(PowerSGD(rank=3, warm_start=warm_start))
-    steps = runner(mirrored4, reducer, [gradients[0]]).steps([[step] for step in gradients])
+    steps = Runner(mirrored4, reducer, [gradients[0]]).steps([[step] for step in gradients])
     state = initial(reducer, [tf.zeros([30, 20], tf.float64)])
     for step, gradient in zip(steps, gradients, strict=True):
         alone = reducer.reduce([tf.constant(gradient.sum(0))], state, OneReplica(), name="gradients")
@@ -193,12 +188,12 @@ def test_replicas_make_the_totals_of_one(mirrored4, runner, warm_start):
         np.testing.assert_allclose(step.totals[0][0], alone.totals[0], rtol=1e-9, atol=1e-9)
 
 
-def test_replicas_forget_their_differences(mirrored4, runner):
+def test_replicas_forget_their_differences(mirrored4):
     """The state of replicas stays bounded although their gradients always differ by the same amount."""
     random = np.random.default_rng(0)
     shared, own = random.standard_normal((20, 30)), random.standard_normal((4, 20, 30))
     gradient = (shared + own - own.mean(0)).astype("float32")
-    steps = runner(mirrored4, ErrorFeedback(PowerSGD(rank=4)), [gradient]).steps([[gradient]] * 60)
+    steps = Runner(mirrored4, ErrorFeedback(PowerSGD(rank=4)), [gradient]).steps([[gradient]] * 60)
     norms = [np.linalg.norm(step.state[0][0]) for step in steps]
     assert max(norms[30:]) < 1.5 * max(norms[:30])
 
@@ -240,9 +235,9 @@ class Halves(Codec):
         return 4 * -(-size // 2)
 
 
-def test_then_codes_the_factors(mirrored4, runner):
+def test_then_codes_the_factors(mirrored4):
     same = [np.random.default_rng(0).standard_normal((4, *shape)).astype("float32") for shape in ((30, 20), (7,))]
-    run = runner(mirrored4, ErrorFeedback(PowerSGD(rank=2).then(Halves())), same)
+    run = Runner(mirrored4, ErrorFeedback(PowerSGD(rank=2).then(Halves())), same)
     steps = run.steps([same] * 3)
     assert steps[0].payload_bytes == 4 * (-(-(2 * 30 + 7) // 2) + 1) + 4 * (20 + 1)
     for i, gradients in enumerate(same):

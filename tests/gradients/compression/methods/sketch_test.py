@@ -6,6 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.gradients.compression.kernels.random_signs import sign_bits
 from tfdist.gradients.compression.methods.sketch import Sketch, _estimates, _median, _sketch
@@ -41,14 +42,14 @@ def test_most_estimates_of_the_median_are_within_the_bound():
     assert (off < 3).mean() > 0.99 and np.median(off) < 1
 
 
-def test_elements_that_are_large_in_the_sum_alone_are_found(mirrored4, runner):
+def test_elements_that_are_large_in_the_sum_alone_are_found(mirrored4):
     """The replicas' own larger elements cancel; the largest elements of the sum are the common ones."""
     random = np.random.default_rng(3)
     values = 0.01 * random.standard_normal((4, 4000)).astype("float32")
     own, shared = np.arange(0, 40), np.arange(100, 110)
     values[0, own], values[1, own] = 2, -2
     values[:, shared] += 1
-    step = runner(mirrored4, Sketch(columns=200, rows=5, k=10), [values]).steps([[values]])[0]
+    step = Runner(mirrored4, Sketch(columns=200, rows=5, k=10), [values]).steps([[values]])[0]
     for replica in range(4):
         np.testing.assert_array_equal(np.flatnonzero(step.totals[replica][0]), shared)
         np.testing.assert_array_equal(step.sent[replica][0][shared], values[replica, shared])
