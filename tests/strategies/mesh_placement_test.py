@@ -88,36 +88,34 @@ def test_other_dtypes(dtype, mesh2x2):
     devices, value = mesh2x2.devices, np.arange(8).reshape(4, 2) % 3
     laid = devices.lay(tf.cast(value, dtype), Layout(("data", "model")))
 
-    @tf.function(autograph=False)
     def compute(x):
-        with mesh2x2.layouts.tracing():
-            return tf.reverse(x, [0, 1]), x[::-2], tf.concat([x, x], -1), tf.slice(x, [1, 0], [2, -1]), tf.transpose(x)
+        return tf.reverse(x, [0, 1]), x[::-2], tf.concat([x, x], -1), tf.slice(x, [1, 0], [2, -1]), tf.transpose(x)
 
     rights = (value[::-1, ::-1], value[::-2], np.concatenate([value, value], 1), value[1:3], value.T)
-    for found, right in zip(compute(laid), rights, strict=True):
+    for found, right in zip(on(mesh2x2, compute)(laid), rights, strict=True):
         np.testing.assert_array_equal(devices.full_tensor(found), tf.cast(right, dtype))
+
+
+def on(mesh, function):
+    """Returns a function that is traced within a step of a mesh."""
+
+    def traced(*given):
+        with mesh.layouts.tracing():
+            return function(*given)
+
+    return tf.function(traced, autograph=False)
 
 
 @pytest.mark.parametrize("axis", [1, [5], [1, 1], [1, -2]])
 def test_what_tensorflow_refuses_is_refused(axis, mesh2x2):
-    @tf.function(autograph=False)
-    def compute():
-        with mesh2x2.layouts.tracing():
-            return tf.reverse(tf.zeros([2, 3, 4]), axis)
-
     with pytest.raises(ValueError, match="axis|Shape must be rank 1|1-D"):
-        compute.get_concrete_function()
+        on(mesh2x2, lambda: tf.reverse(tf.zeros([2, 3, 4]), axis)).get_concrete_function()
 
 
 @pytest.mark.parametrize("size", [[2, 2], [2, -1]])
 def test_a_slice_outside_of_a_tensor_is_refused(size, mesh2x2):
-    @tf.function(autograph=False)
-    def compute(x):
-        with mesh2x2.layouts.tracing():
-            return tf.slice(x, [0, 5 - size[1]], size)
-
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="Expected size|Negative dimension size"):
-        compute(tf.ones([2, 3]))
+        on(mesh2x2, lambda x: tf.slice(x, [0, 5 - size[1]], size))(tf.ones([2, 3]))
 
 
 @pytest.mark.parametrize(
@@ -133,34 +131,27 @@ def test_a_wrong_concatenation_is_refused_as_by_tensorflow(values, axis, error, 
     def concatenate():
         return tf.concat(values, axis)
 
-    def on_the_mesh():
-        with mesh2x2.layouts.tracing():
-            return concatenate()
-
     messages = []
-    for function in (concatenate, on_the_mesh):
+    for function in (tf.function(concatenate, autograph=False), on(mesh2x2, concatenate)):
         with pytest.raises(error) as raised:
-            tf.function(function, autograph=False).get_concrete_function()
+            function.get_concrete_function()
         messages.append(str(raised.value).split(" for '")[0])  # without the names of tensors
     assert messages[0] == messages[1]
 
 
-def test_a_slice_that_is_not_laid_out_is_refused(mesh2x2):
-    reverse = tf.function(lambda x: x[:, ::-1], autograph=False)
-    reverse(tf.constant(VALUE[..., 0]))
-    laid = mesh2x2.devices.lay(VALUE[..., 0], Layout(("data", "model")))
-    with pytest.raises(InputError, match="^On a mesh, a slice with strides must be traced within the step"):
-        mesh2x2.compiled(lambda x: reverse(x * 1))(laid)
-
-
-def test_a_concatenation_that_is_not_laid_out_is_refused(mesh2x2):
-    concatenate = tf.function(lambda x: tf.concat([x, x], -1), autograph=False)
-    concatenate(tf.constant(VALUE[..., 0]))
-    laid = mesh2x2.devices.lay(VALUE[..., 0], Layout(("data", None)))
-    with pytest.raises(
-        InputError, match="^On a mesh, a concatenation with a negative axis must be traced within the step"
-    ):
-        mesh2x2.compiled(lambda x: concatenate(x * 1))(laid)
+@pytest.mark.parametrize(
+    ("operation", "axes", "what"),
+    [
+        (lambda x: x[:, ::-1], ("data", "model"), "a slice with strides"),
+        (lambda x: tf.concat([x, x], -1), ("data", None), "a concatenation with a negative axis"),
+    ],
+)
+def test_an_operation_that_is_not_laid_out_is_refused(operation, axes, what, mesh2x2):
+    traced = tf.function(operation, autograph=False)
+    traced(tf.constant(VALUE[..., 0]))
+    laid = mesh2x2.devices.lay(VALUE[..., 0], Layout(axes))
+    with pytest.raises(InputError, match=f"^On a mesh, {what} must be traced within the step"):
+        mesh2x2.compiled(lambda x: traced(x * 1))(laid)
 
 
 @pytest.mark.parametrize(("shape", "is_refused"), [((8,), False), ((16,), True), ((4, 2), True)])

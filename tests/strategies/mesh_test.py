@@ -38,6 +38,10 @@ def trainer_of(strategy, build=transformer, optimizer="adam", **options):
         )
 
 
+def mesh(shape="data:4", **options):
+    return tfdist.load_strategy("mesh", mesh_shape=shape, environment={}, **options)
+
+
 def values(trainer):
     return {v.path: np.array(trainer.strategy.local(v.value)[0]) for v in trainer.model.variables}
 
@@ -175,23 +179,6 @@ def compiled_programs():
     return {name for name in _dtensor_device()._get_stats() if "__inference_checked_" in name and "__func_" in name}
 
 
-def test_an_operation_that_the_engine_does_not_know_is_refused(mesh4x1):
-    x = mesh4x1.devices.lay(np.ones(4, "float32"), Layout(("data",)))
-    with pytest.raises(InputError, match="operations that DTensor supports. Received: tf.EnsureShape.*Compute it in"):
-        mesh4x1.compiled(lambda x: tf.ensure_shape(tf.boolean_mask(x, x > 0), [4]))(x)
-
-
-def test_a_layout_that_the_engine_cannot_compile_is_refused():
-    strategy = tfdist.load_strategy("mesh", mesh_shape="data:1;model:4", layout="vocab:model;in:model", environment={})
-
-    def table_and_dense():
-        inputs = keras.Input((6,), dtype="int32")
-        return keras.Model(inputs, keras.layers.Dense(12)(keras.layers.Embedding(12, 8)(inputs)))
-
-    with pytest.raises(InputError, match="DTensor cannot compile .* Received: input and output layout"):
-        trainer_of(strategy, table_and_dense).fit((TOKENS, NEXT), batch_size=8, steps=1)
-
-
 @pytest.mark.full  # tests/conformance/conformance_test.py: sharded gradients are accumulated
 def test_micro_steps_give_the_same(mesh2x2):
     one, four = (
@@ -240,47 +227,85 @@ def test_random_layers_draw_the_numbers_of_one_device(single, mesh2x2, mesh4x1, 
             np.testing.assert_allclose(other[path], value, rtol=1e-9, atol=1e-12, err_msg=path)
 
 
-def test_rows_must_be_divisible(mesh2x2):
-    with pytest.raises(InputError, match="^batch_size must be divisible by .*: batch_size=7 and 2"):
-        trainer_of(mesh2x2).fit((TOKENS, NEXT), batch_size=7, steps=1)
+def fit_one(strategy, build=transformer, data=(TOKENS, NEXT), batch_size=8, optimizer="adam"):
+    trainer_of(strategy, build, optimizer).fit(data, batch_size=batch_size, steps=1)
+
+
+class Calling(keras.layers.Layer):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, inputs):
+        return self.function(inputs)
+
+
+def calling(function):
+    return lambda: keras.Sequential([keras.Input((6,)), Calling(function), keras.layers.Dense(12)])
+
+
+def table_and_dense():
+    inputs = keras.Input((6,), dtype="int32")
+    return keras.Model(inputs, keras.layers.Dense(12)(keras.layers.Embedding(12, 8)(inputs)))
+
+
+def recurrent(unroll):
+    layers = keras.layers.SimpleRNN(4, unroll=unroll), keras.layers.Dense(12)
+    return lambda: keras.Sequential([keras.Input((6, 2)), *layers])
+
+
+def ensure_shape(strategy):
+    x = strategy.devices.lay(np.ones(4, "float32"), Layout(("data",)))
+    strategy.compiled(lambda x: tf.ensure_shape(tf.boolean_mask(x, x > 0), [4]))(x)
+
+
+def name_dims_of_what_is_laid_out(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="dense")])
+    tfdist.name_dims(model, {".*kernel": "embed ffn"})
+
+
+ROWS = TOKENS.astype("float32"), NEXT[:, 0]
+SEQUENCES = RANDOM.standard_normal((16, 6, 2)).astype("float32"), NEXT[:16, 0]
 
 
 @pytest.mark.parametrize(
-    ("crashing", "message"),
+    ("mistake", "message"),
     [
-        (lambda x: x[None][0], r"x\[None\] must name every dim.*Use tf.expand_dims"),
+        (ensure_shape, "operations that DTensor supports. Received: tf.EnsureShape.*Compute it in"),
         (
-            lambda x: tf.where(tf.reduce_sum(x) > 0, x, -x),
+            lambda _: fit_one(mesh("data:1;model:4", layout="vocab:model;in:model"), table_and_dense),
+            "DTensor cannot compile .* Received: input and output layout",
+        ),
+        (lambda on: fit_one(on, batch_size=7), "^batch_size must be divisible by .*: batch_size=7 and 2"),
+        # What ends the process inside the engine.
+        (
+            lambda on: fit_one(on, calling(lambda x: x[None][0]), ROWS),
+            r"x\[None\] must name every dim.*Use tf.expand_dims",
+        ),
+        (
+            lambda on: fit_one(on, calling(lambda x: tf.where(tf.reduce_sum(x) > 0, x, -x)), ROWS),
             "where must not have a scalar condition.*Broadcast the condition",
+        ),
+        (lambda on: fit_one(on, recurrent(unroll=False), SEQUENCES), "must not contain loops.*unroll=True"),
+        # What the engine does itself.
+        (lambda on: trainer_of(on, jit_compile=True), "On a mesh, DTensor compiles the step and reduces"),
+        (lambda on: trainer_of(on, compression="int8"), "On a mesh, DTensor compiles the step and reduces"),
+        (lambda _: mesh(shard="all"), "^shard=all is not known"),
+        (lambda _: mesh(shard="optimizer", shard_axis="modell"), "no axis modell"),
+        (
+            name_dims_of_what_is_laid_out,
+            "must come before variables are laid out. Received: .*dense/kernel",
         ),
     ],
 )
-def test_what_ends_the_process_inside_the_engine_is_refused(mesh2x2, crashing, message):
-    class Crashing(keras.layers.Layer):
-        def call(self, inputs):
-            return crashing(inputs)
-
-    def build():
-        inputs = keras.Input((6,))
-        return keras.Model(inputs, keras.layers.Dense(12)(Crashing()(inputs)))
-
+def test_what_is_refused(mistake, message, mesh2x2):
     with pytest.raises(InputError, match=message):
-        trainer_of(mesh2x2, build).fit((TOKENS.astype("float32"), NEXT[:, 0]), batch_size=8, steps=1)
+        mistake(mesh2x2)
 
 
-@pytest.mark.parametrize("unroll", [True, False])
-def test_loops_are_refused(mesh4x1, unroll):
-    def build():
-        inputs = keras.Input((6, 2))
-        return keras.Model(inputs, keras.layers.Dense(12)(keras.layers.SimpleRNN(4, unroll=unroll)(inputs)))
-
-    trainer = trainer_of(mesh4x1, build, "sgd")
-    data = (RANDOM.standard_normal((16, 6, 2)).astype("float32"), NEXT[:16, 0])
-    if unroll:
-        trainer.fit(data, batch_size=8, steps=1)
-    else:
-        with pytest.raises(InputError, match="must not contain loops.*unroll=True"):
-            trainer.fit(data, batch_size=8, steps=1)
+def test_loops_may_be_unrolled(mesh4x1):
+    fit_one(mesh4x1, recurrent(unroll=True), SEQUENCES, optimizer="sgd")
 
 
 def bytes_on_a_device(variables):
@@ -292,12 +317,11 @@ def bytes_on_a_device(variables):
 )
 def test_state_shrinks_with_the_devices(stage, parameters, slots):
     """Every variable of this model has a dim that is divisible by 4."""
-    strategy = tfdist.load_strategy("mesh", mesh_shape="data:4", shard=stage, shard_min_elements=1, environment={})
 
     def build():
         return keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(12)])
 
-    trainer = trainer_of(strategy, build)
+    trainer = trainer_of(mesh(shard=stage, shard_min_elements=1), build)
     trainer.fit((RANDOM.standard_normal((16, 8)).astype("float32"), NEXT[:16, 0]), batch_size=8, steps=1)
     whole = trainer.model.count_params() * 4
     kept = [v for v in trainer.model.optimizer.variables if v.shape.rank]
@@ -306,25 +330,10 @@ def test_state_shrinks_with_the_devices(stage, parameters, slots):
 
 
 def test_small_variables_stay_whole():
-    strategy = tfdist.load_strategy(
-        "mesh", mesh_shape="data:4", shard="parameters", shard_min_elements=17, environment={}
-    )
-    with strategy.scope():
+    with mesh(shard="parameters", shard_min_elements=17).scope():
         dense = keras.layers.Dense(16)
         dense.build((None, 8))
     assert (shard(dense.kernel), shard(dense.bias)) == ((8, 4), (16,))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"shard": "all"}, "^shard=all is not known"),
-        ({"shard": "optimizer", "shard_axis": "modell"}, "no axis modell"),
-    ],
-)
-def test_refuses_unknown_sharding(options, message):
-    with pytest.raises(InputError, match=message):
-        tfdist.load_strategy("mesh", mesh_shape="data:2;model:2", environment={}, **options)
 
 
 def test_callbacks_read_and_set_weights(mesh2x2):
@@ -339,19 +348,6 @@ def test_callbacks_read_and_set_weights(mesh2x2):
         np.testing.assert_allclose(np.array(variable), weight + 1, err_msg=variable.path)
     assert shard(trainer.model.get_layer("block_0_ffn_in").kernel) == (8, 16)
     assert any(np.any(first[v.path] != weight) for v, weight in zip(trainer.model.weights, kept, strict=True))
-
-
-@pytest.mark.parametrize("options", [{"jit_compile": True}, {"compression": "int8"}])
-def test_what_the_engine_does_itself_is_refused(mesh2x2, options):
-    with pytest.raises(InputError, match="On a mesh, DTensor compiles the step and reduces"):
-        trainer_of(mesh2x2, **options)
-
-
-def test_names_come_before_variables_are_laid_out(mesh2x2):
-    with mesh2x2.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="dense")])
-    with pytest.raises(InputError, match="must come before variables are laid out. Received: .*dense/kernel"):
-        tfdist.name_dims(model, {".*kernel": "embed ffn"})
 
 
 def test_a_scope_that_fails_leaves_nothing_behind(mesh2x2):
@@ -373,15 +369,12 @@ class Counting(keras.layers.Layer):
 
 
 def test_a_layer_s_own_state_moves_with_sharded_parameters():
-    strategy = tfdist.load_strategy(
-        "mesh", mesh_shape="data:4", shard="parameters", shard_min_elements=1, environment={}
-    )
     counting = []
 
     def build():
         counting.append(Counting())
         return keras.Sequential([keras.Input((4,)), counting[0], keras.layers.Dense(12)])
 
-    trainer = trainer_of(strategy, build, "sgd")
+    trainer = trainer_of(mesh(shard="parameters", shard_min_elements=1), build, "sgd")
     trainer.fit((RANDOM.standard_normal((16, 4)).astype("float32"), NEXT[:16, 0]), batch_size=8, steps=3)
     assert float(np.array(counting[0].calls)) == 3

@@ -63,13 +63,10 @@ def test_sharded_weights_that_more_than_their_layers_read(single, sharded, float
 
     def trained(strategy):
         keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(11)
-        with strategy.scope():
-            model = tfdist.recompute(of_odd_layers(), which)
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            trainer = tfdist.Trainer(model, optimizer="sgd", loss=loss, accumulate_steps=accumulate_steps)
+        options = {"optimizer": "sgd", "accumulate_steps": accumulate_steps}
+        trainer = trainer_of(strategy, lambda: tfdist.recompute(of_odd_layers(), which), **options)
         trainer.fit(data, batch_size=8, steps=3)
-        return {v.path: np.array(strategy.local(v.value)[0]) for v in model.variables}
+        return values(trainer)
 
     expected, found = trained(single), trained(sharded)
     assert list(found) == list(expected)
@@ -85,17 +82,13 @@ def test_mixed_precision(single, sharded, bits):
     def trained(strategy):
         keras.utils.clear_session(free_memory=False)  # which also resets the policy
         keras.config.set_dtype_policy(f"mixed_{bits}")
-        keras.utils.set_random_seed(11)
-        with strategy.scope():
-            model = tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2)
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(0.1), loss=loss)
-        first = {v.path: np.array(strategy.local(v.value)[0]) for v in model.variables}
+        trainer = trainer_of(strategy, optimizer=keras.optimizers.SGD(0.1))
+        first, model = values(trainer), trainer.model
         last = trainer.fit(data, batch_size=8, steps=3, schedule=tfdist.Schedule(log_every=3)).last("train")
         assert {v.dtype for v in model.trainable_variables} == {"float32"}
         assert last.get("skipped_steps", 0) == 0
         assert model.get_layer("block_0_ffn_in").compute_dtype == bits
-        return first, {v.path: np.array(strategy.local(v.value)[0]) for v in model.variables}
+        return first, values(trainer)
 
     try:
         (first, expected), (_, found) = trained(single), trained(sharded)
