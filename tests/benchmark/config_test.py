@@ -37,14 +37,7 @@ def test_the_default_is_from_4_bytes_to_64_mb():
 
 
 def test_operations():
-    assert parse_operations("") == (
-        "all_reduce",
-        "all_gather",
-        "all_to_all",
-        "reduce_scatter",
-        "broadcast",
-        "barrier",
-    )
+    assert parse_operations("") == ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "barrier")
     assert BenchConfig(operations=" barrier , all_reduce").operations == "barrier,all_reduce"
 
 

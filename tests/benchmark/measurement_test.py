@@ -68,11 +68,7 @@ def test_a_row_stands_under_its_header():
 
 
 def test_the_columns_hold_the_extremes():
-    rows = [
-        line("reduce_scatter", 64 * 2**20, 12.5),
-        line("all_gather", 8, 1e-6),
-        line("barrier", 0, 0.0001),
-    ]
+    rows = [line("reduce_scatter", 64 * 2**20, 12.5), line("all_gather", 8, 1e-6), line("barrier", 0, 0.0001)]
     assert {len(row) for row in rows} == {len(table.header())}
     assert rows[2].split() == ["barrier", "-", "0.1000", "0.1000", "-", "-"]
 

@@ -167,10 +167,7 @@ def differentiated(call):
 
 @pytest.mark.parametrize(
     "call",
-    [
-        lambda c, x: collectives.all_reduce(c, x, name="sum"),
-        lambda c, x: collectives.all_gather(c, x, name="gather"),
-    ],
+    [lambda c, x: collectives.all_reduce(c, x, name="sum"), lambda c, x: collectives.all_gather(c, x, name="gather")],
     ids=["all_reduce", "all_gather"],
 )
 def test_gradients_cross_the_replicas_of_a_group(mirrored2, run, call):
@@ -297,8 +294,7 @@ def test_an_engine_without_groups():
         lambda c: c.receive([tf.TensorSpec([1], tf.int8)], 1, tag="x"),
     ):
         with pytest.raises(
-            InputError,
-            match="mirrored, multiworker and horovod have groups and messages. Received: a .*1",
+            InputError, match="mirrored, multiworker and horovod have groups and messages. Received: a .*1"
         ):
             call(Without())
     assert Without().group([0, 1]).size == 2

@@ -14,9 +14,7 @@ from tfdist.gradients.bucket import BUCKET_ORDERS
 from tfdist.gradients.reducer import specs_of
 
 SPEC = st.builds(
-    tf.TensorSpec,
-    st.lists(st.integers(0, 40), max_size=3),
-    st.sampled_from([tf.float16, tf.float32, tf.float64]),
+    tf.TensorSpec, st.lists(st.integers(0, 40), max_size=3), st.sampled_from([tf.float16, tf.float32, tf.float64])
 )
 LIMITS = st.tuples(st.integers(1, 500), st.integers(1, 2000))
 

@@ -39,10 +39,7 @@ class WithAccurateCycles(schedules.CosineDecayRestarts):
             "cosine_restarts(first=5, t_mul=1.5, m_mul=0.7, to=0.1)",
             lambda: WithAccurateCycles(PEAK, 5, t_mul=1.5, m_mul=np.float64(0.7), alpha=np.float64(0.1)),
         ),
-        (
-            "cosine_restarts(first=8, t_mul=1.0, m_mul=0.5)",
-            lambda: WithAccurateCycles(PEAK, 8, t_mul=1.0, m_mul=0.5),
-        ),
+        ("cosine_restarts(first=8, t_mul=1.0, m_mul=0.5)", lambda: WithAccurateCycles(PEAK, 8, t_mul=1.0, m_mul=0.5)),
     ],
 )
 def test_equals_the_schedule_of_keras_after_the_warmup(decay, of_keras, float64):

@@ -25,11 +25,7 @@ MORE: dict[Job, tuple[Case, ...]] = {
         Case("recurrent", "adamw", "pipedream", 2),
         Case("regularized", "adamw", "2bw", 2, "recompute"),
     ),
-    THREE: (
-        Case("skip", "adamw", "pipedream", 1),
-        Case("frozen", "sgd", "2bw", 2),
-        Case("skip", "sgd", VERTICAL, 2),
-    ),
+    THREE: (Case("skip", "adamw", "pipedream", 1), Case("frozen", "sgd", "2bw", 2), Case("skip", "sgd", VERTICAL, 2)),
     TWO_BY_TWO: (
         Case("regularized", "adamw", "2bw", 2, "check_sync"),
         Case("normalized(replicas=2)", "sgd", "pipedream", 1),

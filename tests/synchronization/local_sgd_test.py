@@ -226,8 +226,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(mirrored3):
 
 
 @pytest.mark.parametrize(
-    "compression",
-    quick(["bf16", "int8", "topk(ratio=0.2)", "powersgd(rank=1)"], "topk(ratio=0.2)", "powersgd(rank=1)"),
+    "compression", quick(["bf16", "int8", "topk(ratio=0.2)", "powersgd(rank=1)"], "topk(ratio=0.2)", "powersgd(rank=1)")
 )
 def test_changes_are_compressed_with_error_feedback(compression, mirrored3):
     exact, _ = trained(mirrored3, "local_sgd(period=3)", steps=12)

@@ -5,14 +5,7 @@ import numpy as np
 import pytest
 
 from tests.selection import quick
-from tests.synchronization.linear_regression import (
-    RATE,
-    REPLICAS,
-    ROWS,
-    Regression,
-    Schedule,
-    assert_close,
-)
+from tests.synchronization.linear_regression import RATE, REPLICAS, ROWS, Regression, Schedule, assert_close
 from tfdist.grammar.sync import SlowMo, parse_sync
 
 OTHER = "slowmo(period=3, momentum=0.5, learning_rate=0.8)"

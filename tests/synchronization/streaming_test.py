@@ -107,14 +107,7 @@ ORDER = ((0,), (1,))  # the kernel is larger than the bias
         ),
         (  # in proportion to the 10 numbers of the kernel and the 2 of the bias
             f"diloco(period=8, fragments=2, overlap=True, outer='{NESTEROV}')",
-            {
-                "period": 8,
-                "fragments": ORDER,
-                "offsets": (0, 6),
-                "delay": (6, 2),
-                "mixing": 0.5,
-                "outer": OF_NESTEROV,
-            },
+            {"period": 8, "fragments": ORDER, "offsets": (0, 6), "delay": (6, 2), "mixing": 0.5, "outer": OF_NESTEROV},
         ),
         (f"diloco(period=3, mixing=0.25, outer='{PLAIN}')", {"period": 3, "mixing": 0.25}),
     ],
@@ -138,10 +131,7 @@ def test_numpy_without_delays(sync, reference, steps, mirrored3):
     ("overlapping", "waiting"),
     [
         ("local_sgd(period=3, overlap=True)", "local_sgd(period=3, delay=3)"),
-        (
-            "diloco(period=6, fragments=2, overlap=True, delay=2)",
-            "diloco(period=6, fragments=2, delay=2)",
-        ),
+        ("diloco(period=6, fragments=2, overlap=True, delay=2)", "diloco(period=6, fragments=2, delay=2)"),
     ],
 )
 def test_overlap_changes_no_bit(overlapping, waiting, compression, mirrored3):

@@ -46,11 +46,7 @@ def test_differences_are_sorted_with_noise_last():
     reference = {"kernel": np.array([3.0, 4.0]), "bias": np.array([1.0]), "x_attention/key/bias": np.array([1.0])}
     outcome = {"kernel": np.array([3.0, 4.5]), "bias": np.array([1.2]), "x_attention/key/bias": np.array([9.0])}
     found = parity.compare(outcome, reference, "transformer")
-    assert [(d.path, d.noise) for d in found] == [
-        ("bias", False),
-        ("kernel", False),
-        ("x_attention/key/bias", True),
-    ]
+    assert [(d.path, d.noise) for d in found] == [("bias", False), ("kernel", False), ("x_attention/key/bias", True)]
     assert [d.relative for d in found] == pytest.approx([0.2, 0.1, 8.0])
     assert [d.absolute for d in found] == pytest.approx([0.2, 0.5, 8.0])
 
