@@ -192,36 +192,62 @@ def test_gradients_of_one_replica_are_refused(mirrored2, run, call):
         run(mirrored2, differentiated(lambda c, x: call(c, x)[0]))
 
 
-def test_one_replica():
+class Without(OneReplica):
+    """An engine without groups, such as that of tfdist.horovod without Horovod, or one of a third party."""
+
+    size = 2
+
+
+class Shared(Without):
+    """A trace that replicas share, as on a TPU."""
+
+    @property
+    def rank(self):
+        return tf.compat.v1.placeholder_with_default(0, [])
+
+
+BYTE = [tf.TensorSpec([1], tf.int8)]
+WITHOUT = "mirrored, multiworker and horovod have groups and messages. Received: a .*1"
+SHARED = "a trace for each replica. Received: one that all"
+
+
+@pytest.mark.parametrize(
+    ("engine", "call", "rule"),
+    [
+        (None, lambda c: c.group([0, 0, 1]), r"different ranks from 0 to 1. Received: \[0, 0, 1\]"),
+        (None, lambda c: c.group([0, 2]), r"different ranks from 0 to 1. Received: \[0, 2\]"),
+        (None, lambda c: c.group([1]), r"must be one of the group .* Received: \[1\] on rank 0"),
+        (None, lambda c: c.send([tf.zeros([1])], 2, tag="x"), "Received: rank 2 on rank 0 of 2"),
+        (
+            None,
+            lambda c: c.receive([tf.TensorSpec([None], tf.float32)], 1, tag="x"),
+            "static shapes. Received: .* in x",
+        ),
+        (
+            OneReplica,
+            lambda c: c.send([tf.zeros([1])], 0, tag="x"),
+            "another rank of the group. Received: rank 0 on rank 0 of 1",
+        ),
+        (Without, lambda c: c.group([1, 0]), WITHOUT),
+        (Without, lambda c: c.send([tf.zeros([1])], 1, tag="x"), WITHOUT),
+        (Without, lambda c: c.receive(BYTE, 1, tag="x"), WITHOUT),
+        (Shared, lambda c: c.group([0]), SHARED),
+        (Shared, lambda c: c.send([tf.zeros([1])], 1, tag="x"), SHARED),
+    ],
+)
+def test_groups_and_messages_that_cannot_be(mirrored2, engine, call, rule):
+    with pytest.raises(InputError, match=rule):
+        if engine is None:
+            mirrored2.run(lambda: call(mirrored2.collectives) and tf.zeros([]))
+        else:
+            with tf.Graph().as_default():
+                call(engine())
+
+
+def test_the_group_of_all():
     alone = OneReplica()
     assert alone.group([0]) is alone and alone.static_rank == 0
-    with pytest.raises(InputError, match="another rank of the group. Received: rank 0 on rank 0 of 1"):
-        alone.send([tf.zeros([1])], 0, tag="x")
-
-
-@pytest.mark.parametrize(
-    ("ranks", "rule"),
-    [
-        ([0, 0, 1], "different ranks from 0 to 1. Received: \\[0, 0, 1\\]"),
-        ([0, 2], "different ranks from 0 to 1. Received: \\[0, 2\\]"),
-        ([1], "must be one of the group .* Received: \\[1\\] on rank 0"),
-    ],
-)
-def test_ranks_that_are_not_of_a_group(mirrored2, ranks, rule):
-    with pytest.raises(InputError, match=rule):
-        mirrored2.run(lambda: mirrored2.collectives.group(ranks) and tf.zeros([]))
-
-
-@pytest.mark.parametrize(
-    ("call", "rule"),
-    [
-        (lambda c: c.send([tf.zeros([1])], 2, tag="x"), "Received: rank 2 on rank 0 of 2"),
-        (lambda c: c.receive([tf.TensorSpec([None], tf.float32)], 1, tag="x"), "static shapes. Received: .* in x"),
-    ],
-)
-def test_messages_that_cannot_be(mirrored2, call, rule):
-    with pytest.raises(InputError, match=rule):
-        mirrored2.run(lambda: call(mirrored2.collectives) and tf.zeros([]))
+    assert Without().group([0, 1]).size == 2
 
 
 def test_recording_of_groups(mirrored4):
@@ -262,42 +288,6 @@ def test_without_communication(mirrored4, compiled):
 
     for received, gathered in compiled(mirrored4, step):
         assert received.dtype == np.int8 and received.shape == (2,) and gathered.shape == (4,)
-
-
-def test_a_trace_that_replicas_share():
-    """As on a TPU."""
-
-    class Shared(OneReplica):
-        size = 2
-
-        @property
-        def rank(self):
-            return tf.compat.v1.placeholder_with_default(0, [])
-
-    for call in (lambda c: c.group([0]), lambda c: c.send([tf.zeros([1])], 1, tag="x")):
-        with (
-            tf.Graph().as_default(),
-            pytest.raises(InputError, match="a trace for each replica. Received: one that all"),
-        ):
-            call(Shared())
-
-
-def test_an_engine_without_groups():
-    """Such as that of tfdist.horovod without Horovod, or one of a third party."""
-
-    class Without(OneReplica):
-        size = 2
-
-    for call in (
-        lambda c: c.group([1, 0]),
-        lambda c: c.send([tf.zeros([1])], 1, tag="x"),
-        lambda c: c.receive([tf.TensorSpec([1], tf.int8)], 1, tag="x"),
-    ):
-        with pytest.raises(
-            InputError, match="mirrored, multiworker and horovod have groups and messages. Received: a .*1"
-        ):
-            call(Without())
-    assert Without().group([0, 1]).size == 2
 
 
 def test_eager_calls_that_replicas_do_not_make_together(mirrored2):

@@ -29,12 +29,6 @@ def test_all_reduce(strategy, run, op):
         assert (floats.dtype, others.dtype) == (np.float32, np.float64)
 
 
-def test_the_default_is_a_sum(strategy, run):
-    n = strategy.replicas
-    for [total] in run(strategy, lambda c: c.all_reduce([mine(c, FLOATS)], name="reduce")):
-        np.testing.assert_array_equal(total, FLOATS[:n].sum(0))
-
-
 def test_all_reduce_of_scalars(strategy, run):
     n = strategy.replicas
     for total, highest in run(
