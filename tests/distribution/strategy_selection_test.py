@@ -98,14 +98,6 @@ def test_sources_that_disagree(env, first, second, strategy):
         detect(env, strategy)
 
 
-@pytest.mark.parametrize("strategy", ["single", "mirrored", "tpu"])
-def test_a_strategy_of_one_process_among_several(strategy):
-    with pytest.raises(InputError, match=f"--strategy={strategy} is for one process.*TF_CONFIG .* rank 1 of 2.*auto"):
-        detect(tf_config(2, 1), strategy)
-    assert detect(tf_config(1, 0), strategy).cluster.size == 1
-    assert detect({}, strategy, local_devices=4).strategy == strategy
-
-
 @pytest.mark.parametrize(
     "env", [horovod("1", "2"), mpi("1", "2"), tf_config(2, 1), slurm("1", "2"), torchrun("1", "2")]
 )
@@ -115,28 +107,38 @@ def test_explicit_strategies_take_any_source(env):
     assert detect(env | {"TFDIST_COORDINATOR": "h:1"}, "multiworker").cluster.size == 2
 
 
-def test_multiworker_without_a_cluster_shows_how():
-    with pytest.raises(InputError, match="no TF_CONFIG. Example: TF_CONFIG='{"):
-        detect({}, "multiworker")
-    assert detect(tf_config(1, 0), "multiworker").cluster.size == 1
+def declared(processes):
+    return {"declaration": Declaration(name="own", processes=processes)}
 
 
-def test_multiworker_must_know_where_rank_0_is():
-    with pytest.raises(InputError, match="MPI's variables.*TFDIST_COORDINATOR"):
-        detect(mpi("1", "2"), "multiworker")
+OWN = "third.party:Class"
 
 
-def test_one_process_without_any_source():
-    assert detect({}, "horovod").cluster == Cluster()
-    assert detect({}, "third.party:Class").cluster == Cluster()
+@pytest.mark.parametrize(
+    ("env", "strategy", "options", "message"),
+    [
+        *(
+            (tf_config(2, 1), name, {}, f"--strategy={name} is for one process.*TF_CONFIG .* rank 1 of 2.*auto")
+            for name in ("single", "mirrored", "tpu")
+        ),
+        ({}, "multiworker", {}, "no TF_CONFIG. Example: TF_CONFIG='{"),
+        (mpi("1", "2"), "multiworker", {}, "MPI's variables.*TFDIST_COORDINATOR"),  # where rank 0 is
+        ({}, OWN, declared(Processes.SEVERAL), f"--strategy={OWN} needs to know its workers"),
+        (tf_config(2, 1), OWN, declared(Processes.ONE), f"--strategy={OWN} is for one process"),
+    ],
+)
+def test_numbers_of_processes_that_a_strategy_cannot_have(env, strategy, options, message):
+    with pytest.raises(InputError, match=message):
+        detect(env, strategy, **options)
 
 
-def test_what_a_third_party_declares_is_required():
-    several = Declaration(name="own", processes=Processes.SEVERAL)
-    with pytest.raises(InputError, match="--strategy=third.party:Class needs to know its workers"):
-        detect({}, "third.party:Class", declaration=several)
-    with pytest.raises(InputError, match="--strategy=third.party:Class is for one process"):
-        detect(tf_config(2, 1), "third.party:Class", declaration=Declaration(name="own", processes=Processes.ONE))
+def test_one_process():
+    for strategy in ("single", "mirrored", "tpu", "multiworker"):
+        assert detect(tf_config(1, 0), strategy).cluster.size == 1
+    for strategy in ("single", "mirrored", "tpu"):
+        assert detect({}, strategy, local_devices=4).strategy == strategy
+    for strategy in ("horovod", OWN):  # without any source
+        assert detect({}, strategy).cluster == Cluster()
 
 
 def test_the_reason_tells_what_was_not_taken_for_several_processes():

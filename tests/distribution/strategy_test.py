@@ -70,11 +70,6 @@ def test_what_is_no_strategy_is_refused(third_party):
         strategy_class(f"{third_party}:NUMBER")
 
 
-def test_names_that_are_not_known():
-    with pytest.raises(InputError, match="--strategy=mirorred is not known.*mirrored"):
-        strategy_class("mirorred")
-
-
 def test_options_that_are_not_known(single):
     with pytest.raises(InputError, match="The strategy mirrored has no option device.*devices"):
         create("mirrored", single.cluster, lambda cluster: single.group, {"device": 2})

@@ -122,20 +122,13 @@ def test_a_step_that_may_drop_rows_and_drops_none(case, single, mirrored2, float
 
 def test_what_cannot_be_split_is_refused(single):
     data = (np.zeros((8, 4, 4, 1), "float32"), np.zeros((8, 1), "float32"))
-    with single.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((4, 4, 1)),
-                tfdist.layers.SyncBatchNormalization(),
-                keras.layers.Flatten(),
-                keras.layers.Dense(1),
-            ]
-        )
-        trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse", accumulate_steps=2)
-    with pytest.raises(InputError, match="Use batch_norm=local or accumulate_steps=1"):
-        trainer.fit(data, batch_size=4, steps=1)
-    with single.scope():
-        model = keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
-        trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse", accumulate_steps=5)
-    with pytest.raises(InputError, match="batch_size"):
-        trainer.fit(data, batch_size=4, steps=1)
+    for layers, micro_steps, message in (
+        ([tfdist.layers.SyncBatchNormalization()], 2, "Use batch_norm=local or accumulate_steps=1"),
+        ([], 5, "batch_size"),
+    ):
+        with single.scope():
+            hidden = [*layers, keras.layers.Flatten(), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((4, 4, 1)), *hidden])
+            trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse", accumulate_steps=micro_steps)
+        with pytest.raises(InputError, match=message):
+            trainer.fit(data, batch_size=4, steps=1)

@@ -28,10 +28,12 @@ def transformer(**arguments):
 
 
 def planned(shape, layout="", stage="none", optimizer="adam", axis="data", batch_size=8, **arguments):
+    return plan_of(abstract_model(optimizer, **arguments), shape, layout, Shard(stage, axis, 16), batch_size)
+
+
+def plan_of(model, shape, layout, shard=None, batch_size=8):
     mesh = parse_mesh(shape)
-    return abstract_model(optimizer, **arguments).plan(
-        mesh, parse_layout(layout, mesh), Shard(stage, axis, 16), batch_size
-    )
+    return model.plan(mesh, parse_layout(layout, mesh), shard or Shard(axis="data"), batch_size)
 
 
 def abstract_model(optimizer="adam", **arguments):
@@ -169,9 +171,8 @@ class Inner(keras.layers.Layer):
 
 
 def test_layers_inside_others_are_named_not_counted():
-    mesh = parse_mesh("data:1;model:2")
     made = layout_plan.AbstractModel(lambda: (keras.Sequential([keras.Input((4,)), Inner()]), keras.optimizers.SGD()))
-    plan = made.plan(mesh, parse_layout("out:model", mesh), Shard("none", "data"), 8)
+    plan = plan_of(made, "data:1;model:2", "out:model")
     assert len(plan.unknown) == 1 and plan.unknown[0].endswith("dense")
     assert plan.totals()["parameters"] == (4 * 4 + 4) * 4 / 2
 
@@ -206,8 +207,7 @@ def test_what_a_plan_does_not_know_is_named(build, layout, unknown, unclear):
         inputs = keras.Input((8, 16))
         return keras.Model(inputs, build(inputs)), keras.optimizers.SGD()
 
-    mesh = parse_mesh("data:2;model:2")
-    plan = layout_plan.AbstractModel(make).plan(mesh, parse_layout(layout, mesh), Shard(axis="data"), 8)
+    plan = plan_of(layout_plan.AbstractModel(make), "data:2;model:2", layout)
     assert (len(plan.unknown), len(plan.unclear)) == (unknown, unclear)
     assert all(isinstance(name, str) for name in (*plan.unknown, *plan.unclear))
 
@@ -215,13 +215,12 @@ def test_what_a_plan_does_not_know_is_named(build, layout, unknown, unclear):
 def test_experts_widths_and_attention_without_constraints_are_counted():
     sent = planned("data:1;model:2", "expert_ffn:model", experts=4).sent
     assert ("all-reduce", "model") in [(one.kind, one.axis) for one in sent if "experts' products" in one.what]
-    mesh = parse_mesh("data:1;context:2")
 
     def plain():
         inputs = keras.Input((8, 16))
         return keras.Model(inputs, keras.layers.MultiHeadAttention(4, 4)(inputs, inputs)), keras.optimizers.SGD()
 
-    found = layout_plan.AbstractModel(plain).plan(mesh, parse_layout("context:context", mesh), Shard(), 8)
+    found = plan_of(layout_plan.AbstractModel(plain), "data:1;context:2", "context:context")
     assert "context" in found.dims
     assert [one.kind for one in found.sent] == ["all-gather", "all-reduce"]
 
@@ -244,15 +243,13 @@ def test_kernels_of_convolutions_stay_whole(convolution, named):
         layer = convolution(4, 3, name="first", use_bias=False)
         return tfdist.name_dims(keras.Sequential([keras.Input((6, 6, 2)), layer]), named), keras.optimizers.SGD()
 
-    mesh = parse_mesh("data:1;model:2")
     rules = "ffn:model" if named else "out:model"
     with pytest.raises(
         InputError, match="shards (ffn|out) of .*first/.*kernel over the axis model; the engine cannot shard kernels"
     ):
-        layout_plan.AbstractModel(make).plan(mesh, parse_layout(rules, mesh), Shard(), 8)
-    mesh = parse_mesh("data:2;model:1")  # no sharding
+        plan_of(layout_plan.AbstractModel(make), "data:1;model:2", rules)
     made = layout_plan.AbstractModel(make)
-    plan = made.plan(mesh, parse_layout(rules, mesh), Shard(), 8)
+    plan = plan_of(made, "data:2;model:1", rules)  # no sharding
     assert plan.totals()["parameters"] == made.model.count_params() * 4 > 0
 
 

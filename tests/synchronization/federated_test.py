@@ -220,18 +220,14 @@ def test_the_ledger_has_the_examples_of_each_round(mirrored3):
     assert ledger.written == wanted
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accumulate_steps": 2}, "accumulate_steps"),
-        ({"ema": 0.9}, "ema"),
-        ({"loss_scale": LossScale()}, "a loss scale"),
-    ],
-)
-def test_options_that_clients_do_not_have(options, message, mirrored3):
-    with pytest.raises(InputError, match=message) as error:
-        trainer_of(mirrored3, "fedavg", **options)
-    assert "\n" not in str(error.value)
+class Batches(keras.utils.PyDataset):
+    """Batches in an order of their own."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return X[10 * index : 10 * index + 10], Y[10 * index : 10 * index + 10]
 
 
 @pytest.mark.parametrize(
@@ -248,25 +244,16 @@ def test_options_that_clients_do_not_have(options, message, mirrored3):
         ("fedavg(clients=5)", (X, Y), {"steps_per_epoch": 30}, "steps_per_epoch"),
         ("fedavg(clients=5)", (X, Y), {"schedule": tfdist.Schedule(elastic_batch="replica")}, "elastic_batch"),
         ("fedavg(clients=60, fraction=0.01)", (X, Y), {}, "an example for each replica"),
-        ("fedavg(clients=5)", None, {}, "random access"),
+        ("fedavg(clients=5)", (Batches(), None), {}, "random access"),
         ("fedavg(clients=5)", (X, Y), {"balance": "measured"}, "balance=measured"),
+        ("fedavg", (X, Y), {"accumulate_steps": 2}, "accumulate_steps"),
+        ("fedavg", (X, Y), {"ema": 0.9}, "ema"),
+        ("fedavg", (X, Y), {"loss_scale": LossScale()}, "a loss scale"),
     ],
 )
-def test_data_that_clients_cannot_own(sync, data, arguments, message, mirrored3):
-    batches = keras.utils.PyDataset if data is None else None
-    if batches:
-
-        class Batches(keras.utils.PyDataset):
-            """Batches in an order of their own."""
-
-            def __len__(self):
-                return 6
-
-            def __getitem__(self, index):
-                return X[10 * index : 10 * index + 10], Y[10 * index : 10 * index + 10]
-
-        data = (Batches(), None)
+def test_data_and_options_that_clients_cannot_have(sync, data, arguments, message, mirrored3):
     with pytest.raises(InputError, match=message) as error:
-        options = {"balance": arguments.pop("balance")} if "balance" in arguments else {}
-        trainer_of(mirrored3, sync, **options).fit(*data, batch_size=BATCH, steps=2, verbose=0, **arguments)
+        of_fit = {key: value for key, value in arguments.items() if key in ("steps_per_epoch", "schedule")}
+        trainer = trainer_of(mirrored3, sync, **{key: arguments[key] for key in arguments.keys() - of_fit.keys()})
+        trainer.fit(*data, batch_size=BATCH, steps=2, verbose=0, **of_fit)
     assert "\n" not in str(error.value)
