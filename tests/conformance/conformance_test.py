@@ -113,7 +113,7 @@ def outcomes(strategy: str, size: int, floatx: str, cases: tuple[parity.Case, ..
         plan = pathlib.Path(directory, "cases.pickle")
         plan.write_bytes(pickle.dumps(cases))
         seconds = 60 + 30 * len(cases)
-        return running.outcomes("conformance", strategy, size, directory, floatx, seconds=seconds)
+        return running.outcomes("cases", strategy, size, directory, parity.__name__, floatx, seconds=seconds)
 
 
 def assert_same(outcome: parity.Outcome, case: parity.Case, bound: float = 1e-9) -> None:

@@ -160,12 +160,15 @@ def test_who_exchanges_the_addresses_depends_on_the_library_and_the_launcher(
     assert os.environ.get("HOROVOD_CONTROLLER") == variables.get("HOROVOD_CONTROLLER")  # otherwise the user's choice
 
 
+MPI = {**PLACED, "TFDIST_COMMUNICATION": "mpi"}
+
+
 @pytest.mark.parametrize(
     ("cluster", "variables", "communication", "message"),
     [
         (BY_MPIRUN, {}, "gloo", "--communication=gloo is for processes that mpirun has not started. Received: "),
         (BY_HOROVODRUN, PLACED, "mpi", "^--communication=mpi is for .* Received: a job of horovodrun. Use `python -m "),
-        (BY_HOROVODRUN, {**PLACED, "TFDIST_COMMUNICATION": "mpi"}, "", "^TFDIST_COMMUNICATION=mpi is for jobs whose "),
+        (BY_HOROVODRUN, MPI, "", "^TFDIST_COMMUNICATION=mpi is for jobs whose "),
         (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "ccl"}, "auto", "must be gloo or mpi. Received: ccl."),
     ],
 )
@@ -175,6 +178,28 @@ def test_a_library_that_the_launcher_has_not_started_is_refused(
     started = Started(monkeypatch, variables)
     with pytest.raises(InputError, match=message):
         horovod_rendezvous.start_horovod(cluster, started.join, communication=communication)
+    assert started.steps == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "start", "message"),
+    [
+        (  # some ranks of a job
+            MPI,
+            lambda: horovod_rendezvous.start_horovod(BY_LAUNCH, lambda cluster: LocalGroup(), comm=[0]),
+            r"hvd.init\(comm=...\) over MPI needs mpirun. Received: Horovod's variables.",
+        ),
+        (
+            {},
+            lambda: horovod_rendezvous.start_through(Others([]), BY_MPIRUN),
+            "a process can start Horovod only once.* Received: a second start.",
+        ),
+    ],
+)
+def test_what_needs_mpirun_or_a_first_start_is_refused(monkeypatch, variables, start, message):
+    started = Started(monkeypatch, variables)
+    with pytest.raises(InputError, match=message):
+        start()
     assert started.steps == []
 
 
@@ -213,13 +238,6 @@ def test_a_second_start_takes_the_library_that_the_first_one_chose(monkeypatch):
     assert started.steps == ["group", "MPI", "Horovod", "MPI", "Horovod"]
 
 
-def test_some_ranks_of_a_job_start_mpi_only_by_mpirun(monkeypatch):
-    started = Started(monkeypatch, {**PLACED, "TFDIST_COMMUNICATION": "mpi"})
-    with pytest.raises(InputError, match=r"hvd.init\(comm=...\) over MPI needs mpirun. Received: Horovod's variables."):
-        horovod_rendezvous.start_horovod(BY_LAUNCH, lambda cluster: LocalGroup(), comm=[0])
-    assert started.steps == []
-
-
 def test_the_library_is_that_of_the_first_start(monkeypatch):
     started = Started(monkeypatch, {})
     horovod_rendezvous.start_through(Others([]), BY_TF_CONFIG, "mpi")
@@ -235,13 +253,6 @@ def test_processes_that_the_library_of_mpi_does_not_find_are_refused(monkeypatch
     monkeypatch.setattr(horovod_rendezvous.hvd, "shutdown", lambda: None)
     with pytest.raises(InputError, match="Received: 2 processes, of which Open MPI 5.0.11 finds only this one. Use"):
         horovod_rendezvous._check_size(BY_MPIRUN, {})
-
-
-def test_processes_of_mpirun_start_once(monkeypatch):
-    started = Started(monkeypatch, {})
-    with pytest.raises(InputError, match="a process can start Horovod only once.* Received: a second start."):
-        horovod_rendezvous.start_through(Others([]), BY_MPIRUN)
-    assert started.steps == []
 
 
 @pytest.mark.parametrize(

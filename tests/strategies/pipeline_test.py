@@ -88,7 +88,8 @@ def outcomes(job: Job, cases: tuple[Case, ...]) -> list[list[Outcome]]:
         pathlib.Path(directory, "cases.pickle").write_bytes(pickle.dumps(cases))
         layout = LAYOUT if "model" in mesh else ""
         strategy, seconds = f"pipeline(mesh_shape='{mesh}', layout='{layout}')", 200 + 100 * len(cases)
-        return running.launched("pipeline", strategy, size, directory, seconds=seconds, launcher=launcher)
+        how = (run_case.__module__, "float64")
+        return running.launched("cases", strategy, size, directory, *how, seconds=seconds, launcher=launcher)
 
 
 @functools.cache
