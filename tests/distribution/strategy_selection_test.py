@@ -26,13 +26,8 @@ def mpi(rank, size):
 
 
 def slurm(rank, size):
-    step = {
-        "SLURM_STEP_ID": "0",
-        "SLURM_JOB_ID": "1",
-        "SLURM_STEP_NODELIST": "n[0-9]",
-        "SLURM_STEP_TASKS_PER_NODE": "1",
-    }
-    return step | {"SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_LOCALID": "0"}
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[0-9]", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    return step | {"SLURM_JOB_ID": "1", "SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_LOCALID": "0"}
 
 
 def pod(rank, size):

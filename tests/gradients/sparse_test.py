@@ -182,11 +182,8 @@ def test_an_embedding_of_keras_in_a_partition_of_its_own(mirrored2):
 
 def test_the_way_is_logged_once(caplog):
     reducer = SparseRows(Sum())
-    tensors = [
-        slices([1], np.ones((1, 2), "float32")),
-        slices([1, 1], np.ones((2, 1), "float32"), rows=2),
-        tf.ones([2]),
-    ]
+    sparse = slices([1], np.ones((1, 2), "float32")), slices([1, 1], np.ones((2, 1), "float32"), rows=2)
+    tensors = [*sparse, tf.ones([2])]
     with caplog.at_level(logging.INFO, "tfdist.gradients.sparse"):
         for _ in range(3):
             reducer.reduce(tensors, [], OneReplica(), name="g")
@@ -201,14 +198,8 @@ def trained_embedding(strategy, rows, **options):
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((6,), dtype="int32"),
-                keras.layers.Embedding(rows, 8),
-                keras.layers.Flatten(),
-                keras.layers.Dense(3),
-            ]
-        )
+        layers = [keras.layers.Embedding(rows, 8), keras.layers.Flatten(), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
         trainer = tfdist.Trainer(
             model,
             optimizer=keras.optimizers.SGD(0.1, momentum=0.9),

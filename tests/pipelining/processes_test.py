@@ -1,15 +1,17 @@
 """Programs on the processes of a pipeline: mistakes, weights that must be equal, and those of a whole model."""
 
 import pathlib
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
-from tests.workers import pretrained, running
+from tests.workers import running, stage_weights
 
 pytestmark = pytest.mark.processes
 
+OF_ITS_STAGES = "A process of a pipeline has the weights of its own stages only"
 REFUSED = {
     "targets": "Every process must read the same batches, in the same order",
     "form": "training data: form of an example differs",
@@ -20,8 +22,8 @@ REFUSED = {
     "state": "Layers of a pipeline must not compute with state that they assign in training, as one device would assign it "
     "once in a step. Received: centering/center, with 2 micro-batches and 1 replica.",
     "spectral": "Layers of a pipeline must not compute with state that they assign in training",
-    "predict": "A process of a pipeline has the weights of its own stages only. Received: a call of predict of the model.",
-    "call": "A process of a pipeline has the weights of its own stages only. Received: a read of a weight of another stage.",
+    "predict": f"{OF_ITS_STAGES}. Received: a call of predict of the model.",
+    "call": f"{OF_ITS_STAGES}. Received: a read of a weight of another stage.",
 }
 
 
@@ -43,10 +45,29 @@ def test_what_dtensor_cannot_compile_on_an_axis_model_is_named_in_one_line(tmp_p
     assert "\n" not in line
 
 
-def test_replicas_and_stages_begin_with_equal_weights(tmp_path: pathlib.Path) -> None:
-    """Although each process has drawn its own; over Horovod, as tests/strategies has replicas over TensorFlow only."""
+def test_weights_of_stages(tmp_path: pathlib.Path) -> None:
+    """What must be equal is so, although each process has drawn its own, and each keeps what it has of a whole model.
+
+    Over Horovod, as tests/strategies has replicas over TensorFlow only.
+    """
+    keras.utils.set_random_seed(3)
+    whole = stage_weights.model_of()
+    whole.save_weights(tmp_path / "pretrained.weights.h5")
     strategy = "pipeline(mesh_shape='stage:2;data:2', micro_batches=2)"
-    ranks = running.launched("equal_values", strategy, 4, tmp_path, seconds=300, launcher="horovod")
+    ranks = running.launched("stage_weights", strategy, 4, tmp_path, seconds=300, launcher="horovod")
+    check_drawn([drawn for drawn, _ in ranks])
+    assert len(keras.models.load_model(tmp_path / "model.keras").variables) > len(ranks[0][0]["before"])
+    expected = {variable.path: np.asarray(variable).tolist() for variable in whole.variables}
+    for _, found in ranks:
+        for when in ("scope", "outside", "after", "set"):
+            assert found[when] and found[when].items() <= expected.items(), when
+        assert found["read"]
+        for refused in ("get", "save"):
+            assert found[refused].startswith(f"InputError: {OF_ITS_STAGES}")
+    assert set().union(*(found["after"] for _, found in ranks)) == expected.keys()
+
+
+def check_drawn(ranks: list[dict[str, Any]]) -> None:
     first, second, third, fourth = ranks
     for when in ("before", "after"):
         assert first[when] == second[when] and third[when] == fourth[when]  # replicas of a stage
@@ -54,22 +75,4 @@ def test_replicas_and_stages_begin_with_equal_weights(tmp_path: pathlib.Path) ->
         assert len(shared) == 1
         assert all(first[when][path] == third[when][path] for path in shared)
     assert first["before"] != first["after"]
-    assert "has the weights of its own stages only" in first["other"]
-    assert len(keras.models.load_model(tmp_path / "model.keras").variables) > len(first["before"])
-
-
-def test_each_process_keeps_the_pretrained_weights_of_its_stages(tmp_path: pathlib.Path) -> None:
-    keras.utils.set_random_seed(3)
-    whole = pretrained.model_of()
-    whole.save_weights(tmp_path / "pretrained.weights.h5")
-    expected = {variable.path: np.asarray(variable).tolist() for variable in whole.variables}
-    ranks = running.outcomes("pretrained", "pipeline(mesh_shape='stage:2', micro_batches=2)", 2, tmp_path, seconds=300)
-    for found in ranks:
-        for when in ("scope", "outside", "after", "set"):
-            assert found[when] and found[when].items() <= expected.items(), when
-        assert found["read"]
-        for refused in ("get", "save"):
-            assert found[refused].startswith(
-                "InputError: A process of a pipeline has the weights of its own stages only"
-            )
-    assert ranks[0]["after"].keys() | ranks[1]["after"].keys() == expected.keys()
+    assert OF_ITS_STAGES in first["other"]

@@ -237,11 +237,8 @@ def test_a_model_trains_and_is_evaluated_as_on_one_device(single, mesh2x2, mesh4
         keras.utils.clear_session(free_memory=False)  # for equal names
         keras.utils.set_random_seed(11)
         with strategy.scope():
-            metrics = [
-                keras.metrics.AUC(),
-                keras.metrics.AUC(curve="PR", name="pr"),
-                keras.metrics.F1Score(threshold=0.5),
-            ]
+            curves = keras.metrics.AUC(), keras.metrics.AUC(curve="PR", name="pr")
+            metrics = [*curves, keras.metrics.F1Score(threshold=0.5)]
             trainer = tfdist.Trainer(network(), optimizer="adam", loss="binary_crossentropy", metrics=metrics)
         trainer.fit(data, batch_size=8, steps=4)
         weights = {v.path: np.array(trainer.strategy.local(v.value)[0]) for v in trainer.model.variables}

@@ -20,15 +20,8 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, sync: str = SYNC) -
     # With Adam's default epsilon, rounding decides about gradients that are zero, as in a batch of one row.
     with strategy.scope():
         layers = keras.layers
-        model = keras.Sequential(
-            [
-                keras.Input((6,)),
-                layers.Dense(5, use_bias=False),
-                layers.BatchNormalization(momentum=0.5),
-                layers.Dropout(0.3),
-                layers.Dense(3),
-            ]
-        )
+        hidden = [layers.Dense(5, use_bias=False), layers.BatchNormalization(momentum=0.5), layers.Dropout(0.3)]
+        model = keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3)])
         trainer = tfdist.Trainer(
             model,
             optimizer=keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 1, 0.7), epsilon=0.1),

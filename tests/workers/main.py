@@ -18,11 +18,8 @@ from tfdist.grammar.spec import parse
 def main(worker: str, strategy_name: str, directory: str, *arguments: str) -> None:
     """Runs a worker."""
     sys.path[0] = str(pathlib.Path(__file__).parents[2])  # instead of this directory, whose names are not unique
-    module, chosen, folder = (
-        importlib.import_module(f"tests.workers.{worker}"),
-        parse(strategy_name),
-        pathlib.Path(directory),
-    )
+    module = importlib.import_module(f"tests.workers.{worker}")
+    chosen, folder = parse(strategy_name), pathlib.Path(directory)
     strategy = tfdist.load_strategy(chosen.name, start_timeout_seconds=100, **chosen.args)
     outcome = module.work(strategy, folder, *arguments)
     (folder / f"{strategy.cluster.rank}.pickle").write_bytes(pickle.dumps(outcome))

@@ -12,14 +12,8 @@ from tests import processes
 
 def command(worker: str, strategy: str, directory: str | os.PathLike[str], *arguments: str) -> list[str]:
     """Returns the command of each process; see `main.py`."""
-    return [
-        sys.executable,
-        str(pathlib.Path(__file__).with_name("main.py")),
-        worker,
-        strategy,
-        str(directory),
-        *arguments,
-    ]
+    main = pathlib.Path(__file__).with_name("main.py")
+    return [sys.executable, str(main), worker, strategy, str(directory), *arguments]
 
 
 def launched(
