@@ -88,25 +88,21 @@ def test_a_host_without_an_ipv4_address_is_refused(monkeypatch):
         horovod_rendezvous.serve_and_describe(Cluster(1, 2, 0, 1, coordinator="[::1]:7"), Others([]))
 
 
+LIBRARIES = ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER")
+
+
 class Started:
     """What `start_horovod` does, in order."""
 
     def __init__(self, monkeypatch, variables):
         self.steps, self.automatic = [], Choice("gloo", "because")
-        for name in (
-            "HOROVOD_RANK",
-            "HOROVOD_CPU_OPERATIONS",
-            "HOROVOD_CONTROLLER",
-            "TFDIST_GROUP",
-            "TFDIST_COORDINATOR",
-            "TFDIST_COMMUNICATION",
-        ):
+        for name in ("HOROVOD_RANK", *LIBRARIES, "TFDIST_GROUP", "TFDIST_COORDINATOR", "TFDIST_COMMUNICATION"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER", "HOROVOD_FUSION_THRESHOLD"):
+        for name in (*LIBRARIES, "HOROVOD_FUSION_THRESHOLD"):
             monkeypatch.setenv(name, variables.get(name, ""))  # which are set by the call, and restored after the test
-        for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER"):
+        for name in LIBRARIES:
             if name not in variables:
                 monkeypatch.delenv(name)
         monkeypatch.setattr(horovod_rendezvous, "_used", {})

@@ -93,8 +93,8 @@ def test_nothing_to_replace():
     assert with_batch_norm(synchronized, "local") is synchronized
 
 
-class Block(keras.layers.Layer):
-    """A user's layer that contains batch normalization."""
+class Normalizing:
+    """Contains batch normalization."""
 
     def __init__(self):
         super().__init__()
@@ -104,15 +104,12 @@ class Block(keras.layers.Layer):
         return self.norm(inputs)
 
 
-class Subclassed(keras.Model):
+class Block(Normalizing, keras.layers.Layer):
+    """A user's layer."""
+
+
+class Subclassed(Normalizing, keras.Model):
     """A subclassed model."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = keras.layers.BatchNormalization()
-
-    def call(self, inputs):
-        return self.norm(inputs)
 
 
 def inside_a_layer():

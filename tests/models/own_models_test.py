@@ -15,13 +15,8 @@ TOKENS = np.arange(12).reshape(2, 6) % 11
 def test_an_mlp_takes_any_shape_of_example():
     assert mlp(input_shape=(4,), classes=3, hidden=()).count_params() == 4 * 3 + 3
     assert mlp(input_shape=(2, 2, 1), classes=3, hidden=5).count_params() == 4 * 5 + 5 + 5 * 3 + 3
-    assert [layer.name for layer in mlp(input_shape=(4,), classes=3, hidden=(2, 2)).layers] == [
-        "inputs",
-        "flatten",
-        "hidden_0",
-        "hidden_1",
-        "logits",
-    ]
+    names = [layer.name for layer in mlp(input_shape=(4,), classes=3, hidden=(2, 2)).layers]
+    assert names == ["inputs", "flatten", "hidden_0", "hidden_1", "logits"]
 
 
 def norms(model):

@@ -25,19 +25,13 @@ CASES = (
 )
 
 
+DEFAULTS = {"momentum": 0.9, "weight_decay": 0.0, "nesterov": False, "momentum_correction": False}
+DEFAULTS |= {"trust_coefficient": 0.001, "epsilon": 1e-8}
+
+
 def reference(starts, gradients, rates, *, unadapted, undecayed, **options):
     """Runs algorithm 1 of the paper; with momentum correction, the learning rate of the step multiplies the velocity."""
-    momentum, b, nesterov, corrected, h, epsilon = (
-        options.get(name, default)
-        for name, default in (
-            ("momentum", 0.9),
-            ("weight_decay", 0.0),
-            ("nesterov", False),
-            ("momentum_correction", False),
-            ("trust_coefficient", 0.001),
-            ("epsilon", 1e-8),
-        )
-    )
+    momentum, b, nesterov, corrected, h, epsilon = ({**DEFAULTS, **options}[name] for name in DEFAULTS)
     w = {path: value.copy() for path, value in starts.items()}
     v = {path: np.zeros_like(value) for path, value in starts.items()}
     for rate, step in zip(rates, gradients, strict=True):

@@ -254,22 +254,5 @@ def normalized(replicas: int = 1, micro_batches: int = 1) -> Made:
     return Made(keras.Model(inputs, layers.Dense(CLASSES)(x)), 1.0 + _rows(FEATURES), _integers(CLASSES))
 
 
-MODELS: Mapping[str, Callable[..., Made]] = {
-    make.__name__: make
-    for make in (
-        regularized,
-        frozen,
-        tied,
-        skip,
-        masked,
-        several,
-        text,
-        looked_up,
-        overflowing,
-        dropped,
-        exposing,
-        normalized,
-        unused,
-        recurrent,
-    )
-}
+TRAINED = (regularized, frozen, tied, skip, masked, several, text, looked_up, normalized, unused, recurrent)
+MODELS: Mapping[str, Callable[..., Made]] = {make.__name__: make for make in (*TRAINED, overflowing, dropped, exposing)}

@@ -11,6 +11,8 @@ from tfdist import models
 
 Made = tuple[keras.Model, Any]
 ROWS, LENGTH, VOCABULARY, WIDTH = 3, 6, 11, 8
+TRANSFORMER = "transformer(layers=2, width=8, heads=2)"
+EXPERTS = "transformer(layers=2, width=8, heads=2, experts=2, capacity_factor=4)"
 layers, ops = keras.layers, keras.ops
 
 
@@ -22,23 +24,6 @@ def tokens() -> np.ndarray:
     found = np.random.default_rng(8).integers(1, VOCABULARY, (ROWS, LENGTH)).astype("int32")
     found[:, 4:] = 0
     return found
-
-
-def mlp() -> Made:
-    return models.build("mlp(hidden=(16, 12, 8))", (4, 3), 5), numbers(4, 3)
-
-
-def cnn() -> Made:
-    return models.build("cnn(filters=(4, 6))", (8, 8, 3), 5), numbers(8, 8, 3)
-
-
-def transformer() -> Made:
-    return models.build("transformer(layers=2, width=8, heads=2)", (LENGTH,), VOCABULARY), tokens()
-
-
-def experts() -> Made:
-    spec = "transformer(layers=2, width=8, heads=2, experts=2, capacity_factor=4)"
-    return models.build(spec, (LENGTH,), VOCABULARY), tokens()
 
 
 def tied() -> Made:
@@ -180,28 +165,14 @@ def branching() -> Made:
     return keras.Sequential([keras.Input((6,)), *spectral, layers.Dense(2)]), numbers(6)
 
 
-MODELS: dict[str, Callable[[], Made]] = {
-    function.__name__: function
-    for function in (
-        mlp,
-        cnn,
-        transformer,
-        experts,
-        tied,
-        untied,
-        skip,
-        masked,
-        twice,
-        several,
-        many,
-        nested,
-        nested_twice,
-        operations,
-        regularized,
-        sequential,
-        branching,
-    )
+OF_TFDIST = {
+    "mlp": lambda: (models.build("mlp(hidden=(16, 12, 8))", (4, 3), 5), numbers(4, 3)),
+    "cnn": lambda: (models.build("cnn(filters=(4, 6))", (8, 8, 3), 5), numbers(8, 8, 3)),
+    "transformer": lambda: (models.build(TRANSFORMER, (LENGTH,), VOCABULARY), tokens()),
+    "experts": lambda: (models.build(EXPERTS, (LENGTH,), VOCABULARY), tokens()),
 }
+OWN = (tied, untied, skip, masked, twice, several, many, nested, nested_twice, operations, regularized, sequential)
+MODELS: dict[str, Callable[[], Made]] = {**OF_TFDIST, **{make.__name__: make for make in (*OWN, branching)}}
 
 
 def build(name: str) -> Made:
