@@ -12,6 +12,7 @@ from tfdist.sharding.layouts import Layout
 
 RANDOM = np.random.default_rng(2)
 X, Y = RANDOM.standard_normal((16, 6, 4)).astype("float32"), RANDOM.integers(0, 4, (16, 6))
+IMAGES = RANDOM.standard_normal((4, 8, 4, 6)).astype("float32")
 
 
 def build(dims="batch sequence embed"):
@@ -24,16 +25,24 @@ def build(dims="batch sequence embed"):
 def trained(strategy):
     with strategy.scope():
         model = build()
-        trainer = tfdist.Trainer(
-            model, optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        trainer = tfdist.Trainer(model, optimizer="sgd", loss=loss)
     trainer.fit((X, Y), batch_size=8, steps=3)
     return trainer
 
 
+def assert_as_on_one_device(strategy, single):
+    for a, b in zip(trained(single).model.get_weights(), trained(strategy).model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def mesh(shape, layout):
+    return tfdist.load_strategy("mesh", mesh_shape=shape, layout=layout, environment={})
+
+
 @pytest.fixture(scope="module")
 def split():
-    return tfdist.load_strategy("mesh", mesh_shape="data:2;model:2", layout="sequence:model", environment={})
+    return mesh("data:2;model:2", "sequence:model")
 
 
 def laid_out(strategy, function, value, *axes):
@@ -45,31 +54,27 @@ def laid_out(strategy, function, value, *axes):
 
 def test_without_a_mesh_it_is_the_identity(single, mirrored2):
     assert tfdist.constrain(value := tf.ones([2, 3]), "batch embed") is value
-    expected = trained(single).model.get_weights()
-    for a, b in zip(expected, trained(mirrored2).model.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert_as_on_one_device(mirrored2, single)
 
 
-def test_a_constraint_lays_out_and_changes_no_value(split, single):
-    value, axes = laid_out(split, lambda x: tfdist.constrain(x, "batch sequence embed"), X, "data", None, None)
-    np.testing.assert_array_equal(value, X)
-    assert axes == ["data", "model", None]
-    for a, b in zip(trained(single).model.get_weights(), trained(split).model.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+def test_on_a_mesh_a_model_trains_as_on_one_device(split, single):
+    assert_as_on_one_device(split, single)
 
 
-def test_rows_that_the_axis_does_not_divide_stay_whole(split):
-    value, axes = laid_out(split, lambda x: tfdist.constrain(x, "batch sequence embed"), X[:5], None, None, None)
-    np.testing.assert_array_equal(value, X[:5])
-    assert axes == [None, "model", None]
-
-
-@pytest.mark.parametrize("dims", ["batch * sequence *", "batch * * sequence", "* sequence * *"])
-def test_four_dims_are_right(split, dims):
-    value = RANDOM.standard_normal((4, 8, 4, 6)).astype("float32")
-    found, axes = laid_out(split, lambda x: tfdist.constrain(x * 1, dims), value, "data", "model", None, None)
+@pytest.mark.parametrize(
+    ("value", "dims", "given", "expected"),
+    [
+        (X, "batch sequence embed", ["data", None, None], ["data", "model", None]),
+        (X[:5], "batch sequence embed", [None, None, None], [None, "model", None]),  # the axis does not divide the rows
+        (IMAGES, "batch * sequence *", ["data", "model", None, None], ["data", None, "model", None]),
+        (IMAGES, "batch * * sequence", ["data", "model", None, None], ["data", None, None, "model"]),
+        (IMAGES, "* sequence * *", ["data", "model", None, None], [None, "model", None, None]),
+    ],
+)
+def test_a_constraint_lays_out_and_changes_no_value(value, dims, given, expected, split):
+    found, axes = laid_out(split, lambda x: tfdist.constrain(x if value.ndim == 3 else x * 1, dims), value, *given)
     np.testing.assert_array_equal(found, value)
-    assert axes == [{"batch": "data", "sequence": "model", "*": None}[dim] for dim in dims.split()]
+    assert axes == expected
 
 
 @pytest.mark.parametrize(
@@ -89,11 +94,8 @@ def test_refuses_before_anything_runs(split, dims, message):
 
 
 def test_an_axis_must_divide_its_dim():
-    strategy = tfdist.load_strategy("mesh", mesh_shape="data:1;model:4", layout="sequence:model", environment={})
-    with (
-        pytest.raises(InputError, match="shards sequence of between over the 4 devices of model.*Received: .*of 6"),
-        strategy.scope(),
-    ):
+    message = "shards sequence of between over the 4 devices of model.*Received: .*of 6"
+    with pytest.raises(InputError, match=message), mesh("data:1;model:4", "sequence:model").scope():
         build()
 
 
@@ -114,8 +116,7 @@ def test_a_mask_goes_along(split):
 
 
 def test_rules_without_effect_are_told(caplog):
-    strategy = tfdist.load_strategy("mesh", mesh_shape="data:2;model:2", layout="head:model", environment={})
-    trained(strategy)
+    trained(mesh("data:2;model:2", "head:model"))
     assert "The rule head:model has no effect: no tensor of the model has a dim head." in caplog.text
     assert "Nothing is sharded over the axis model: its 2 devices do the same work." in caplog.text
 
@@ -154,8 +155,7 @@ def test_it_is_checked_alone_outside_of_a_step(split):
 )
 def test_any_attention_is_split_over_the_context(single, attention, options):
     losses = []
-    mesh = tfdist.load_strategy("mesh", mesh_shape="data:2;context:2", layout="context:context", environment={})
-    for strategy in (single, mesh):
+    for strategy in (single, mesh("data:2;context:2", "context:context")):
         keras.utils.set_random_seed(3)
         with strategy.scope():
             inputs = keras.Input((6, 4))
