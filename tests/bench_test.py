@@ -74,6 +74,7 @@ def test_logical_devices_of_one_process(tmp_path, capsys):
     assert {"collectives.jsonl", "collectives.png", "environment.json", "flags.txt"} <= {p.name for p in path.iterdir()}
 
 
+@pytest.mark.smoke("bench")
 def test_algorithms_are_compared_by_size(tmp_path, capsys):
     flags = (
         "--strategy=mirrored",

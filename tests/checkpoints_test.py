@@ -23,6 +23,7 @@ def run(tmp_path):
     return tmp_path
 
 
+@pytest.mark.smoke("checkpoints")
 def test_all_are_good(run, capsys):
     assert checkpoints.main(str(run)) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -56,6 +56,7 @@ def offered(path: pathlib.Path, *words: str, directory: pathlib.Path | None = No
     return done.stdout.split()
 
 
+@pytest.mark.smoke("completion")
 def test_completes_commands(bash: pathlib.Path):
     assert offered(bash, "tfdist", "") == [*commands(), "help", "--help", "--version"]
     assert offered(bash, "tfdist", "tr") == ["train"]

@@ -78,6 +78,7 @@ def test_an_all_reduce_is_measured_without_a_directory_of_a_run(
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.smoke("doctor")
 def test_a_horovod_that_cannot_be_imported_fails_alone(tmp_path: pathlib.Path):
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError('undefined symbol: _ZN10tensorflow6Status')\n")

@@ -84,6 +84,7 @@ def last_evaluation(run: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("options", [{}, {"strategy": "mirrored", "devices": 3, "batch_size": 50}])
 @pytest.mark.parametrize("name", ["run", "without_checkpoints", "averaged"])
+@pytest.mark.smoke("evaluate", "predict")
 def test_the_results_are_those_of_the_run(name, options, request, tmp_path, capsys):
     run, path = request.getfixturevalue(name), tmp_path / "new" / "results.json"
     assert evaluate.main(run, EvaluateConfig(output=str(path), **options)) == 0

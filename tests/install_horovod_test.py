@@ -27,6 +27,7 @@ def no_tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
 
 
+@pytest.mark.smoke("install_horovod")
 def test_a_failed_pip_is_one_line_with_the_cause_and_the_log(tmp_path: pathlib.Path):
     log = install_horovod.Log(tmp_path / "install.log")
     with pytest.raises(

@@ -25,6 +25,7 @@ def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
         yield launches
 
 
+@pytest.mark.smoke("launch")
 def test_every_rank_gets_its_place_and_its_lines_and_its_log(launch, tmp_path):
     body = "print(rank, os.environ['TF_CONFIG']); print('no', file=sys.stderr)"
     one = launch(*python(body), flags=("--processes=3",))

@@ -42,6 +42,7 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> st
     return output.err if code else output.out
 
 
+@pytest.mark.smoke("layout")
 def test_what_the_document_shows(capsys: pytest.CaptureFixture[str]) -> None:
     """Every line in docs/guides/meshes.md is printed, in the same order; three dots stand for omitted lines."""
     text = (ROOT / "docs" / "guides" / "meshes.md").read_text(encoding="utf-8")

@@ -48,6 +48,7 @@ def said(directory, capsys) -> tuple[int, str]:
     return code, capsys.readouterr().out
 
 
+@pytest.mark.smoke("ledger")
 def test_one_start(directory, capsys):
     files = start(directory, 0, 2)
     use(files, range(0, 3))

@@ -89,6 +89,7 @@ def test_flags_come_from_the_environment_too(script: str, tmp_path: pathlib.Path
     assert "tfdist.run: Gradients are clipped by their norm or by value" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.smoke("run")
 def test_a_mistake_in_a_script_is_one_line_with_the_place(tmp_path: pathlib.Path) -> None:
     """It names arguments, which the script can change, and not flags."""
     (tmp_path / "own.py").write_text("import tfdist\n\ntfdist.load_strategy('mirrored', devices=-1)\n")
@@ -269,6 +270,7 @@ def assignments(tree: ast.Module) -> list[str]:
     return found + [ast.unparse(call) for call in calls if ast.unparse(call.func) == "setattr"]
 
 
+@pytest.mark.smoke
 def test_nothing_else_of_keras_is_assigned() -> None:
     """No other module of the library assigns to attributes of Keras, and each of these does."""
     found = {

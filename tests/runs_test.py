@@ -35,6 +35,7 @@ def names(text: str) -> list[str]:
     return [line.split()[0] for line in text.splitlines()[1:]]
 
 
+@pytest.mark.smoke("runs")
 def test_runs_are_listed_and_others_named(home, capsys):
     assert runs.main([str(home)], RunsConfig()) == 0
     out, err = capsys.readouterr()

@@ -5,8 +5,8 @@ a cached function. A unit is never divided: what its tests share is computed onc
 of each unit. What it does not list counts as quick, so that a new test always runs.
 
 --tier=plain  tests that neither import TensorFlow nor start processes; importing TensorFlow is an error
---tier=quick  units of at most `QUICK_SECONDS`, those marked as `smoke`, and the cheapest slower one of each file whose tests
-              run in this process
+--tier=quick  units of at most `QUICK_SECONDS`; those marked as `smoke`; of each file without such, the cheapest slower one
+              whose tests run in this process
 --tier=slow   the others
 --tier=all    all, in the same order: longest first
 --slice=N/M   of these, the N-th of M parts that take about as long
@@ -26,6 +26,7 @@ import pytest
 from tests import import_graph, tensorflow_import
 
 QUICK_SECONDS = 1.0
+WAITING_SECONDS = 3.0  # as `QUICK_SECONDS`, for what hardly computes
 CHEAPEST_SECONDS = 4.0  # the cheapest slower unit of a file is slow if it takes longer than this
 NEAR_SECONDS = 480.0  # four minutes of two processes
 
@@ -115,13 +116,24 @@ def unit_of(item: pytest.Item) -> str:
     file = item.path.relative_to(TESTS).as_posix()
     fixtures = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009 (pytest has no public name for it)
     shares = any(definition.scope == "module" for definitions in fixtures for definition in definitions)
-    return file if shares or _has_cached_function(getattr(item, "module", None)) else own
+    module = getattr(item, "module", None)
+    # A test that has `request` may ask for any fixture of its module.
+    if shares or _has_cached_function(module) or ("request" in item.fixturenames and _has_fixture(module)):
+        return file
+    return own
 
 
 @functools.cache
 def _has_cached_function(module: object) -> bool:
-    found = (value for value in vars(module).values() if hasattr(value, "cache_clear"))
-    return any(str(getattr(value, "__module__", "")).startswith("tests.") for value in found)
+    functions = (value for value in vars(module).values() if hasattr(value, "cache_clear"))
+    return any(str(getattr(function, "__module__", "")).startswith("tests.") for function in functions)
+
+
+@functools.cache
+def _has_fixture(module: object) -> bool:
+    """Returns whether a module defines a fixture that its tests share."""
+    markers = (getattr(value, "_fixture_function_marker", None) for value in vars(module).values())
+    return any(getattr(marker, "scope", None) == "module" for marker in markers)
 
 
 def _units(items: Iterable[pytest.Item]) -> list[Unit]:
@@ -159,11 +171,18 @@ def units_of_tier(units: Collection[Unit], tier: str | None) -> list[Unit]:
 
 
 def _quick_units(units: Collection[Unit]) -> set[Unit]:
-    quick = {unit for unit in units if unit.seconds <= QUICK_SECONDS or "smoke" in unit.marks}
+    def limit(unit: Unit) -> float:
+        return WAITING_SECONDS if "waits" in unit.marks else QUICK_SECONDS
+
+    smoke = {unit for unit in units if "smoke" in unit.marks}
+    quick = {unit for unit in units if unit.seconds <= limit(unit)} | smoke
     cheapest: dict[pathlib.Path, Unit] = {}
     for unit in sorted(set(units) - quick, key=lambda unit: (unit.seconds, unit.name)):
         if "processes" not in unit.marks and unit.seconds <= CHEAPEST_SECONDS:
             cheapest.setdefault(unit.path, unit)
+    for unit in smoke:
+        if unit.seconds > QUICK_SECONDS:
+            cheapest.pop(unit.path, None)
     return quick | {*cheapest.values()}
 
 

@@ -20,6 +20,7 @@ def verified(capsys, **given):
     return code, capsys.readouterr().out
 
 
+@pytest.mark.smoke("verify", "single", "mirrored")
 def test_a_strategy_gives_the_result_of_one_device(capsys):
     """Nothing is shown but the comparison."""
     assert verify.main(VerifyConfig(**GIVEN)) == 0

@@ -31,6 +31,7 @@ def trained(capfd: pytest.CaptureFixture[str], *argv: str) -> list[str]:
     return texts
 
 
+@pytest.mark.tensorflow
 def test_flags_without_effect_and_a_suspicious_run_are_said_once_each(capfd):
     without_effect = ("--bucket_mb=8", "--keep=1", "--data_dir=x", "--batch_norm=synchronized", "--intra_op_threads=2")
     texts = trained(capfd, *without_effect, "--steps=2", "--batch_size=1500", "--eval_every=3")
@@ -41,10 +42,12 @@ def test_flags_without_effect_and_a_suspicious_run_are_said_once_each(capfd):
     assert "A batch of 1500 examples" in texts[-2] and "eval_every=3" in texts[-1]
 
 
+@pytest.mark.tensorflow
 def test_an_ordinary_run_warns_of_nothing(capfd):
     assert trained(capfd, "--steps=2", "--checkpoint_every=2", "--keep=1") == []
 
 
+@pytest.mark.tensorflow
 def test_a_finished_run_with_nan_in_its_evaluations_ends_with_its_summary(capfd, monkeypatch, tmp_path):
     (tmp_path / "nan_of_test.py").write_text(
         "import numpy as np\n"
@@ -66,6 +69,7 @@ def test_a_finished_run_with_nan_in_its_evaluations_ends_with_its_summary(capfd,
     assert "eval after 2 steps: loss nan" in capfd.readouterr().out
 
 
+@pytest.mark.tensorflow
 def test_verify_of_one_device_says_that_it_shows_nothing(caplog):
     for strategy in ("single", "mirrored"):
         warn_once.forget()

@@ -31,6 +31,7 @@ def wide(input_shape, classes):
 
 
 @pytest.mark.parametrize("strategy", ["multiworker", pytest.param("horovod", marks=pytest.mark.full)])
+@pytest.mark.smoke("multiworker")
 def test_two_processes_agree_on_a_learning_rate(strategy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     search = "--find=learning_rate(min=1e-5, max=100, steps=40)"

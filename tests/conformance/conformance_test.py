@@ -200,14 +200,10 @@ def test_logical_devices(strategy: str, case: parity.Case, float64: None, reques
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("strategy", "size", "number"),
-    [(*job, number) for job, cases in HALVES.items() for number in range(len(cases))],
-    ids=[f"{job[0]}{job[1]}-{case}" for job, cases in HALVES.items() for case in cases],
-)
-def test_processes(strategy: str, size: int, number: int, float64: None) -> None:
+@pytest.mark.parametrize(("strategy", "size"), HALVES)
+def test_processes(strategy: str, size: int, float64: None) -> None:
     """Each case on one kind of processes; the product has each on all."""
-    check_processes(strategy, size, "float64", HALVES[strategy, size], number)
+    check_job(strategy, size, "float64", HALVES[strategy, size])
 
 
 @pytest.mark.parametrize(
@@ -253,7 +249,11 @@ def test_sharded_gradients_are_accumulated(float64: None) -> None:
     ("strategy", "case"),
     [
         (MESH_IN_PROCESSES, parity.Case(model="experts", optimizer="adamw")),
-        (SHARDED_IN_PROCESSES, parity.Case(model="mlp", optimizer="adamw")),
+        pytest.param(
+            SHARDED_IN_PROCESSES,
+            parity.Case(model="mlp", optimizer="adamw"),
+            marks=pytest.mark.smoke("mesh", "dtensor"),
+        ),
     ],
     ids=["experts", "sharded"],
 )

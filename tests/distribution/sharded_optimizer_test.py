@@ -46,7 +46,7 @@ def without_numbers(path: str) -> str:
 @pytest.mark.parametrize(
     ("strategy", "size", "cases"),
     [
-        ("multiworker(shard='optimizer')", 2, OF_TWO),
+        pytest.param("multiworker(shard='optimizer')", 2, OF_TWO, marks=pytest.mark.smoke),
         ("horovod(shard='optimizer')", 3, OF_THREE),
         pytest.param("multiworker(shard='optimizer')", 3, OTHERS, marks=pytest.mark.full),
         pytest.param("horovod(shard='optimizer')", 2, OTHERS, marks=pytest.mark.full),

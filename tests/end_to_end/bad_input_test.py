@@ -240,7 +240,16 @@ def start(argv: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str,
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("row", ["unknown flag", "TF_CONFIG no JSON", "no TPU", "model raises", "batch too small"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "unknown flag",
+        "TF_CONFIG no JSON",
+        pytest.param("no TPU", marks=pytest.mark.smoke("tpu")),
+        "model raises",
+        "batch too small",
+    ],
+)
 def test_as_a_process(row: str) -> None:
     argv, environment, words = ROWS[row]
     assert_one_line(*start(argv, environment), words)

@@ -93,6 +93,7 @@ def test_a_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
         ("multiworker", 2, 0),
     ],
 )
+@pytest.mark.smoke("train")
 def test_a_peer_that_is_killed(strategy: str, size: int, dies: int) -> None:
     with processes.job(train(*LONG, f"--strategy={strategy}", "--output_dir=run"), size) as job:
         job.wait_for(0, "step 20/", START_SECONDS)

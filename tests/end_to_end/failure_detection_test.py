@@ -136,7 +136,7 @@ def test_a_signal_asks_at_any_time_and_the_run_goes_on() -> None:
     assert "State of the ranks" not in ended[1].output
 
 
-@pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
+@pytest.mark.parametrize("strategy", [pytest.param("horovod", marks=pytest.mark.smoke("gloo")), "multiworker"])
 def test_versions_code_models_and_bits_that_differ(strategy: str) -> None:
     """With multiworker, variables are compared when they are created, because the engine itself compares them there."""
     with processes.job([sys.executable, str(HERE / "differing_ranks_worker.py"), strategy], 2) as job:

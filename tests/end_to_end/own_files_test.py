@@ -97,6 +97,7 @@ def test_two_mirrored_replicas_have_the_batches_of_one_device(tmp_path, single, 
 
 
 @pytest.mark.processes
+@pytest.mark.smoke
 def test_two_processes_have_the_batches_of_one_device(tmp_path, single):
     found = running.outcomes("batches", "multiworker", 2, tmp_path, "7", seconds=300)
     assert_batches_of_one_device(found, batches.work(single, tmp_path, "7"))

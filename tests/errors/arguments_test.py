@@ -29,6 +29,7 @@ def test_flags_become_arguments_except_in_a_command(flags, arguments):
     assert str(caught.value) == flags
 
 
+@pytest.mark.tensorflow
 def test_what_a_user_of_the_library_sees():
     with pytest.raises(InputError, match='^strategy=mirorred is not known. Did you mean "mirrored"'):
         tfdist.load_strategy("mirorred", environment={})

@@ -59,6 +59,7 @@ def test_a_failed_allocation_is_a_size_that_does_not_fit():
     assert found.largest == 8 and [trial.batch_size for trial in found.trials if trial.failure] == [12, 16]
 
 
+@pytest.mark.smoke
 def test_errors_of_a_trial_are_errors_of_the_search():
     failed = "batch of 2 examples failed, as rank 0 ended with code 1 .failed.: ValueError: no batch of 2"
     with pytest.raises(TrialError, match=failed):

@@ -52,7 +52,10 @@ def in_an_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Pat
 
 @pytest.mark.parametrize(
     ("launcher", "chosen", "cycle"),
-    [pytest.param("tensorflow", {}, "2", marks=pytest.mark.full), ("horovod", CYCLE, "0.7")],
+    [
+        pytest.param("tensorflow", {}, "2", marks=pytest.mark.full),
+        pytest.param("horovod", CYCLE, "0.7", marks=pytest.mark.smoke("mpi")),
+    ],
 )
 def test_programs_use_mpi_if_the_environment_says_so(launcher: str, chosen: dict[str, str], cycle: str) -> None:
     with processes.job(launched(launcher, "-c", PROGRAM), 1, {"TFDIST_COMMUNICATION": "mpi", **chosen}) as job:

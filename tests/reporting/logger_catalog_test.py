@@ -135,6 +135,7 @@ def test_any_reporter_may_be_a_logger(run):
 
 
 @pytest.mark.processes
+@pytest.mark.smoke
 def test_only_the_chief_logs_and_a_failure_does_not_end_the_run(tmp_path):
     """Two real processes, whose logger fails at the second record."""
     run = tmp_path / "run"

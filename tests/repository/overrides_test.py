@@ -5,6 +5,8 @@ import inspect
 import pkgutil
 from collections.abc import Iterator
 
+import pytest
+
 import tfdist
 
 
@@ -21,6 +23,7 @@ def overrides(one: type) -> list[str]:
     return [name for name, text in texts.items() if text and text.startswith("See base class")]
 
 
+@pytest.mark.tensorflow
 def test_what_says_so_overrides_something():
     found = [(one, name) for one in classes() for name in overrides(one)]
     assert len(found) > 200

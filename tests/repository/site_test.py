@@ -33,6 +33,7 @@ def anchors(page: pathlib.Path) -> set[str]:
     return set(re.findall(r'\bid="([^"]+)"', page.read_text(encoding="utf-8")))
 
 
+@pytest.mark.tensorflow
 def test_each_public_name_has_an_entry(site: pathlib.Path):
     pages = {path.stem: anchors(path) for path in (site / "reference" / "api").glob("*.html")}
     expected = {f"tfdist.{name}" for name in tfdist.__all__}

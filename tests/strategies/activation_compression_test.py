@@ -16,7 +16,11 @@ SPREAD = ", mesh_shape='stage:2;model:2', layout='in:model'"
 
 @pytest.mark.parametrize(
     ("launcher", "stages", "mesh"),
-    [("tensorflow", 2, ""), ("horovod", 3, ""), pytest.param("tensorflow", 2, SPREAD, marks=pytest.mark.full)],
+    [
+        pytest.param("tensorflow", 2, "", marks=pytest.mark.smoke("pipeline")),
+        ("horovod", 3, ""),
+        pytest.param("tensorflow", 2, SPREAD, marks=pytest.mark.full),
+    ],
 )
 def test_training_with_compressed_activations(launcher: str, stages: int, mesh: str, tmp_path: pathlib.Path) -> None:
     methods = METHODS[launcher]

@@ -26,6 +26,7 @@ def test_overlap_changes_no_bit(strategy: str, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "horovod"))
+@pytest.mark.smoke("horovod")
 def test_a_lost_rank_ends_the_run(strategy: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As without an exchange during the steps: the others end with code 5, and soon."""
     monkeypatch.chdir(tmp_path)

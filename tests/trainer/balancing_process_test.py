@@ -10,6 +10,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "multiworker"))
+@pytest.mark.smoke
 def test_a_slow_rank_is_allocated_fewer_rows(strategy, single, float64, tmp_path):
     first, second = running.outcomes("uneven", strategy, 2, tmp_path, seconds=300)
     assert first.counts == second.counts

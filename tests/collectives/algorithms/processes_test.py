@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize(
     ("strategy", "size", "topology"),
     [
-        ("multiworker", 3, "2,1"),
+        pytest.param("multiworker", 3, "2,1", marks=pytest.mark.smoke("tensorflow")),
         ("horovod", 4, "2,2"),
         pytest.param("multiworker", 2, "2", marks=pytest.mark.full),
         pytest.param("multiworker", 4, "2,2", marks=pytest.mark.full),

@@ -16,6 +16,8 @@ from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 
+pytestmark = pytest.mark.tensorflow  # imported when a command runs
+
 
 def run(path: pathlib.Path, **flags) -> int:
     given = {"strategy": "single", "model": "mlp(hidden=(8,))", "dataset": "digits", "checkpoint_every": "10"}

@@ -11,6 +11,8 @@ from tfdist import ledger, train
 from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.cli import command, flags
 
+pytestmark = pytest.mark.tensorflow  # imported when a command runs
+
 EARLIER = pathlib.Path(__file__).parent / "earlier_version"
 TOLERANCE = 1e-5  # bitwise equal on one kind of processor, but the files may come from another
 

@@ -22,6 +22,7 @@ SECONDS = 300.0
 TRAIN = [sys.executable, "-m", "tfdist.train", "--dataset=digits", "--model=mlp(hidden=(8,))", "--output_dir=run"]
 
 
+@pytest.mark.smoke
 def test_two_processes_end_early_and_export_the_average_of_the_best_step(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     ends = ["--best=val_loss", "--early_stopping=val_loss(patience=2, min_delta=100)", "--ema=0.5", "--eval_every=3"]
