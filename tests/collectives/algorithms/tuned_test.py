@@ -27,10 +27,13 @@ def tuned_on(strategy, table, engine=None):
     )
 
 
-@pytest.mark.parametrize("name", OWN_ALGORITHMS)
+# Two replicas are on one host.
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [(n, name) for n in TOPOLOGIES for name in OWN_ALGORITHMS if (n, name) != (2, "hierarchical")],
+    indirect=["strategy"],
+)
 def test_sums_and_means_equal_the_engine_s(strategy, compiled, name):
-    if name == "hierarchical" and strategy.replicas == 2:
-        pytest.skip("one host")
     collectives, n = tuned_on(strategy, AlgorithmTable.of(name)), strategy.replicas
 
     def sums(engine):
