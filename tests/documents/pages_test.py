@@ -1,13 +1,14 @@
-"""Every command, output and program that the documentation shows is real: they are run, page by page.
+"""Every command, output and program that the documentation shows is real: they are run, page by page, and so are notebooks.
 
 `python -m tests.documents --update PAGE` writes new outputs into a page.
 """
 
 import pathlib
 
+import nbformat
 import pytest
 
-from tests.documents import blocks, running
+from tests.documents import blocks, notebooks, running
 
 ROOT = running.ROOT
 PAGES = ["README.md", "BUILD.md", "examples/README.md"]
@@ -50,3 +51,14 @@ def test_few_blocks_are_not_run():
 def test_what_a_page_shows_is_what_happens(page: str, tmp_path: pathlib.Path):
     problems = [result.problem for result in running.run(BLOCKS[page], tmp_path) if result.problem]
     assert not problems, "\n\n".join(problems)
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings(
+    "ignore:Kernel is running over TCP", "ignore::DeprecationWarning:(zmq|jupyter_client|traitlets)"
+)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_outputs_that_a_notebook_stores_and_the_site_shows_are_real(path: pathlib.Path, tmp_path: pathlib.Path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert not notebooks.problems(notebook, notebooks.run(notebook, tmp_path))

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from tests import processes
+from tests.horovod.jobs import ENVIRONMENT, WITHOUT_HOROVOD, launched
 
 pytestmark = pytest.mark.processes
 
 HERE = pathlib.Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "horovod"
 OURS = "import tfdist.horovod as hvd\n"
-ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 RATE = 0.006
 
 
@@ -35,7 +35,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     [
         pytest.param(2, [], marks=pytest.mark.full),
         (3, []),
-        pytest.param(2, [str(HERE / "without_horovod.py")], marks=pytest.mark.full),
+        pytest.param(2, [WITHOUT_HOROVOD], marks=pytest.mark.full),
     ],
 )
 def test_scripts_with_the_import_changed_are_one_process(ranks, through, one_process, tmp_path):
@@ -68,15 +68,8 @@ def test_the_same_script_with_horovods_own_import_reduces_nothing(tmp_path):
     for name in ("tfdist.horovod", "horovod.tensorflow.keras", "horovod.keras"):
         script = tmp_path / f"{name}.py"
         script.write_text(text.replace(OURS, f"import {name} as hvd\n"))
-        command = [
-            sys.executable,
-            "-m",
-            "tfdist.launch",
-            "--processes=2",
-            "--launcher=horovod",
-            f"--log_dir={tmp_path}/log",
-        ]
-        command += ["--", sys.executable, str(script), "--plain", f"--output={tmp_path}/{name}-{{rank}}.npz"]
+        command = [str(script), "--plain", f"--output={tmp_path}/{name}-{{rank}}.npz"]
+        command = launched(command, f"--log_dir={tmp_path}/log")
         done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         ranks = [np.load(tmp_path / f"{name}-{rank}.npz") for rank in range(2)]

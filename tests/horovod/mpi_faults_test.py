@@ -3,7 +3,6 @@
 import pathlib
 import re
 import signal
-import sys
 import time
 
 import psutil
@@ -13,20 +12,21 @@ pytest.importorskip("horovod")
 
 from tests import processes
 from tests.end_to_end.chaos.striking import child_of_rank
+from tests.horovod.jobs import launched
 
 pytestmark = [pytest.mark.processes, pytest.mark.full, pytest.mark.separable]
 
 START_SECONDS = 300.0
-LATE = 'import os, sys, time; time.sleep(20 * int(os.environ["HOROVOD_RANK"])); os.execv(sys.executable, sys.argv[1:])'
+LATE = """
+import os, sys, time
+time.sleep(20 * int(os.environ["HOROVOD_RANK"]))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 
 
 def train(*flags: str) -> list[str]:
     model = ("--dataset=digits", "--model=mlp", "--steps=100000", "--epochs=0", "--output_dir=run")
-    return [sys.executable, "-m", "tfdist.train", "--strategy=horovod", "--communication=mpi", *model, *flags]
-
-
-def launch(command: list[str], *flags: str) -> list[str]:
-    return [sys.executable, "-m", "tfdist.launch", "--processes=2", "--launcher=horovod", *flags, "--", *command]
+    return ["-m", "tfdist.train", "--strategy=horovod", "--communication=mpi", *model, *flags]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def send_to_rank_1(job: processes.Job, number: signal.Signals) -> None:
 
 def stopped(*flags: str) -> processes.Ended:
     """Stops rank 1 of a job after some steps; returns the launcher's end. No process may be left."""
-    with processes.job(launch(train(*flags)), 1) as job:
+    with processes.job(launched(train(*flags)), 1) as job:
         job.wait_for(0, "step 20/", START_SECONDS)
         ranks = psutil.Process(job.processes[0].pid).children(recursive=True)
         send_to_rank_1(job, signal.SIGSTOP)
@@ -81,17 +81,17 @@ def test_a_rank_that_is_stopped_is_lost_before_it_is_stalled() -> None:
 
 
 def test_a_job_that_is_preempted_is_saved_and_goes_on() -> None:
-    with processes.job(launch(train()), 1) as job:
+    with processes.job(launched(train()), 1) as job:
         job.wait_for(0, "step 20/", START_SECONDS)
         saved = preempted(job)
-    with processes.job(launch(train()), 1) as job:
+    with processes.job(launched(train()), 1) as job:
         job.wait_for(0, f"resuming  from run/checkpoints/{saved}", START_SECONDS)
         job.wait_for(0, "  train  ", START_SECONDS)
         assert preempted(job) > saved
 
 
 def test_a_rank_that_is_killed_is_restarted_from_a_checkpoint() -> None:
-    with processes.job(launch(train("--checkpoint_every=10"), "--max_restarts=1"), 1) as job:
+    with processes.job(launched(train("--checkpoint_every=10"), "--max_restarts=1"), 1) as job:
         job.wait_for(0, "Saved step 20 ", START_SECONDS)
         send_to_rank_1(job, signal.SIGKILL)
         job.wait_for(0, "resuming  from run/checkpoints/step-", START_SECONDS)
@@ -105,14 +105,14 @@ def test_a_rank_that_is_killed_is_restarted_from_a_checkpoint() -> None:
 
 def test_a_rank_that_is_late_is_waited_for() -> None:
     began = time.monotonic()
-    command = launch([sys.executable, "-c", LATE, *train("--steps=20")])
+    command = launched(["-c", LATE, *train("--steps=20")])
     with processes.job(command, 1) as job:
         [end] = job.wait(START_SECONDS)
     assert end.code == 0 and time.monotonic() - began > 20, end.output
 
 
 def test_a_rank_that_is_too_late_is_named() -> None:
-    command = launch([sys.executable, "-c", LATE, *train("--start_timeout_seconds=8")])
+    command = launched(["-c", LATE, *train("--start_timeout_seconds=8")])
     with processes.job(command, 1) as job:
         [end] = job.wait(START_SECONDS)
     assert end.code == 5, end.output

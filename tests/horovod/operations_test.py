@@ -5,15 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from tests.horovod.operations_job import STALL_SECONDS, Outcomes, outcomes
+from tests.horovod.jobs import FLOATS, IN_GRAPHS, MOVED, REDUCED, STALL_SECONDS, Outcomes, outcomes
 
 pytestmark = pytest.mark.processes
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-REDUCED = ("uint8", "int8", "int32", "int64", *FLOATS)
-MOVED = (*REDUCED, "uint16", "int16", "bool", "uint32")
 OVER_MPI = pytest.param("mpi", marks=pytest.mark.full)  # what differs there is also tested "in short"
-IN_GRAPHS = ("bfloat16", "float32", "int64", "bool")
 UNSIGNED = "InputError: An object of another rank must be signed with this job's token. Received: another signature"
 
 

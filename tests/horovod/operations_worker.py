@@ -19,19 +19,11 @@ import tensorflow as tf
 
 import tfdist.horovod as hvd
 from tests.horovod import drop_in_worker
+from tests.horovod.jobs import FLOATS, IN_GRAPHS, MOVED, REDUCED
 from tfdist.errors import TfdistError
 from tfdist.horovod import object_exchange, object_signatures, process
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-REDUCED = ("uint8", "int8", "int32", "int64", *FLOATS)
 OPS = (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product)
-MOVED = (*REDUCED, "uint16", "int16", "bool", "uint32")
-IN_GRAPHS = (
-    "bfloat16",
-    "float32",
-    "int64",
-    "bool",
-)  # others are only tested eagerly, because a graph contains the same operation
 found: dict[str, Any] = {}
 
 

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import runpy
-import sys
 from typing import Any
 
 import keras
@@ -11,30 +10,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import processes
+from tests.horovod.jobs import Outcomes, results
 
 pytestmark = pytest.mark.processes
 
 pytest.importorskip("horovod")
 WORKER = pathlib.Path(__file__).with_name("optimizer_worker.py")
-ENVIRONMENT = {
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "30",
-}
 N = 2
-Ranks = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """The results of each rank."""
-    with processes.job([sys.executable, str(WORKER), str(tmp_path_factory.mktemp("saved"))], N, ENVIRONMENT) as job:
-        ended = job.wait(300)
-    assert [end.code for end in ended] == [0] * N, "\n".join(end.output for end in ended)
-    return [json.loads(next(x for x in end.output.splitlines() if x.startswith('{"sparse"'))) for end in ended]
+    return results([str(WORKER), str(tmp_path_factory.mktemp("saved"))], N)
 
 
 @pytest.fixture
@@ -46,7 +34,7 @@ def worker(float64: None) -> dict[str, Any]:
     keras.config.set_dtype_policy("float32")
 
 
-def same(ranks: Ranks, key: str) -> np.ndarray:
+def same(ranks: Outcomes, key: str) -> np.ndarray:
     """Returns a value that must be bitwise equal on all ranks."""
     assert len({json.dumps(rank[key]) for rank in ranks}) == 1, f"{key} differs between ranks"
     return np.array(ranks[0][key])

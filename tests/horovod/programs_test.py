@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests import processes
+from tests.horovod.jobs import ENVIRONMENT, launched
 
 pytest.importorskip("horovod")
 
@@ -18,12 +19,9 @@ pytestmark = pytest.mark.processes
 HERE = pathlib.Path(__file__).parent
 WORKER = HERE / "programs_worker.py"
 PROGRAMS = sorted((HERE.parent / "programs" / "horovod").glob("*.py"))
-ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-LAUNCH = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--launcher=horovod", "--"]
 SAVED = {
     "keras_mnist": "checkpoint-4.h5",
     "keras_mnist_advanced": "checkpoint-4.keras",
-    "tape_mnist": "checkpoints/mnist-1.index",
     "keras_elastic": "checkpoint-4.h5",
     "tape_elastic": "checkpoints/tape-1.index",
     "grouped_and_sparse": "checkpoints/vectors-1.index",
@@ -42,9 +40,8 @@ def printed_losses(output: str) -> list[float]:
 
 def test_every_program_trains_on_two_ranks_that_end_equal(tmp_path):
     """One job runs all programs, one after another; each one's files are saved once."""
-    command = [*LAUNCH, sys.executable, str(WORKER), str(tmp_path / "runs"), *map(str, PROGRAMS)]
-    command.insert(command.index("--"), f"--log_dir={tmp_path}/log")
-    with processes.job(command, 1, ENVIRONMENT) as job:
+    worker = [str(WORKER), str(tmp_path / "runs"), *map(str, PROGRAMS)]
+    with processes.job(launched(worker, f"--log_dir={tmp_path}/log"), 1, ENVIRONMENT) as job:
         [end] = job.wait(300)
     assert end.code == 0, end.output
     logs = [(tmp_path / "log" / f"rank-{rank}.log").read_text() for rank in range(2)]
@@ -72,10 +69,10 @@ def test_nothing_but_the_import_is_adapted():
 
 @pytest.mark.full
 @pytest.mark.separable
-@pytest.mark.parametrize("through", [LAUNCH, []], ids=["launched", "alone"])
+@pytest.mark.parametrize("is_launched", [True, False], ids=["launched", "alone"])
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-def test_a_program_runs_by_itself(path, through, tmp_path):
-    command = [*through, sys.executable, str(path)]
+def test_a_program_runs_by_itself(path, is_launched, tmp_path):
+    command = launched([str(path)]) if is_launched else [sys.executable, str(path)]
     done = subprocess.run(
         command, env=os.environ | ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, timeout=150
     )

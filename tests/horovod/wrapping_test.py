@@ -1,4 +1,4 @@
-"""What is preserved when an optimizer is wrapped or copied."""
+"""Wrapped optimizers and callbacks in one process, without an engine: what is preserved, and what is refused."""
 
 import copy
 import pickle
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdist.horovod as hvd
 from tfdist.errors import InputError
+from tfdist.horovod.accumulation import Accumulation
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):
@@ -76,3 +77,23 @@ def test_an_optimizer_of_tensorflow_1_is_refused_in_one_line():
         "Optimizers of TensorFlow 1 need its graphs and sessions. Received: tf.compat.v1.train.AdamOptimizer. Use one of "
         "keras.optimizers, in model.fit or in a loop of your own."
     )
+
+
+def test_passes_that_are_integers_of_numpy_are_those_of_python():
+    assert type(Accumulation(np.int64(3), average=True).passes) is int
+
+
+@pytest.mark.parametrize("passes", [True, 0, 1.5])
+def test_other_numbers_of_passes_are_refused(passes):
+    with pytest.raises(InputError, match=f"backward_passes_per_step must be an integer .* Received: {passes}"):
+        Accumulation(passes, average=True)
+
+
+def test_logs_that_are_vectors_are_averaged(monkeypatch):
+    """Simulates a second rank with three times the values of this one."""
+    monkeypatch.setattr("tfdist.horovod.callbacks.allreduce", lambda x, op: tf.constant(2.0, x.dtype) * x)
+    logs = {"loss": 1.5, "recall": np.array([[0.25, 0.5]], "float32"), "count": np.float32(2)}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    assert (logs["loss"], logs["count"]) == (3.0, 4.0)
+    assert isinstance(logs["loss"], float)
+    np.testing.assert_array_equal(logs["recall"], [[0.5, 1.0]])

@@ -33,8 +33,8 @@ _SPECIAL = (
     Program("guides/alternating_optimizers.py", refused=_IN_A_CONDITION),
     Program("guides/gradient_accumulation.py", refused=_IN_A_CONDITION),
     Program("generative/wgan_gp.py", quiet=("--quiet", "--rows-differ")),
+    Program("guides/kinds_of_layers.py", tolerance=1e-7),  # power iterations enlarge rounding errors
     Program("guides/transfer_learning_guide.py", tolerance=1e-8),
-    Program("self_supervised/simsiam.py", tolerance=1e-6),
     Program("tutorials/distributed_mirrored.py", own_strategy="mirrored"),
     Program("tutorials/multi_worker_with_keras.py", own_strategy="multiworker"),
     Program(

@@ -14,14 +14,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 PROGRAMS = (
     "guides/functional_api",
     "guides/masking_and_padding",
+    "guides/transfer_learning_guide",
+    "tabular/feature_space_deep_cross",
     "tabular/imbalanced_classification",
-    "tabular/structured_data_classification",
     "text/bidirectional_lstm",
-    "text/pretrained_word_embeddings",
-    "text/transformer_classification",
+    "text/miniature_gpt",
+    "text/text_classification_from_scratch",
     "timeseries/temporal_sample_weight",
-    "timeseries/weather_forecasting",
-    "vision/autoencoder",
+    "timeseries/timeseries_classification",
+    "tutorials/time_series",
     "vision/mnist_convnet",
 )
 

@@ -14,11 +14,7 @@ keras.utils.set_random_seed(812)
 class CustomModel(keras.Model):
     def train_step(self, data):
         # Unpack the data: what is in it depends on what is passed to `fit()`.
-        if len(data) == 3:
-            x, y, sample_weight = data
-        else:
-            sample_weight = None
-            x, y = data
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
 
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)  # Forward pass

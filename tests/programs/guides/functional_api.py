@@ -87,6 +87,10 @@ history = model.fit(
     {"priority": priority_targets, "department": dept_targets},
     epochs=2,
     batch_size=32,
+    validation_data=(
+        {"title": title_data[:48], "body": body_data[:48], "tags": tags_data[:48]},
+        {"priority": priority_targets[:48], "department": dept_targets[:48]},
+    ),
 )
 print(history.history)
 predictions = model.predict({"title": title_data, "body": body_data, "tags": tags_data})

@@ -93,7 +93,9 @@ for mode in ("multi_hot", "tf_idf"):
 text_vectorizer = layers.TextVectorization(output_mode="int", ragged=True)
 text_vectorizer.adapt(texts)
 print(text_vectorizer(texts[:2]))
-text_vectorizer = layers.TextVectorization(output_mode="int", vocabulary=text_vectorizer.get_vocabulary()[2:])
+vocabulary = text_vectorizer.get_vocabulary()[2:]
+text_vectorizer = layers.TextVectorization(output_mode="int")
+text_vectorizer.set_vocabulary(vocabulary)
 inputs = keras.Input(shape=(1,), dtype="string")
 x = layers.Embedding(text_vectorizer.vocabulary_size(), 8, mask_zero=True)(text_vectorizer(inputs))
 outputs = layers.Dense(1)(layers.GRU(8)(x))

@@ -77,6 +77,12 @@ class CustomModel(keras.Model):
         return self.head(self.first_layer(self.second_layer(inputs)))
 
 
+# A class that is not registered is named when the model is loaded.
+class Doubled(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+
 inputs = keras.Input(shape=(32,))
 x = CustomLayer(factor=0.5)(inputs)
 outputs = keras.layers.Dense(1, activation=custom_fn)(x)
@@ -92,6 +98,13 @@ subclassed.fit(test_input, test_target, batch_size=48)
 subclassed.save("subclassed.keras")
 restored = keras.models.load_model("subclassed.keras")
 print("subclassed:", subclassed.evaluate(test_input, test_target), restored.evaluate(test_input, test_target))
+
+doubled = keras.Sequential([keras.Input(shape=(32,)), Doubled(), keras.layers.Dense(1)])
+doubled.compile(optimizer="adam", loss="mse")
+doubled.fit(test_input, test_target)
+doubled.save("doubled.keras")
+loaded = keras.models.load_model("doubled.keras", custom_objects={"Doubled": Doubled})
+print("doubled:", loaded.fit(test_input, test_target).history)
 
 # A configuration has no weights; a clone has new ones.
 new_model = keras.Model.from_config(model.get_config())

@@ -123,7 +123,11 @@ class ExamplePyDataset(keras.utils.PyDataset):
         batch_y = self.y[idx * self.batch_size : (idx + 1) * self.batch_size]
         return batch_x, batch_y
 
+    def on_epoch_end(self):
+        order = np.random.permutation(len(self.x))
+        self.x, self.y = self.x[order], self.y[order]
+
 
 model = get_compiled_model()
 history = model.fit(ExamplePyDataset(x_train, y_train, batch_size=32), epochs=2, validation_data=(x_val, y_val))
-print(history.history)
+print(history.history, model.evaluate(ExamplePyDataset(x_test, y_test, batch_size=25)))

@@ -1,4 +1,4 @@
-"""A rank that fails ends the job with its exit code; the others wait for it neither in a call nor at their end."""
+"""A late rank is waited for at the start; a rank that fails ends the job with its exit code, and no other waits for it."""
 
 import pathlib
 import sys
@@ -8,10 +8,18 @@ import pytest
 
 pytest.importorskip("horovod")
 
+from tests.horovod.jobs import WITHOUT_HOROVOD, launched
+from tfdist.distribution import horovod_rendezvous as rendezvous
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.processes
-
+LATE = """
+import os, time
+if os.environ["HOROVOD_RANK"] == "1":
+    time.sleep(6)
+import tfdist.horovod as hvd
+hvd.init()
+print("rank", hvd.rank(), "of", hvd.size())
+"""
 PROGRAM = """
 import sys
 import tensorflow as tf
@@ -30,10 +38,19 @@ if __name__ == "__main__":
 """
 WAIT = "step()"  # in the engine, as what a function calls is compared only when it is traced
 ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-WITHOUT_HOROVOD = str(pathlib.Path(__file__).with_name("without_horovod.py"))
 PATIENCE = 100.0  # seconds; ranks would wait for ten minutes
 
 
+@pytest.mark.processes
+def test_a_rank_that_comes_late_is_waited_for():
+    """Horovod's Gloo would abort after its own timeout."""
+    with processes.job(launched(["-c", LATE]), 1, ENVIRONMENT | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}) as job:
+        [end] = job.wait(300)
+    assert end.code == 0, end.output
+    assert "rank 0 of 2" in end.output and "rank 1 of 2" in end.output, end.output
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("launcher", "end", "others", "code", "reason"),
     [
@@ -48,9 +65,8 @@ def test_a_rank_that_fails_ends_the_job(launcher, end, others, code, reason, tmp
     script = tmp_path / "script.py"
     script.write_text(PROGRAM.format(end=end, others=others))
     command = [str(script)] if launcher == "horovod" else [WITHOUT_HOROVOD, str(script)]
-    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", f"--launcher={launcher}", "--", sys.executable]
     began = time.monotonic()
-    with processes.job([*launch, *command], 1, ENVIRONMENT) as job:
+    with processes.job(launched(command, launcher=launcher), 1, ENVIRONMENT) as job:
         [ended] = job.wait(300)
     assert ended.code == code, ended.output
     assert time.monotonic() - began < PATIENCE
@@ -58,6 +74,7 @@ def test_a_rank_that_fails_ends_the_job(launcher, end, others, code, reason, tmp
     assert last.startswith("tfdist.launch: rank 1 ended with code") and reason in last
 
 
+@pytest.mark.processes
 @pytest.mark.full  # TensorFlow needs half a minute to notice the lost rank
 def test_a_rank_that_fails_without_a_launcher_does_not_wait(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "script.py"
@@ -67,3 +84,25 @@ def test_a_rank_that_fails_without_a_launcher_does_not_wait(tmp_path: pathlib.Pa
         ends = job.wait(300)
     assert ends[1].code == 7, ends[1].output
     assert time.monotonic() - began < PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("check", "shutdown", "expected"),
+    [
+        ("", "", (60, 600)),
+        ("5", "", (5, 600)),
+        ("900", "", (900, 1800)),
+        ("", "4", (2, 4)),
+        ("", "0", (60, 0)),
+        ("9", "8", (9, 8)),
+    ],
+)
+def test_the_users_settings_of_warnings_and_ends_stand_and_ours_keep_to_them(check, shutdown, expected):
+    """0 means never; the user may set a shutdown before the check, for which Horovod logs a warning."""
+    given = {rendezvous.CHECK: check, rendezvous.SHUTDOWN: shutdown}
+    found = rendezvous.stall_settings({name: value for name, value in given.items() if value})
+    assert (int(found[rendezvous.CHECK]), int(found[rendezvous.SHUTDOWN])) == expected
+
+
+def test_where_calls_are_watched_by_ours_horovod_waits_longer():
+    assert rendezvous.stall_settings({}, 3600) == {rendezvous.CHECK: "60", rendezvous.SHUTDOWN: "3600"}
