@@ -250,8 +250,10 @@ def table_and_dense():
 
 
 def recurrent(unroll):
-    layers = keras.layers.SimpleRNN(4, unroll=unroll), keras.layers.Dense(12)
-    return lambda: keras.Sequential([keras.Input((6, 2)), *layers])
+    def build():
+        return keras.Sequential([keras.Input((6, 2)), keras.layers.SimpleRNN(4, unroll=unroll), keras.layers.Dense(12)])
+
+    return build
 
 
 def ensure_shape(strategy):
