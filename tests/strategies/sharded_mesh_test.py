@@ -82,7 +82,8 @@ def test_mixed_precision(single, sharded, bits):
     def trained(strategy):
         keras.utils.clear_session(free_memory=False)  # which also resets the policy
         keras.config.set_dtype_policy(f"mixed_{bits}")
-        trainer = trainer_of(strategy, optimizer=keras.optimizers.SGD(0.1))
+        with strategy.scope():
+            trainer = trainer_of(strategy, optimizer=keras.optimizers.SGD(0.1))
         first, model = values(trainer), trainer.model
         last = trainer.fit(data, batch_size=8, steps=3, schedule=tfdist.Schedule(log_every=3)).last("train")
         assert {v.dtype for v in model.trainable_variables} == {"float32"}
