@@ -163,11 +163,3 @@ def test_in_an_interactive_zsh(tmp_path: pathlib.Path):
         os.environ | {"TERM": "dumb", "PS1": "$ ", "COLUMNS": "200", "HOME": str(tmp_path)},
     )
     assert expected in shown, shown
-
-
-def test_an_unknown_shell_is_bad_input():
-    command = [sys.executable, "-m", "tfdist", "completion"]
-    done = [subprocess.run([*command, *rest], capture_output=True, text=True, timeout=300) for rest in (["fish"], [])]
-    assert [one.returncode for one in done] == [2, 2]
-    assert "The shell must be bash or zsh. Received: fish." in done[0].stderr
-    assert "tfdist completion takes one shell: bash or zsh. Received: 0 arguments." in done[1].stderr

@@ -22,20 +22,19 @@ def host(monkeypatch, tmp_path):
     return bound
 
 
-@pytest.mark.parametrize(("rank", "expected"), [*enumerate([{0, 4}, {1, 5}, {2, 6}, {3, 7}])])
-def test_both_threads_of_a_core_go_to_one_process(host, rank, expected):
-    assert affinity.bind_to_share(rank, 4) == 2
-    assert host == [expected]
-
-
-def test_a_process_stays_on_one_socket(host):
-    assert affinity.bind_to_share(0, 2) == 4
-    assert host == [{0, 4, 1, 5}]
-
-
-def test_a_second_strategy_of_a_process_keeps_its_share(host):
-    assert [affinity.bind_to_share(2, 3), affinity.bind_to_share(2, 3)] == [2, 2]
-    assert host == [{6, 3, 7}]
+@pytest.mark.parametrize(
+    ("rank", "processes", "cores", "expected"),
+    [
+        *((rank, 4, 2, [{rank, rank + 4}]) for rank in range(4)),  # both threads of a core go to one process
+        (0, 2, 4, [{0, 4, 1, 5}]),  # which stays on one socket
+        (2, 3, 2, [{6, 3, 7}]),
+        (0, 9, 1, []),  # more processes than cores share them all
+    ],
+)
+def test_a_process_is_bound_to_its_share_once(host, rank, processes, cores, expected):
+    for _ in range(2):  # a second strategy of the process keeps its share
+        assert affinity.bind_to_share(rank, processes) == cores
+    assert host == expected
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
@@ -75,11 +74,6 @@ def test_where_the_system_forbids_binding_threads_are_shared_still(host, monkeyp
 
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
     assert affinity.bind_to_share(0, 2) == 4
-
-
-def test_more_processes_than_cores_share_them_all(host):
-    assert affinity.bind_to_share(0, 9) == 1
-    assert not host
 
 
 def test_without_topology_cores_are_taken_by_number(host, monkeypatch, tmp_path):

@@ -1,10 +1,11 @@
-"""The environments in which processes can be started, with one table for each."""
+"""The environments in which processes can be started, with one table for each, and several at once."""
 
 import json
 
 import pytest
 
 from tfdist.cluster import environment
+from tfdist.cluster.detection import describe, detect_cluster
 from tfdist.cluster.environment import Cluster
 from tfdist.errors import InputError
 
@@ -153,3 +154,24 @@ def test_without_sources_nobody_is_known(env):
 def test_without_sources_keeps_the_rest():
     env = {"PATH": "/bin", "HOROVOD_FUSION_THRESHOLD": "0", "SLURM_JOB_ID": "7", "TFDIST_COORDINATOR": "h:1"}
     assert environment.without_sources(env | MPICH) == env
+
+
+HOROVOD = numbered("HOROVOD_", 1, 2, 0, 1)
+
+
+def test_sources_that_agree_complete_each_other():
+    found = detect_cluster(HOROVOD | tf_config(["h0:1", "h1:1"], 1))
+    assert found == Cluster(1, 2, 0, 1, ("h0:1", "h1:1"), "h0:1001", "Horovod")
+    assert describe(found) == "Horovod says that this is rank 1 of 2"
+
+
+def test_sources_that_disagree_are_refused():
+    with pytest.raises(
+        InputError, match="Horovod says that this is rank 1 of 2; TF_CONFIG says that this is rank 0 of 2"
+    ):
+        detect_cluster(HOROVOD | tf_config(["h0:1", "h1:1"], 0))
+
+
+def test_one_process_without_any_source():
+    assert detect_cluster({}) == Cluster()
+    assert describe(Cluster()) == "this is one process"

@@ -1,8 +1,16 @@
+"""What all members of a group do together: they agree, compare large values by their digests, and share errors."""
+
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from tests.coordination.members import members
+from tests.waiting import DEADLINE
 from tfdist.coordination import Group, LocalGroup, LostMember
+from tfdist.coordination.all_equal import all_equal
 from tfdist.coordination.group import LAUNCHER, name_ranks
-from tfdist.errors import InputError
+from tfdist.coordination.shared_errors import refused_together
+from tfdist.errors import InputError, PeerLostError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -85,3 +93,63 @@ def test_a_loss_in_words():
     assert str(LostMember(1, "gone", noun="node")) == "node 1 is lost: gone"
     assert str(LostMember(LAUNCHER, "gone")) == "the launcher is lost: gone"
     assert name_ranks([2]) == "rank 2" and name_ranks([2, 5], "node") == "nodes 2, 5"
+
+
+@pytest.mark.parametrize("last, expected", [("x", True), ("y", False)])
+def test_values_of_any_size_are_compared(last, expected):
+    with members(2) as joined, ThreadPoolExecutor(2) as pool:
+        values = [["x" * 2**21, 1.5, end] for end in ("x", last)]  # larger than a message of the group may be
+        calls = [pool.submit(all_equal, member, "x", value) for member, value in zip(joined, values, strict=True)]
+        assert [call.result(DEADLINE) for call in calls] == [expected, expected]
+
+
+def test_one_member_has_one_value():
+    assert all_equal(LocalGroup(), "x", {"a": [1, None]})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (InputError("The rule. Received: 3."), InputError, r"The rule\. Received: 3\."),
+        (TypeError("no\nnumber."), InputError, r"Received on rank 1 \(last\): TypeError: no number\. Change the model"),
+        (RuntimeError("bug"), PeerLostError, r"rank 1 \(last\) has failed: RuntimeError: bug"),
+    ],
+)
+def test_an_error_of_one_member_reaches_all(job, error, kind, message):
+    two = job(2)
+    two.members[0].roles = {1: "last"}
+
+    def call(member):
+        try:
+            with refused_together(member, "x"):
+                if member.rank == 1:
+                    raise error
+        except Exception as raised:
+            return raised
+        return None
+
+    for _ in range(2):  # the name may be used again
+        first, last = two.all(call)
+        assert last is error and type(first) is kind
+        with pytest.raises(kind, match=message):
+            raise first
+
+
+def test_nothing_is_raised_if_all_accept(job):
+    def call(member):
+        with refused_together(member, "x"):
+            return member.rank
+
+    assert job(3).all(call) == [0, 1, 2]
+    assert call(LocalGroup()) == 0
+
+
+def test_the_loss_of_a_member_is_raised_at_once(job):
+    two = job(2)
+
+    def call(member):
+        with pytest.raises(PeerLostError, match="gone"):
+            with refused_together(member, "x"):
+                raise PeerLostError("gone")
+
+    call(two.members[0])

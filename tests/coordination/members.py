@@ -1,11 +1,13 @@
 """Groups over TCP whose members are all in this process."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tests.waiting import DEADLINE
 from tfdist.coordination import RemoteGroup, Server
 from tfdist.coordination.addresses import listen
+from tfdist.errors import InputError, PeerLostError
 
 
 @contextlib.contextmanager
@@ -20,3 +22,11 @@ def members(size: int) -> Iterator[list[RemoteGroup]]:
         for member in joined:
             stack.callback(member.leave)
         yield joined
+
+
+def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what a call returns, or the text of its error."""
+    try:
+        return call(*arguments)
+    except (InputError, PeerLostError) as error:
+        return str(error)

@@ -5,18 +5,11 @@ import time
 
 import pytest
 
+from tests.coordination.members import outcome
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import LocalGroup, LostMember
-from tfdist.errors import InputError, PeerLostError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
-
-
-def outcome(call, *arguments):
-    try:
-        return call(*arguments)
-    except (InputError, PeerLostError) as error:
-        return str(error)
 
 
 def halves(member):

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.coordination.members import outcome
 from tests.coordination.suspension import Suspension
 from tests.coordination.wire import HELLO, Wire, drip
 from tests.waiting import DEADLINE, wait_for
@@ -14,7 +15,7 @@ from tfdist.coordination import LostMember
 from tfdist.coordination.authentication import OVERHEAD
 from tfdist.coordination.connection import Connection
 from tfdist.coordination.messages import LIMIT
-from tfdist.errors import InputError, PeerLostError
+from tfdist.errors import InputError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -25,13 +26,6 @@ group = RemoteGroup(sys.argv[1], rank=1, size=2, token="the job's token")
 group.barrier("here", 60)
 time.sleep(600)
 """
-
-
-def outcome(call, *arguments):
-    try:
-        return call(*arguments)
-    except PeerLostError as error:
-        return str(error)
 
 
 def test_everyone_gets_everyones_values_in_the_order_of_ranks(job):
@@ -57,20 +51,6 @@ def test_a_name_is_used_once_at_a_time(job):
     with pytest.raises(ValueError, match="used by one operation at a time"):
         two.members[0].gather("x", 2)
     assert two.members[1].gather("x", 3) == [1, 3] == first.result(DEADLINE)
-
-
-def test_agree_raises_the_same_everywhere(job):
-    three = job(3)
-
-    def agree(member):
-        with pytest.raises(InputError) as raised:
-            member.agree("flags", {"seed": 7 if member.rank == 2 else 1, "steps": 5}, "flag --")
-        return str(raised.value)
-
-    assert (
-        three.all(agree)
-        == ["flag --seed differs: ranks 0, 1 have 1, rank 2 has 7. It must be the same on every process."] * 3
-    )
 
 
 def test_a_deadline_names_who_did_not_come_and_fails_for_all(job):
@@ -135,19 +115,16 @@ def test_a_closed_connection_is_a_loss_at_once(job):
     assert loss and loss.rank == 1 and "without a goodbye" in loss.reason and loss.code is None
 
 
-@pytest.mark.parametrize(
-    "sign, expected", [(signal.SIGKILL, "without a goodbye"), (signal.SIGSTOP, "no heartbeat for 4 s")]
-)
-def test_a_process_that_is_killed_or_stopped_is_noticed(job, sign, expected):
+def test_a_process_that_is_stopped_is_noticed(job):
     two = job(2, members=False, heartbeat=0.1, lost_after=4.0)
     process = subprocess.Popen([sys.executable, "-c", MEMBER, two.server.address])
     try:
         two.join(0).barrier("here", DEADLINE)
         time.sleep(4.5)  # longer than lost_after: heartbeats keep both alive
         assert two.members[0].lost() is None
-        os.kill(process.pid, sign)
+        os.kill(process.pid, signal.SIGSTOP)
         loss = wait_for(two.members[0].lost)
-        assert loss and loss.rank == 1 and expected in loss.reason
+        assert loss and loss.rank == 1 and "no heartbeat for 4 s" in loss.reason
     finally:
         process.kill()
         process.wait()
@@ -175,11 +152,6 @@ def test_a_second_process_with_a_rank_is_refused_naming_both(job):
     two = job(2)
     with pytest.raises(InputError, match=rf"rank 1 \(pid {os.getpid()} on .*\), already taken by pid {os.getpid()}"):
         two.join(1)
-
-
-def test_another_size_is_refused_naming_both(job):
-    with pytest.raises(InputError, match=r"Received: 3 from rank 1 .*, 2 from the process"):
-        job(2, members=False).join(1, size=3)
 
 
 def test_a_message_above_the_limit_is_an_error_of_the_one_who_sends_it(job):

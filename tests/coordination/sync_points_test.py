@@ -1,16 +1,17 @@
 """All ranks act at the same step, whichever rank requests it at whatever time, and no rank waits forever."""
 
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.coordination.members import members
 from tests.waiting import DEADLINE, wait_for
-from tfdist.coordination import Group, LocalGroup, RemoteGroup, Server
-from tfdist.coordination.addresses import listen
+from tfdist.coordination import Group, LocalGroup, RemoteGroup
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import PeerLostError
 
@@ -23,20 +24,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.usefixtures(
 class Job:
     """Ranks as threads, in a group over TCP, that synchronize at a barrier in each call of the loop and between some calls."""
 
-    def __init__(self, size: int):
-        self.size = size
-        self.collective = threading.Barrier(size)
-        self._server = Server(listen("127.0.0.1:0", ""), size=size, token="t")
-        self.groups = [RemoteGroup(self._server.address, rank=rank, size=size, token="t") for rank in range(size)]
-
-    def __enter__(self) -> "Job":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.collective.abort()
-        for group in self.groups:
-            group.leave()
-        self._server.close()
+    def __init__(self, groups: list[RemoteGroup]):
+        self.size, self.groups = len(groups), groups
+        self.collective = threading.Barrier(self.size)
 
     def all(self, call: Callable[[int], Acts]) -> list[Acts]:
         with ThreadPoolExecutor(max_workers=self.size) as pool:
@@ -44,6 +34,14 @@ class Job:
 
     def meet(self) -> None:
         self.collective.wait(DEADLINE)
+
+
+@contextlib.contextmanager
+def started(size: int) -> Iterator[Job]:
+    with members(size) as groups:
+        job = Job(groups)
+        yield job
+        job.collective.abort()
 
 
 def run(sync_points: SyncPoints, ends: Sequence[int], call: Between, between: Between) -> Acts:
@@ -74,7 +72,7 @@ def test_all_ranks_act_at_the_same_steps(block: int) -> None:
         size, slack = dice.randint(2, 5), dice.choice((0.0, 0.001, 0.004))
         ends = cut(dice, 60)
         collectives, evaluations = dice.random() < 0.8, dice.random() < 0.5
-        with Job(size) as job:
+        with started(size) as job:
             stray = [dice.random() * 0.02 for _ in range(dice.randint(0, 3))]
 
             def rank(number: int, job: Job = job, seed: int = seed, slack: float = slack) -> Acts:
@@ -124,7 +122,7 @@ def until_answered(sync_points: SyncPoints) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_wish_is_granted_at_the_end_of_the_call_and_again_later(size: int) -> None:
-    with Job(size) as job:
+    with started(size) as job:
 
         def rank(number: int) -> Acts:
             def call(end: int, sync_points: SyncPoints) -> None:
@@ -141,7 +139,7 @@ def test_a_wish_is_granted_at_the_end_of_the_call_and_again_later(size: int) -> 
 
 def test_whoever_is_between_two_calls_does_not_keep_the_others_from_an_evaluation() -> None:
     """Rank 1 gets the request after `reached(10)`, and needs rank 0, which is in the call, before its next call."""
-    with Job(2) as job:
+    with started(2) as job:
 
         def rank(number: int) -> Acts:
             def call(end: int, sync_points: SyncPoints) -> None:
@@ -164,7 +162,7 @@ def test_whoever_is_between_two_calls_does_not_keep_the_others_from_an_evaluatio
 
 
 def test_a_wish_behind_the_last_call_has_no_effect_and_holds_nobody() -> None:
-    with Job(2) as job:
+    with started(2) as job:
 
         def rank(number: int) -> Acts:
             sync_points = SyncPoints(job.groups[number])
@@ -177,7 +175,7 @@ def test_a_wish_behind_the_last_call_has_no_effect_and_holds_nobody() -> None:
 
 
 def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -> None:
-    with Job(2) as job:
+    with started(2) as job:
         job.groups[0].publish("sync_points", {"request": "preempt", "name": "sync_points/early"})
 
         def rank(number: int) -> Acts:
@@ -207,7 +205,7 @@ def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -
 
 
 def test_a_lost_rank_ends_the_others_wait() -> None:
-    with Job(2) as job:
+    with started(2) as job:
         sync_points = SyncPoints(job.groups[0])  # rank 1 has none, and never answers
         sync_points.begin(5)
         sync_points.request("checkpoint")
@@ -218,7 +216,7 @@ def test_a_lost_rank_ends_the_others_wait() -> None:
 
 
 def test_a_rank_that_has_left_of_its_own_accord_is_no_failure() -> None:
-    with Job(2) as job:
+    with started(2) as job:
         sync_points = SyncPoints(job.groups[0])
         sync_points.begin(5)
         sync_points.request("checkpoint")

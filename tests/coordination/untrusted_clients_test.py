@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.coordination.server_test import outcome
+from tests.coordination.members import outcome
 from tests.coordination.wire import HELLO, Wire, drip
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination.addresses import split_address

@@ -55,10 +55,15 @@ class Heard:
             assert self._news.wait_for(lambda: condition(self), DEADLINE), (self.lines, self.codes)
 
 
-def watching(groups, heard, warning=0.0, shutdown=0.0):
-    return [
-        Watchdog(g, warning_seconds=warning, shutdown_seconds=shutdown, say=heard.say, end=heard.end) for g in groups
-    ]
+def made(group, heard, warning=0.0, shutdown=0.0):
+    return Watchdog(group, warning_seconds=warning, shutdown_seconds=shutdown, say=heard.say, end=heard.end)
+
+
+@contextlib.contextmanager
+def watching(groups, heard, **seconds):
+    """Yields the watchdogs of some ranks."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(made(group, heard, **seconds)) for group in groups]
 
 
 @contextlib.contextmanager
@@ -85,8 +90,7 @@ def one_call(watchdog, end):
 
 def test_who_has_not_come_is_named(groups):
     heard = Heard()
-    with contextlib.ExitStack() as stack:
-        watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3)]
+    with watching(groups, heard, warning=0.3) as watchdog:
         one_call(watchdog, 10)
         begin(watchdog[::2], 10, 20)  # rank 1 is elsewhere
         heard.wait_for(lambda heard: heard.lines)
@@ -101,32 +105,21 @@ def test_who_has_not_come_is_named(groups):
     assert not heard.codes
 
 
-def test_a_rank_that_is_silent_is_named(groups):
+@pytest.mark.parametrize("silent, others", [(2, "0, 1"), (0, "1, 2")])
+def test_a_rank_that_is_silent_is_named(groups, silent, others):
     """The rank is suspended, or holds the GIL; here it has no watchdog."""
     heard = Heard()
-    with contextlib.ExitStack() as stack:
-        watchdog = [stack.enter_context(each) for each in watching(groups[:2], heard)]
+    with watching([each for each in groups if each.rank != silent], heard) as watchdog:
         one_call(watchdog, 5)
         watchdog[0].report("somebody asked")
         heard.wait_for(lambda heard: heard.lines)
-    assert "(somebody asked). not in a call: 0, 1; no answer: 2." in heard.lines[0]
-
-
-def test_rank_0_may_be_the_silent_one(groups):
-    heard = Heard()
-    with contextlib.ExitStack() as stack:
-        watchdog = [stack.enter_context(each) for each in watching(groups[1:], heard)]
-        one_call(watchdog, 5)
-        watchdog[0].report("somebody asked")
-        heard.wait_for(lambda heard: heard.lines)
-    assert "(somebody asked). not in a call: 1, 2; no answer: 0." in heard.lines[0]
+    assert f"(somebody asked). not in a call: {others}; no answer: {silent}." in heard.lines[0]
 
 
 def test_a_signal_asks_too_and_is_whose_it_was_afterwards(groups):
     heard = Heard()
     before = signal.getsignal(signal.SIGUSR1)
-    with contextlib.ExitStack() as stack:
-        watchdog = [stack.enter_context(each) for each in watching(groups, heard)]
+    with watching(groups, heard) as watchdog:
         one_call(watchdog, 5)
         os.kill(os.getpid(), signal.SIGUSR1)
         heard.wait_for(lambda heard: heard.lines)
@@ -136,8 +129,7 @@ def test_a_signal_asks_too_and_is_whose_it_was_afterwards(groups):
 
 def test_past_the_limit_all_end_with_code_4(groups):
     heard = Heard()
-    with contextlib.ExitStack() as stack:
-        watchdog = [stack.enter_context(each) for each in watching(groups, heard, shutdown=0.3)]
+    with watching(groups, heard, shutdown=0.3) as watchdog:
         one_call(watchdog, 10)
         watchdog[1].begin(10, 20)
         heard.wait_for(lambda heard: len(heard.codes) == 3)
@@ -155,8 +147,7 @@ def test_past_the_limit_all_end_with_code_4(groups):
 def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning):
     """All ranks are in it: reported once, after the limit that ends other calls, also with warnings disabled."""
     heard = Heard()
-    with contextlib.ExitStack() as stack:
-        watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=warning, shutdown=0.2)]
+    with watching(groups, heard, warning=warning, shutdown=0.2) as watchdog:
         begin(watchdog, 0, 10)
         heard.wait_for(lambda heard: heard.lines)
         time.sleep(ANSWER_SECONDS + 0.5)
@@ -170,8 +161,7 @@ def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning):
 def test_who_has_not_come_to_the_first_call_is_named(groups):
     """Reported once for each change, such as the arrival of another late rank; no process is ended."""
     heard = Heard()
-    with contextlib.ExitStack() as stack:
-        watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3, shutdown=60.0)]
+    with watching(groups, heard, warning=0.3, shutdown=60.0) as watchdog:
         watchdog[0].begin(0, 10)
         heard.wait_for(lambda heard: heard.lines)
         watchdog[1].begin(0, 10)
@@ -190,8 +180,7 @@ def test_who_has_not_come_to_the_first_call_is_named(groups):
 def test_a_late_rank_that_repeats_queries_changes_no_report(groups):
     """The queries of two ranks, which began the same call at different times, are distinct."""
     heard = Heard()
-    with contextlib.ExitStack() as stack:
-        watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3)]
+    with watching(groups, heard, warning=0.3) as watchdog:
         watchdog[0].begin(0, 10)
         time.sleep(ANSWER_SECONDS / 2 - 0.05)
         watchdog[1].begin(0, 10)
@@ -203,24 +192,20 @@ def test_a_late_rank_that_repeats_queries_changes_no_report(groups):
 def test_who_has_not_come_to_the_run_is_named_and_says_nothing_of_it_later(groups):
     """A late rank receives the queries from before it joined."""
     late, others = Heard(), Heard()
-    [first], rest = watching(groups[:1], late, warning=0.3), watching(groups[1:], others, warning=0.3)
-    with contextlib.ExitStack() as stack:
-        for each in rest:
-            stack.enter_context(each)
+    with watching(groups[1:], others, warning=0.3) as rest:
         begin(rest, 0, 10)
         others.wait_for(lambda heard: heard.lines)
-        stack.enter_context(first)
-        wait_for(lambda: first._asked == rest[0]._asked)  # it has answered what was asked before
-        first.begin(0, 10)
-        time.sleep(ANSWER_SECONDS + 0.5)
+        with made(groups[0], late, warning=0.3) as first:
+            wait_for(lambda: first._asked == rest[0]._asked)  # it has answered what was asked before
+            first.begin(0, 10)
+            time.sleep(ANSWER_SECONDS + 0.5)
     assert "in a call: 1, 2; no answer: 0." in others.lines[0]
     assert late.lines == []
 
 
 def test_calls_that_end_in_time_say_nothing(groups):
     heard = Heard()
-    with contextlib.ExitStack() as stack:
-        watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=4.0, shutdown=4.5)]
+    with watching(groups, heard, warning=4.0, shutdown=4.5) as watchdog:
         for end in range(1, 50):
             for each in watchdog:
                 each.begin(end - 1, end)
@@ -232,8 +217,7 @@ def test_calls_that_end_in_time_say_nothing(groups):
 
 def test_one_process_is_watched_alike():
     heard = Heard()
-    [watchdog] = watching([LocalGroup()], heard, warning=0.2)
-    with watchdog:
+    with made(LocalGroup(), heard, warning=0.2) as watchdog:
         one_call([watchdog], 1)
         watchdog.begin(1, 2)
         heard.wait_for(lambda heard: heard.lines)
@@ -245,8 +229,7 @@ def test_slow_steps_are_no_stall(monkeypatch, clock):
     """The limit is added to twice the time of the slowest call so far, for the same number of steps."""
     monkeypatch.setattr("tfdist.coordination.watchdog.time", types.SimpleNamespace(monotonic=clock, sleep=time.sleep))
     heard = Heard()
-    [watchdog] = watching([LocalGroup()], heard, warning=0.2)
-    with watchdog:
+    with made(LocalGroup(), heard, warning=0.2) as watchdog:
         for end in (1, 2):
             with at_once([watchdog]):
                 watchdog.begin(end - 1, end)

@@ -43,13 +43,6 @@ def test_what_a_member_said_as_it_left_is_the_cause_before_its_process_ends():
     assert found.reason == "rank 1 ended with code 3 (loss not finite): step 7"
 
 
-def test_a_member_that_leaves_by_a_signal_of_the_launcher_is_no_cause():
-    """Its own handler of SIGTERM calls `sys.exit(143)`."""
-    loss = LostMember(1, "ended with code 143 (signal 15)", 143)
-    assert root_cause([Ended(0, 3, 1.0), Ended(1, 143, 0.5, signalled=True)], loss).rank == 0
-    assert root_cause([Ended(0, None), Ended(1, 143, 0.5, signalled=True)], loss) == SUCCESS
-
-
 def test_a_lost_peer_is_the_cause_only_if_nothing_else_has_failed():
     """Its process may not end."""
     loss = LostMember(1, "ended with code 5 (a peer was lost): too late.", 5)
@@ -58,22 +51,13 @@ def test_a_lost_peer_is_the_cause_only_if_nothing_else_has_failed():
     assert root_cause([Ended(0, 3), Ended(1, None)], loss).rank == 0
 
 
-def test_the_group_knows_better_who_was_first():
-    ends = [Ended(0, 1, 1.0), Ended(1, 137, 1.01)]
-    assert root_cause(ends, LostMember(1, "its connection closed")).rank == 1
-    assert root_cause(ends, LostMember(2, "its connection closed")).rank == 0  # of another node, or still running
-
-
-def test_a_silent_end_with_code_0_is_no_failure():
-    assert root_cause([Ended(0, 0), Ended(1, None)], LostMember(0, "its connection closed")) == SUCCESS
-    assert root_cause([Ended(0, 0), Ended(1, 5)], LostMember(0, "its connection closed")).rank == 1
-
-
 def test_in_words():
     assert root_cause([Ended(2, 137)]).reason == "rank 2 ended with code 137 (killed by SIGKILL)"
 
 
 SILENT = LostMember(1, silence(20.0))
+CLOSED = [LostMember(rank, "its connection closed") for rank in range(3)]
+SIGNALLED = LostMember(1, "ended with code 143 (signal 15)", 143)  # its own handler of SIGTERM calls `sys.exit(143)`
 
 
 @pytest.mark.parametrize(
@@ -99,7 +83,14 @@ def test_who_is_silent_and_still_runs_is_the_cause(ends, loss):
         ([Ended(0, 1)], SILENT, 0),  # a failure here need not be caused by another node
         ([Ended(0, None), Ended(1, None)], LostMember(1, NO_GOODBYE), None),  # it may end successfully
         ([Ended(0, None)], LostMember(1, NO_GOODBYE), None),
+        ([Ended(0, 1, 1.0), Ended(1, 137, 1.01)], CLOSED[1], 1),  # the group knows better who was first
+        ([Ended(0, 1, 1.0), Ended(1, 137, 1.01)], CLOSED[2], 0),  # of another node, or still running
+        ([Ended(0, 0), Ended(1, None)], CLOSED[0], None),  # a silent end with code 0 is no failure
+        ([Ended(0, 0), Ended(1, 5)], CLOSED[0], 1),
+        ([Ended(0, 3), Ended(1, 143, 0.5, signalled=True)], SIGNALLED, 0),  # by the launcher
+        ([Ended(0, None), Ended(1, 143, 0.5, signalled=True)], SIGNALLED, None),
     ],
 )
 def test_whoever_has_ended_or_is_not_missed_is_not(ends, loss, cause):
-    assert root_cause(ends, loss).rank == cause
+    found = root_cause(ends, loss)
+    assert found.rank == cause and (found == SUCCESS) == (cause is None)

@@ -1,19 +1,26 @@
-"""How a launcher follows its orders, without processes."""
+"""How a launcher follows its orders, without processes, and what it does of an attempt that cannot begin or go on."""
 
+import contextlib
 import errno
+import os
+import pathlib
 import signal
 import tempfile
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tfdist.errors import InputError
 from tfdist.launcher import job_runner
-from tfdist.launcher.attempt import Host
+from tfdist.launcher.attempt import Host, _ordered, _supervise
+from tfdist.launcher.child import Task
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.local_process import NewProcess
 from tfdist.launcher.orders import Order, OrderKind, Report
+from tfdist.launcher.supervision import Stop, Watched
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -37,9 +44,12 @@ class Desk:
         self.ended.append((outcome, at_once))
 
 
+def host(guard: object = None, memory: object = None, arrived: Sequence[int] = ()) -> Host:
+    return Host(Job(), cast(Any, None), {}, NewProcess, cast(Any, guard), cast(Any, memory), None, (), arrived, print)
+
+
 def until_over(order_source: Desk, arrived: list[int]) -> Outcome:
-    host = Host(Job(), cast(Any, None), {}, NewProcess, cast(Any, None), cast(Any, None), None, (), arrived, print)
-    return job_runner._until_over(host, cast(Any, order_source))
+    return job_runner._until_over(host(arrived=arrived), cast(Any, order_source))
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +89,32 @@ def test_a_launcher_that_finds_no_room_in_memory_says_so(monkeypatch, tmp_path) 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
     with pytest.raises(InputError, match=r"Received: .* \(No space left on device\)\. Free space there\."):
         job_runner.run(Job(log_dir=str(tmp_path)), lambda rank: ["true"], {})
+
+
+class Unguarded:
+    """A guard that fails to add a process."""
+
+    def __init__(self) -> None:
+        self.groups: list[int] = []
+
+    def add(self, group: int) -> None:
+        self.groups.append(group)
+        raise OSError("no guard")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python closes the pipes
+def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) -> None:
+    guard = Unguarded()
+    task = Task(0, ("sleep", "1000"), {"PATH": os.environ["PATH"]}, tmp_path / "rank-0.log")
+    with contextlib.ExitStack() as stack, pytest.raises(OSError, match="no guard"):
+        _supervise(host(guard, tmp_path), [task], Watched(), stack, 0)
+    [group] = guard.groups
+    with pytest.raises(ProcessLookupError):
+        os.killpg(group, 0)
+
+
+def test_processes_of_a_launcher_that_was_given_up_end() -> None:
+    """After a long hang, for example of its disk, it must not train concurrently with the others."""
+    lost = Outcome(5, "this launcher has not said how its processes ended")
+    order_source = SimpleNamespace(order=lambda: Order(OrderKind.OVER, outcome=lost))
+    assert _ordered(host(), cast(Any, order_source))() == Stop(lost, final=False)

@@ -8,6 +8,13 @@ from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Order, OrderKind, Report
 
 
+def settled(**fields) -> Play:
+    """Returns a job of several launchers that has begun, as no other one has come for a while."""
+    play = elastic(**SEVERAL | fields)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    return play
+
+
 def test_several_launchers_share_the_processes_in_the_order_in_which_they_came():
     play = elastic(**SEVERAL)
     assert play.runs("a") == 0 == play.runs("b")  # more launchers may join
@@ -17,8 +24,7 @@ def test_several_launchers_share_the_processes_in_the_order_in_which_they_came()
 
 
 def test_a_launcher_that_is_gone_is_not_waited_for_and_the_others_go_on():
-    play = elastic(**SEVERAL)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled()
     play.controller.left("b", "is lost: no heartbeat")
     play.report("a", code=5)
     assert play.runs("a") == 2  # immediately
@@ -26,8 +32,7 @@ def test_a_launcher_that_is_gone_is_not_waited_for_and_the_others_go_on():
 
 
 def test_a_launcher_that_comes_later_waits_and_joins_when_the_others_have_saved():
-    play = elastic(**SEVERAL | {"names": ("a",)})
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled(names=("a",))
     play.join("b")
     assert play.order("b").kind == OrderKind.WAIT and play.order("a").kind == OrderKind.RUN
     assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
@@ -37,8 +42,7 @@ def test_a_launcher_that_comes_later_waits_and_joins_when_the_others_have_saved(
 
 def joined(**fields) -> Play:
     """Returns a job in which one launcher has trained, another one has joined, and both were started."""
-    play = elastic(**SEVERAL | {"names": ("a",)} | fields)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled(names=("a",), **fields)
     play.join("b")
     play.runs("a"), play.order("a", after=SETTLE_SECONDS)
     play.report("a", code=75, step=10)
@@ -62,8 +66,7 @@ def test_a_launcher_that_brings_another_program_is_refused_and_the_others_go_on(
 
 
 def test_a_host_that_is_lost_again_and_again_stops_the_others_ever_more_rarely():
-    play = elastic(**SEVERAL, rejoin_seconds=60.0)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled(rejoin_seconds=60.0)
     for pause, name in ((60.0, "b"), (120.0, "b again")):
         play.controller.lost(name, "is lost")
         play.report("a", code=5)
@@ -77,8 +80,7 @@ def test_a_host_that_is_lost_again_and_again_stops_the_others_ever_more_rarely()
 
 
 def test_hosts_that_are_lost_one_after_the_other_before_a_step_is_made_are_no_repetition():
-    play = elastic(**SEVERAL | {"names": ("a", "b", "c", "d"), "listed": dict.fromkeys("abcd", 2), "most": 4})
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled(names=tuple("abcd"), listed=dict.fromkeys("abcd", 2), most=4)
     for lost, other in ("bc", "cd"):
         assert play.runs(lost) == 2
         play.controller.lost(lost, "is lost")
@@ -87,8 +89,7 @@ def test_hosts_that_are_lost_one_after_the_other_before_a_step_is_made_are_no_re
 
 
 def test_a_host_that_has_said_goodbye_may_come_again_at_once():
-    play = elastic(**SEVERAL, rejoin_seconds=60.0)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled(rejoin_seconds=60.0)
     play.controller.left("b", "has left the job")
     play.report("a", code=5)
     assert play.runs("a") == 2
@@ -224,8 +225,7 @@ def test_a_launcher_that_is_gone_before_it_is_refused_does_not_end_the_job_eithe
 
 
 def test_the_death_of_one_host_s_process_is_not_another_host_s():
-    play = elastic(least=1, **SEVERAL, rejoin_seconds=60.0)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled(least=1, rejoin_seconds=60.0)
     for left in (1, 0):
         play.report("b", code=137, dead=1)
         play.report("a", code=5)
@@ -240,8 +240,7 @@ def test_the_death_of_one_host_s_process_is_not_another_host_s():
 @pytest.mark.parametrize("code", [1, 137, 143])
 def test_a_host_on_which_nothing_starts_does_not_end_a_job_that_others_can_do(code):
     """Its processes fail one after another, even if training has never begun."""
-    play = elastic(least=1, most=4, **SEVERAL | {"listed": {"a": 2, "b": 9}})
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled(least=1, most=4, listed={"a": 2, "b": 9})
     for left in (2,) * 7 + (1, 0):
         play.report("b", code=code, dead=1)
         play.report("a", code=5)
@@ -251,8 +250,7 @@ def test_a_host_on_which_nothing_starts_does_not_end_a_job_that_others_can_do(co
 @pytest.mark.parametrize("code", [1, 5, 137])
 def test_a_process_that_only_another_launcher_sees_die_is_its_own_launcher_s(code):
     """It has sent a goodbye, or is silent, and its launcher ends it before it ends by itself."""
-    play = elastic(least=1, **SEVERAL | {"listed": {"a": 2, "b": 1}})
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled(least=1, listed={"a": 2, "b": 1})
     play.controller.reported("a", Report(Outcome(code, "rank 2 is the cause", 2), step=7))
     play.controller.reported("b", Report(Outcome(code, "node 0 is lost")))
     assert (play.runs("a"), play.runs("b")) == (2, 0)
@@ -260,8 +258,7 @@ def test_a_process_that_only_another_launcher_sees_die_is_its_own_launcher_s(cod
 
 
 def test_a_host_that_has_trained_and_whose_ranks_all_hang_now_is_done_without():
-    play = elastic(least=1, **SEVERAL | {"listed": {"a": 1, "b": 2}})
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled(least=1, listed={"a": 1, "b": 2})
     play.report("a", code=1, dead=1, step=7)
     play.report("b", code=1, dead=2, step=7)
     play.order("a"), play.order("a", after=5.0)
@@ -281,16 +278,14 @@ def test_if_it_comes_again_and_again_the_others_are_stopped_ever_more_rarely():
 
 
 def test_bad_input_ends_a_job_of_several_launchers_that_has_never_trained():
-    play = elastic(**SEVERAL)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled()
     play.report("a", code=2)
     play.report("b", code=2)
     assert play.order("a").outcome.code == 2 == play.order("b").outcome.code
 
 
 def test_a_launcher_that_is_asked_to_end_leaves_and_the_job_goes_on():
-    play = elastic(**SEVERAL)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled()
     play.report("b", code=75, stopped=True)
     play.report("a", code=75)
     assert play.runs("a") == 2
@@ -298,8 +293,7 @@ def test_a_launcher_that_is_asked_to_end_leaves_and_the_job_goes_on():
 
 
 def test_the_cause_is_whose_end_is_no_consequence():
-    play = elastic(**SEVERAL)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play = settled()
     play.report("a", code=5)
     play.report("b", code=2, dead=1)
     assert play.order("a").outcome.code == 2 == play.order("b").outcome.code

@@ -26,7 +26,6 @@ with watch(group, cluster):
     assert group.gather("ranks", cluster.rank) == list(range(cluster.size))
     {body}
 """
-BEHIND_RANK_1 = "if rank == 0:\n    while not os.path.exists('up'): time.sleep(0.01)\n    "
 
 
 class Launch:

@@ -13,46 +13,31 @@ from tfdist.launcher.memory_cgroup import out_of_memory_kills
 V1 = pathlib.Path("/sys/fs/cgroup/memory")
 
 
-@pytest.fixture
-def groups(tmp_path, monkeypatch):
-    """Replaces the system's files: `groups(membership, {path: text})`."""
-
-    def create(membership, files):
-        monkeypatch.setattr(memory_cgroup, "_ROOT", tmp_path / "cgroup")
-        monkeypatch.setattr(memory_cgroup, "_MEMBERSHIP", tmp_path / "membership")
-        (tmp_path / "membership").write_text(membership)
-        for path, text in files.items():
-            file = tmp_path / "cgroup" / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-
-    return create
-
-
-def test_version_2_counts_in_memory_events(groups):
-    groups("0::/job/a\n", {"job/a/memory.events": "low 0\noom 4\noom_kill 3\noom_group_kill 9\n"})
-    assert out_of_memory_kills() == 3
-
-
-def test_version_1_counts_in_the_group_of_the_memory_controller(groups):
-    groups(
-        "9:name=systemd:/x\n4:cpu,memory:/job/a\n0::/\n",
-        {
-            "memory/job/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
-            "memory.events": "oom_kill 8\n",
-        },
-    )
-    assert out_of_memory_kills() == 2
-
-
-def test_a_path_that_the_container_does_not_see_is_that_of_its_root(groups):
-    groups("0::/docker/1234\n", {"memory.events": "oom_kill 5\n"})
-    assert out_of_memory_kills() == 5
-
-
-def test_where_nothing_counts_it_is_0(groups):
-    groups("4:memory:/\n", {"memory/memory.oom_control": "oom_kill_disable 0\n"})  # before Linux 4.13
-    assert out_of_memory_kills() == 0
+@pytest.mark.parametrize(
+    "membership, files, kills",
+    [
+        ("0::/job/a\n", {"job/a/memory.events": "low 0\noom 4\noom_kill 3\noom_group_kill 9\n"}, 3),  # version 2
+        (  # version 1: in the group of the memory controller
+            "9:name=systemd:/x\n4:cpu,memory:/job/a\n0::/\n",
+            {
+                "memory/job/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+                "memory.events": "oom_kill 8\n",
+            },
+            2,
+        ),
+        ("0::/docker/1234\n", {"memory.events": "oom_kill 5\n"}, 5),  # the container does not see the path: its root
+        ("4:memory:/\n", {"memory/memory.oom_control": "oom_kill_disable 0\n"}, 0),  # none before Linux 4.13
+    ],
+)
+def test_kills_are_counted_in_files_of_the_system(membership, files, kills, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_cgroup, "_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(memory_cgroup, "_MEMBERSHIP", tmp_path / "membership")
+    (tmp_path / "membership").write_text(membership)
+    for path, text in files.items():
+        file = tmp_path / "cgroup" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert out_of_memory_kills() == kills
 
 
 @pytest.fixture

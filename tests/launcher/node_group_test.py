@@ -1,25 +1,17 @@
 """Launchers on several hosts, with real processes."""
 
 import json
-import pathlib
 import signal
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.coordination.join_test import listens
-from tests.launcher.launching import Launches, free_address, member, python
+from tests.launcher.launching import free_address, member, python
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
-    with Launches(tmp_path) as launches:
-        yield launches
 
 
 def two_nodes(launch, *command, processes=("1", "1"), flags=()):
@@ -78,17 +70,10 @@ def test_a_host_that_is_done_waits_for_the_others(launch):
     assert "rank 1 ended with code 3" in nodes[0].said[-1]
 
 
-def test_a_host_that_is_done_does_not_wait_for_one_that_is_lost(launch):
-    nodes = two_nodes(launch, *python("if rank == 1: time.sleep(1); print('ready', flush=True); time.sleep(1000)"))
-    assert nodes[1].read_line() == "[1] ready\n"
-    nodes[1].process.kill()
-    assert nodes[0].wait() == 5
-    assert "node 1 is lost: its connection closed without a goodbye" in nodes[0].said[-1]
-
-
-def test_a_launcher_that_dies_ends_the_other(launch):
-    nodes = two_nodes(launch, *python("print('ready', flush=True); time.sleep(1000)"))
-    assert [one.read_line() for one in nodes] == ["[0] ready\n", "[1] ready\n"]
+@pytest.mark.parametrize("runs", ["True", "rank == 1"])
+def test_a_launcher_that_dies_ends_the_other_whether_that_runs_or_is_done(launch, runs):
+    nodes = two_nodes(launch, *python(f"if {runs}: time.sleep(rank); print('ready', flush=True); time.sleep(1000)"))
+    assert [one.read_line() for one in nodes[runs != "True" :]][-1] == "[1] ready\n"
     nodes[1].process.kill()
     assert nodes[0].wait() == 5
     assert "node 1 is lost: its connection closed without a goodbye" in nodes[0].said[-1]
@@ -111,15 +96,6 @@ def test_waiting_for_other_hosts_can_be_interrupted(launch, number, code):
     one.process.send_signal(number)
     assert one.wait() == code
     assert time.monotonic() - began < 30.0
-
-
-def test_a_coordinator_that_does_not_answer_is_named(launch):
-    address = free_address()
-    one = launch(
-        "true", flags=("--nodes=2", "--node_rank=1", f"--coordinator={address}", "--start_timeout_seconds=0.5")
-    )
-    assert one.wait() == 5
-    assert one.said == [f"tfdist.launch: node 0 did not answer at {address} within 0.5 s (Connection refused)."]
 
 
 def test_a_coordinators_port_in_use_is_bad_input(launch):

@@ -1,11 +1,8 @@
 """Ranks that end with code 75 by themselves: one rule for all jobs, see docs/guides/restarts.md."""
 
-import pathlib
-from collections.abc import Iterator
-
 import pytest
 
-from tests.launcher.launching import Launches, free_address, python
+from tests.launcher.launching import free_address, python
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -15,12 +12,6 @@ HANGS = "sys.exit(75) if rank else time.sleep(1000)"
 LOSES = "sys.exit(75) if rank else (time.sleep(0.2), sys.exit(5))"
 AGAIN = ("--max_preemptions=2", "--restart_backoff_seconds=0.1")
 LATE = "rank 0 did not end within 1 s (--grace_seconds), although rank 1 ended with code 75 (preempted)"
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
-    with Launches(tmp_path) as launches:
-        yield launches
 
 
 @pytest.mark.parametrize("size", ["2", "2:2"])

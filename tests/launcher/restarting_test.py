@@ -39,13 +39,6 @@ def test_a_job_that_fails_goes_on_where_it_saved(how: str, size: int, launch) ->
     assert "begins at 0" in one.log and "--- restart 1, " in one.log and "begins at 6" in one.log  # nothing lost
 
 
-def test_a_failure_that_repeats_at_the_same_step_ends_the_job_and_says_so(launch) -> None:
-    one = launch("--max_restarts=5", fault=die("rank == 1 and step == 8"))
-    assert one.end() == 137
-    assert len(one.begun()) == 4
-    assert "rank 1 ended with code 137 (killed by SIGKILL); the second failure in a row after step 7" in one.said[-1]
-
-
 def test_a_job_outlives_what_empties_its_launchers_directory(launch) -> None:
     """As when logind removes a user's files in memory at the end of their last session."""
     empties = "import shutil; shutil.rmtree(pathlib.Path(os.environ['TFDIST_STEP_NOTE']).parents[1]); sys.exit(1)"
@@ -53,20 +46,6 @@ def test_a_job_outlives_what_empties_its_launchers_directory(launch) -> None:
     assert one.end() == 0
     assert sorted({restart for _, _, restart, _, _ in one.begun()}) == [0, 1, 2]
     assert "Traceback" not in one.output and one.output.count("is missing (No such file or directory)") == 1
-
-
-def test_failures_at_other_steps_are_tried_until_the_budget_is_used_up(launch) -> None:
-    one = launch("--max_restarts=2", fault=die("rank == 1 and step == 7 + restart", "sys.exit(1)"))
-    assert one.end() == 1
-    assert len(one.begun()) == 6
-    assert "rank 1 ended with code 1 (failed)" in one.said[-1] and "--max_restarts=2 is used up" in one.said[-1]
-
-
-@pytest.mark.parametrize("code", [2, 3])
-def test_what_would_come_again_is_not_tried_again(code: int, launch) -> None:
-    one = launch("--max_restarts=2", fault=die("rank == 1 and step == 8", f"group.leave({code}); sys.exit({code})"))
-    assert one.end() == code
-    assert len(one.begun()) == 2 and "restart" not in one.said[-1]
 
 
 @pytest.mark.parametrize("size", ["2", "1:2"])
@@ -104,25 +83,6 @@ def test_a_preemption_has_its_own_budget(launch) -> None:
     step = int(re.findall(r"preempted at step (\d+)", one.output)[0])
     assert {(step, restart) for _, step, restart, _, _ in one.begun()} == {(0, 0), (step, 1)}
     assert one.said[-1].endswith("In 0.1 s: restart 1 of 1 after preemptions.")
-
-
-def test_the_pause_behind_preemptions_stays_once_training_has_begun(launch) -> None:
-    one = launch("--max_preemptions=2", last=10**6)
-    for count in (2, 4, 6):
-        os.kill(one.wait_for_ranks(count)[0], signal.SIGTERM)
-    assert one.end() == 75
-    pauses = [line for line in one.said if ": restart " in line]
-    assert [line.endswith(f"In 0.1 s: restart {k} of 2 after preemptions.") for k, line in enumerate(pauses, 1)] == [
-        True
-    ] * 2
-
-
-def test_a_second_preemption_is_beyond_the_budget(launch) -> None:
-    one = launch("--max_preemptions=1", "--max_restarts=5", last=10**6)
-    for count in (2, 4):
-        os.kill(one.wait_for_ranks(count)[0], signal.SIGTERM)
-    assert one.end() == 75
-    assert one.said[-1] == "tfdist.launch: all ranks ended with code 75 (preempted); --max_preemptions=1 is used up."
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

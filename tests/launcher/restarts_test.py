@@ -99,6 +99,11 @@ def test_a_process_that_is_ended_by_sigterm_was_preempted():
     assert waits(Restarts(Job(max_preemptions=1)), (137, None)) == [None]
 
 
+def test_the_pause_behind_preemptions_stays_once_training_has_begun():
+    restarts = Restarts(Job(max_preemptions=2, restart_backoff_seconds=0.1))
+    assert waits(restarts, (75, 7), (75, 9), (75, 12)) == [0.1, 0.1, None]
+
+
 def test_preemptions_have_a_budget_of_their_own_and_part_failures():
     restarts = Restarts(Job(max_restarts=2, max_preemptions=1))
     assert waits(restarts, (1, 7), (75, 7), (1, 7), (75, 9)) == [1, 1, 2, None]

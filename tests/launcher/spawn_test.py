@@ -2,7 +2,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 
 import psutil
@@ -128,17 +127,9 @@ def test_output_appears_behind_the_rank(capfd, tmp_path):
     assert (tmp_path / "rank-1.log").read_text() == "hello\n"
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"processes": 0}, "--processes must be at least 1"),
-        ({"launcher": "mpi"}, "--launcher must be known"),
-        ({"args": (threading.Lock(),)}, "spawn must be able to pickle"),
-    ],
-)
-def test_bad_input_is_told_before_anything_starts(arguments, message):
-    with pytest.raises(InputError, match=message):
-        spawn(print, **arguments)
+def test_bad_input_is_told_before_anything_starts():
+    with pytest.raises(InputError, match="--processes must be at least 1"):
+        spawn(print, processes=0)
 
 
 def test_an_interrupted_notebook_leaves_nobody(monkeypatch, tmp_path):

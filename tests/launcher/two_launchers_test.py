@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,12 +21,6 @@ JOB = """
     while not os.path.exists("end"): time.sleep(0.02)
     group.barrier("end")
 """
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
-    with Launches(tmp_path) as launches:
-        yield launches
 
 
 def started(launch: Launches, *flags: str) -> tuple[list[Launch], list[str]]:

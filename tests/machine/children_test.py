@@ -69,15 +69,15 @@ def test_an_error_of_a_command(run: Run):
     assert (ended.code, ended.reason) == (2, "It must be so. Received: not so.")
 
 
-def test_imports_that_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
-    (tmp_path / "tensorflow.py").write_text("raise ImportError('undefined symbol: TF_Version')")
+@pytest.mark.parametrize(
+    ("source", "seconds", "problem"),
+    [
+        ("raise ImportError('undefined symbol: TF_Version')", 60, "ImportError: undefined symbol: TF_Version"),
+        ("import time\ntime.sleep(60)", 1, "the imports did not end within 1 s"),
+    ],
+)
+def test_imports_that_fail_or_hang(source, seconds, problem, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+    (tmp_path / "tensorflow.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with Children() as children:
-        assert children.import_problem(60) == "ImportError: undefined symbol: TF_Version"
-
-
-def test_imports_that_hang(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
-    (tmp_path / "tensorflow.py").write_text("import time\ntime.sleep(60)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with Children() as children:
-        assert children.import_problem(1) == "the imports did not end within 1 s"
+        assert children.import_problem(seconds) == problem

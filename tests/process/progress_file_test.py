@@ -22,16 +22,6 @@ def test_a_note_outlives_the_process(tmp_path):
     assert progress_file.read(path) == 7
 
 
-def test_the_next_process_begins_without_it_and_needs_no_room(tmp_path):
-    path = tmp_path / "note"
-    progress_file.blank(path)
-    progress_file.forbid_restart({progress_file.VARIABLE: str(path)})
-    place = path.stat().st_ino
-    progress_file.blank(path)
-    assert progress_file.read(path) is None and not progress_file.forbids_restart(path)
-    assert path.stat().st_ino == place
-
-
 @pytest.mark.parametrize("environment", [{}, {progress_file.VARIABLE: "/nowhere/rank-0"}])  # deleted meanwhile
 def test_where_nobody_wants_to_know_a_note_goes_nowhere(environment):
     notes = progress_file.ProgressFile(environment)
@@ -49,6 +39,8 @@ def test_a_process_forbids_that_it_is_started_again_until_the_next_one_is(tmp_pa
     progress_file.forbid_restart(environment)
     notes.note(7)
     assert progress_file.forbids_restart(path) and progress_file.read(path) == 7
+    place = path.stat().st_ino
     progress_file.blank(path)
     assert not progress_file.forbids_restart(path) and progress_file.read(path) is None
+    assert path.stat().st_ino == place  # it needs no room
     progress_file.forbid_restart({})  # no launcher needs it
