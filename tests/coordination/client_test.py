@@ -92,14 +92,9 @@ def test_a_server_that_is_not_there_is_named():
         member(address, timeout=0.1, server_rank=LAUNCHER)
 
 
-def test_a_server_that_does_not_speak_is_named(scripted):
-    server = scripted()
-    with pytest.raises(PeerLostError, match=r"within 0.3 s \(timed out\)"):
-        member(server.address, timeout=0.3)
-
-
-def test_a_server_that_drips_is_given_up_at_the_timeout(scripted):
-    server = scripted(drips=True)
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_server_that_does_not_speak_or_drips_is_given_up_at_the_timeout(scripted, drips):
+    server = scripted(drips=drips)
     began = time.monotonic()
     with pytest.raises(PeerLostError, match=r"within 0.5 s \(timed out\)"):
         member(server.address, timeout=0.5)

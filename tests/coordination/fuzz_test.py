@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.arbitrary import TEXTS, VALUES, near
 from tests.coordination.client_test import WELCOME, Scripted
 from tests.coordination.conftest import TOKEN, Job
-from tests.coordination.wire import HELLO, Wire
+from tests.coordination.wire import GATHER, HELLO, Wire
 from tests.waiting import DEADLINE
 from tfdist.coordination import RemoteGroup, Server
 from tfdist.coordination.addresses import LOOPBACK, join_address, listen, split_address
@@ -42,7 +42,6 @@ def messages(types: list[str]) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(lambda kind, more: {**more, "type": kind}, st.sampled_from(types) | TEXTS, fields)
 
 
-GATHER = {"type": "gather", "ranks": None, "ticket": 1, "name": "x", "value": 1, "deadline": 1, "place": ""}
 PUBLISH = {"type": "publish", "ranks": None, "topic": "x", "value": 1}
 GOODBYE = {"type": "goodbye", "code": 0, "reason": ""}
 OF_MEMBERS = messages(TYPES) | near(GATHER) | near(PUBLISH) | near(GOODBYE)

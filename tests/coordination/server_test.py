@@ -9,7 +9,7 @@ import pytest
 
 from tests.coordination.members import outcome
 from tests.coordination.suspension import Suspension
-from tests.coordination.wire import HELLO, Wire, drip
+from tests.coordination.wire import GATHER, HELLO, Wire, drip
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import LostMember
 from tfdist.coordination.authentication import OVERHEAD
@@ -235,8 +235,7 @@ def test_a_large_message_may_take_longer_than_the_limit_of_silence(job, monkeypa
     two = job(2, members=False, heartbeat=0.1, lost_after=3.0)
     with Wire(two.server.address, {**HELLO, "rank": 1}) as wire:
         other = two.start(two.join(0).gather, "x", 0)
-        gather = {"type": "gather", "ranks": None, "ticket": 1, "name": "x", "deadline": 60, "place": ""}
-        sealed = wire.sealed({**gather, "value": "x" * (1 << 16)})
+        sealed = wire.sealed({**GATHER, "name": "x", "deadline": 60, "value": "x" * (1 << 16)})
         for place in range(0, len(sealed), 1 << 12):
             wire.sock.sendall(sealed[place : place + (1 << 12)])
             time.sleep(0.25)

@@ -40,8 +40,10 @@ class Job:
 def started(size: int) -> Iterator[Job]:
     with members(size) as groups:
         job = Job(groups)
-        yield job
-        job.collective.abort()
+        try:
+            yield job
+        finally:
+            job.collective.abort()
 
 
 def run(sync_points: SyncPoints, ends: Sequence[int], call: Between, between: Between) -> Acts:

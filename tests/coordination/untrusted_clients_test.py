@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.coordination.members import outcome
-from tests.coordination.wire import HELLO, Wire, drip
+from tests.coordination.wire import GATHER, HELLO, Wire, drip
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination.addresses import split_address
 from tfdist.coordination.connection import Connection
@@ -47,17 +47,11 @@ def test_an_untrusted_client_is_dropped_and_harms_nobody(job, raw):
 
 def test_an_untrusted_client_learns_nothing_without_the_token(job):
     two = job(2)
-    for sealed in (
-        {"type": "join"},
-        {"type": "gather", "ticket": 1, "name": "x", "value": 1, "deadline": 1, "place": ""},
-    ):
+    for sealed in ({"type": "join"}, GATHER):
         challenge, refused = untrusted_client(two, HELLO, sealed)
         assert sorted(challenge) == ["nonce", "type"]
         assert refused["type"] == "refused" and "token" in refused["reason"]
     assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
-
-
-GATHER = {"type": "gather", "ranks": None, "ticket": 1, "name": "y", "value": 1, "deadline": 1, "place": ""}
 
 
 @pytest.mark.parametrize(

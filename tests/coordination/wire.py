@@ -13,6 +13,7 @@ from tfdist.coordination.authentication import Session
 from tfdist.coordination.messages import VERSION, encode
 
 HELLO = {"type": "hello", "rank": 0, "size": 2, "version": VERSION, "pid": 1, "host": "h", "nonce": "n"}
+GATHER = {"type": "gather", "ranks": None, "ticket": 1, "name": "y", "value": 1, "deadline": 1, "place": ""}
 
 
 def drip(sock: socket.socket, until: Callable[[], object] = lambda: False) -> None:

@@ -29,8 +29,7 @@ def opened() -> Iterator[Open]:
     made = Open()
     with errors_logged() as errors, made.rendezvous_server:
         yield made
-        made.controller.end(Outcome(0))
-        made.controller.reported("own", Report(Outcome(0)))
+        made.finish()
     assert not errors
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.launcher.orphan_guard_test import members
+from tests.launcher.launching import members
 from tests.waiting import DEADLINE, wait_for
 from tfdist.errors import InputError
 from tfdist.launcher import hosts

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -76,16 +77,9 @@ class Launches:
         self._started.append(Launch(self._directory, self._mark, flags, command, **variables))
         return self._started[-1]
 
-    def running(self) -> list[psutil.Process]:
-        """Returns the running processes that the test has started, directly or indirectly."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("MARK") == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
+    def running(self, command: str | None = None) -> list[psutil.Process]:
+        """Returns the running processes that the test has started, directly or indirectly, and that run a command."""
+        return living(lambda process: process.environ().get("MARK") == self._mark and command in (None, process.name()))
 
     def __exit__(self, *error: Any) -> None:
         for one in self._started:
@@ -97,6 +91,21 @@ class Launches:
         for process in left:
             process.kill()
         assert not left
+
+
+def living(condition: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """Returns the processes that meet a condition, except for those that have ended meanwhile, or that may not be asked."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if condition(process) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def members(group: int) -> list[psutil.Process]:
+    """Returns the processes of a group."""
+    return living(lambda process: os.getpgid(process.pid) == group)
 
 
 def ends(pid: int) -> bool:

@@ -1,4 +1,3 @@
-import contextlib
 import os
 import signal
 import subprocess
@@ -7,7 +6,7 @@ import sys
 import psutil
 import pytest
 
-from tests.launcher.launching import Launches, ends
+from tests.launcher.launching import Launches, ends, living, members
 from tests.waiting import DEADLINE, read_line, wait_for
 from tfdist.launcher import reaper
 from tfdist.launcher.orphan_guard import OrphanGuard
@@ -25,17 +24,6 @@ with OrphanGuard() as guard:
     print(child.pid, guard._process.pid, flush=True)
     time.sleep(1000)
 """
-
-
-def members(group):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
 
 
 def test_a_launcher_that_is_killed_leaves_nobody_and_nothing_in_memory(tmp_path):
@@ -120,24 +108,10 @@ def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
 LEAVING = "setsid sleep 1000 & (setsid sleep 1000 &) ; wait"
 
 
-def marked(guard: OrphanGuard) -> list[psutil.Process]:
-    """Returns the running processes that have the guard's variable."""
+def marked(guard: OrphanGuard, command: str | None = None) -> list[psutil.Process]:
+    """Returns the running processes that have the guard's variable, and run a command."""
     [(name, value)] = guard.variables.items()
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def names(guard: OrphanGuard) -> list[str]:
-    """Returns the names of these processes, except for those that have ended meanwhile."""
-    found = []
-    for process in marked(guard):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.append(process.name())
-    return found
+    return living(lambda process: process.environ().get(name) == value and command in (None, process.name()))
 
 
 def test_processes_that_have_left_their_group_are_found():
@@ -150,7 +124,7 @@ def test_processes_that_have_left_their_group_are_found():
         )
         try:
             guard.add(added.pid)
-            wait_for(lambda: names(guard).count("sleep") == 3)
+            wait_for(lambda: len(marked(guard, "sleep")) == 3)
             guard.sweep()
             assert [process.pid for process in marked(guard)] == [added.pid]
             guard.forget(added.pid)
@@ -163,14 +137,6 @@ def test_processes_that_have_left_their_group_are_found():
                 process.wait()
 
 
-def daemons(launch: Launches) -> int:
-    found = 0
-    for process in launch.running():
-        with contextlib.suppress(psutil.Error):
-            found += process.cmdline() == ["sleep", "1000"]
-    return found
-
-
 @pytest.mark.parametrize("ends", ["killed", "by itself"])
 def test_no_daemon_of_a_rank_is_left(ends, tmp_path):
     """The rank starts one in a session of its own, and one whose parent ends as well."""
@@ -180,7 +146,7 @@ def test_no_daemon_of_a_rank_is_left(ends, tmp_path):
         (tmp_path / "stay").touch()
     with Launches(tmp_path) as launch:
         launcher = launch(*command, flags=("--processes=1",))
-        wait_for(lambda: daemons(launch) == 2)
+        wait_for(lambda: len(launch.running("sleep")) == 2)
         (tmp_path / "go").touch()
         if ends == "killed":
             launcher.process.kill()

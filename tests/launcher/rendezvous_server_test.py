@@ -48,6 +48,11 @@ class Open:
     def remote_agent(self, token: str = "token") -> RemoteAgent:
         return RemoteAgent(self.job, token)
 
+    def finish(self) -> None:
+        """Ends the job, whose own launcher has reported."""
+        self.controller.end(Outcome(0))
+        self.controller.reported("own", Report(Outcome(0)))
+
     def wait_for_guest(self) -> None:
         """Waits until the controller knows of a guest, which is welcomed before: an attempt would begin without it."""
         wait_for(lambda: any("has joined" in line for line in self.said))
@@ -58,8 +63,7 @@ def opened() -> Iterator[Open]:
     made = Open()
     with made.rendezvous_server:
         yield made
-        made.controller.end(Outcome(0))
-        made.controller.reported("own", Report(Outcome(0)))
+        made.finish()
 
 
 def test_a_guest_gets_its_orders_and_reports(opened) -> None:
@@ -154,8 +158,7 @@ def test_a_guest_that_never_ends_does_not_hold_up_the_end(opened, monkeypatch) -
     monkeypatch.setattr(rendezvous_server, "HELLO_SECONDS", 0.5)
     with Wire(opened.address, HELLO, "token") as wire:
         wire.receive()
-        opened.controller.end(Outcome(0))
-        opened.controller.reported("own", Report(Outcome(0)))
+        opened.finish()
         wire.send(orders.report_message(Report(Outcome(0))))
         dripping = threading.Thread(target=drip, args=(wire.sock,))
         dripping.start()
@@ -194,8 +197,7 @@ def test_untrusted_clients_are_limited_in_number_and_hold_up_neither_launchers_n
             assert sock.recv(1) == b""
         with opened.remote_agent() as remote_agent:
             wait_for(lambda: remote_agent.order().kind == OrderKind.RUN)
-            opened.controller.end(Outcome(0))
-            opened.controller.reported("own", Report(Outcome(0)))
+            opened.finish()
             remote_agent.report(Report(Outcome(0)))
             wait_for(lambda: remote_agent.order().kind == OrderKind.OVER)
         began = time.monotonic()

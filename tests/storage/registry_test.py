@@ -1,3 +1,6 @@
+"""URLs as paths, and which storage a path belongs to."""
+
+import os
 import pathlib
 import sys
 
@@ -63,3 +66,19 @@ def test_an_unknown_scheme_is_bad_input():
 def test_a_scheme_is_a_word_of_its_own(scheme):
     with pytest.raises(ValueError, match="needs its own URL scheme"):
         register(scheme, Other)
+
+
+def test_a_url_is_composed_as_a_path_is():
+    url = Url("s3", "bucket//runs/first/")
+    assert str(url) == "s3://bucket/runs/first"
+    assert (url.name, str(url.parent), str(url / "a")) == ("first", "s3://bucket/runs", "s3://bucket/runs/first/a")
+    assert str(url.with_name("second")) == "s3://bucket/runs/second"
+    assert url / "a" / "b" == url / "a/b"
+    assert sorted([url / "b", url / "a"]) == [url / "a", url / "b"]
+    assert len({url, Url("s3", "bucket/runs/first")}) == 1
+    assert Url("s3", "bucket").parent == Url("s3", "") == Url("s3", "").parent
+
+
+def test_a_url_is_never_opened_as_a_file_of_this_machine():
+    with pytest.raises(TypeError):
+        os.fspath(Url("s3", "bucket"))
