@@ -79,8 +79,8 @@ def scripted():
         server.close()
 
 
-def member(address, timeout=DEADLINE, server_rank=0):
-    return RemoteGroup(address, rank=1, size=2, token="t", timeout=timeout, server_rank=server_rank)
+def member(address, timeout=DEADLINE, **options):
+    return RemoteGroup(address, rank=1, size=2, token="t", timeout=timeout, **options)
 
 
 def test_a_server_that_is_not_there_is_named():
@@ -90,6 +90,8 @@ def test_a_server_that_is_not_there_is_named():
     assert str(raised.value) == f"rank 0 did not answer at {address} within 0.3 s (Connection refused)."
     with pytest.raises(PeerLostError, match="^the launcher did not answer"):
         member(address, timeout=0.1, server_rank=LAUNCHER)
+    with pytest.raises(PeerLostError, match="^node 0 did not answer"):
+        member(address, timeout=0.1, noun="node")
 
 
 @pytest.mark.parametrize("drips", [False, True])
