@@ -6,10 +6,14 @@ So are launchers and the ranks that they fork; see `tests.forked_launcher`. Test
 
 import contextlib
 import functools
+import importlib.util
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
+
+import pytest
 
 from tests.fork_server import Servers
 from tfdist.launcher.fork_server import can_fork
@@ -18,6 +22,8 @@ from tfdist.testing.processes import Ended, Job, Process, free_addresses
 
 __all__ = ["Ended", "Job", "free_addresses", "job", "start"]
 
+_HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
+_NAMES_HOROVOD = re.compile(r"horovodrun|=horovod| horovod\b|import tfdist\.horovod")
 _LAUNCHER = str(pathlib.Path(__file__).with_name("forked_launcher.py"))
 
 
@@ -31,7 +37,9 @@ def job(command: Sequence[str], size: int, environment: Mapping[str, str] | None
 def start(
     command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str | None = None
 ) -> Process:
-    """See `tfdist.testing.processes.start`; forks where possible."""
+    """See `tfdist.testing.processes.start`; forks where possible, and skips what needs a Horovod that is not built."""
+    if not _HAS_HOROVOD and (_NAMES_HOROVOD.search(" ".join(command)) or "HOROVOD_RANK" in environment):
+        pytest.skip("make horovod builds it")
     if not can_fork(command, environment):
         return processes.start(command, environment, output, directory)
     if [*command[1:3]] == ["-m", "tfdist.launch"]:

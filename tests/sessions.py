@@ -10,6 +10,7 @@ beside them, in a session of their own, which does not import what the others ne
 """
 
 import argparse
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -60,7 +61,7 @@ def sessions(tier: str, options: Sequence[str]) -> list[Session]:
 
 def command(session: Session) -> list[str]:
     """Returns the command of a session."""
-    return [*_PYTHON, "pytest", "-q", "-m", session.marks, *session.options, f"--junit-xml={report(session)}"]
+    return [*_PYTHON, "pytest", "-q", "-rs", "-m", session.marks, *session.options, f"--junit-xml={report(session)}"]
 
 
 def report(session: Session) -> pathlib.Path:
@@ -82,6 +83,8 @@ def summary(found: Sequence[Counts], minutes: float, tier: str) -> str:
     text = f"{passed} tests passed in {minutes:.1f} min"
     if skipped:
         text += f", {skipped} skipped"
+        if not importlib.util.find_spec("horovod"):
+            text += ": make horovod builds what they need"
     return f"{text}; make test-all has {left_out} more" if tier == "quick" else text
 
 

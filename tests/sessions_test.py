@@ -25,8 +25,16 @@ def test_what_waits_has_a_session_beside_what_computes():
         ("all", [Counts(5, 0, 0)], "5 tests passed in 4.5 min"),
     ],
 )
-def test_the_last_line_counts(tier: str, found: list[Counts], expected: str):
+def test_the_last_line_counts(tier: str, found: list[Counts], expected: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sessions.importlib.util, "find_spec", lambda name: name)
     assert sessions.summary(found, 4.49, tier) == expected
+
+
+def test_where_horovod_is_not_built_the_last_line_says_how(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sessions.importlib.util, "find_spec", lambda name: None)
+    assert "1 skipped: make horovod builds what they need; make test-all" in sessions.summary(
+        [Counts(1, 1, 1)], 1.0, "quick"
+    )
 
 
 @pytest.fixture
