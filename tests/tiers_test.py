@@ -50,40 +50,39 @@ def test_quick_and_the_slices_of_slow_are_all_that_is_collected(request: pytest.
     quick, slow = (tiers.units_of_tier(units, tier) for tier in ("quick", "slow"))
     slices = [tiers.slice_of(slow, f"{number}/{parts}") for number in range(1, parts + 1)]
     assert sorted(quick + [unit for units in slices for unit in units]) == sorted(units)
-    assert request.node.name in {unit.name.partition("::")[2] for unit in units}
-
-
-@pytest.fixture(scope="module")
-def shared() -> int:
-    return 1
-
-
-@pytest.fixture
-def indirectly(shared: int) -> int:
-    return shared
-
-
-def test_tests_that_share_a_fixture_of_the_module_are_a_unit(request: pytest.FixtureRequest, indirectly: int):
-    assert tiers.unit_of(request.node) == "tiers_test.py"
+    assert tiers.unit_of(request.node) in {unit.name for unit in units}
 
 
 @pytest.mark.parametrize("value", ["[a", "é"])
-def test_others_are_units_of_their_own(request: pytest.FixtureRequest, value: str):
+def test_a_test_is_a_unit_of_its_own(request: pytest.FixtureRequest, value: str):
     assert tiers.unit_of(request.node) == request.node.nodeid.removeprefix("tests/")
 
 
-@pytest.mark.parametrize(("mark", "expected"), [("smoke", "data/a_test.py"), ("separable", "data/a_test.py::test_a")])
-def test_a_cached_function_is_shared_by_all_tests_of_its_file_but_separable_ones(mark: str, expected: str):
+@pytest.mark.parametrize(
+    ("source", "scope", "mark", "shares"),
+    [
+        ("", "function", "smoke", False),
+        ("", "module", "smoke", True),
+        ("", "module", "separable", False),
+        ("@functools.cache\ndef job(): pass", "function", "smoke", True),
+        ("@functools.cache\ndef job(): pass", "function", "separable", False),
+        ("job = functools.cache(int)", "function", "smoke", False),  # a function of another package
+        ("@pytest.fixture(scope='module')\ndef job(): pass", "function", "smoke", True),  # which it may request by name
+        ("@pytest.fixture\ndef job(): pass", "function", "smoke", False),
+    ],
+)
+def test_tests_that_share_a_job_are_a_unit(source: str, scope: str, mark: str, shares: bool):
     module = types.ModuleType("tests.data.a_test")
-    exec("import functools\nplain = functools.cache(int)\n@functools.cache\ndef job(): pass", vars(module))
+    exec(f"import functools, pytest\n{source}", vars(module))
     item = types.SimpleNamespace(
         nodeid="tests/data/a_test.py::test_a",
         path=tiers.TESTS / "data" / "a_test.py",
         module=module,
+        fixturenames=["request"],
         get_closest_marker=lambda name: name == mark or None,
-        _fixtureinfo=types.SimpleNamespace(name2fixturedefs={}),
+        _fixtureinfo=types.SimpleNamespace(name2fixturedefs={"a": [types.SimpleNamespace(scope=scope)]}),
     )
-    assert tiers.unit_of(item) == expected
+    assert tiers.unit_of(item) == ("data/a_test.py" if shares else "data/a_test.py::test_a")
 
 
 @pytest.mark.parametrize("parts", [1, 5, 7])
