@@ -10,7 +10,7 @@ import sys
 import pytest
 from absl import flags as absl_flags
 
-from tfdist.cli import command, flags
+from tfdist.cli import command, flags, help_text
 from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError, NotFiniteError, PeerLostError
 
@@ -63,47 +63,17 @@ def test_arguments_behind_the_flags():
         ("--nojit_compil", '--nojit_compil is not a flag of tfdist.train. Did you mean "--jit_compile"?'),
         ("--xyzzy", "--xyzzy is not a flag of tfdist.train. `python -m tfdist.train --help`"),
         ("--strategie=single", 'Did you mean "--strategy" or "--straggler"?'),
-        ("--local_rank=0", "leave it out."),
-        ("--batch_size=x", "--batch_size must be an integer. Received: x. `python -m"),
-        ("--steps=1e3", "--steps must be an integer. Received: 1e3. `python -m"),
-        ("--learning_rate=0,001", "--learning_rate must be a number, such as 0.001. Received: 0,001. `python -m"),
-        ("--jit_compile=maybe", "--jit_compile must be true or false. Received: maybe. `python -m"),
-        ("--steps", "Missing value for flag --steps."),
-        ("--nojit_compile=1", "--nojit_compile=1 does not take an argument"),
-        ("digits", 'Only flags are accepted, written --name=value. Received: "digits".'),
-        (
-            "--flagfile=/none/here",
-            "--flagfile must name a readable file. Received: /none/here (No such file or directory).",
-        ),
         ("--flagfile", "--flagfile with no argument."),
-        ("--steps=-1", "--steps must be at least 0"),
-        ("--strategy=single --devices=2", "--devices=2 --strategy=single"),
-        ("--optimizer=sgd(momentum=)", "--optimizer: sgd(momentum=)  -- column 14: "),
     ],
 )
-def test_bad_input_is_one_line_and_code_2(capsys, argument, message):
-    def call(values):
-        flags.config(values)
-        pytest.fail("the command ran")
-
-    assert _run(call, *argument.split(" ")) == 2
-    line = _only_line(capsys)
-    assert line.startswith("tfdist.train: ")
-    assert message in line
+def test_bad_input_is_one_line_and_code_2(refusal, argument, message):
+    """Of what people do wrong, wrong_uses.tsv has more."""
+    assert message in refusal(argument)
 
 
-def test_a_flagfile_s_flags_are_checked_too(capsys, tmp_path):
-    path = tmp_path / "flags.txt"
-    path.write_text("# a comment\n--bach_size=3\n")
-    assert _run(_raiser(AssertionError()), f"--flagfile={path}") == 2
-    assert "--bach_size is not a flag" in _only_line(capsys)
-
-
-def test_a_flagfile_that_is_not_text(capsys, tmp_path):
-    path = tmp_path / "flags.txt"
-    path.write_bytes(b"--model=\xff\xfe\n")
-    assert _run(_raiser(AssertionError()), f"--flagfile={path}") == 2
-    assert "can't decode byte" in _only_line(capsys)
+def test_a_flagfile_that_is_not_text(refusal, tmp_path):
+    (tmp_path / "flags.txt").write_bytes(b"--model=\xff\xfe\n")
+    assert "can't decode byte" in refusal(f"--flagfile={tmp_path}/flags.txt")
 
 
 @pytest.mark.parametrize(
@@ -230,6 +200,37 @@ def test_help_without_flags_names_no_files_with_flags(capsys):
     assert command.run("ledger", lambda values: None, _raiser(AssertionError()), ["program", "--help"]) == 0
     shown = "Usage: python -m tfdist.ledger\n\nEvery command:\n  --help  Show this help.\n"
     assert capsys.readouterr().out == shown
+
+
+WHOLE = """\
+Usage: python -m tfdist.own [--flag=value ...] -- COMMAND
+
+Does what it does.
+
+Shape:
+  --width     How wide it is. (default: 3)
+  --[no]tall  Whether it is more high than it is
+              wide.
+
+Flags:
+  --name      Its name."""
+
+
+def test_a_text_of_topics():
+    topics = {
+        "Shape": [
+            ("--width", "How wide it is. (default: 3)"),
+            ("--[no]tall", "Whether it is more high than it is wide."),
+        ],
+        "Flags": [("--name", "Its name.")],
+    }
+    assert help_text.render("python -m tfdist.own", topics, "Does what it does.", "-- COMMAND", width=50) == WHOLE
+
+
+def test_a_text_of_flags_alone():
+    assert help_text.render("own", {"Flags": [("--name", "Its name.")]}) == (
+        "Usage: own [--flag=value ...]\n\nFlags:\n  --name  Its name."
+    )
 
 
 def test_flags_without_effect_are_named_only(capsys):

@@ -8,7 +8,6 @@ from tests import documented_json
 from tfdist import train
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
-from tfdist.errors import InputError
 
 GIVEN = {"strategy": "auto", "model": "mlp(hidden=(8,))", "dataset": "synthetic:4x4x1", "batch_size": 25, "steps": 30}
 
@@ -48,8 +47,3 @@ def test_the_rows_of_an_uneven_allocation():
     assert output.facts
     assert output.facts["replica_batch_examples"] == [5, 20]
     assert output.facts["micro_batch_examples"] == [2, 3, 10]
-
-
-def test_json_is_for_dry_runs():
-    with pytest.raises(InputError, match=r"needs --dry_run; a run writes metrics.jsonl. Received: --json alone."):
-        train.main(TrainConfig(**GIVEN), Output(is_json=True))

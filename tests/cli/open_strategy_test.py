@@ -10,14 +10,13 @@ from tfdist.strategies.mirrored import Mirrored
 
 from tfdist.cli import open_strategy
 from tfdist.config.train_config import TrainConfig
+from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError, NotFiniteError, Preempted
 
 
 @pytest.fixture
 def agreed(monkeypatch):
     """The values that the processes have compared, by name."""
-    from tfdist.coordination import LocalGroup
-
     seen = {}
     monkeypatch.setattr(LocalGroup, "agree", lambda self, name, value, *_: seen.update({name: value}))
     return seen
@@ -79,8 +78,6 @@ def test_the_coordinator_flag_is_the_environment_s(monkeypatch):
 @pytest.mark.parametrize(("error", "waited"), [(Preempted, True), (NotFiniteError, False)])
 def test_who_was_preempted_waits_for_the_others_as_who_is_done(monkeypatch, error, waited):
     """All ranks have agreed on a preemption; other errors may be unknown to the other ranks."""
-    from tfdist.coordination import LocalGroup
-
     names = []
     monkeypatch.setattr(LocalGroup, "barrier", lambda self, name, deadline=60.0: names.append(name))
     with pytest.raises(error), open_strategy.opened_strategy(TrainConfig()):
@@ -91,8 +88,6 @@ def test_who_was_preempted_waits_for_the_others_as_who_is_done(monkeypatch, erro
 @pytest.mark.parametrize(("given", "deadline"), [({}, math.inf), ({"end_timeout_seconds": 600.0}, 600.0)])
 def test_who_is_done_early_waits_as_long_as_the_others_live(monkeypatch, given, deadline):
     """They may be writing a large model; the group detects a lost process."""
-    from tfdist.coordination import LocalGroup
-
     waits = {}
     monkeypatch.setattr(LocalGroup, "barrier", lambda self, name, deadline=60.0: waits.update({name: deadline}))
     with open_strategy.opened_strategy(TrainConfig(start_timeout_seconds=1.0), **given):

@@ -52,10 +52,3 @@ def test_nothing_without_a_result_or_after_an_error(body: str):
     done = run(body, "--json")
     assert not done.stdout
     assert ("It must be so." in done.stderr) == (done.returncode == 2)
-
-
-def test_commands_without_it_refuse_it():
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdist.launch", "--json"], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 2 and "--json is not a flag of tfdist.launch." in done.stderr

@@ -1,8 +1,6 @@
 """`--find` in this process: its files, the line that says what to do, and what it refuses."""
 
 import json
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -85,38 +83,23 @@ def test_flags_that_exclude_a_search(flags, message):
     assert message in str(error.value)
 
 
-def test_a_search_for_the_batch_size_is_refused_in_a_job(tmp_path, monkeypatch):
-    workers = {"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 1}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(workers))
+@pytest.mark.parametrize(
+    ("find", "message"),
+    [
+        (
+            "batch_size",
+            'Received: a process of a job of 2 (TF_CONFIG). Leave out the launcher, and give --find="batch_size(pro',
+        ),
+        ("batch_size(max=10)", "at most max. Received: --batch_size=64 and max=10"),
+        ("batch_size(launcher=mpi)", '--find: launcher must be known. Received: "mpi". Known: horovod, tensorflow.'),
+    ],
+    ids=["in a job", "a first size above the largest", "an unknown launcher"],
+)
+def test_a_search_that_is_refused_leaves_no_directory(find, message, tmp_path, monkeypatch):
+    if find == "batch_size":
+        workers = {"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 1}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(workers))
     with pytest.raises(InputError) as error:
-        run(tmp_path / "run", find="batch_size")
-    assert (
-        'Received: a process of a job of 2 (TF_CONFIG). Leave out the launcher, and give --find="batch_size(pro'
-        in str(error.value)
-    )
+        run(tmp_path / "run", find=find, batch_size=64)
+    assert message in str(error.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_first_size_above_the_largest_is_refused(tmp_path):
-    with pytest.raises(InputError, match="at most max. Received: --batch_size=64 and max=10"):
-        run(tmp_path / "run", find="batch_size(max=10)", batch_size=64)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_launcher_that_is_not_known_leaves_no_directory(tmp_path):
-    with pytest.raises(InputError) as error:
-        run(tmp_path / "run", find="batch_size(launcher=mpi)")
-    assert str(error.value) == '--find: launcher must be known. Received: "mpi". Known: horovod, tensorflow.'
-    assert not (tmp_path / "run").exists()
-
-
-def test_what_is_wrong_is_said_without_tensorflow():
-    code = (
-        "import sys; sys.argv = ['train', '--find=batch_size(memory=2Gig)']; from tfdist import train\n"
-        "from tfdist.cli import command, flags\n"
-        "code = command.run('train', flags.define, lambda v, o: train.main(flags.config(v), o), has_json=True)\n"
-        "sys.exit(code if 'tensorflow' not in sys.modules else 99)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1 and "memory must be a number of bytes" in done.stderr

@@ -53,20 +53,14 @@ def test_keeps(given, kept):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("batch_size", 0, "--batch_size must be at least 1 and finite. Received: 0."),
         ("batch_size", "64", "batch_size must be of type int. Received: '64'."),
         ("batch_size", 64.0, "batch_size must be of type int"),
         ("batch_size", True, "batch_size must be of type int"),
         ("dry_run", 1, "dry_run must be of type bool"),
         ("model", None, "model must be of type str"),
         ("steps", -1, "--steps must be at least 0"),
-        ("epochs", -1, "--epochs must be at least 0"),
-        ("devices", -1, "--devices must be at least 0"),
         ("seed", 2**31, "--seed must be at least 0 and at most 2147483647. Received: 2147483648."),
-        ("learning_rate", float("nan"), "--learning_rate must be at least 0 and finite. Received: nan."),
         ("learning_rate", float("inf"), "--learning_rate must be at least 0 and finite. Received: inf."),
-        ("learning_rate", -0.1, "--learning_rate must be at least 0"),
-        ("log_every", 0, "--log_every must be at least 1"),
         ("steps_per_call", 0, "--steps_per_call must be at least 1"),
         ("start_timeout_seconds", 0, "--start_timeout_seconds must be at least 1"),
         (
@@ -76,26 +70,18 @@ def test_keeps(given, kept):
         ),
         ("communication", "ccl", "--communication: oneCCL is not supported, because its sums on three ranks differ "),
         ("communication", "ccl", "reduce-scatter or process sets for it. Received: ccl. Use mpi."),
-        (
-            "batch_norm",
-            "sync",
-            '--batch_norm=sync is not known. Did you mean "synchronized"? Known: local, synchronized.',
-        ),
         ("optimizer", "sgd(momentum=)", "--optimizer: sgd(momentum=)  -- column 14: "),
         ("model", "", '--model: ""  -- column 1: expected a name.'),
         ("loss", "a b", "--loss: a b  -- column 3"),
         ("dataset", "digits(", "--dataset: digits(  -- column 7"),
         ("metrics", "top_k(k=5)", "--metrics: top_k(k=5) must be comma-separated names."),
         ("metrics", "accuracy,", "--metrics: accuracy, must be comma-separated names"),
-        ("coordinator", "host", "--coordinator: host must be HOST:PORT"),
-        ("coordinator", "host:70000", "--coordinator: host:70000 must be HOST:PORT"),
-        ("profile_steps", "10", "--profile_steps: 10 must be A:B"),
-        ("profile_steps", "20:10", "--profile_steps: 20:10 must be A:B"),
         ("profile_steps", "10:10", "--profile_steps: 10:10 must be A:B"),
         ("output_dir", "a\nb", r"--output_dir must be one line of printable text. Received: 'a\nb'."),
     ],
 )
 def test_refuses(field, value, message):
+    """tests/cli/wrong_uses.tsv has more, as whole lines."""
     with pytest.raises(InputError) as caught:
         TrainConfig(**{field: value})
     assert message in str(caught.value)
@@ -120,34 +106,17 @@ def test_communication_is_multiworker_s(other):
         TrainConfig(communication="ring", strategy=other)
 
 
-def test_each_strategy_names_the_implementations_that_it_has():
-    TrainConfig(communication="mpi", strategy="horovod")
-    with pytest.raises(InputError) as caught:
-        TrainConfig(communication="mpi", strategy="multiworker")
-    assert str(caught.value) == (
-        "--communication must be auto, ring or nccl for --strategy=multiworker. "
-        "Received: --communication=mpi --strategy=multiworker."
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "received"),
     [
         ({"steps": 5, "epochs": 2}, "--steps=5 --epochs=2"),
-        ({"jit_compile": True, "batch_norm": "synchronized"}, "--jit_compile=true --batch_norm=synchronized"),
         (
             {"learning_rate": 0.5, "optimizer": "sgd(learning_rate=0.1)"},
             r"--learning_rate=0.5 --optimizer=sgd\(learning_rate=0.1\)",
         ),
         ({"profile_steps": "50:60", "steps": 50}, "--profile_steps=50:60 --steps=50"),
         ({"mesh_shape": "data:2"}, "--mesh_shape=data:2 --strategy=auto"),
-        ({"layout": "ffn:model", "strategy": "mirrored"}, "--layout=ffn:model --strategy=mirrored"),
         ({"shard": "optimizer", "strategy": "mirrored"}, "--shard=optimizer --strategy=mirrored"),
-        ({"shard": "gradients", "strategy": "horovod"}, "--shard=gradients --strategy=horovod"),
-        (
-            {"shard": "optimizer", "strategy": "horovod", "sync": "local_sgd(period=4)"},
-            r"--shard=optimizer --sync=local_sgd\(period=4\)",
-        ),
         ({"strategy": "mesh", "compression": "int8"}, "--compression=int8 --strategy=mesh"),
         ({"strategy": "mesh", "jit_compile": True}, "--jit_compile=true --strategy=mesh"),
     ],
@@ -169,6 +138,7 @@ def test_refuses_together(given, received):
         {"tpu": "mine", "strategy": "own.module:Class"},
         {"communication": "ring", "strategy": "multiworker"},
         {"communication": "ring", "strategy": "auto"},
+        {"communication": "mpi", "strategy": "horovod"},
         {"jit_compile": True},
         {"batch_norm": "synchronized"},
         {"optimizer": "sgd(learning_rate=0.1)"},
@@ -196,10 +166,8 @@ def test_a_mesh_is_checked_when_flags_are_read(given, message):
         TrainConfig(strategy="mesh", **given)
 
 
-def test_a_search_for_a_layout_has_a_limit():
+def test_a_search_for_a_layout_is_no_training():
     LayoutConfig(mesh_shape="data:2;model:2", layout="auto", memory_gb=0.5)
-    with pytest.raises(InputError, match="give both --layout=auto and --memory_gb or neither"):
-        LayoutConfig(mesh_shape="data:2", layout="auto")
     with pytest.raises(InputError, match="--layout: auto is only for `python -m tfdist.layout`"):
         TrainConfig(strategy="mesh", layout="auto")
 
@@ -210,14 +178,10 @@ def test_a_chosen_strategy_is_checked_again():
 
 
 def test_verify_is_checked_like_train():
-    with pytest.raises(InputError, match="--tolerance must be at least 0"):
-        VerifyConfig(tolerance=-1.0)
     with pytest.raises(InputError, match="--steps=10 --epochs=2"):
         VerifyConfig(epochs=2)
 
 
 @pytest.mark.parametrize("lossy", [{"precision": "mixed_float16"}, {"compression": "int8"}])
-def test_what_is_not_exact_by_design_needs_a_tolerance(lossy):
-    with pytest.raises(InputError, match="by more than rounding: set --tolerance"):
-        VerifyConfig(**lossy)
+def test_what_is_not_exact_by_design_may_have_a_tolerance(lossy):
     assert VerifyConfig(**lossy, tolerance=0.1).tolerance == 0.1

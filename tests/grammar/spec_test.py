@@ -1,16 +1,19 @@
-"""The grammar of compound values: valid and invalid values, positions of errors, and loading by name."""
+"""Compound values: their grammar, positions of errors, lists and names of them, loading and calling what they name."""
 
+import functools
 import keyword
-import subprocess
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.errors import InputError
+from tfdist.errors import InputError, NotFiniteError
 from tfdist.grammar import spec
 from tfdist.grammar.spec import Spec
+from tfdist.grammar.spec_list import parse_specs, split_outside
+from tfdist.grammar.unique_names import unique_names, without_mark
+from tfdist.grammar.user_code import call_own
 
 _names = st.from_regex(r"[A-Za-z0-9_.:/-]+", fullmatch=True)
 _keys = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True).filter(lambda key: not keyword.iskeyword(key))
@@ -223,6 +226,59 @@ def test_an_error_inside_the_function_passes_through():
         spec.call(broken, Spec("f", {"width": 1}))
 
 
-def test_imports_no_tensorflow():
-    code = "import sys, tfdist.grammar.spec; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
+def test_specs_are_separated_by_commas():
+    assert parse_specs("") == []
+    assert parse_specs("a, b(c=(1, 2), d='x,)y') ,e.f:g") == [
+        Spec("a"),
+        Spec("b", {"c": (1, 2), "d": "x,)y"}),
+        Spec("e.f:g"),
+    ]
+
+
+def test_parts_need_not_be_specs():
+    assert split_outside("model=cnn(filters=(4, 8)),,status=*") == ["model=cnn(filters=(4, 8))", "status=*"]
+
+
+def test_names_are_numbered_and_found_again():
+    named = unique_names([("dense/kernel", 1), ("dense/kernel", 2), ("dense/bias", 3), ("dense/kernel", 4)])
+    assert named == {"dense/kernel": 1, "dense/kernel#2": 2, "dense/bias": 3, "dense/kernel#3": 4}
+    assert {without_mark(name) for name in named} == {"dense/kernel", "dense/bias"}
+
+
+def fails():
+    raise KeyError("first\nsecond")
+
+
+class Fails:
+    def __init__(self):
+        fails()
+
+
+class FailsWhenCalled:
+    def __call__(self):
+        fails()
+
+
+@pytest.mark.parametrize("function", [fails, Fails, FailsWhenCalled(), functools.partial(fails)])
+def test_the_line_says_what_and_where(function):
+    with pytest.raises(InputError) as caught:
+        call_own("--model", function, Spec("own:name"))
+    message = str(caught.value)
+    assert message.startswith(
+        f"--model=own:name must not fail. Received: KeyError: 'first\\nsecond' ({__file__}, line "
+    )
+    assert "\n" not in message
+
+
+def test_a_builtin_has_no_line_of_its_own():
+    with pytest.raises(InputError, match=r"Received: TypeError: len\(\) takes exactly one argument .*spec.py, line"):
+        call_own("--dataset", len, Spec("builtins:len"))
+
+
+@pytest.mark.parametrize("error", [NotFiniteError("Step 3."), MemoryError("no more")])
+def test_errors_with_a_meaning_pass_through(error):
+    def function():
+        raise error
+
+    with pytest.raises(type(error)):
+        call_own("--model", function, Spec("own:name"))
