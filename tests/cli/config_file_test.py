@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -28,6 +29,19 @@ warmup_start: 0
 
 
 @pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Returns the one line by which the training command refuses its flags, with exit code 2."""
+
+    def said(*argv: str) -> str:
+        code = command.run("train", flags.define, lambda values: flags.config(values) and None, ["program", *argv])
+        captured = capsys.readouterr()
+        assert (code, captured.out, captured.err.count("\n")) == (2, "", 1), captured
+        return captured.err
+
+    return said
+
+
+@pytest.fixture
 def write(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """Writes a file in the current directory."""
     monkeypatch.chdir(tmp_path)
@@ -36,9 +50,8 @@ def write(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
 
 def parsed(*argv: str) -> TrainConfig:
     found: list[TrainConfig] = []
-    assert (
-        command.run("train", flags.define, lambda values: found.append(flags.config(values)), ["program", *argv]) == 0
-    )
+    code = command.run("train", flags.define, lambda values: found.append(flags.config(values)), ["program", *argv])
+    assert code == 0
     return found[0]
 
 
@@ -113,10 +126,8 @@ def test_the_launcher_takes_it_too(write):
     def call(values, rest):
         seen.append((values.processes, values.max_restarts))
 
-    assert (
-        command.run("launch", launch.define_flags, call, ["program", "--config=run.yaml", "true"], arguments="-- C")
-        == 0
-    )
+    argv = ["program", "--config=run.yaml", "true"]
+    assert command.run("launch", launch.define_flags, call, argv, arguments="-- C") == 0
     assert seen == [("1:4", 3)]
 
 
@@ -160,3 +171,5 @@ def test_what_cannot_be_read(write, refusal, tmp_path: pathlib.Path):
     assert "--config must name a readable text file. Received: binary (" in refusal("--config=binary")
     (tmp_path / "control").write_bytes(b"seed: \x01")
     assert "control: " in refusal("--config=control")
+    (tmp_path / "flags.txt").write_bytes(b"--model=\xff\xfe\n")
+    assert "can't decode byte" in refusal("--flagfile=flags.txt")

@@ -1,7 +1,8 @@
-"""The set of flags; flags, configurations and flag files are equivalent."""
+"""The set of flags; flags, configurations and flag files are equivalent; which of ours are named for those of others."""
 
 import dataclasses
 import math
+import shlex
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tfdist import models
-from tfdist.cli import flags
+from tfdist.cli import flag_aliases, flags
 from tfdist.config.job_config import JobConfig
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.config.run_config import RunConfig
@@ -19,6 +20,7 @@ from tfdist.config.topics import WITHOUT_EFFECT
 from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 from tfdist.export import ExportConfig
+from tfdist.launcher.job import Job
 
 # Users have these names in scripts: names may be added but not renamed.
 NAMES = """
@@ -66,15 +68,8 @@ def test_every_flag_says_what_it_means_under_a_topic():
     values = absl_flags.FlagValues()
     flags.define(values, VerifyConfig)
     topics = values.flags_by_module_dict()
-    assert list(topics) == [
-        "Model and data",
-        "Duration",
-        "Strategy and devices",
-        "Training",
-        "Gradients",
-        "Checks",
-        WITHOUT_EFFECT,
-    ]
+    names = ["Model and data", "Duration", "Strategy and devices", "Training", "Gradients", "Checks"]
+    assert list(topics) == [*names, WITHOUT_EFFECT]
     assert all(flag.help.endswith(".") for group in topics.values() for flag in group)
 
 
@@ -132,11 +127,8 @@ _known = {
 def _values_of(field: dataclasses.Field) -> st.SearchStrategy:
     flag = field.metadata["flag"]
     most = flag.most if math.isfinite(flag.most) else 10**9
-    by_type = {
-        bool: st.booleans(),
-        int: st.integers(int(flag.least), int(most)),
-        float: st.floats(flag.least, most),
-    }
+    numbers = {int: st.integers(int(flag.least), int(most)), float: st.floats(flag.least, most)}
+    by_type = {bool: st.booleans(), **numbers}
     return _known[field.name] if field.name in _known else by_type.get(type(field.default), _line)
 
 
@@ -171,3 +163,29 @@ def test_a_flag_file_keeps_the_output_directory_as_a_comment():
 def test_imports_no_tensorflow():
     code = "import sys, tfdist.cli.flags, tfdist.cli.command; sys.exit(bool({'tensorflow', 'keras', 'numpy'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
+
+
+OURS = {field.name for field in dataclasses.fields(TrainConfig)} | {"config"}
+LAUNCHERS = {field.name for field in dataclasses.fields(Job)}
+
+
+def test_every_flag_that_is_named_exists():
+    assert flag_aliases.SAME.keys() <= OURS
+    assert flag_aliases.LAUNCHER.keys() <= LAUNCHERS
+    for ours, _ in flag_aliases.OTHER.values():
+        values = absl_flags.FlagValues()
+        flags.define(values)
+        written = shlex.split(ours)
+        given = [word for word in written if "=" in word or values[word[2:]].boolean]
+        assert {word.partition("=")[0][2:] for word in written} <= OURS
+        assert values(["program", *given]) == ["program"]
+        flags.config(values)
+
+
+def test_an_alias_is_in_one_place_and_no_flag_of_ours():
+    same = [alias for aliases in flag_aliases.SAME.values() for alias in aliases.split()]
+    launched = [alias for aliases in flag_aliases.LAUNCHER.values() for alias in aliases.split()]
+    known = [*same, *flag_aliases.OTHER]
+    assert len(known) == len({*known}) and len(launched) == len({*launched})
+    assert not OURS & {*known}
+    assert not LAUNCHERS & {*launched}

@@ -1,14 +1,17 @@
-"""Checks and patches of the Horovod build, without network and compiler."""
+"""The Horovod build: checks and patches, without network and compiler, and the cache of wheels: owners, modes and hashes."""
 
 import hashlib
 import os
 import pathlib
 import re
+import stat
+import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
-from tfdist.cli import horovod_build
+from tfdist.cli import horovod_build, wheel_cache
 from tfdist.cli.horovod_build import Build
 from tfdist.errors import InputError, TfdistError
 
@@ -23,8 +26,6 @@ GLOO = "\n  global_ranks_.reserve(size_);\n  {\n"
 VERSION = f"from horovod.runner import run\n\n__version__ = '{horovod_build.VERSION}'\n"
 JS_RUN = "import os\nfrom distutils.spawn import find_executable\n\nfind_executable('jsrun')\n"
 MPI_RUN = "        elif 'MPICH' in output:\n            return _MPICH_IMPL\n"
-
-
 MPI_OPERATIONS = """MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)
     : AllreduceOp(global_state) {}
 
@@ -75,41 +76,40 @@ def tool(folder: pathlib.Path, name: str, script: str = "exit 0") -> None:
     path.chmod(0o755)
 
 
-def test_patch_removes_the_xla_bridge_and_nothing_else_of_cmake(source: pathlib.Path):
+@pytest.fixture
+def patched(source: pathlib.Path) -> Callable[[str], str]:
+    """Returns a function that reads a file of the patched source."""
     horovod_build.patch(source)
+    return lambda name: (source / name).read_text()
+
+
+def test_patch_removes_the_xla_bridge_and_nothing_else_of_cmake(patched):
     expected = [line for line in CMAKE.splitlines() if "xla_mpi_ops" not in line]
-    assert (source / "horovod/tensorflow/CMakeLists.txt").read_text().splitlines() == expected
+    assert patched("horovod/tensorflow/CMakeLists.txt").splitlines() == expected
 
 
-def test_patch_frees_horovodrun_of_distutils(source: pathlib.Path):
-    horovod_build.patch(source)
-    text = (source / "horovod/runner/js_run.py").read_text()
+def test_patch_frees_horovodrun_of_distutils_and_lets_it_find_mpich(patched):
+    text = patched("horovod/runner/js_run.py")
     assert "distutils" not in text
     compile(text, "js_run.py", "exec")
     assert "from shutil import which as find_executable\n" in text
+    assert "if 'MPICH' in output or 'HYDRA' in output:\n" in patched("horovod/runner/mpi_run.py")
 
 
-def test_patch_lets_horovodrun_find_mpich(source: pathlib.Path):
-    horovod_build.patch(source)
-    assert "if 'MPICH' in output or 'HYDRA' in output:\n" in (source / "horovod/runner/mpi_run.py").read_text()
-
-
-def test_patch_makes_allreduces_over_mpi_in_pieces(source: pathlib.Path):
-    horovod_build.patch(source)
-    text = (source / "horovod/common/ops/mpi_operations.cc").read_text()
+def test_patch_makes_allreduces_over_mpi_in_pieces(patched):
+    text = patched("horovod/common/ops/mpi_operations.cc")
     assert text.index("static int AllreduceInPieces(") < text.index("MPIAllreduce::MPIAllreduce(")
     assert "  int op =\n      AllreduceInPieces(sendbuf, buffer_data, num_elements,\n" in text
 
 
-def test_patch_mends_defects_and_says_so_in_the_version(source: pathlib.Path):
-    horovod_build.patch(source)
-    assert "global_ranks_.resize(size_);" in (source / "horovod/common/gloo/gloo_controller.cc").read_text()
-    assert "gloo_iface_ = global_context.gloo_iface_;" in (source / "horovod/common/gloo/gloo_context.cc").read_text()
-    pair = (source / "third_party/gloo/gloo/transport/tcp/pair.cc").read_text()
+def test_patch_mends_defects_and_says_so_in_the_version(patched):
+    assert "global_ranks_.resize(size_);" in patched("horovod/common/gloo/gloo_controller.cc")
+    assert "gloo_iface_ = global_context.gloo_iface_;" in patched("horovod/common/gloo/gloo_context.cc")
+    pair = patched("third_party/gloo/gloo/transport/tcp/pair.cc")
     assert "GLOO_ENFORCE_LE" not in pair and "signalException(ex);" in pair
-    assert "if (fixed_values_.count(" in (source / "horovod/common/parameter_manager.cc").read_text()
-    assert 'set(CMAKE_BUILD_RPATH "$ORIGIN/../../../..")' in (source / "CMakeLists.txt").read_text()
-    assert f"__version__ = '{horovod_build.PATCHED}'" in (source / "horovod/__init__.py").read_text()
+    assert "if (fixed_values_.count(" in patched("horovod/common/parameter_manager.cc")
+    assert 'set(CMAKE_BUILD_RPATH "$ORIGIN/../../../..")' in patched("CMakeLists.txt")
+    assert f"__version__ = '{horovod_build.PATCHED}'" in patched("horovod/__init__.py")
 
 
 @pytest.mark.parametrize("text", ["# nothing\n", CMAKE + CMAKE])
@@ -271,3 +271,68 @@ def test_gpu_and_mpi_change_the_builds_environment():
 )
 def test_the_last_error_is_the_cause_and_not_its_echo(output: str, cause: str):
     assert horovod_build.last_error(output).startswith(cause)
+
+
+@pytest.fixture
+def built(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A wheel next to the directory of the cache."""
+    wheel = tmp_path / "a-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    return wheel
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    folder = tmp_path / "cache" / "wheels"
+    wheel_cache.make_private(folder)
+    return folder
+
+
+def mode(path: pathlib.Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_directory_is_private_and_one_that_others_can_read_is_used(folder: pathlib.Path):
+    assert mode(folder) == 0o700
+    folder.chmod(0o755)
+    wheel_cache.make_private(folder)
+    assert mode(folder) == 0o755
+
+
+def test_a_wheel_is_moved_and_its_hash_recorded_for_sha256sum(built: pathlib.Path, folder: pathlib.Path):
+    wheel = wheel_cache.add(built, folder)
+    assert wheel == folder / built.name
+    assert not built.exists()
+    assert not wheel_cache.check(wheel)
+    record = folder / f"{wheel.name}.sha256"
+    assert mode(record) == 0o600
+    assert set(folder.iterdir()) == {wheel, record}
+    done = subprocess.run(["sha256sum", "--check", record.name], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{wheel.name}: OK\n"
+
+
+def test_a_wheel_that_replaces_another_has_its_own_hash(built: pathlib.Path, folder: pathlib.Path):
+    wheel_cache.add(built, folder)
+    built.write_bytes(b"another wheel")
+    wheel = wheel_cache.add(built, folder)
+    assert wheel.read_bytes() == b"another wheel"
+    assert not wheel_cache.check(wheel)
+
+
+def test_a_wheel_with_the_hash_of_its_predecessor_is_not_used(built, folder, monkeypatch: pytest.MonkeyPatch):
+    wheel_cache.add(built, folder)
+    built.write_bytes(b"another wheel")
+
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tempfile.mkstemp", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        wheel_cache.add(built, folder)
+    assert wheel_cache.check(folder / built.name).startswith("its SHA-256 is ")
+
+
+def test_the_hash_of_another_file_is_not_the_wheel_s(built: pathlib.Path, folder: pathlib.Path):
+    wheel = wheel_cache.add(built, folder)
+    renamed = wheel.rename(folder / "b-1.0-py3-none-any.whl")
+    assert wheel_cache.check(renamed) == "its hash was not recorded"

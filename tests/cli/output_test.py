@@ -33,12 +33,8 @@ def test_one_object_and_nothing_else():
     )
     assert done.returncode == 3
     [line] = done.stdout.splitlines()
-    assert json.loads(line) == {
-        "schema": 1,
-        "command": "toy",
-        "loss": None,
-        "steps": [{"seconds": 1.5}, {"seconds": None}],
-    }
+    steps = [{"seconds": 1.5}, {"seconds": None}]
+    assert json.loads(line) == {"schema": 1, "command": "toy", "loss": None, "steps": steps}
     assert done.stderr.splitlines() == ["a model's line", "a library's line"]
 
 

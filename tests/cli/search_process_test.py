@@ -54,15 +54,9 @@ def test_trials_of_a_batch_size_end_at_the_memory_limit(tmp_path):
         "--batch_size=64",
         "--output_dir=run",
     ]
-    search = "--find=batch_size(memory=700MiB, steps=4, max=128)"
-    done = subprocess.run(
-        [*TRAIN, *flags, search],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        stdin=subprocess.DEVNULL,
-    )
+    command = [*TRAIN, *flags, "--find=batch_size(memory=700MiB, steps=4, max=128)"]
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": SECONDS}
+    done = subprocess.run(command, cwd=tmp_path, **options)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "run/find/batch_size.json").read_text())
     documented_json.check_file("find/batch_size.json", found)

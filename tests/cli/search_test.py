@@ -1,6 +1,7 @@
-"""`--find` in this process: its files, the line that says what to do, and what it refuses."""
+"""`--find` and `--dry_run` in this process: their files, what they say, and what they refuse."""
 
 import json
+import re
 
 import keras
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from tests import documented_json
 from tfdist import train
+from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 
@@ -27,13 +29,8 @@ def test_a_run_in_the_directory_of_a_search_is_one_that_never_searched(tmp_path,
     for _ in range(2):  # a search may be repeated
         assert run(tmp_path / "run", find=FIND) == 0
         first, use, picture = capsys.readouterr().out.splitlines()
-        assert sorted(path.name for path in tmp_path.rglob("*")) == [
-            "find",
-            "learning_rate.json",
-            "learning_rate.png",
-            "rank-0.log",
-            "run",
-        ]
+        names = ["find", "learning_rate.json", "learning_rate.png", "rank-0.log", "run"]
+        assert sorted(path.name for path in tmp_path.rglob("*")) == names
     found = json.loads((tmp_path / "run/find/learning_rate.json").read_text())
     assert first.startswith(f"Suggested learning rate: {found['suggestion']:g}. The loss falls fastest there;")
     assert use == f"Train with --learning_rate={found['suggestion']:g}."
@@ -67,23 +64,6 @@ def test_a_directory_with_other_files_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"resume": "always"}, "A search begins with new weights: leave out --resume or --find."),
-        ({"overwrite": True}, "A search deletes nothing: leave out --overwrite"),
-        ({"dry_run": True}, "--dry_run prints the configuration of a run and --find searches"),
-        ({"optimizer": "sgd(learning_rate=0.1)"}, "A search replaces the learning rate: leave it out of --optimizer."),
-        ({"elastic_batch": "replica"}, "A search is for a fixed global batch: leave out --elastic_batch."),
-        ({"find": "batch"}, '--find: batch cannot be searched for. Did you mean "batch_size"? Known:'),
-    ],
-)
-def test_flags_that_exclude_a_search(flags, message):
-    with pytest.raises(InputError) as error:
-        TrainConfig(**({"find": "learning_rate"} | flags))
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("find", "message"),
     [
         (
@@ -103,3 +83,41 @@ def test_a_search_that_is_refused_leaves_no_directory(find, message, tmp_path, m
         run(tmp_path / "run", find=find, batch_size=64)
     assert message in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+GIVEN = {"strategy": "auto", "model": "mlp(hidden=(8,))", "dataset": "synthetic:4x4x1", "batch_size": 25, "steps": 30}
+
+
+def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]):
+    config = TrainConfig(**GIVEN, accumulate_steps=2, dry_run=True)
+    output = Output(is_json=True)
+    assert train.main(config, output) == 0
+    assert not capsys.readouterr().out
+    assert output.facts
+    record = {"schema": 1, "command": "train", **output.facts}
+    documented_json.check("train", record)
+    assert train.main(config, TEXT) == 0
+    text = capsys.readouterr().out
+    said = dict(re.findall(r"^ +([\w -]+): (.*)$", text, re.MULTILINE))
+    assert record["flags"]["strategy"] == record["strategy"] == "single"
+    assert "--strategy=single\n" in text and "json" not in record["flags"]
+    assert said["strategy"] == record["reason"]
+    assert said["processes"] == f"{record['processes']} on {record['hosts'][0]}"
+    assert said["global batch"] == f"{record['global_batch_examples']} examples"
+    assert record["micro_batch_examples"] == [12, 13]
+    assert said["per micro-step"] == f"12 or 13 examples, {record['micro_steps_per_step']} per step"
+    assert said["training set"] == f"{record['training_examples']} examples"
+    assert said["test set"] == f"{record['test_examples']} examples"
+    assert said["steps"] == f"{record['steps']} ({record['epochs']:.2f} epochs)"
+    assert said["parameters"] == f"{record['parameters']:,}"
+
+
+def test_the_rows_of_an_uneven_allocation():
+    config = TrainConfig(
+        **{**GIVEN, "strategy": "mirrored"}, devices=2, balance="weights(4,1)", accumulate_steps=2, dry_run=True
+    )
+    output = Output(is_json=True)
+    assert train.main(config, output) == 0
+    assert output.facts
+    assert output.facts["replica_batch_examples"] == [5, 20]
+    assert output.facts["micro_batch_examples"] == [2, 3, 10]

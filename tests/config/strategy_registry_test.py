@@ -1,13 +1,16 @@
-"""The declarations of strategies, and that they match their behavior."""
+"""The declarations of strategies, and that they match their behavior; options that a pipeline without a flush cannot have."""
 
 import dataclasses
 import inspect
 import pathlib
 
+import keras
 import pytest
 
+import tfdist
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import names
+from tfdist.config.pipeline_options import check_without_flush
 from tfdist.config.run_config import RunConfig
 from tfdist.config.strategy_declaration import Declaration, Refusal
 from tfdist.config.strategy_registry import AUTO, DECLARATIONS, NAMES, REFERENCE, RUN_KERAS_FIT, declared, taking
@@ -15,6 +18,7 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.distribution.factory import strategy_class
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
+from tfdist.gradients import Clip, LossScale
 from tfdist.pipelining.has_stages import HasStages
 
 FILES = pathlib.Path(__file__).parents[2] / "strategies"
@@ -55,14 +59,8 @@ def test_what_is_accepted_is_known_to_the_flag_and_has_its_default(declaration):
 
 
 def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():
-    assert set(declared(AUTO).options or ()) == {
-        "devices",
-        "communication",
-        "intra_op_threads",
-        "all_reduce",
-        "shard",
-        "topology",
-    }
+    taken = {"devices", "communication", "intra_op_threads", "all_reduce", "shard", "topology"}
+    assert set(declared(AUTO).options or ()) == taken
     TrainConfig(strategy=AUTO, devices=2, communication="ring")
     with pytest.raises(
         InputError, match="--tpu is for --strategy=tpu: use it or leave out --tpu. Received: --tpu=mine"
@@ -76,10 +74,8 @@ def test_unknown_strategies_are_refused_when_flags_are_read():
     assert declared("own.module:Class") == Declaration(name="own.module:Class")
 
 
-def test_a_message_names_every_strategy_that_takes_an_option():
+def test_every_strategy_that_takes_an_option():
     assert taking("devices") == ("mirrored", "mesh")
-    with pytest.raises(InputError, match="for --strategy=mirrored or mesh: use one of them or leave out --devices"):
-        TrainConfig(strategy="single", devices=2)
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(RUN_KERAS_FIT)))
@@ -100,3 +96,53 @@ def test_a_third_party_s_declaration_refuses_flags():
         check_strategy(TrainConfig(strategy="own.module:Class", compression="fp16"), own)
     with pytest.raises(InputError, match="--tpu is for --strategy=tpu"):
         check_strategy(TrainConfig(strategy="own.module:Class", tpu="mine"), own)
+
+
+REFUSED = {
+    "clip_norm": (0.5, "--clip_norm=0.5"),
+    "loss_scale": ("--precision=mixed_float16", "--precision=mixed_float16"),
+    "shared": ("table/embeddings", "table/embeddings"),
+    "shard": ("optimizer", "--shard=optimizer"),
+    "activation_compression": ("int8", "--activation_compression=int8"),
+    "find": ("learning_rate", "--find=learning_rate"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_without_a_flush(name: str) -> None:
+    value, received = REFUSED[name]
+    with pytest.raises(InputError) as error:
+        check_without_flush("pipedream(vertical_sync=True)", **{name: value})
+    assert f", or use 1f1b. Received: {received} --pipeline_schedule=pipedream(vertical_sync=True)." in str(error.value)
+    for schedule in ("1f1b", "csv:any.csv"):
+        check_without_flush(schedule, **{name: value})
+
+
+def test_what_is_not() -> None:
+    check_without_flush("2bw")
+
+
+@pytest.mark.parametrize(
+    ("options", "received"),
+    [
+        ({"shard": "optimizer"}, "shard=optimizer"),
+        ({"activation_compression": "bf16"}, "activation_compression=bf16"),
+    ],
+)
+def test_a_strategy_refuses_them(options: dict[str, str], received: str) -> None:
+    with pytest.raises(InputError, match=f"Received: {received} pipeline_schedule=pipedream"):
+        tfdist.load_strategy("pipeline", pipeline_schedule="pipedream", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "received"),
+    [
+        ({"clip": Clip(norm=0.5)}, "clip_norm=0.5"),
+        ({"loss_scale": LossScale(initial=8.0)}, "LossScale\\(initial=8.0, "),
+    ],
+)
+def test_a_trainer_refuses_them(options: dict[str, object], received: str) -> None:
+    strategy = tfdist.load_strategy("pipeline", pipeline_schedule="pipedream")
+    with strategy.scope(), pytest.raises(InputError, match=f"Received: {received}.* pipeline_schedule=pipedream"):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        tfdist.Trainer(model, optimizer="sgd", loss="mse", **options)

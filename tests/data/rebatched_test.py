@@ -1,4 +1,4 @@
-"""Data that comes in batches: its rows are one stream, cut into full batches."""
+"""Data of TensorFlow, Keras and generators: single examples, and batches, whose rows are one stream, cut into full batches."""
 
 from typing import Any, NamedTuple
 
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data import Pipeline, as_examples, explained_reading
+from tfdist.data import EvaluationPipeline, Pipeline, StreamSource, as_examples, explained_reading
 from tfdist.data.examples import PartialEpochs
-from tfdist.data.pipeline import EvaluationPipeline
 from tfdist.errors import InputError
 
 NUMBERS = np.arange(7)
@@ -177,7 +176,6 @@ def test_a_py_dataset_with_unequal_batches_is_refused_rather_than_cut():
         (DATASET.repeat(), "needs `steps_per_epoch` .*Received: a tf.data.Dataset that repeats"),
         (generator(), "needs `steps_per_epoch` .* Received: a generator"),
         (DATASET.take(0), "must have examples. Received: a tf.data.Dataset without a batch"),
-        (generator(0), "must yield at least one batch"),
         (DATASET.map(lambda x, y: (x, y, y, y)), r"must be tuples \(x, y\)"),
         ((batch[0] for batch in generator()), "must return a tuple"),
     ],
@@ -191,3 +189,83 @@ def test_checksums_tell_data_apart():
     found = [as_examples(data).checksum for data in (DATASET, DATASET, DATASET.skip(1))]
     assert found[0] == found[1] != found[2]
     assert PartialEpochs(as_examples(DATASET), 3).checksum == found[0]
+
+
+def numbered(size):
+    return tf.data.Dataset.range(size).map(lambda i: (i, -i))
+
+
+def batches_of(pipeline, steps):
+    return [x.tolist() for x, *_ in pipeline.dataset([0], 1).take(steps).as_numpy_iterator()]
+
+
+def test_examples_may_be_named_tuples():
+    source = StreamSource(numbered(7).map(Pair))
+    assert source.element_spec == (tf.TensorSpec([], tf.int64),) * 2
+    assert batches_of(EvaluationPipeline(source, 7), 1) == [list(range(7))]
+
+
+def test_the_size_and_the_spec_are_the_data_sets():
+    source = StreamSource(numbered(7))
+    assert source.size == 7
+    assert source.element_spec == (tf.TensorSpec([], tf.int64),) * 2
+
+
+@pytest.mark.parametrize(
+    ("dataset", "found"),
+    [
+        (numbered(7).repeat(), "infinite"),
+        (numbered(7).filter(lambda x, y: x > 2), "unknown"),
+        (numbered(0), "0"),
+    ],
+)
+def test_the_number_of_examples_must_be_known(dataset, found):
+    with pytest.raises(InputError) as error:
+        StreamSource(dataset)
+    assert f"Received: {found}. Use dataset.apply(tf.data.experimental.assert_cardinality(n))." in str(error.value)
+
+
+def test_the_remedy_works():
+    filtered = numbered(7).filter(lambda x, y: x > 2).apply(tf.data.experimental.assert_cardinality(4))
+    assert sorted(sum(batches_of(Pipeline(StreamSource(filtered), 2, seed=0), 2), [])) == [3, 4, 5, 6]
+
+
+def test_a_wrong_number_is_noticed():
+    wrong = numbered(7).filter(lambda x, y: x > 2).apply(tf.data.experimental.assert_cardinality(5))
+    with pytest.raises(tf.errors.FailedPreconditionError, match="contain 5 element"):
+        batches_of(Pipeline(StreamSource(wrong), 2, seed=0), 8)
+
+
+def test_examples_must_be_tuples():
+    with pytest.raises(InputError, match="must be tuples"):
+        StreamSource(tf.data.Dataset.range(5))
+
+
+def test_the_shuffle_goes_through_a_buffer():
+    assert batches_of(Pipeline(StreamSource(numbered(6), buffer_size=1), 6, seed=0), 2) == [[0, 1, 2, 3, 4, 5]] * 2
+    [epoch] = batches_of(Pipeline(StreamSource(numbered(100), buffer_size=10), 100, seed=0), 1)
+    assert epoch != sorted(epoch)
+    assert all(example - place < 10 for place, example in enumerate(epoch))
+
+
+def test_the_default_buffer_holds_a_small_data_set_and_bounds_the_memory_of_a_large_one():
+    small = StreamSource(numbered(3000))
+    assert small._buffer_size == 3000
+    large = tf.data.Dataset.range(10**6).map(lambda i: (tf.zeros([224, 224, 3], tf.uint8), i))
+    assert StreamSource(large)._buffer_size == 2**28 // (224 * 224 * 3 + 8)
+    text = tf.data.Dataset.range(10**6).map(lambda i: (tf.as_string(i), i))
+    assert StreamSource(text)._buffer_size == 1000
+
+
+def test_transforms_see_batches_after_the_shuffle_and_compose():
+    source = StreamSource(numbered(6)).map(lambda x, y: (x * 2, y, tf.ones_like(x))).map(lambda x, y, w: (x, y, w * 3))
+    assert source.size == 6 and len(source.element_spec) == 3
+    [(x, y, weight)] = EvaluationPipeline(source, 6).dataset([0], 1).as_numpy_iterator()
+    np.testing.assert_array_equal(x, -2 * y)
+    np.testing.assert_array_equal(weight, [3] * 6)
+
+
+def test_structures_and_static_shapes_pass_through():
+    dataset = tf.data.Dataset.range(6).map(lambda i: ({"a": tf.fill([2, 3], i)}, i))
+    spec = Pipeline(StreamSource(dataset), 4, seed=0).dataset([0, 1], 2).element_spec
+    assert spec == ({"a": tf.TensorSpec([2, 2, 3], tf.int64)}, tf.TensorSpec([2], tf.int64))

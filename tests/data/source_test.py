@@ -1,9 +1,18 @@
+"""Sources of examples: their arrays, checksums and samples, how they are split, and what is said when they cannot be read."""
+
+import itertools
+
+import hypothesis
 import numpy as np
 import pandas
 import pytest
 import tensorflow as tf
+from hypothesis import strategies as st
 
-from tfdist.data import ArraySource, Pipeline, Source
+from tfdist.data import ArraySource, Pipeline, Source, explained_reading
+from tfdist.data.reading_errors import first_unreadable
+from tfdist.data.split import stratified
+from tfdist.data.structures import with_tuples
 from tfdist.errors import InputError
 
 
@@ -52,11 +61,8 @@ def test_transforms_see_batches_and_compose():
     source = ArraySource((np.arange(4, dtype=np.uint8), np.arange(4)), lambda x, y: (tf.cast(x, tf.float32) / 2, y))
     mapped = source.map(lambda x, y: (x, y, tf.ones_like(x))).map(lambda x, y, w: ({"x": x + 1}, y, w * 3))
     assert mapped.size == 4
-    assert mapped.element_spec == (
-        {"x": tf.TensorSpec([], tf.float32)},
-        tf.TensorSpec([], tf.int64),
-        tf.TensorSpec([], tf.float32),
-    )
+    number = tf.TensorSpec([], tf.float32)
+    assert mapped.element_spec == ({"x": number}, tf.TensorSpec([], tf.int64), number)
     x, y, weight = one_batch(mapped, 4)
     np.testing.assert_array_equal(x["x"], y / 2 + 1)
     np.testing.assert_array_equal(weight, [3, 3, 3, 3])
@@ -77,7 +83,6 @@ def test_a_source_of_ones_own_needs_a_size_and_a_fetch():
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ((np.zeros(3), np.zeros(4)), r"same first dim.*\(3,\), \(4,\)"),
         ((np.zeros(0), np.zeros(0)), "at least 1"),
         ((np.zeros(3), np.float32(1)), "same first dim"),
         (np.zeros(3), r"must be tuples \(x, y\)"),
@@ -121,3 +126,94 @@ def test_checksums_tell_arrays_apart():
     assert ArraySource((x, x)).in_order().map(lambda x, y: (x + 1, y)).checksum == found[0]
     words = np.array(["a", "b"])
     assert ArraySource((words, words)).checksum != ArraySource((words, words[::-1])).checksum
+
+
+A, B = np.zeros((3, 2)), tf.zeros([3])
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ([A, B], (A, B)),
+        ((A, [B]), (A, (B,))),
+        ({"a": [A, B], "b": A}, {"a": (A, B), "b": A}),
+        ([{"a": A}, B], ({"a": A}, B)),
+        ([[A], [B]], ((A,), (B,))),
+        ([1, 2, 3], [1, 2, 3]),
+        ([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.0, 4.0]]),
+        (["a", "b"], ["a", "b"]),
+        (list(np.arange(3)), [0, 1, 2]),
+        ([], []),
+        (A, A),
+    ],
+)
+def test_lists_of_arrays_are_tuples_and_other_lists_stay(given, wanted):
+    found = with_tuples(given)
+    tf.nest.assert_same_structure(found, wanted)
+    assert all(a is b or a == b for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True))
+    assert isinstance(found, type(wanted))
+
+
+@hypothesis.given(labels=st.lists(st.integers(0, 4), min_size=1, max_size=60), share=st.floats(0, 1))
+@hypothesis.settings(derandomize=True)
+def test_parts_are_disjoint_complete_and_stratified(labels, share):
+    labels = np.array(labels)
+    test_size = int(share * len(labels))
+    train, test = stratified(labels, test_size)
+    assert len(test) == test_size
+    np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(len(labels)))
+    for label in range(5):
+        assert abs((labels[test] == label).sum() - (labels == label).sum() * test_size / len(labels)) < 1
+
+
+def test_the_split_is_the_same_each_time_and_in_random_order():
+    labels = np.repeat(np.arange(10), 50)
+    train, test = stratified(labels, 100)
+    again = stratified(labels, 100)
+    np.testing.assert_array_equal(train, again[0])
+    np.testing.assert_array_equal(test, again[1])
+    assert len(np.unique(labels[train][:40])) > 5
+    assert (stratified(labels, 100, seed=1)[1] != test).any()
+
+
+ONE = np.ones(1)
+
+
+class Explained(ArraySource):
+    """A source that knows why it cannot be read."""
+
+    def explain(self, error):
+        """See base class."""
+        return InputError("file 3 is broken")
+
+
+def broken_element():
+    dataset = tf.data.Dataset.range(1).map(lambda number: tf.ensure_shape(tf.fill([number + 2], 0), [1]))
+    return next(iter(dataset))
+
+
+def test_an_error_while_reading_is_explained():
+    with pytest.raises(InputError, match="file 3 is broken"), explained_reading(Explained((ONE, ONE))):
+        broken_element()
+    with pytest.raises(InputError, match="file 3"), explained_reading(Explained((ONE, ONE)).map(lambda x, y: (x, y))):
+        broken_element()
+
+
+def test_other_errors_are_unchanged():
+    with pytest.raises(tf.errors.InvalidArgumentError), explained_reading(ArraySource((ONE, ONE))):
+        broken_element()
+    with pytest.raises(tf.errors.InvalidArgumentError), explained_reading(Explained((ONE, ONE))):
+        tf.ensure_shape(tf.zeros([2]), [1])
+    with pytest.raises(ValueError), explained_reading(Explained((ONE, ONE))):
+        raise ValueError
+
+
+def test_the_first_example_that_cannot_be_read_is_found():
+    def check(index):
+        if index >= 1500:
+            raise InputError(f"example {index}")
+
+    assert str(first_unreadable(check, 5000)) == "example 1500"
+    assert first_unreadable(check, 1500) is None
+    clock = itertools.count(step=10)
+    assert first_unreadable(check, 5000, seconds=5, clock=lambda: float(next(clock))) is None

@@ -1,4 +1,4 @@
-"""Compound values: their grammar, positions of errors, lists and names of them, loading and calling what they name."""
+"""Compound values and rules: their grammar, positions of errors, lists and names of them, loading and calling objects."""
 
 import functools
 import keyword
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.grammar import spec
+from tfdist.grammar.rules import first_match, parse_rules
 from tfdist.grammar.spec import Spec
 from tfdist.grammar.spec_list import parse_specs, split_outside
 from tfdist.grammar.unique_names import unique_names, without_mark
@@ -17,14 +18,8 @@ from tfdist.grammar.user_code import call_own
 
 _names = st.from_regex(r"[A-Za-z0-9_.:/-]+", fullmatch=True)
 _keys = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True).filter(lambda key: not keyword.iskeyword(key))
-_leaves = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text()
-    | st.binary()
-)
+_numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+_leaves = st.none() | st.booleans() | _numbers | st.text() | st.binary()
 _values = st.recursive(
     _leaves,
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
@@ -228,11 +223,8 @@ def test_an_error_inside_the_function_passes_through():
 
 def test_specs_are_separated_by_commas():
     assert parse_specs("") == []
-    assert parse_specs("a, b(c=(1, 2), d='x,)y') ,e.f:g") == [
-        Spec("a"),
-        Spec("b", {"c": (1, 2), "d": "x,)y"}),
-        Spec("e.f:g"),
-    ]
+    wanted = [Spec("a"), Spec("b", {"c": (1, 2), "d": "x,)y"}), Spec("e.f:g")]
+    assert parse_specs("a, b(c=(1, 2), d='x,)y') ,e.f:g") == wanted
 
 
 def test_parts_need_not_be_specs():
@@ -282,3 +274,75 @@ def test_errors_with_a_meaning_pass_through(error):
 
     with pytest.raises(type(error)):
         call_own("--model", function, Spec("own:name"))
+
+
+TEXT = "path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16; *: int8(bits=4)"
+
+
+def chosen(text, path, size):
+    rule = first_match(parse_rules(text), path, size)
+    return None if rule is None else list(rule.methods)
+
+
+@pytest.mark.parametrize(
+    ("path", "size", "methods"),
+    [
+        ("model/embedding_1/table", 10**6, [Spec("none")]),
+        ("model/dense/kernel", 10_000, [Spec("topk", {"ratio": 0.05}), Spec("fp16")]),
+        ("model/dense/kernel", 9_999, [Spec("int8", {"bits": 4})]),
+        ("a\nb", 1, [Spec("int8", {"bits": 4})]),
+    ],
+)
+def test_the_first_that_holds_is_taken(path, size, methods):
+    assert chosen(TEXT, path, size) == methods
+
+
+def test_a_text_without_conditions_is_one_rule_for_all():
+    [rule] = parse_rules(" powersgd(rank=4) ")
+    assert rule.holds("any", 0)
+    assert list(rule.methods) == [Spec("powersgd", {"rank": 4})]
+
+
+def test_where_no_rule_holds_there_is_none():
+    assert chosen("size>=10: int8", "v", 9) is None
+    assert chosen("path=a: int8", "ab", 9) is None, "the whole path is matched"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [("path=(a|b)/kernel : int8", "b/kernel"), ("path=[;:]+:int8", ";:"), ("path=(?:a|b)c: int8", "ac")],
+)
+def test_a_path_may_have_separators_in_brackets(text, path):
+    assert chosen(text, path, 1) == [Spec("int8")]
+
+
+def test_a_users_own_is_no_condition():
+    assert chosen("my.package:Codec(text='a;b|c: d')", "v", 1) == [Spec("my.package:Codec", {"text": "a;b|c: d"})]
+    assert chosen("*: my.package:Codec", "v", 1) == [Spec("my.package:Codec")]
+
+
+@given(st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1))
+def test_sizes(least, size):
+    assert (chosen(f"size>={least}: int8", "v", size) is not None) == (size >= least)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "names no method"),
+        (" ; ", "names no method"),
+        ("*: ", "expected"),
+        ("size>10: int8", "expected"),
+        ("path=(: int8", "not a regular expression"),
+        ("int8(bits=)", "column 11: "),
+        ("int8|", "expected a name"),
+    ],
+)
+def test_what_does_not_follow_the_grammar(text, message):
+    with pytest.raises(InputError, match=message) as error:
+        parse_rules(text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_rule_is_written_as_its_methods():
+    assert [str(rule) for rule in parse_rules(TEXT)] == ["none", "topk(ratio=0.05)|fp16", "int8(bits=4)"]

@@ -4,32 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.keras_fit.comparing import both, differences
+from tests.keras_fit.comparing import Compare
+from tests.keras_fit.rows import X, Y, fitted, functional, sequential
+from tests.selection import quick
 from tfdist.errors import InputError
 
 ops = keras.ops
-X = np.random.default_rng(0).normal(size=(22, 5))
-Y = np.random.default_rng(1).normal(size=(22, 3))
-
-
-def sequential(*layers: Any, **compiled: Any) -> keras.Model:
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), *layers])
-    model.compile(**({"optimizer": keras.optimizers.SGD(0.05), "loss": "mse"} | compiled))
-    return model
-
-
-def functional(step: Callable[..., Any]) -> keras.Model:
-    """Returns a functional model with a custom train_step."""
-    own = type("Own", (keras.Model,), {"train_step": step})
-    inputs = keras.Input((5,))
-    model = own(inputs, keras.layers.Dense(3)(inputs))
-    model.compile(keras.optimizers.SGD(0.05))
-    return model
 
 
 class Standardized(keras.layers.Layer):
@@ -50,10 +34,6 @@ def pairs(y: Any, x: Any) -> Any:
 
 def deviation(x: Any) -> Any:
     return ops.sum(ops.std(x, axis=0))
-
-
-def fitted(model: keras.Model) -> Any:
-    return model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
 
 
 def fitted_with_uneven_rows(model: keras.Model) -> Any:
@@ -175,45 +155,27 @@ def with_a_fixed_batch() -> keras.Model:
     return functional(train_step)
 
 
-@pytest.mark.parametrize(
-    ("make", "use"),
-    [
-        (lambda: sequential(Standardized()), fitted_and_predicted),
-        (lambda: sequential(loss=pairs), after_calls_with_one_row),
-        (lambda: sequential(loss="dice"), fitted_and_predicted),
-        pytest.param(
-            lambda: sequential(loss=keras.losses.Tversky()), fitted_and_predicted, marks=pytest.mark.full
-        ),  # as dice
-        (lambda: sequential(Shared()), fitted_and_predicted),
-        (with_operations_between_layers, fitted_and_predicted),
-        (with_perplexity, fitted),
-        (with_an_average_of_its_weights, fitted),
-        (lambda: sequential(StartsFromABatch()), fitted),
-        (with_gradients_that_it_accumulates, fitted),
-        (lambda: sequential(CountsRows("int32")), fitted_with_uneven_rows),
-        (lambda: sequential(CountsRows("float64", aggregation="sum")), fitted_with_uneven_rows),
-        (lambda: sequential(keras.layers.Dense(3, activity_regularizer=deviation)), fitted),
-        (with_a_fixed_batch, lambda model: model.fit(X, Y, batch_size=11, verbose=0).history),
-    ],
-    ids=[
-        "nan of one row",
-        "pairs",
-        "dice",
-        "tversky",
-        "gathered in a layer",
-        "operations",
-        "perplexity",
-        "averaged weights",
-        "assigned in a layer",
-        "accumulated gradients",
-        "counted rows",
-        "aggregated by TensorFlow",
-        "activity regularizer",
-        "fixed batch",
-    ],
-)
-def test_it_gives_one_device_s_numbers(make: Any, use: Any, float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, make, use))
+CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[keras.Model], Any]]] = {
+    "nan of one row": (lambda: sequential(Standardized()), fitted_and_predicted),
+    "pairs": (lambda: sequential(loss=pairs), after_calls_with_one_row),
+    "dice": (lambda: sequential(loss="dice"), fitted_and_predicted),
+    "tversky": (lambda: sequential(loss=keras.losses.Tversky()), fitted_and_predicted),
+    "gathered in a layer": (lambda: sequential(Shared()), fitted_and_predicted),
+    "operations": (with_operations_between_layers, fitted_and_predicted),
+    "perplexity": (with_perplexity, fitted),
+    "averaged weights": (with_an_average_of_its_weights, fitted),
+    "assigned in a layer": (lambda: sequential(StartsFromABatch()), fitted),
+    "accumulated gradients": (with_gradients_that_it_accumulates, fitted),
+    "counted rows": (lambda: sequential(CountsRows("int32")), fitted_with_uneven_rows),
+    "aggregated by TensorFlow": (lambda: sequential(CountsRows("float64", aggregation="sum")), fitted_with_uneven_rows),
+    "activity regularizer": (lambda: sequential(keras.layers.Dense(3, activity_regularizer=deviation)), fitted),
+    "fixed batch": (with_a_fixed_batch, lambda model: model.fit(X, Y, batch_size=11, verbose=0).history),
+}
+
+
+@pytest.mark.parametrize("case", quick(CASES, *(case for case in CASES if case != "tversky")))  # which is as dice
+def test_it_gives_one_device_s_numbers(case: str, as_one_device: Compare) -> None:
+    as_one_device(*CASES[case])
 
 
 def centered(model: keras.Model, data: Any) -> Any:
@@ -259,29 +221,22 @@ class Centered(keras.layers.Layer):
     ids=["of a step", "of a layer", "aggregated by TensorFlow"],
 )
 def test_statistics_with_which_a_later_step_computes(
-    make: Any, float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
+    make: Any, as_one_device: Compare, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are averaged after each step; vectors that a step returns are means or sums, as numbers are."""
-    assert not differences(*both(mirrored2, make, fitted_with_uneven_rows if make is not with_a_center else fitted))
+    as_one_device(make, fitted_with_uneven_rows if make is not with_a_center else fitted)
     assert "needs all rows" not in caplog.text
 
 
-def test_a_vector_of_maxima_needs_all_rows(
-    float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_vector_of_maxima_needs_all_rows(as_one_device: Compare, caplog: pytest.LogCaptureFixture) -> None:
     def step(model: keras.Model, data: Any) -> Any:
         return {"loss": keras.Model.train_step(model, data)["loss"], "most": tf.reduce_max(data[1], axis=0)}
 
-    def make() -> keras.Model:
-        model = functional(step)
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-        return model
-
-    assert not differences(*both(mirrored2, make, fitted))
+    as_one_device(lambda: functional(step, loss="mse"), fitted)
     assert '"most", which it returns' in caplog.text
 
 
-def test_tensors_with_other_numbers_of_rows(float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_tensors_with_other_numbers_of_rows(as_one_device: Compare) -> None:
     """For example, labeled and unlabeled rows in one batch."""
 
     def train_step(self: Any, data: Any) -> Any:
@@ -293,16 +248,12 @@ def test_tensors_with_other_numbers_of_rows(float64: None, mirrored2: tfdist.Str
 
     labeled = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
     data = tf.data.Dataset.zip((labeled, tf.data.Dataset.from_tensor_slices(X[::-1]).batch(7)))
-    assert not differences(
-        *both(
-            mirrored2,
-            lambda: functional(train_step),
-            lambda model: model.fit(data, epochs=2, shuffle=False, verbose=0).history,
-        )
+    as_one_device(
+        lambda: functional(train_step), lambda model: model.fit(data, epochs=2, shuffle=False, verbose=0).history
     )
 
 
-def test_an_epoch_ends_where_data_of_unknown_length_does(float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_an_epoch_ends_where_data_of_unknown_length_does(as_one_device: Compare) -> None:
     """Keras requests one more batch after the last in each epoch, which must not affect metrics and the count of updates."""
 
     def use(model: keras.Model) -> Any:
@@ -311,11 +262,10 @@ def test_an_epoch_ends_where_data_of_unknown_length_does(float64: None, mirrored
             history = model.fit(rows, epochs=3, shuffle=False, verbose=0).history
         return history
 
-    ours, plain = both(mirrored2, lambda: sequential(loss=pairs), use)
-    assert not differences(ours, plain)
+    as_one_device(lambda: sequential(loss=pairs), use)
 
 
-def test_a_state_for_each_row(float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_for_each_row(as_one_device: Compare, caplog: pytest.LogCaptureFixture) -> None:
     def make() -> keras.Model:
         inputs = keras.Input(batch_shape=(6, 5, 1))
         model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.LSTM(4, stateful=True)(inputs)))
@@ -327,7 +277,7 @@ def test_a_state_for_each_row(float64: None, mirrored2: tfdist.Strategy, caplog:
         model.layers[1].reset_states()
         return found, model.evaluate(X[:18], Y[:18], batch_size=6, verbose=0), model.predict(X[:12], 6, verbose=0)
 
-    assert not differences(*both(mirrored2, make, use))
+    as_one_device(make, use)
     assert "is stateful: it has a state for each row" in caplog.text
 
 

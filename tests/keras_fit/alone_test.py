@@ -1,4 +1,4 @@
-"""Actions of a single process, and of all processes on the same file, with two real processes under `tfdist.run`."""
+"""Scripts on several processes: actions of one process alone, files of all, and rows that are gathered, also uneven ones."""
 
 import os
 import pathlib
@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from tests import processes
+from tests.programs import running
+from tests.programs.catalog import Program
 
 pytestmark = pytest.mark.processes
-
 PROGRAM = str(pathlib.Path(__file__).with_name("alone_program.py"))
 LINES = re.compile(r"^(?:checkpoints|loaded|chief's|restored|epochs).*$", re.MULTILINE)
 
@@ -51,3 +52,13 @@ def test_it_waits_for_nobody_and_gives_one_device_s_numbers(
             "alone_program.py, line",
         ):
             assert part in end.output, end.output
+
+
+GATHERED = Program(str(pathlib.Path(__file__).with_name("gathered_program.py")))
+
+
+def test_it_gives_one_device_s_numbers_and_shares_the_work() -> None:
+    plain = running.start(GATHERED.path, "plain")
+    ours = running.start(GATHERED.path, "multiworker")
+    assert running.verdict(GATHERED, ours, plain) == "equal", ours.output
+    assert "needs all rows" not in ours.output

@@ -10,6 +10,7 @@ import tfdist
 from tests.keras_fit.models import PROGRAMS, run
 
 TOLERANCE = 1e-9
+Compare = Callable[..., None]  # the fixture `as_one_device`
 
 
 def differences(ours: Any, plain: Any, path: str = "") -> dict[str, float]:

@@ -49,10 +49,6 @@ def test_other_data_is_not_read_ahead(mirrored2):
             yield X[first : first + 10], Y[first : first + 10]
 
     signature = (tf.TensorSpec([10, 4]), tf.TensorSpec([10], tf.int64))
-    fit(
-        mirrored2,
-        tf.data.Dataset.from_generator(batches, output_signature=signature).apply(
-            tf.data.experimental.assert_cardinality(2)
-        ),
-    )
+    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    fit(mirrored2, data.apply(tf.data.experimental.assert_cardinality(2)))
     assert read == [0, 10, 0, 10]

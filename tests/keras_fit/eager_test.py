@@ -8,10 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.keras_fit.comparing import both, differences
-
-X = np.random.default_rng(0).normal(size=(22, 5))
-Y = np.random.default_rng(1).normal(size=(22, 3))
+from tests.keras_fit.comparing import Compare
+from tests.keras_fit.rows import X, Y, functional, sequential
 
 
 class Looking(keras.layers.Layer):
@@ -35,17 +33,12 @@ def used(model: keras.Model) -> Any:
     return history, model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), model.train_on_batch(X, Y)
 
 
-def test_it_gives_one_device_s_numbers(float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, make, used))
+def test_it_gives_one_device_s_numbers(as_one_device: Compare) -> None:
+    as_one_device(make, used)
 
 
-def test_before_and_behind_compiled_calls(float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_before_and_behind_compiled_calls(as_one_device: Compare) -> None:
     """Variables are placed on all replicas, then on one device, then on all replicas again."""
-
-    def without_looking() -> keras.Model:
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3)])
-        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-        return model
 
     def in_turns(model: keras.Model) -> Any:
         found = []
@@ -55,7 +48,9 @@ def test_before_and_behind_compiled_calls(float64: None, mirrored2: tfdist.Strat
             found.append((history, model.predict(X, verbose=0)))
         return found
 
-    assert not differences(*both(mirrored2, without_looking, in_turns))
+    as_one_device(
+        lambda: sequential(keras.layers.Dense(3), optimizer=keras.optimizers.Adam(0.01), metrics=["mae"]), in_turns
+    )
 
 
 def test_an_error_leaves_equal_replicas_behind(float64: None, mirrored2: tfdist.Strategy) -> None:
@@ -71,23 +66,18 @@ def test_an_error_leaves_equal_replicas_behind(float64: None, mirrored2: tfdist.
         np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
 
 
-def test_metrics_of_one_s_own_begin_anew_when_steps_are_compiled_again(
-    float64: None, mirrored2: tfdist.Strategy
-) -> None:
-    class Own(keras.Model):
-        def train_step(self, data: Any) -> Any:
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((y - self(x, training=True)) ** 2)
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-            self.tracker.update_state(loss)
-            return {"loss": self.tracker.result()}
+def test_metrics_of_one_s_own_begin_anew_when_steps_are_compiled_again(as_one_device: Compare) -> None:
+    def train_step(self: Any, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((y - self(x, training=True)) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
 
     def own() -> keras.Model:
-        inputs = keras.Input((5,))
-        model = Own(inputs, keras.layers.Dense(3)(inputs))
+        model = functional(train_step, optimizer="sgd", run_eagerly=True)
         model.tracker = keras.metrics.Mean(name="loss")
-        model.compile("sgd", run_eagerly=True)
         return model
 
     def in_turns(model: keras.Model) -> Any:
@@ -97,4 +87,4 @@ def test_metrics_of_one_s_own_begin_anew_when_steps_are_compiled_again(
         model.run_eagerly = True
         return [*found, model.fit(X[:16], Y[:16], batch_size=8, verbose=0).history]
 
-    assert not differences(*both(mirrored2, own, in_turns))
+    as_one_device(own, in_turns)

@@ -4,17 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.keras_fit.comparing import both, differences
+from tests.keras_fit.comparing import Compare, both, differences
+from tests.keras_fit.rows import X, Y, fitted, functional, sequential
 from tests.selection import quick
 
 ops = keras.ops
-X = np.random.default_rng(0).normal(size=(22, 5))
-Y = np.random.default_rng(1).normal(size=(22, 3))
 
 
 class LossInALayer(keras.layers.Layer):
@@ -29,45 +27,28 @@ class LossInALayer(keras.layers.Layer):
         return x
 
 
-def added(loss: Callable[[Any], Any]) -> Callable[[], keras.Model]:
-    def make() -> keras.Model:
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), LossInALayer(loss)])
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-        return model
+def momentum(rate: float = 0.1) -> keras.Optimizer:
+    return keras.optimizers.SGD(rate, momentum=0.9)
 
-    return make
+
+def added(loss: Callable[[Any], Any]) -> Callable[[], keras.Model]:
+    return lambda: sequential(LossInALayer(loss), optimizer=momentum())
 
 
 def compiled(loss: Callable[[Any, Any], Any]) -> Callable[[], keras.Model]:
-    def make() -> keras.Model:
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
-        return model
-
-    return make
+    return lambda: sequential(optimizer=momentum(), loss=loss)
 
 
 def stepping(loss: Callable[[Any, Any], Any]) -> Callable[[], keras.Model]:
-    class Stepping(keras.Model):
-        def train_step(self, data: Any) -> Any:
-            x, y = data
-            with tf.GradientTape() as tape:
-                value = loss(y, self(x, training=True))
-            gradients = tape.gradient(value, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-            return {"loss": tf.reduce_mean(value)}
+    def train_step(self: Any, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            value = loss(y, self(x, training=True))
+        gradients = tape.gradient(value, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": tf.reduce_mean(value)}
 
-    def make() -> keras.Model:
-        inputs = keras.Input((5,))
-        model = Stepping(inputs, keras.layers.Dense(3)(inputs))
-        model.compile(keras.optimizers.SGD(0.01, momentum=0.9))
-        return model
-
-    return make
-
-
-def fitted(model: keras.Model) -> Any:
-    return model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
+    return lambda: functional(train_step, optimizer=momentum(0.01))
 
 
 # All ways in which a loss may depend on rows; docs/guides/keras_fit.md describes what they mean on replicas.
@@ -95,7 +76,7 @@ OF_ALL_ROWS: dict[str, Callable[[], keras.Model]] = {
 
 def _regularized() -> keras.Model:
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, activity_regularizer="l2")])
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    model.compile(momentum(), "mse")
     return model
 
 
@@ -110,13 +91,13 @@ def _regularized() -> keras.Model:
         "a step with a sum",
     ),
 )
-def test_it_gives_one_device_s_numbers(name: str, float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, RIGHT[name], fitted))
+def test_it_gives_one_device_s_numbers(name: str, as_one_device: Compare) -> None:
+    as_one_device(RIGHT[name], fitted)
 
 
 @pytest.mark.parametrize("name", quick(OF_ALL_ROWS, "add_loss of a sum", "a root of a mean", "a step over pairs"))
 def test_what_needs_all_rows_is_computed_by_each_replica(
-    name: str, float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
+    name: str, as_one_device: Compare, caplog: pytest.LogCaptureFixture
 ) -> None:
     def use(model: keras.Model) -> Any:
         return fitted(model), model.evaluate(X[:7], Y[:7], verbose=0), model.predict(X[:7], verbose=0)
@@ -127,7 +108,7 @@ def test_what_needs_all_rows_is_computed_by_each_replica(
             model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")  # evaluate needs a loss
         return model
 
-    assert not differences(*both(mirrored2, make, use))
+    as_one_device(make, use)
     [warning] = [message for message in caplog.messages if message.startswith("train_step of")]
     assert "needs all rows of a batch" in warning
     assert "tfdist.gather_rows" in warning
@@ -153,33 +134,25 @@ class PairsInABatch(keras.metrics.Metric):
         return self.total + 0.0
 
 
-def test_a_metric_that_compares_rows_counts_them_once(
-    float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_metric_that_compares_rows_counts_them_once(as_one_device: Compare, caplog: pytest.LogCaptureFixture) -> None:
     def make() -> keras.Model:
-        model = compiled(lambda y, x: ops.mean((y - x) ** 2, axis=-1))()
-        model.compile("sgd", "mse", metrics=[PairsInABatch()])
-        return model
+        return sequential(optimizer="sgd", metrics=[PairsInABatch()])
 
     def use(model: keras.Model) -> Any:
         return model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X[:9], Y[:9]), verbose=0).history
 
-    assert not differences(*both(mirrored2, make, use))
+    as_one_device(make, use)
     assert any('the metric "pairs"' in message for message in caplog.messages)
 
 
-def test_predictions_of_rows_that_depend_on_others(float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_predictions_of_rows_that_depend_on_others(as_one_device: Compare) -> None:
     class Centered(keras.layers.Layer):
         def call(self, x: Any) -> Any:
             return x - ops.mean(x, axis=0)
 
-    def make() -> keras.Model:
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), Centered()])
-        model.compile("sgd", "mse")
-        return model
-
-    ours, plain = both(mirrored2, make, lambda model: model.predict(X, batch_size=8, verbose=0))
-    assert not differences(ours, plain)
+    as_one_device(
+        lambda: sequential(Centered(), optimizer="sgd"), lambda model: model.predict(X, batch_size=8, verbose=0)
+    )
 
 
 def contrastive(gathers: Callable[[Any], Any], of_own_rows: bool) -> Callable[[], keras.Model]:
@@ -209,7 +182,7 @@ def contrastive(gathers: Callable[[Any], Any], of_own_rows: bool) -> Callable[[]
 
 @pytest.mark.parametrize("of_own_rows", quick([False, True], True))
 def test_rows_that_are_gathered_are_compared_and_the_work_is_shared(
-    of_own_rows: bool, float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
+    of_own_rows: bool, as_one_device: Compare, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The last batch has 3 rows on one replica and 2 on the other."""
 
@@ -217,7 +190,7 @@ def test_rows_that_are_gathered_are_compared_and_the_work_is_shared(
         return model.fit(X[:21], Y[:21], batch_size=8, epochs=2, verbose=0).history
 
     make = contrastive(tfdist.gather_rows, of_own_rows)
-    assert not differences(*both(mirrored2, make, use, batch_norm="synchronized"))
+    as_one_device(make, use, batch_norm="synchronized")
     assert not any("needs all rows" in message for message in caplog.messages)
 
 
@@ -225,18 +198,14 @@ def test_batch_normalization_is_no_reason(float64: None, mirrored2: tfdist.Strat
     """Its local statistics have the same distribution; synchronized ones equal those of one device."""
 
     def make() -> keras.Model:
-        layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), LossInALayer(lambda x: ops.mean(x**4))]
-        model = keras.Sequential([keras.Input((5,)), *layers])
-        model.compile("sgd", "mse")
-        return model
+        added = LossInALayer(lambda x: ops.mean(x**4))
+        return sequential(keras.layers.BatchNormalization(), added, optimizer="sgd")
 
     assert differences(*both(mirrored2, make, fitted))
     assert not differences(*both(mirrored2, make, fitted, batch_norm="synchronized"))
 
 
-def test_synchronized_batch_normalization_in_a_step_of_one_s_own_with_uneven_rows(
-    float64: None, mirrored2: tfdist.Strategy
-) -> None:
+def test_synchronized_batch_normalization_in_a_step_of_one_s_own_with_uneven_rows(as_one_device: Compare) -> None:
     def use(model: keras.Model) -> Any:
         return model.fit(X[:21], Y[:21], batch_size=8, epochs=2, verbose=0).history
 
@@ -248,4 +217,4 @@ def test_synchronized_batch_normalization_in_a_step_of_one_s_own_with_uneven_row
         type(model).train_step = stepping(lambda y, x: tf.reduce_mean((y - x) ** 2))().__class__.train_step
         return model
 
-    assert not differences(*both(mirrored2, with_a_mean, use, **options))
+    as_one_device(with_a_mean, use, **options)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.keras_fit.comparing import both, differences
+from tests.keras_fit.comparing import Compare, both, differences
 from tests.selection import quick
 from tfdist import keras_fit
 from tfdist.errors import NotFiniteError
@@ -127,8 +127,8 @@ USES = (
     quick(USES, by_an_endless_data_set, by_a_py_dataset, in_two_fits, with_validation_in_between, freezing_a_layer),
 )
 @pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning", "ignore:.*shuffle=True:UserWarning")
-def test_a_use_of_fit(use: Callable[[keras.Model], Any], float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, network, use))
+def test_a_use_of_fit(use: Callable[[keras.Model], Any], as_one_device: Compare) -> None:
+    as_one_device(network, use)
 
 
 def fitted(model: keras.Model) -> Any:
@@ -145,12 +145,12 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("options", quick(OPTIONS, {"accumulate_steps": 5}, {"steps_per_call": 1}), ids=str)
-def test_an_option_changes_no_number(options: dict[str, Any], float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, network, fitted, **options))
+def test_an_option_changes_no_number(options: dict[str, Any], as_one_device: Compare) -> None:
+    as_one_device(network, fitted, **options)
 
 
-def test_the_optimizers_clipping_sees_whole_gradients(float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, lambda: network(keras.optimizers.SGD(1.0, global_clipnorm=0.1)), fitted))
+def test_the_optimizers_clipping_sees_whole_gradients(as_one_device: Compare) -> None:
+    as_one_device(lambda: network(keras.optimizers.SGD(1.0, global_clipnorm=0.1)), fitted)
 
 
 def test_compression_is_used_and_learns(mirrored2: tfdist.Strategy) -> None:

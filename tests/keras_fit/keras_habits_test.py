@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.keras_fit.comparing import both, differences
+from tests.keras_fit.comparing import Compare, both, differences
 from tfdist import keras_fit
 from tfdist.errors import InputError
 
@@ -27,7 +27,7 @@ def fitted(model: keras.Model) -> Any:
     return history, model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)
 
 
-def test_arrays_are_divided_by_steps_without_a_batch_size(float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_arrays_are_divided_by_steps_without_a_batch_size(as_one_device: Compare) -> None:
     """Into batches of 2 rows here, which Keras computes from the number of steps."""
 
     def use(model: keras.Model) -> Any:
@@ -35,18 +35,18 @@ def test_arrays_are_divided_by_steps_without_a_batch_size(float64: None, mirrore
         history = model.fit(X, Y, steps_per_epoch=10, epochs=2, shuffle=False, verbose=0, **more).history
         return history, model.evaluate(X, Y, steps=10, verbose=0), model.predict(X, steps=10, verbose=0)
 
-    assert not differences(*both(mirrored2, lambda: dense(steps_per_execution=5, metrics=["mae"]), use))
+    as_one_device(lambda: dense(steps_per_execution=5, metrics=["mae"]), use)
 
 
 @pytest.mark.parametrize("layer", [keras.layers.Dense(2, trainable=False), keras.layers.Rescaling(2.0)])
-def test_a_model_without_weights_to_train(layer: Any, float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_a_model_without_weights_to_train(layer: Any, as_one_device: Compare) -> None:
     def model() -> keras.Model:
         model = keras.Sequential([keras.Input((5,)), type(layer).from_config(layer.get_config())])
         model.compile("adam", "mse", metrics=["mae"])
         return model
 
     with pytest.warns(UserWarning, match="does not have any trainable weights"):
-        assert not differences(*both(mirrored2, model, fitted))
+        as_one_device(model, fitted)
 
 
 def listed_outputs(loss: Any) -> keras.Model:
@@ -57,19 +57,19 @@ def listed_outputs(loss: Any) -> keras.Model:
     return model
 
 
-def test_labels_by_the_names_of_listed_outputs(float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_labels_by_the_names_of_listed_outputs(as_one_device: Compare) -> None:
     def use(model: keras.Model) -> Any:
         return model.fit(X, {"zeta": 9 * Y, "alpha": Y}, batch_size=6, verbose=0).history
 
-    assert not differences(*both(mirrored2, lambda: listed_outputs({"zeta": "mse", "alpha": "mae"}), use))
+    as_one_device(lambda: listed_outputs({"zeta": "mse", "alpha": "mae"}), use)
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
-def test_labels_for_the_outputs_that_have_a_loss(float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_labels_for_the_outputs_that_have_a_loss(as_one_device: Compare) -> None:
     def use(model: keras.Model) -> Any:
         return model.fit(X, Y, batch_size=6, verbose=0).history
 
-    assert not differences(*both(mirrored2, lambda: listed_outputs([None, "mae"]), use))
+    as_one_device(lambda: listed_outputs([None, "mae"]), use)
 
 
 class OwnTracker(keras.Model):
@@ -130,19 +130,16 @@ def one_layer(kind: type[keras.Model], *layers: keras.Layer) -> keras.Model:
     return model
 
 
-def test_a_model_that_resets_its_own_metrics(float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, lambda: one_layer(OwnTracker), fitted))
+@pytest.mark.parametrize("kind", [OwnTracker, OwnNames])
+def test_a_loss_with_names_or_with_a_metric_of_its_own(kind: type[keras.Model], as_one_device: Compare) -> None:
+    as_one_device(lambda: one_layer(kind), fitted)
 
 
-def test_a_loss_with_names_of_its_own(float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, lambda: one_layer(OwnNames), fitted))
-
-
-def test_a_metric_that_is_returned_under_another_name(float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_a_metric_that_is_returned_under_another_name(as_one_device: Compare) -> None:
     def use(model: keras.Model) -> Any:
         return model.fit(X[:18].repeat(4, 0), Y[:18].repeat(4, 0), batch_size=6, epochs=3, verbose=0).history
 
-    assert not differences(*both(mirrored2, lambda: one_layer(Renamed), use))
+    as_one_device(lambda: one_layer(Renamed), use)
 
 
 def test_synchronized_statistics_where_a_replica_has_no_row(float64: None, mirrored2: tfdist.Strategy) -> None:
@@ -176,11 +173,11 @@ def test_predictions_are_those_of_the_model_as_it_is(float64: None, mirrored2: t
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning")
-def test_more_steps_than_there_is_data_for_leave_a_history(float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_more_steps_than_there_is_data_for_leave_a_history(as_one_device: Compare) -> None:
     def use(model: keras.Model) -> Any:
         return model.fit(X, Y, batch_size=6, steps_per_epoch=6, verbose=0).history
 
-    assert not differences(*both(mirrored2, dense, use))
+    as_one_device(dense, use)
 
 
 class Pair(keras.Model):
@@ -199,7 +196,7 @@ class Pair(keras.Model):
 
 
 @pytest.mark.parametrize("loss", [None, "mse"])
-def test_a_step_without_call_and_labels(loss: str | None, float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_a_step_without_call_and_labels(loss: str | None, as_one_device: Compare) -> None:
     def make() -> keras.Model:
         model = Pair()
         model.compile(keras.optimizers.SGD(0.1), loss)
@@ -209,7 +206,7 @@ def test_a_step_without_call_and_labels(loss: str | None, float64: None, mirrore
         model.fit(X, batch_size=6, epochs=2, verbose=0)
         return model.player.get_weights()
 
-    assert not differences(*both(mirrored2, make, use))
+    as_one_device(make, use)
 
 
 def test_what_is_saved_of_a_scaled_loss_is_all_of_it(mirrored2: tfdist.Strategy, tmp_path: Any) -> None:
@@ -277,10 +274,10 @@ def test_what_is_refused(mirrored2: tfdist.Strategy) -> None:
         model.predict(X, verbose=0)
 
 
-def test_evaluating_without_an_optimizer(float64: None, mirrored2: tfdist.Strategy) -> None:
+def test_evaluating_without_an_optimizer(as_one_device: Compare) -> None:
     def make() -> keras.Model:
         model = dense()
         model.compile(optimizer=None, loss="mse")
         return model
 
-    assert not differences(*both(mirrored2, make, lambda model: model.evaluate(X, Y, batch_size=6, verbose=0)))
+    as_one_device(make, lambda model: model.evaluate(X, Y, batch_size=6, verbose=0))

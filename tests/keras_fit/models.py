@@ -59,10 +59,7 @@ def subclassed() -> Program:
 def several_inputs_and_outputs() -> Program:
     a, b = keras.Input((6,), name="a"), keras.Input((3,), name="b")
     hidden = keras.layers.Concatenate()([keras.layers.Dense(5)(a), keras.layers.Dense(4)(b)])
-    outputs = {
-        "kind": keras.layers.Dense(4, name="kind")(hidden),
-        "size": keras.layers.Dense(1, name="size")(hidden),
-    }
+    outputs = {name: keras.layers.Dense(units, name=name)(hidden) for name, units in (("kind", 4), ("size", 1))}
     model = keras.Model({"a": a, "b": b}, outputs)
     model.compile(
         keras.optimizers.RMSprop(0.01),
@@ -85,14 +82,8 @@ def shared_layers() -> Program:
 
 def recurrent() -> Program:
     """Masked time steps, whose number differs between rows, do not count in the loss."""
-    model = keras.Sequential(
-        [
-            keras.Input((5,), dtype="int32"),
-            keras.layers.Embedding(11, 4, mask_zero=True),
-            keras.layers.LSTM(6, return_sequences=True),
-            keras.layers.Dense(3),
-        ]
-    )
+    layers = [keras.layers.Embedding(11, 4, mask_zero=True), keras.layers.LSTM(6, return_sequences=True)]
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), *layers, keras.layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.2), loss, metrics=["accuracy"])
     lengths = _random().integers(1, 6, (EXAMPLES, 1))
@@ -138,14 +129,8 @@ def custom_metrics() -> Program:
 
 
 def frozen_layers() -> Program:
-    model = keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(6, activation="relu"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dense(4),
-        ]
-    )
+    layers = [keras.layers.Dense(6, activation="relu"), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(4)])
     model.layers[0].trainable = model.layers[1].trainable = False
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.AdamW(0.01), loss, metrics=["accuracy"])
@@ -154,14 +139,8 @@ def frozen_layers() -> Program:
 
 def sparse_gradients() -> Program:
     """The table is large enough for its gradient to be sent as rows."""
-    model = keras.Sequential(
-        [
-            keras.Input((5,), dtype="int32"),
-            keras.layers.Embedding(3000, 8),
-            keras.layers.GlobalAveragePooling1D(),
-            keras.layers.Dense(4),
-        ]
-    )
+    layers = [keras.layers.Embedding(3000, 8), keras.layers.GlobalAveragePooling1D()]
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), *layers, keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.5), loss, metrics=["accuracy"])
     return Program(model, _random().integers(0, 3000, (EXAMPLES, 5)).astype("int32"), _labels())
@@ -273,9 +252,8 @@ class Size(keras.layers.Layer):
 
 def scalar_metrics() -> Program:
     """Metric functions that return a number for the batch, and a layer with a mean of such numbers."""
-    model = keras.Sequential(
-        [keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), Size(), keras.layers.Dense(1)]
-    )
+    layers = [keras.layers.Dense(8, activation="tanh"), Size()]
+    model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=[error, keras.metrics.MeanMetricWrapper(error, name="mean")])
     return Program(model, _features(), _random().normal(size=(EXAMPLES, 1)))
 

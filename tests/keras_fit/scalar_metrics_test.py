@@ -1,5 +1,6 @@
-"""Metrics that are given a scalar for each batch: as in plain Keras on one device, in float64."""
+"""Metrics: scalars for each batch, and results of metric objects after passes; as plain Keras on one device, in float64."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,27 +9,26 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdist
-from tests.keras_fit.comparing import both, differences
+from tests.keras_fit import models
+from tests.keras_fit.comparing import Compare
 from tests.keras_fit.models import error
 from tests.selection import quick
 
 layers = keras.layers
-X = np.random.default_rng(0).normal(size=(19, 5))
+X = np.random.default_rng(0).normal(size=(19, 5))  # with batches of 6, the last one has a single row
 Y = np.random.default_rng(1).normal(size=(19, 1))
 
 
-class Size(layers.Layer):
+class Size(models.Size):
     """Reports the mean size of its inputs, and a value that does not depend on the rows."""
 
     def __init__(self) -> None:
-        super().__init__(name="sizes")
-        self.size, self.constant = keras.metrics.Mean(name="size"), keras.metrics.Mean(name="constant")
+        super().__init__()
+        self.constant = keras.metrics.Mean(name="constant")
 
     def call(self, x: Any) -> Any:
-        self.size.update_state(keras.ops.mean(keras.ops.abs(x)))
         self.constant.update_state(0.25)
-        return x
+        return super().call(x)
 
 
 class OwnStep(keras.Model):
@@ -93,9 +93,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
         ("layer", False),
     ],
 )
-def test_by_keras_fit(
-    float64: None, mirrored2: tfdist.Strategy, name: str, checked: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_by_keras_fit(as_one_device: Compare, name: str, checked: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The last batches have one row, of which the second replica has none, or three; no replica computes all rows."""
     y = Y[:, 0] if name == "of_keras" else Y
 
@@ -109,17 +107,131 @@ def test_by_keras_fit(
         batches = [model.train_on_batch(X[:size], y[:size], return_dict=True) for size in (7, 1)]
         return [each.history for each in fit], evaluated, batches, model.test_on_batch(X[:3], y[:3], return_dict=True)
 
-    assert not differences(*both(mirrored2, MODELS[name], use, check_first_batch=checked))
+    as_one_device(MODELS[name], use, check_first_batch=checked)
     assert "needs all rows" not in caplog.text
 
 
 @pytest.mark.parametrize(
     "options", quick([{"accumulate_steps": 3}, {"jit_compile": True}], {"accumulate_steps": 3}), ids=str
 )
-def test_in_micro_steps_and_compiled(float64: None, mirrored2: tfdist.Strategy, options: dict[str, Any]) -> None:
+def test_in_micro_steps_and_compiled(as_one_device: Compare, options: dict[str, Any]) -> None:
     """Traced again for the second data, whose batches have another size."""
 
     def use(model: keras.Model) -> Any:
         return [model.fit(X, Y, batch_size=size, epochs=2, shuffle=False, verbose=0).history for size in (7, 5)]
 
-    assert not differences(*both(mirrored2, lambda: compiled(network(extra=[Size()]), error), use, **options))
+    as_one_device(lambda: compiled(network(extra=[Size()]), error), use, **options)
+
+
+class Rows(keras.metrics.Metric):
+    """The number of rows: unlike a mean, it differs if replicas' values are added up twice."""
+
+    def __init__(self) -> None:
+        super().__init__(name="rows")
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(tf.cast(tf.shape(y_pred)[0], self.count.dtype))
+
+    def result(self) -> Any:
+        return self.count + 0
+
+
+class SignErrors(Rows):
+    """A metric whose result is a dict, as of one that has a score for each class."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(tf.reduce_sum(tf.cast((y_true > 0) != (y_pred > 0), self.count.dtype)))
+
+    def result(self) -> Any:
+        return {"errors": self.count + 0, "squared": self.count**2}
+
+
+class Scaled(keras.Model):
+    """A model with its own step, whose results are computed from a metric, so that replicas have all rows."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return {"twice": 2 * super().train_step(data)["mae"]}
+
+
+def dense(kind: type[keras.Model] = keras.Model) -> keras.Model:
+    inputs = keras.Input((5,))
+    model = kind(inputs, keras.layers.Dense(1)(keras.layers.Dense(4, "tanh")(inputs)))
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[keras.metrics.MeanAbsoluteError(name="mae"), Rows()])
+    return model
+
+
+def results(model: keras.Model) -> Any:
+    found = {metric.name: metric.result() for metric in model.metrics}
+    found |= found.pop("compile_metrics")
+    return {name: float(value) for name, value in found.items()}
+
+
+class Noted(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.found.append((epoch, results(self.model), dict(logs or {})))
+
+
+def data(counted: bool) -> tf.data.Dataset:
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6)
+    return batches if counted else batches.filter(lambda x, y: True)  # its length is unknown until a pass has ended
+
+
+KINDS = {"model": keras.Model, "scaled": Scaled}
+COUNTED, VALIDATED = ("counted", "uncounted"), ("validated", "alone")
+PAIRS = (  # any two of the three are together in one
+    ("model", "counted", "validated"),
+    ("model", "uncounted", "alone"),
+    ("scaled", "counted", "alone"),
+    ("scaled", "uncounted", "validated"),
+)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")  # as in Keras
+@pytest.mark.parametrize("pair", quick(itertools.product(KINDS, COUNTED, VALIDATED), *PAIRS), ids="-".join)
+def test_at_the_ends_of_epochs_fit_and_evaluate(as_one_device: Compare, pair: tuple[str, str, str]) -> None:
+    kind, counted, validated = KINDS[pair[0]], pair[1] == "counted", pair[2] == "validated"
+
+    def use(model: keras.Model) -> Any:
+        noted, other = Noted(), (X[:7], Y[:7]) if validated else None
+        history = model.fit(data(counted), epochs=3, shuffle=False, verbose=0, validation_data=other, callbacks=[noted])
+        after_fit = results(model)
+        evaluated = model.evaluate(X, Y, batch_size=6, verbose=0)
+        found = history.history, noted.found, after_fit, evaluated, results(model)
+        model.reset_metrics()
+        return *found, results(model)
+
+    as_one_device(lambda: dense(kind), use)
+
+
+def test_compiled_again_and_on_batches(as_one_device: Compare) -> None:
+    def use(model: keras.Model) -> Any:
+        metric = keras.metrics.MeanAbsoluteError()
+        found = []
+        for _ in range(2):
+            metric.reset_state()  # Keras adds to what a metric holds when it is compiled again
+            model.compile("sgd", "mse", metrics=[metric])
+            history = model.fit(X, Y, batch_size=6, steps_per_epoch=2, epochs=2, verbose=0).history
+            found.append((history, float(metric.result()), model.evaluate(X, Y, verbose=0), float(metric.result())))
+        model.reset_metrics()
+        found.append((model.train_on_batch(X[:6], Y[:6]), float(metric.result())))
+        return found
+
+    as_one_device(dense, use)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_metric_whose_result_is_a_dict(as_one_device: Compare, kind: str) -> None:
+    def use(model: keras.Model) -> Any:
+        model.compile("sgd", "mse", metrics=["mae", SignErrors()])
+        history = model.fit(
+            X, Y, batch_size=6, epochs=2, shuffle=False, verbose=0, validation_data=(X[:7], Y[:7])
+        ).history
+        batch = model.train_on_batch(X[:6], Y[:6], return_dict=True)
+        return history, batch, model.evaluate(X, Y, batch_size=6, verbose=0, return_dict=True)
+
+    as_one_device(lambda: dense(KINDS[kind]), use)

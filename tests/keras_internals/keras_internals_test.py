@@ -13,6 +13,7 @@ from tfdist.errors import InputError
 X = np.random.default_rng(0).standard_normal((5, 3)).astype("float32")
 Y = np.array([0, 1, 0, 1, 1])
 BATCH = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None], tf.int64))
+BATCH_OF_TWO = (BATCH[0], {"a": BATCH[1], "b": tf.TensorSpec([None, 2], tf.float32)})
 
 
 def two_outputs():
@@ -67,30 +68,20 @@ def test_device_iterators_have_no_thread_that_tunes(mirrored2):
     assert tuned(mirrored2.distribute(lambda replicas, size: tf.data.Dataset.range(4))) == [False, False]
 
 
-def test_flat_losses_of_one_output():
+def test_flat_losses_of_one_output_and_of_none():
     [flat] = keras_internals.flat_losses(built())
     assert flat.path == ()
     assert isinstance(flat.loss, keras.Loss)
     assert flat.weight is None
     assert flat.loss.reduction == "sum_over_batch_size"
+    assert keras_internals.flat_losses(built(loss=None)) == []
 
 
-def test_flat_losses_of_two_outputs():
-    batch = (BATCH[0], {"a": BATCH[1], "b": tf.TensorSpec([None, 2], tf.float32)})
+def test_flat_losses_of_two_outputs_and_structures_that_are_brought_to_their_paths():
     losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
-    model = built(two_outputs(), batch, loss=losses, loss_weights={"a": 2.0, "b": 0.5})
+    model = built(two_outputs(), BATCH_OF_TWO, loss=losses, loss_weights={"a": 2.0, "b": 0.5})
     found = {flat.path: (flat.loss.name, flat.weight) for flat in keras_internals.flat_losses(model)}
     assert found == {("a",): ("sparse_categorical_crossentropy", 2.0), ("b",): ("mse", 0.5)}
-
-
-def test_without_a_loss_there_are_none():
-    model = built(loss=None)
-    assert keras_internals.flat_losses(model) == []
-
-
-def test_matched_brings_structures_to_the_paths():
-    batch = (BATCH[0], {"a": BATCH[1], "b": tf.TensorSpec([None, 2], tf.float32)})
-    model = built(two_outputs(), batch, loss={"a": "sparse_categorical_crossentropy", "b": "mse"})
     y_true, y_pred = keras_internals.matched(model, {"a": 1, "b": 2}, {"b": 4, "a": 3})
     assert (y_true["a"], y_true["b"], y_pred["a"], y_pred["b"]) == (1, 2, 3, 4)
 
@@ -135,7 +126,7 @@ def test_a_loss_whose_call_is_hidden_is_refused():
         def call(self, y_true, y_pred):
             return y_pred
 
-    with pytest.raises(InputError, match="overrides `__call__`"):
+    with pytest.raises(InputError, match="Received: Own, which overrides `__call__`"):
         keras_internals.loss_values(Own(), tf.zeros(1), tf.zeros(1))
 
 
@@ -185,9 +176,8 @@ def test_metrics_are_updated_and_read_from_given_values():
 
 
 def test_names_of_metrics_are_those_of_keras_logs():
-    batch = (BATCH[0], {"a": BATCH[1], "b": tf.TensorSpec([None, 2], tf.float32)})
     losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
-    model = built(two_outputs(), batch, loss=losses, metrics={"a": ["accuracy"], "b": ["mae"]})
+    model = built(two_outputs(), BATCH_OF_TWO, loss=losses, metrics={"a": ["accuracy"], "b": ["mae"]})
     values = [np.ones(v.shape) for metric in keras_internals.metrics_of(model) for v in metric.variables]
     ours = keras_internals.metric_results(model, values)
     logs = model.evaluate(X, {"a": Y, "b": X[:, :2]}, return_dict=True, verbose=0)
@@ -398,3 +388,47 @@ def test_recorded_scopes_are_nested():
         assigned.assign(value)
     assert [float(value) for _, value in outer.assigned] == [3.0]
     assert float(variable.value) == 1.0
+
+
+def test_a_loss_is_known_by_name_with_its_arguments():
+    own = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    name, options = keras_internals.loss_form(own)
+    assert name == "sparse_categorical_crossentropy" and options["from_logits"] is True
+    for loss in ("binary_crossentropy", keras.losses.binary_crossentropy):
+        [flat] = keras_internals.flat_losses(built(loss=loss, batch=(BATCH[0], tf.TensorSpec([None, 2]))))
+        assert keras_internals.loss_form(flat.loss)[0] == "binary_crossentropy"
+
+    def binary_crossentropy(y, outputs):
+        return keras.ops.mean(y - outputs, -1)
+
+    [flat] = keras_internals.flat_losses(built(loss=binary_crossentropy, batch=(BATCH[0], tf.TensorSpec([None, 2]))))
+    assert keras_internals.loss_form(flat.loss) == ("", {})
+
+
+def test_the_losses_of_a_model_that_is_not_built():
+    model = two_outputs()
+    model.compile(loss={"a": "binary_crossentropy", "b": keras.losses.Huber()})
+    names = [keras_internals.loss_form(loss)[0] for loss in keras_internals.user_losses(model)]
+    assert names == ["binary_crossentropy", "huber"]
+    model = two_outputs()
+    model.compile(loss=["crossentropy", None])  # which one depends on the shape of the labels
+    assert [keras_internals.loss_form(loss) for loss in keras_internals.user_losses(model)] == [("", {})]
+    model = two_outputs()
+    model.compile()
+    assert keras_internals.user_losses(model) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (keras.layers.Dense(2), "linear"),
+        (keras.layers.Dense(2, activation="softmax"), "softmax"),
+        (keras.layers.Softmax(), "softmax"),
+        (keras.layers.Activation("sigmoid"), "sigmoid"),
+        (keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")]), "softmax"),
+        (keras.layers.Dropout(0.1), None),
+    ],
+)
+def test_the_last_activation(last, expected):
+    model = keras.Sequential([keras.Input((3,)), last])
+    assert keras_internals.last_activation(model.outputs[0]) == expected

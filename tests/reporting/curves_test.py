@@ -49,12 +49,8 @@ def test_a_run_leaves_a_picture(tmp_path):
 
 
 def test_each_panel_says_what_it_shows():
-    figure = draw(
-        {
-            "loss": {"train": points([2.0, 1.0, 0.5]), "eval": points([0.6])},
-            "accuracy": {"train": points([0.1, 0.5, 0.9]), "eval": points([0.8])},
-        }
-    )
+    loss = {"train": points([2.0, 1.0, 0.5]), "eval": points([0.6])}
+    figure = draw({"loss": loss, "accuracy": {"train": points([0.1, 0.5, 0.9]), "eval": points([0.8])}})
     left, right = figure.axes
     assert (left.get_title("left"), right.get_title("left")) == ("Loss", "Metrics")
     assert (left.get_ylabel(), right.get_ylabel()) == ("loss", "accuracy")

@@ -1,4 +1,4 @@
-"""Terminals are covered by terminal_test.py; Jupyter's kernel is represented by its class, which is all that is read."""
+"""Where progress is drawn in place. progress_bar_test.py covers terminals; the class of its kernel stands for Jupyter."""
 
 import io
 import os
@@ -51,3 +51,59 @@ def test_a_pipe_to_a_launcher_in_a_terminal_gets_a_bar_and_a_file_gets_lines(mon
         assert isinstance(terminal_or_plain(io.StringIO()), PlainReporter)
         monkeypatch.delenv(terminal.LAUNCHER_VARIABLE)
         assert isinstance(terminal_or_plain(pipe), PlainReporter)
+
+
+PLAN = RunPlan(total_steps=500, batch_size=64, examples_per_epoch=1437, description={"model": "mlp"})
+
+
+@pytest.fixture
+def stream():
+    return io.StringIO()
+
+
+@pytest.fixture
+def reporter(stream, clock):
+    return InPlaceReporter(stream, 90, 0.2, clock)
+
+
+def states(stream: io.StringIO) -> list[str]:
+    """Returns what was written as lines, each reduced to its last state."""
+    return [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in stream.getvalue().split("\n")]
+
+
+def test_lines_remain_above_the_bar_and_states_overwrite_each_other(reporter, stream, clock):
+    reporter.start(PLAN)
+    with reporter.busy("compiling the training step"):
+        assert states(stream)[-1].endswith("compiling the training step ...")
+    for step in (10, 20, 30):
+        clock.now += 1.0
+        reporter.progress(step, {"loss": 1.25, "accuracy": 0.5})
+    reporter.record({"kind": "eval", "step": 30, "loss": 0.5})
+    assert states(stream)[-1].startswith("epoch 2/23") and states(stream)[-1].endswith("640.00 ex/s")
+    reporter.close("done")
+    lines = states(stream)
+    assert lines[0] == "model  mlp" and lines[1] == "step 30/500  epoch 2/23  eval  loss 0.5000"
+    assert lines[2].startswith("epoch 2/23 30/500 ━") and lines[3:] == ["run ended: done", ""]
+    assert all(len(state) <= 90 for line in stream.getvalue().split("\n") for state in line.split("\r"))
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_what_is_logged_meanwhile_is_a_line_of_its_own(reporter, stream):
+    reporter.start(PLAN)
+    stream.write("a warning\n")
+    reporter.close("")
+    assert states(stream)[1] == "a warning" and states(stream)[2].startswith("epoch 1/23")
+
+
+def test_states_are_not_more_frequent_than_asked(reporter, stream, clock):
+    reporter.start(PLAN)
+    for step in range(1, 101):
+        clock.now += 0.01
+        reporter.progress(step, {"loss": 1.0})
+    assert stream.getvalue().count("loss 1.0000") == 5
+
+
+def test_an_evaluation_alone_needs_no_bar(reporter, stream):
+    reporter.record({"kind": "eval", "step": 7, "loss": 0.5})
+    reporter.close("")
+    assert stream.getvalue() == "step 7  eval  loss 0.5000\n"

@@ -1,11 +1,18 @@
+"""Reporters: lines of text, what all of them are told, epochs in a plan, and the files of the chief."""
+
 import io
+import json
 import math
+import re
 import subprocess
 import sys
 
 import pytest
 
-from tfdist.reporting import PlainReporter, RunPlan
+from tfdist.errors import WriteError
+from tfdist.reporting import MultiReporter, NullReporter, PlainReporter, Reporter, RunDirectory, RunPlan, chief_reporter
+from tfdist.reporting.banner import banner
+from tfdist.reporting.outcome_file import OutcomeFile
 from tfdist.reporting.plain_reporter import line, loss_and_metrics, rounded
 
 TRAIN = {
@@ -102,3 +109,150 @@ def test_reporting_is_light_until_something_heavy_is_asked_for():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_rows_are_aligned_wrapped_and_without_control_characters():
+    path = "runs/" + "x" * 90
+    rows = banner({"model": "mlp\x1b[2J", "chosen": "", "strategy": "word " * 20, "output": path})
+    assert rows == [
+        "model     mlp [2J",
+        "strategy  " + ("word " * 13).rstrip(),
+        "          " + ("word " * 7).rstrip(),
+        f"output    {path}",
+    ]
+
+
+def test_no_description_is_no_line():
+    assert banner({}) == []
+
+
+PLAN = RunPlan(total_steps=10, batch_size=4, examples_per_epoch=16)
+
+
+class Heard(Reporter):
+    def __init__(self, heard, name="", fails_to_close=False):
+        self.heard = heard
+        self.name = name
+        self.fails_to_close = fails_to_close
+
+    def start(self, plan):
+        self.heard.append(plan)
+
+    def progress(self, step, record):
+        self.heard.append((step, record))
+
+    def record(self, record):
+        self.heard.append(record)
+
+    def sync(self):
+        self.heard.append("on the disk")
+
+    def close(self, outcome):
+        self.heard.append(self.name + outcome)
+        if self.fails_to_close:
+            raise OSError("disk full")
+
+
+def test_a_plan_counts_epochs_where_the_size_is_known():
+    assert PLAN.epoch(6) == 1.5
+    assert RunPlan(total_steps=10, batch_size=4).epoch(6) is None
+
+
+def test_the_null_reporter_takes_everything():
+    reporter = NullReporter()
+    reporter.start(PLAN)
+    reporter.progress(1, {})
+    reporter.record({})
+    reporter.sync()
+    reporter.close("done")
+
+
+def test_all_are_told_everything():
+    first: list = []
+    second: list = []
+    reporter = MultiReporter([Heard(first), Heard(second)])
+    reporter.start(PLAN)
+    reporter.progress(1, {"loss": 2.0})
+    reporter.record({"step": 1})
+    reporter.sync()
+    reporter.close("done")
+    assert first == second == [PLAN, (1, {"loss": 2.0}), {"step": 1}, "on the disk", "done"]
+
+
+def test_all_are_closed_in_order_even_if_one_fails():
+    heard: list = []
+    reporter = MultiReporter([Heard(heard, "a "), Heard(heard, "b ", fails_to_close=True), Heard(heard, "c ")])
+    with pytest.raises(OSError, match="disk full"):
+        reporter.close("done")
+    assert heard == ["a done", "b done", "c done"]
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (0, "epoch 1/20"),
+        (1, "epoch 1/20"),
+        (22, "epoch 1/20"),
+        (23, "epoch 1/20"),
+        (24, "epoch 2/20"),
+        (449, "epoch 20/20"),
+    ]
+    + [(450, "epoch 20/20")],
+)
+def test_epochs_are_counted_as_people_do(step, text):
+    """20 epochs of 1437 examples end in step 450, which uses 60 examples of the next one."""
+    assert RunPlan(total_steps=450, batch_size=64, examples_per_epoch=1437).epoch_text(step) == text
+
+
+def test_epochs_of_a_run_that_continues():
+    plan = RunPlan(total_steps=28, batch_size=10, examples_per_epoch=70, first_step=14)
+    assert plan.epoch_text(14) == "epoch 3/4" and plan.epoch_text(28) == "epoch 4/4"
+    again = RunPlan(total_steps=28, batch_size=10, examples_per_epoch=70, first_step=14, first_epoch=2)
+    assert again.epoch_text(14) == "epoch 1/2" and again.epoch_text(15) == "epoch 1/2"
+    done = RunPlan(total_steps=14, batch_size=10, examples_per_epoch=70, first_step=14)
+    assert done.epoch_text(14) == "epoch 2/2"
+    assert RunPlan(total_steps=14, batch_size=10).epoch_text(3) == ""
+
+
+def test_a_long_task_is_told_to_every_reporter():
+    streams = io.StringIO(), io.StringIO()
+    with MultiReporter([PlainReporter(stream) for stream in streams]).busy("compiling"):
+        pass
+    assert all(re.fullmatch(r"compiling took \d\.\d s\n", stream.getvalue()) for stream in streams)
+
+
+def test_a_run_leaves_every_file_and_plain_lines(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", flags="", hosts=["alpha"])
+    stream = io.StringIO()
+    reporter = chief_reporter(directory, stream)
+    reporter.start(RunPlan(total_steps=2, batch_size=4, examples_per_epoch=8))
+    reporter.progress(1, {"loss": 1.0})
+    reporter.record({"kind": "train", "step": 2, "loss": 0.5, "accuracy": 0.5})
+    reporter.record({"kind": "eval", "step": 2, "loss": 0.25, "accuracy": 0.75})
+    reporter.close("done")
+    assert [json.loads(line)["kind"] for line in directory.metrics.read_text().splitlines()] == ["train", "eval"]
+    assert directory.curves.read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in directory.tensorboard.iterdir()) == ["eval", "train"]
+    assert stream.getvalue().splitlines() == [
+        "step 2/2  epoch 1/1  train  loss 0.5000  accuracy 0.5000",
+        "step 2/2  epoch 1/1  eval  loss 0.2500  accuracy 0.7500",
+        "run ended: done",
+    ]
+
+
+def test_the_outcome_is_that_of_the_last_start(tmp_path):
+    path = tmp_path / "outcome.json"
+    for outcome in ("preempted", "done"):
+        reporter = OutcomeFile(path, clock=lambda: 5.0)
+        assert not path.exists()
+        reporter.start(RunPlan(total_steps=1, batch_size=1))
+        reporter.progress(1, {})
+        reporter.record({"kind": "train", "step": 1})
+        assert not path.exists()
+        reporter.close(outcome)
+        assert json.loads(path.read_text()) == {"outcome": outcome, "time": 5.0}
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    with pytest.raises(WriteError, match="must be able to write its files"):
+        OutcomeFile(tmp_path / "no" / "outcome.json").close("done")

@@ -20,25 +20,11 @@ class Terminal(io.StringIO):
         return True
 
 
-class Clock:
-    """A simulated clock."""
-
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture(autouse=True)
 def capable_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+"""Log lines on the terminal and in files, and warnings that are logged once per process."""
+
 import io
 import logging
 import re
@@ -8,6 +10,7 @@ from absl import logging as absl_logging
 
 from tfdist.errors import NotFiniteError, WriteError
 from tfdist.reporting import python_logging
+from tfdist.reporting.warn_once import warn_once as warn
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (\w+) rank (\d+): (.*)")
 
@@ -126,3 +129,21 @@ def test_handlers_that_write_elsewhere_stay(tmp_path, capsys):
 def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path, capsys):
     with pytest.raises(WriteError, match="Is a directory"):
         python_logging.setup(0, tmp_path)
+
+
+def test_a_text_is_logged_once(caplog):
+    for text in ("first", "second", "first"):
+        warn(text)
+    assert [record.getMessage() for record in caplog.records] == ["first", "second"]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_of_several_texts_about_a_situation_the_first_is_logged(caplog):
+    for text in ("first", "second", "first"):
+        warn(text, situation="the same")
+    assert [record.getMessage() for record in caplog.records] == ["first"]
+
+
+def test_a_percent_sign_is_no_format(caplog):
+    warn("100% of the data")
+    assert caplog.messages == ["100% of the data"]

@@ -1,13 +1,16 @@
-"""What the files of a run say, complete or not."""
+"""What the files of a run say, complete or not; tables, differences and a picture of several runs."""
 
 import datetime
+import io
 import json
 
 import pytest
 
 from tfdist.checkpoint.format import lock
 from tfdist.errors import InputError
+from tfdist.reporting.comparison import AXES, draw
 from tfdist.reporting.run_summary import KILLED, RUNNING, is_higher_better, read_run
+from tfdist.reporting.runs_table import aligned, as_json, differences, duration, fitted, results, shortened, table
 
 FLAGS = ["--model=mlp", "--steps=0", "--epochs=2", "--optimizer=sgd(momentum=0.9)", "# --output_dir=x"]
 
@@ -27,8 +30,6 @@ RECORDS = (
     record("eval", 2, 1005.0, loss=1.0, accuracy=0.75),
     record("eval", 3, 1103.0, loss="nan", accuracy=0.625),
 )
-
-
 FIRST = start(0, 1000.0)
 
 
@@ -89,14 +90,8 @@ def test_what_is_damaged_or_missing_is_unknown(tmp_path):
     (path / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": [1], "accuracy": null}\n{"kind"')
     (path / "outcome.json").write_text("[" * 9999)
     run = read_run(path, "a")
-    assert (run.steps, run.total_steps, run.started, run.seconds, run.strategy, run.replicas) == (
-        1,
-        None,
-        None,
-        None,
-        "",
-        None,
-    )
+    assert (run.steps, run.strategy) == (1, "")
+    assert (run.total_steps, run.started, run.seconds, run.replicas) == (None,) * 4
     assert not run.flags and not run.versions and run.best("loss") is None
     for name in ("metrics.jsonl", "outcome.json"):
         (path / name).unlink()
@@ -119,3 +114,107 @@ def test_the_direction_of_a_metric_follows_from_its_name():
     assert [name for name in higher if not is_higher_better(name)] == ["mean_io_u"]
     lower = ("loss", "accuracy_loss", "mean_absolute_error", "perplexity", "root_mean_squared_error")
     assert not any(map(is_higher_better, lower))
+
+
+@pytest.fixture
+def runs(tmp_path):
+    other = start(0, 2000.0, strategy="single", replicas=1, versions={"keras": "3.1"})
+    other["flags"] = ["--model=cnn", "--steps=7", "--epochs=2", "--output_dir=other", "--new="]
+    first = write(tmp_path / "first", [start(0, 1000.0, replicas=1, strategy="single", versions={"keras": "3.1"})])
+    second = write(tmp_path / "second", [other], [], outcome="failed")
+    return [read_run(first, "first"), read_run(second, "second")]
+
+
+def test_the_table(runs):
+    header, first, second = table(runs, "accuracy")
+    assert header.split() == (
+        "run started strategy model data set steps status loss best loss accuracy best accuracy time".split()
+    )
+    assert first.index("0.7500 @2") == header.index("best accuracy")
+    assert second.split()[3:] == "single x1 cnn - 0/7 failed - - - - -".split()
+
+
+def test_a_long_data_set_is_shortened_in_the_middle_and_what_has_no_room_is_named(tmp_path):
+    long = start(0, 1000.0, replicas=2, strategy="mirrored")
+    long["flags"] = ["--model=cnn", "--dataset=csv:/data/measurements/2026/november/table.csv(label='kind')"]
+    run = read_run(write(tmp_path / "first", [long]), "first")
+    assert "csv:/data/measurements/2026/november/table.csv(label='kind')" in table([run], "accuracy")[1]
+    assert "csv:/data...='kind')" in table([run], "accuracy", 140)[1] and len(table([run], "accuracy", 140)) == 2
+    lines = table([run], "accuracy", 80)
+    assert max(map(len, lines)) <= 80 and "best accuracy" in lines[0] and "csv:/data...='kind')" in lines[1]
+    assert lines[2].startswith("Left out in 80 columns: started, loss, accuracy, best loss")
+    assert max(map(len, aligned(fitted([["data set", run.flags["dataset"], "digits"]], 80)))) <= 80
+
+
+@pytest.mark.parametrize(("length", "text"), [(10, "0123456789"), (9, "012...789"), (8, "012...89"), (3, "...")])
+def test_the_middle_is_replaced(length, text):
+    assert shortened("0123456789", length) == text
+
+
+def test_differences(runs):
+    assert differences(runs) == [
+        ["model", "mlp", "cnn"],
+        ["new", "-", '""'],
+        ["optimizer", "sgd(momentum=0.9)", "-"],
+        ["steps", "0", "7"],
+    ]
+    assert differences([runs[0], runs[0]]) == []
+
+
+def test_results(runs):
+    found = {row[0]: row[1:] for row in results(runs)}
+    assert found["best loss"] == ["1.0000 @2", "-"] and found["last loss"] == ["nan", "-"]
+    assert found["status"] == ["killed", "failed"]
+
+
+def test_values_for_programs(runs):
+    found = as_json(runs[0])
+    assert found["best"]["accuracy"] == {"step": 2, "value": 0.75}
+    assert found["status"] == "killed"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (1.25, "1.2 s"),
+        (59.6, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (18060, "5 h 01 min"),
+        (273600, "3 d 04 h"),
+    ],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_nothing_that_a_terminal_would_interpret_is_printed():
+    assert aligned([["a\x1b[2J", "b"]]) == ["a [2J  b"]
+    assert aligned([]) == []
+
+
+@pytest.fixture
+def three_runs(tmp_path):
+    write(tmp_path / "_first$", records=RECORDS)
+    write(tmp_path / "second", records=[{**record, "loss": 500.0} for record in RECORDS])
+    write(tmp_path / "empty", records=[])
+    return [read_run(tmp_path / name, name) for name in ("_first$", "second", "empty")]
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_each_metric_has_a_panel_and_each_run_a_color(three_runs, axis):
+    figure = draw(three_runs, ["loss", "accuracy", "other"], axis)
+    assert figure.get_suptitle() == "Comparison of 3 three_runs"
+    loss, accuracy, other = figure.axes
+    assert [panel.get_xlabel() for panel in figure.axes] == [AXES[axis]] * 3
+    assert loss.get_ylabel() == "loss (logarithmic)" and accuracy.get_ylabel() == "accuracy"
+    assert [text.get_text() for text in other.texts] == ["nothing to draw"]
+    [legend] = figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == [r"first\$", "second", "empty", "training", "evaluation", "best evaluation"]
+    first, second = [line for line in accuracy.lines if line.get_marker() == "o"]
+    assert first.get_color() != second.get_color()
+    best = next(line for line in accuracy.lines if line.get_marker() == "*")
+    wanted = {"step": 2, "epoch": 2 / 3, "time": 4 / 60}[axis]
+    assert best.get_xydata().tolist() == [[pytest.approx(wanted), 0.75]]
+    figure.savefig(io.BytesIO(), format="png")

@@ -1,3 +1,5 @@
+"""The fields of records, and the file that has them."""
+
 import json
 import math
 import re
@@ -6,7 +8,9 @@ import numpy as np
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.reporting import schema
+from tfdist.reporting import MetricsFile, RunPlan, StepTimer, schema
+from tfdist.reporting.schema import EVAL, FIELDS, SCHEMA, TRAIN, metrics_of
+from tfdist.reporting.timing import cost_of_slowest, over_ranks
 
 
 def documented_lines() -> list[dict]:
@@ -23,10 +27,8 @@ def test_the_documented_lines_have_the_fields_of_the_table(line):
 
 
 def test_both_kinds_are_documented_at_the_current_version():
-    assert [(line["kind"], line["schema"]) for line in documented_lines()] == [
-        (schema.TRAIN, schema.SCHEMA),
-        (schema.EVAL, schema.SCHEMA),
-    ]
+    wanted = [(schema.TRAIN, schema.SCHEMA), (schema.EVAL, schema.SCHEMA)]
+    assert [(line["kind"], line["schema"]) for line in documented_lines()] == wanted
 
 
 def test_every_field_has_a_meaning_and_a_time_or_size_its_unit():
@@ -83,3 +85,92 @@ def test_reading_knows_nan_and_what_is_no_number():
     read = schema.number("nan")
     assert read is not None and math.isnan(read)
     assert [schema.number(value) for value in (None, True, "train", [1.0])] == [None] * 4
+
+
+HEADER = {"step": 2, "epoch": 0.5, "time": 1770000000.0, "loss": np.float32(0.5), "accuracy": 0.75}
+
+
+def training_record() -> dict:
+    """Returns a record with every field, from the code that measures them."""
+    timer = StepTimer(batch_size=4, clock=iter([0.0, 3.0]).__next__)
+    with timer.call(steps=2):
+        pass
+    timer.inside(waited=0.5, busy=1.0)
+    own = timer.own_seconds
+    return {
+        "kind": TRAIN,
+        **HEADER,
+        "learning_rate": 0.1,
+        **timer.window(),
+        **over_ranks([own, own]),
+        "slowest_rank_cost": cost_of_slowest([own, own], 1.5),
+        "dropped_rows": 24,
+        "dropped_micro_steps": 3,
+        "dropped_rank": 1,
+        "gradient_norm": 1.0,
+        "loss_scale": 1024.0,
+        "skipped_steps": 1,
+        "payload_bytes": 400,
+        "message_bytes": 100,
+        "compression_ratio": 2.0,
+        "sync_period": 8,
+        "replica_divergence": 0.5,
+        "staleness": 0.5,
+        "exposed_communication_seconds": 0.5,
+        "codec_seconds": 0.25,
+        "compression_error": 0.5,
+        "compression_cosine": 0.5,
+        "optimizer_state_bytes": 1 << 10,
+        "peak_memory_bytes": 1 << 20,
+        "device_peak_memory_bytes": 1 << 20,
+    }
+
+
+@pytest.mark.parametrize("record", [training_record(), {"kind": EVAL, **HEADER}], ids=[TRAIN, EVAL])
+def test_what_is_written_is_what_the_table_says(tmp_path, record):
+    path = tmp_path / "metrics.jsonl"
+    reporter = MetricsFile(path)
+    reporter.record(record)
+    reporter.close("done")
+    written = json.loads(path.read_text())
+    fields = {name for name, field in FIELDS.items() if record["kind"] in field.kinds}
+    assert set(written) - set(metrics_of(written)) == fields
+    assert metrics_of(written) == {"accuracy": 0.75}
+    assert written["schema"] == SCHEMA
+    assert {name: written[name] for name in record} == record
+
+
+def test_a_line_is_in_the_file_as_soon_as_it_is_recorded(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    reporter = MetricsFile(path)
+    assert path.read_text() == ""
+    reporter.start(RunPlan(total_steps=2, batch_size=4))
+    reporter.progress(1, {"loss": 1.0})
+    reporter.record({"kind": TRAIN, "step": 1})
+    assert path.read_text().endswith("}\n")
+    reporter.record({"kind": TRAIN, "step": 2})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    reporter.close("killed")
+
+
+def test_every_line_is_json_by_the_standard(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    reporter = MetricsFile(path)
+    reporter.record({"kind": TRAIN, "step": 1, "loss": math.nan, "gradient_norm": math.inf, "a": np.float64("-inf")})
+    reporter.close("the loss is not finite")
+
+    def refuse(constant):
+        raise AssertionError(f"not JSON: {constant}")
+
+    line = json.loads(path.read_text(), parse_constant=refuse)
+    assert (line["loss"], line["gradient_norm"], line["a"]) == ("nan", "inf", "-inf")
+    assert float(line["a"]) == -math.inf
+
+
+def test_a_run_that_continues_keeps_the_lines_of_the_first(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for step in (1, 2):
+        reporter = MetricsFile(path)
+        reporter.record({"kind": TRAIN, "step": step})
+        reporter.close("done")
+    assert len(path.read_text().splitlines()) == 2

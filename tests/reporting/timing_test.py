@@ -8,14 +8,16 @@ def clock(*seconds: float):
     return iter(seconds).__next__
 
 
+def called(timer: StepTimer, steps: int, **measured: float) -> None:
+    with timer.call(steps=steps):
+        pass
+    timer.inside(**measured)
+
+
 def test_a_window_is_the_mean_over_its_steps():
     timer = StepTimer(batch_size=32, clock=clock(0.0, 2.0, 10.0, 16.0))
-    with timer.call(steps=3):
-        pass
-    timer.inside(waited=0.5, busy=1.0)
-    with timer.call(steps=1):
-        pass
-    timer.inside(waited=1.5, busy=1.0)
+    called(timer, 3, waited=0.5, busy=1.0)
+    called(timer, 1, waited=1.5, busy=1.0)
     assert timer.own_seconds == 1.0
     expected = {"step_seconds": 2.0, "data_wait_seconds": 0.5, "examples_per_second": 16.0}
     assert timer.fields() == expected
@@ -24,13 +26,9 @@ def test_a_window_is_the_mean_over_its_steps():
 
 def test_a_window_begins_where_the_last_ended():
     timer = StepTimer(batch_size=8, clock=clock(0.0, 4.0, 4.0, 5.0))
-    with timer.call(steps=1):
-        pass
-    timer.inside(waited=3.0, busy=1.0)
+    called(timer, 1, waited=3.0, busy=1.0)
     timer.window()
-    with timer.call(steps=2):
-        pass
-    timer.inside(waited=0.0, busy=0.5)
+    called(timer, 2, waited=0.0, busy=0.5)
     assert timer.own_seconds == 0.25
     assert timer.window() == {"step_seconds": 0.5, "data_wait_seconds": 0.0, "examples_per_second": 16.0}
 
@@ -43,9 +41,7 @@ def test_nothing_measured_is_nothing_said():
 
 def test_without_a_clock_on_the_devices_a_process_has_no_time_of_its_own():
     timer = StepTimer(batch_size=8, clock=clock(0.0, 1.0))
-    with timer.call(steps=1):
-        pass
-    timer.inside(waited=0.5, busy=0.0)
+    called(timer, 1, waited=0.5, busy=0.0)
     assert timer.own_seconds is None
 
 

@@ -1,5 +1,6 @@
 """Commands, flags, files and tests that the documentation mentions exist."""
 
+import ast
 import itertools
 import pathlib
 import re
@@ -101,15 +102,8 @@ def test_commands_and_flags_that_are_shown_exist(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_flags_that_are_named_in_the_text_exist(name: str):
-    """Flags of other programs are listed here."""
-    others = {
-        "network-interfaces",  # horovodrun
-        "gpus-per-task",  # Slurm
-        "gpus-per-node",
-        "nproc-per-node",  # torchrun
-        "lr",  # other libraries
-        "num_gpus",
-    }
+    """Flags of other programs are listed here: of horovodrun, Slurm, torchrun, and other libraries."""
+    others = {"network-interfaces", "gpus-per-task", "gpus-per-node", "nproc-per-node", "lr", "num_gpus"}
     ours = {flag for command in DEFINE for flag in known_flags(command)} | set(EVERY_COMMANDS)
     prose = re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)
     shown = {flag for code in re.findall(r"`(--[^`]*)`", prose) for flag in re.findall(r"--([a-z][\w-]*)", code)}
@@ -152,3 +146,27 @@ def test_the_help_of_restarts_names_each_end_that_is_final():
     assert said and all(f"{int(code)}" in said for code in FINAL - {ExitCode.DONE})
     early = f"{MAX_EARLY_FAILURES} failures in a row before training begins"
     assert all(words in said for words in ("diverged replicas", "after the same step", early))
+
+
+def features():
+    lines = (ROOT / "docs" / "guides" / "compared.md").read_text(encoding="utf-8").splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return table[2:]  # without the header and the line below it
+
+
+def functions_in(path):
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+def test_there_are_27_features_with_a_test_each():
+    assert len(features()) == 27 and all(len(row) == 6 for row in features())
+    for feature, *_, ours, test in features():
+        assert bool(test) != (ours == "not yet"), feature
+
+
+def test_the_tests_exist():
+    for feature, *_, test in features():
+        if test:
+            path, name = re.fullmatch(r"`(tests/\S+_test\.py)(?:::(test_\w+))?`", test).groups()
+            assert (ROOT / path).is_file(), feature
+            assert not name or name in functions_in(ROOT / path), feature

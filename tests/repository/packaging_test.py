@@ -107,9 +107,10 @@ def installed(released: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) 
     return environment / "bin"
 
 
-def output_of(*command: str | pathlib.Path, directory: pathlib.Path) -> str:
+def output_of(*command: str | pathlib.Path, directory: pathlib.Path, **variables: str) -> str:
     """Returns the standard output of a command, which must succeed."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    environment |= variables
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -181,12 +182,10 @@ def test_an_installed_wheel_trains_from_another_directory(installed: pathlib.Pat
 def test_every_module_imports_outside_the_checkout_without_optional_packages(unpacked: pathlib.Path):
     # Only modules named horovod..., which are loaded when Horovod is chosen, may import it.
     # What PYTHONPATH names comes before site-packages, and so before an editable installation's finder.
-    environment = os.environ | {"PYTHONPATH": str(unpacked), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    variables = {"PYTHONPATH": str(unpacked), "TF_CPP_MIN_LOG_LEVEL": "3"}
     wanted = json.dumps([list(modules().values()), OPTIONAL])
-    command = [sys.executable, "-P", "-c", _IMPORT_ALL, wanted]
-    done = subprocess.run(command, cwd=unpacked.parent, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    places, horovod_is_here = json.loads(done.stdout.splitlines()[-1])
+    said = output_of(sys.executable, "-P", "-c", _IMPORT_ALL, wanted, directory=unpacked.parent, **variables)
+    places, horovod_is_here = json.loads(said.splitlines()[-1])
     assert places.items() <= {name: str(unpacked / place) for place, name in modules().items()}.items()
     assert horovod_is_here <= (len(places) == len(modules()))
 
@@ -209,12 +208,9 @@ def _is_installed() -> bool:
 
 @pytest.mark.skipif(not _is_installed(), reason="tfdist is not installed in this environment")
 def test_the_installation_finds_the_strategies_from_any_folder(tmp_path: pathlib.Path):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     code = "import tfdist.strategies; print(tfdist.strategies.__file__)"
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert pathlib.Path(done.stdout.strip()).parent.name == "strategies"
+    place = output_of(sys.executable, "-P", "-c", code, directory=tmp_path)
+    assert pathlib.Path(place.strip()).parent.name == "strategies"
 
 
 def test_the_list_of_commands_has_each_with_its_docstrings_first_line(capsys: pytest.CaptureFixture[str]):
@@ -230,8 +226,4 @@ def test_the_list_of_commands_appears_without_importing_them(tmp_path: pathlib.P
         "except SystemExit as end:\n  assert not end.code\n"
         "assert not {'tensorflow', 'keras', 'absl', 'tfdist.install_horovod'} & set(sys.modules)"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "install_horovod" in done.stdout
+    assert "install_horovod" in output_of(sys.executable, "-P", "-c", code, directory=tmp_path, PYTHONPATH=str(ROOT))

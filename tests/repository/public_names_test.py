@@ -1,9 +1,12 @@
 """The names on which users' programs rely. Changing these lists breaks those programs."""
 
 import ast
+import importlib
 import inspect
 import pathlib
+import pkgutil
 import types
+from collections.abc import Iterator
 
 import keras
 import pytest
@@ -15,37 +18,14 @@ from tfdist.errors import ExitCode
 
 
 def test_tfdist():
-    assert tfdist.__all__ == [
-        "Checkpoints",
-        "Checks",
-        "Cluster",
-        "Collectives",
-        "EarlyStopping",
-        "Group",
-        "LossScaler",
-        "ReduceLROnPlateau",
-        "Reporting",
-        "Schedule",
-        "Strategy",
-        "Trainer",
-        "collectives",
-        "constrain",
-        "current_strategy",
-        "data",
-        "distribute",
-        "errors",
-        "find_batch_size",
-        "find_learning_rate",
-        "gather_rows",
-        "gradients",
-        "layers",
-        "load_strategy",
-        "models",
-        "name_dims",
-        "optimizers",
-        "recompute",
-        "spawn",
-    ]
+    assert (
+        tfdist.__all__
+        == """
+        Checkpoints Checks Cluster Collectives EarlyStopping Group LossScaler ReduceLROnPlateau Reporting Schedule
+        Strategy Trainer collectives constrain current_strategy data distribute errors find_batch_size
+        find_learning_rate gather_rows gradients layers load_strategy models name_dims optimizers recompute spawn
+    """.split()
+    )
 
 
 @pytest.mark.parametrize("name", tfdist.__all__)
@@ -71,63 +51,34 @@ def test_strategies():
 
 
 def test_parts():
-    assert collectives.__all__ == [
-        "RecordedCall",
-        "Collectives",
-        "OneReplica",
-        "Op",
-        "Recording",
-        "NoCommunication",
-        "Wire",
-        "all_gather",
-        "all_reduce",
-        "current",
-        "gather_rows",
-        "using",
-    ]
-    assert gradients.__all__ == [
-        "Bucketed",
-        "Clip",
-        "ErrorFeedback",
-        "LossScale",
-        "LossScaler",
-        "Reduced",
-        "Reducer",
-        "PartitionedReducer",
-        "Sum",
-        "accumulated",
-        "parse_loss_scale",
-        "plan",
-        "unscaled",
-    ]
-    assert optimizers.__all__ == [
-        "LARS",
-        "NORMS_AND_BIASES",
-        "MomentumCorrectedSGD",
-        "WarmupAndDecay",
-        "make_learning_rate",
-    ]
+    assert (
+        collectives.__all__
+        == """
+        RecordedCall Collectives OneReplica Op Recording NoCommunication Wire all_gather all_reduce current
+        gather_rows using
+    """.split()
+    )
+    assert (
+        gradients.__all__
+        == """
+        Bucketed Clip ErrorFeedback LossScale LossScaler Reduced Reducer PartitionedReducer Sum accumulated
+        parse_loss_scale plan unscaled
+    """.split()
+    )
+    names = "LARS NORMS_AND_BIASES MomentumCorrectedSGD WarmupAndDecay make_learning_rate"
+    assert optimizers.__all__ == names.split()
     assert layers.__all__ == ["MixtureOfExperts", "SyncBatchNormalization"]
     assert models.NAMES == ("mlp", "cnn", "resnet50", "transformer")
 
 
 def test_errors():
-    assert [name for name in errors.__all__ if inspect.isclass(getattr(errors, name))] == [
-        "CheckpointError",
-        "CorruptCheckpointError",
-        "DesyncError",
-        "ExitCode",
-        "InputError",
-        "Interrupted",
-        "NotFiniteError",
-        "OutOfMemoryError",
-        "PeerLostError",
-        "Preempted",
-        "SpawnError",
-        "TfdistError",
-        "TrialError",
-        "WriteError",
-    ]
+    assert (
+        [name for name in errors.__all__ if inspect.isclass(getattr(errors, name))]
+        == """
+        CheckpointError CorruptCheckpointError DesyncError ExitCode InputError Interrupted NotFiniteError
+        OutOfMemoryError PeerLostError Preempted SpawnError TfdistError TrialError WriteError
+    """.split()
+    )
 
 
 def test_the_promise_of_compatibility_names_every_public_package():
@@ -140,52 +91,22 @@ def test_arguments_of_the_trainer():
     def names(function):
         return list(inspect.signature(function).parameters)
 
-    assert names(tfdist.Trainer) == [
-        "model",
-        "optimizer",
-        "loss",
-        "metrics",
-        "weighted_metrics",
-        "loss_weights",
-        "seed",
-        "jit_compile",
-        "accumulate_steps",
-        "loss_scale",
-        "max_skipped_steps",
-        "clip",
-        "ema",
-        "compression",
-        "compression_min_bytes",
-        "bucket_bytes",
-        "bucket_order",
-        "sync",
-        "balance",
-        "straggler",
-    ]
-    assert names(tfdist.Trainer.fit) == [
-        "self",
-        "x",
-        "y",
-        "batch_size",
-        "epochs",
-        "verbose",
-        "callbacks",
-        "validation_split",
-        "validation_data",
-        "shuffle",
-        "class_weight",
-        "sample_weight",
-        "initial_epoch",
-        "steps_per_epoch",
-        "validation_steps",
-        "validation_batch_size",
-        "validation_freq",
-        "steps",
-        "schedule",
-        "checks",
-        "reporting",
-        "checkpoints",
-    ]
+    assert (
+        names(tfdist.Trainer)
+        == """
+        model optimizer loss metrics weighted_metrics loss_weights seed jit_compile accumulate_steps loss_scale
+        max_skipped_steps clip ema compression compression_min_bytes bucket_bytes bucket_order sync balance
+        straggler
+    """.split()
+    )
+    assert (
+        names(tfdist.Trainer.fit)
+        == """
+        self x y batch_size epochs verbose callbacks validation_split validation_data shuffle class_weight
+        sample_weight initial_epoch steps_per_epoch validation_steps validation_batch_size validation_freq steps
+        schedule checks reporting checkpoints
+    """.split()
+    )
     assert names(tfdist.Trainer.resume) == ["self", "path", "commits"]
     of_keras = names(keras.Model.fit)
     assert names(tfdist.Trainer.fit)[: len(of_keras)] == of_keras
@@ -197,16 +118,8 @@ def test_arguments_of_the_trainer():
 
 
 def test_exit_codes():
-    assert {code.name: int(code) for code in ExitCode} == {
-        "DONE": 0,
-        "FAILED": 1,
-        "BAD_INPUT": 2,
-        "NOT_FINITE": 3,
-        "STALLED": 4,
-        "PEER_LOST": 5,
-        "OUT_OF_MEMORY": 6,
-        "PREEMPTED": 75,
-    }
+    codes = {"DONE": 0, "FAILED": 1, "BAD_INPUT": 2, "NOT_FINITE": 3, "STALLED": 4, "PEER_LOST": 5, "OUT_OF_MEMORY": 6}
+    assert {code.name: int(code) for code in ExitCode} == codes | {"PREEMPTED": 75}
 
 
 def test_signatures_show_options_and_completion_shows_public_names():
@@ -215,3 +128,24 @@ def test_signatures_show_options_and_completion_shows_public_names():
     assert "options" not in of_strategies
     assert {"compression", "precision", "devices"} <= {*inspect.signature(tfdist.distribute).parameters}
     assert [name for name in dir(tfdist) if not name.startswith("__")] == tfdist.__all__
+
+
+def classes() -> Iterator[type]:
+    for found in pkgutil.walk_packages(tfdist.__path__, "tfdist."):
+        module = importlib.import_module(found.name)
+        yield from (one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == found.name)
+
+
+def overrides(one: type) -> list[str]:
+    """Returns the names of what a class says to override."""
+    members = {name: value.fget if isinstance(value, property) else value for name, value in vars(one).items()}
+    texts = {name: inspect.getdoc(value) for name, value in members.items() if "__doc__" in dir(value)}
+    return [name for name, text in texts.items() if text and text.startswith("See base class")]
+
+
+def test_what_says_that_it_overrides_something_does():
+    """A method under another name than in its base class would be called by nobody."""
+    found = [(one, name) for one in classes() for name in overrides(one)]
+    assert len(found) > 200
+    alone = [f"{one.__module__}.{one.__name__}.{name}" for one, name in found if not hasattr(super(one, one), name)]
+    assert alone == []

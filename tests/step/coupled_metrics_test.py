@@ -10,7 +10,16 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.step.functions_of_batches import (
+from tests.step.user_metrics import (
+    Count,
+    Gathered,
+    Heaviest,
+    Moving,
+    OfBatches,
+    OfKeras,
+    Peak,
+    Root,
+    Summed,
     gathered_root,
     mean,
     per_row,
@@ -19,7 +28,6 @@ from tests.step.functions_of_batches import (
     where_positive,
     where_second_is_positive,
 )
-from tests.step.user_metrics import Count, Gathered, Heaviest, Moving, OfBatches, OfKeras, Peak, Root, Summed
 from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.step.coupled_metrics import coupled_metrics

@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.step.functions_of_batches import mean, per_row, root, total, where_positive
-from tests.step.user_metrics import Count, Moving, Peak
+from tests.step.user_metrics import Count, Moving, Peak, mean, per_row, root, total, where_positive
 from tfdist.errors import InputError
 from tfdist.step.coupled_rows import CoupledRows, coupled_rows
 
@@ -180,14 +179,8 @@ def test_metrics_of_layers_of_low_precision_have_its_rounding_errors(mirrored2: 
     with mirrored2.scope():
         measuring = Measuring(lambda rows: ops.mean(ops.square(rows)))
         measuring.dtype_policy = "mixed_bfloat16"
-        model = keras.Sequential(
-            [
-                keras.Input([16]),
-                keras.layers.Dense(64, dtype="mixed_bfloat16"),
-                measuring,
-                keras.layers.Dense(1, dtype="float32"),
-            ]
-        )
+        dense, last = keras.layers.Dense(64, dtype="mixed_bfloat16"), keras.layers.Dense(1, dtype="float32")
+        model = keras.Sequential([keras.Input([16]), dense, measuring, last])
         model.compile("sgd", "mse")
     for batch in x:
         found = coupled_rows(mirrored2, model, (batch, batch[:, :1]), micro_steps=1, may_be_called=True)
@@ -240,13 +233,12 @@ def fit(strategy: tfdist.Strategy, loss: Any, **options: Any) -> Any:
     return trainer.fit(X, Y, batch_size=8, epochs=1, verbose=0)
 
 
-def test_a_trainer_refuses_it_on_several_replicas(mirrored2: tfdist.Strategy) -> None:
+def test_a_trainer_refuses_it_on_several_replicas_and_with_micro_steps(
+    single: tfdist.Strategy, mirrored2: tfdist.Strategy
+) -> None:
     fit(mirrored2, mean)
     with pytest.raises(InputError, match="Received: root, which is computed from all rows together, with 2"):
         fit(mirrored2, root)
-
-
-def test_a_trainer_refuses_it_with_micro_steps(single: tfdist.Strategy) -> None:
     fit(single, root)
     with pytest.raises(InputError, match="with 1 replica and 2 micro-steps"):
         fit(single, root, accumulate_steps=2)

@@ -18,12 +18,6 @@ ops = keras.ops
 X, Y = np.random.default_rng(0).normal(size=(2, 48, 4))
 
 
-@pytest.fixture(scope="module")
-def mirrored3() -> tfdist.Strategy:
-    """A strategy with three replicas in this process."""
-    return tfdist.load_strategy("mirrored", devices=3, environment={})
-
-
 class Stateful(keras.layers.Layer):
     """Assigns a function of its state and of its rows."""
 
@@ -78,20 +72,18 @@ def trained(strategy: tfdist.Strategy, make: Callable[[], keras.layers.Layer], *
     return losses, model.get_weights()
 
 
+def assert_equal(found: tuple[Any, Any], wanted: tuple[Any, Any]) -> None:
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-9)
+    for ours, whole in zip(found[1], wanted[1], strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("make", [lambda: Centering(), lambda: Codebook(tfdist.gather_rows)], ids=["mean", "gathered"])
 @pytest.mark.parametrize("balance", ["equal", "weights(3,2,1)"])
 def test_state_that_later_steps_use_is_that_of_one_device(
-    make: Callable[[], keras.layers.Layer],
-    balance: str,
-    single: tfdist.Strategy,
-    mirrored3: tfdist.Strategy,
-    float64: None,
+    make: Any, balance: str, single: tfdist.Strategy, mirrored3: tfdist.Strategy, float64: None
 ) -> None:
-    losses, weights = trained(mirrored3, make, balance=balance)
-    on_one, theirs = trained(single, make)
-    np.testing.assert_allclose(losses, on_one, rtol=1e-9)
-    for ours, whole in zip(weights, theirs, strict=True):
-        np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
+    assert_equal(trained(mirrored3, make, balance=balance), trained(single, make))
 
 
 CASES: dict[str, tuple[Callable[[], keras.layers.Layer], str]] = {
@@ -148,11 +140,10 @@ class Masked(keras.layers.Layer):
 def test_constants_stay_and_aggregations_do_not_matter(
     micro_steps: int, aggregation: str, single: tfdist.Strategy, mirrored2: tfdist.Strategy, float64: None
 ) -> None:
-    losses, weights = trained(mirrored2, lambda: Masked(aggregation), accumulate_steps=micro_steps)
-    on_one, theirs = trained(single, lambda: Masked(aggregation))
-    np.testing.assert_allclose(losses, on_one, rtol=1e-9)
-    for ours, whole in zip(weights, theirs, strict=True):
-        np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
+    assert_equal(
+        trained(mirrored2, lambda: Masked(aggregation), accumulate_steps=micro_steps),
+        trained(single, lambda: Masked(aggregation)),
+    )
 
 
 def test_state_of_the_first_replica_is_trained_with(mirrored2: tfdist.Strategy, float64: None) -> None:
@@ -160,10 +151,9 @@ def test_state_of_the_first_replica_is_trained_with(mirrored2: tfdist.Strategy, 
     assert np.all(np.isfinite(losses))
 
 
-def test_float32_counters_of_steps_are_exact(single: tfdist.Strategy) -> None:
-    strategy = tfdist.load_strategy("mirrored", devices=3, environment={})
+def test_float32_counters_of_steps_are_exact(mirrored3: tfdist.Strategy) -> None:
     counting = functools.partial(Stateful, lambda state, x: state + 1, "float32")
-    _, weights = trained(strategy, counting, jit_compile=True, balance="weights(3,3,1)")
+    _, weights = trained(mirrored3, counting, jit_compile=True, balance="weights(3,3,1)")
     assert 8 in [weight for weight in weights if weight.shape == ()]
 
 
@@ -193,11 +183,9 @@ def test_micro_steps_do_not_change_the_result(
         normalized = keras.layers.SpectralNormalization(keras.layers.Dense(4))
         return keras.Sequential([Centering(), Annealed("int64"), Stateful(lambda state, x: state + 1), normalized])
 
-    losses, weights = trained({1: single, 2: mirrored2}[replicas], both, accumulate_steps=4, **options)
-    on_one, theirs = trained(single, both)
-    np.testing.assert_allclose(losses, on_one, rtol=1e-9)
-    for ours, whole in zip(weights, theirs, strict=True):
-        np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
+    assert_equal(
+        trained({1: single, 2: mirrored2}[replicas], both, accumulate_steps=4, **options), trained(single, both)
+    )
 
 
 def test_micro_steps_on_a_mesh_do_not_normalize_weights(mesh4x1: tfdist.Strategy) -> None:

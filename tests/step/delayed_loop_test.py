@@ -35,10 +35,8 @@ def test_a_stage_that_is_not_finite_is_named_with_what_others_did(place: str, fa
     """Gradients of one stage only are not finite: it was not updated, and the other one was until the end of the call."""
     for rank, outcomes in enumerate(found()):
         message, variables = outcomes[place]["message"], outcomes[place]["variables"]
-        assert (
-            f"Loss or gradients of stage {failed} are not finite, and {LEFT} stage {failed} before step {BAD}, "
-            in message
-        )
+        said = f"Loss or gradients of stage {failed} are not finite, and {LEFT} stage {failed} before step {BAD}, "
+        assert said in message
         assert f"those of stage {1 - failed} before step {PER_CALL}. Resume from a checkpoint." in message
         assert ("root/scale" in message) is (rank == failed)
         [updates] = [int(value) for path, value in variables.items() if path.endswith("iteration")]

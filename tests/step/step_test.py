@@ -44,6 +44,13 @@ def make(strategy, spec, shape, data, batch_size=4):
     return model, step
 
 
+def compiled(step, strategy):
+    def computed(batch):
+        return strategy.run(step.compute, batch, tf.constant(0, tf.int64), tf.constant(True))
+
+    return tf.function(computed, autograph=False)
+
+
 def test_every_model_has_a_case():
     assert {spec.partition("(")[0] for spec, _ in MODELS.values()} == set(models.NAMES)
 
@@ -77,9 +84,7 @@ def test_compute_changes_no_weight_and_apply_does(mirrored2):
     model, step = make(mirrored2, "mlp(hidden=(4,))", (6, 6, 1), data)
     iterator = mirrored2.distribute(Pipeline(ArraySource(data), 4, seed=0).dataset)
     before = [np.array(v) for v in [*model.variables, *model.optimizer.variables]]
-    compute = tf.function(
-        lambda batch: mirrored2.run(step.compute, batch, tf.constant(0, tf.int64), tf.constant(True)), autograph=False
-    )
+    compute = compiled(step, mirrored2)
     computed = compute(next(iterator))
     for a, v in zip(before, [*model.variables, *model.optimizer.variables], strict=True):
         np.testing.assert_array_equal(a, v)
@@ -120,9 +125,7 @@ def test_the_clock_is_read_before_a_replica_computes(mirrored2):
     data = (IMAGES, np.zeros(8, "int64"))
     _, step = make(mirrored2, "cnn(filters=(2,))", (6, 6, 1), data)
     iterator = mirrored2.distribute(Pipeline(ArraySource(data), 4, seed=0).dataset)
-    compute = tf.function(
-        lambda batch: mirrored2.run(step.compute, batch, tf.constant(0, tf.int64), tf.constant(True)), autograph=False
-    )
+    compute = compiled(step, mirrored2)
     operations = compute.get_concrete_function(next(iterator)).graph.get_operations()
     convolutions = [operation for operation in operations if operation.type == "Conv2D"]
     assert len(convolutions) >= 2

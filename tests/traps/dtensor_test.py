@@ -98,32 +98,30 @@ def test_a_layout_that_is_required_of_a_concatenation_is_that_of_its_parts(devic
         assert np.array_equal(found, np.concatenate([value, 2 * value], 1)) == right
 
 
-def test_the_gradient_of_a_slice_by_sizes_does_not_compile_along_a_sharded_dim(devices):
-    """So `tf.slice` becomes a slice with strides."""
+@pytest.mark.parametrize(
+    ("function", "axes", "message"),
+    [
+        (lambda x: tf.slice(x, [0, 2], [-1, 4]) ** 2, ("data", "model"), "inconsistent with the provided layout"),
+        (lambda x: tf.math.top_k(x, 2).values, ("data", None), "does not index into shape"),
+    ],
+    ids=["slice by sizes", "top k"],
+)
+def test_gradients_that_are_not_those_of_shards(devices, function, axes, message):
+    """So `tf.slice` becomes a slice with strides, as its gradient does not compile along a sharded dim.
+
+    That of top k is scattered by indices in the whole tensor, so it is computed of replicated tensors. On a CPU, an index
+    outside of a shard is an error.
+    """
 
     def compute(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(tf.slice(x * x, [0, 2], [-1, 4]) ** 2)
+            loss = tf.reduce_sum(function(x * x))
         return tape.gradient(loss, x)
 
     value = np.arange(32, dtype="float32").reshape(4, 8)
-    with pytest.raises(tf.errors.OpError, match="op output inconsistent with the provided layout"):
-        tf.function(compute, autograph=False)(lay(devices, value, "data", "model"))
-
-
-def test_the_gradient_of_top_k_is_scattered_by_indices_in_the_whole_tensor(devices):
-    """So it is computed of replicated tensors. On a CPU, an index outside of a shard is an error."""
-
-    def compute(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(tf.math.top_k(x * x, 2).values)
-        return tape.gradient(loss, x)
-
-    value = np.arange(32, dtype="float32").reshape(4, 8)
-    with pytest.raises(tf.errors.OpError, match="does not index into shape"):
-        devices.full_tensor(tf.function(compute, autograph=False)(lay(devices, value, "data", None)))
+    with pytest.raises(tf.errors.OpError, match=message):
+        devices.full_tensor(tf.function(compute, autograph=False)(lay(devices, value, *axes)))
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -175,10 +173,8 @@ def test_an_axis_that_moves_between_inner_dims_of_four_is_wrong(devices, before,
     value = np.arange(np.prod([4, 8, 12, 16][: len(before)]), dtype="float32").reshape([4, 8, 12, 16][: len(before)])
     moved = tf.function(lambda x: dtensor.relayout(x * 1, devices.layout(Layout(after))))(lay(devices, value, *before))
     assert np.array_equal(devices.full_tensor(moved), value) == right
-    assert np.array_equal(
-        devices.full_tensor(tf.function(lambda x: devices.relaid(x * 1, Layout(after)))(lay(devices, value, *before))),
-        value,
-    )
+    relaid = tf.function(lambda x: devices.relaid(x * 1, Layout(after)))(lay(devices, value, *before))
+    assert np.array_equal(devices.full_tensor(relaid), value)
 
 
 @pytest.mark.parametrize(("parts", "right"), [("rows", True), ("shares of shards", False)])

@@ -45,19 +45,6 @@ def everywhere(strategy: tf.distribute.Strategy, function: Callable[[], tf.Tenso
     return [value.numpy() for value in strategy.experimental_local_results(compiled())]
 
 
-def test_the_optimizer_sums_over_replicas_itself(mirrored: tf.distribute.Strategy) -> None:
-    """Guards: inside `apply`, Keras's optimizer sums the gradients of all replicas, even if they are already reduced.
-
-    What depends on it: `keras_internals.disable_gradient_aggregation`, which `Trainer.build` calls.
-    """
-    with mirrored.scope():
-        variable = keras.Variable(0.0)
-        optimizer = keras.optimizers.SGD(1.0)
-        optimizer.build([variable])
-    everywhere(mirrored, lambda: optimizer.apply([tf.ones([])], [variable]) or tf.zeros([]))
-    assert float(variable.numpy()) == -2.0
-
-
 def test_dropout_has_one_mask_for_all_replicas(mirrored: tf.distribute.Strategy) -> None:
     """Guards: Keras's Dropout drops the same elements on each replica.
 

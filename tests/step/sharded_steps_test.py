@@ -1,10 +1,15 @@
-"""A training step of a pipeline, in one process that has all stages."""
+"""Steps of a pipeline in one process that has all stages, and micro-steps on a mesh."""
+
+from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.selection import quick
+from tfdist.step.assigned_once import AssignedOnce
 
 
 def test_without_masks_there_is_no_further_forward_pass() -> None:
@@ -55,3 +60,40 @@ def test_random_operations_without_a_generator_draw_by_micro_batch() -> None:
             trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse", seed=5)
         trainer.fit(np.zeros((6, 4), "float32"), np.zeros((6, 1), "float32"), batch_size=6, steps=2, verbose=0)
     assert drawn[:6] == drawn[6:] and len(set(drawn)) == 6
+
+
+RANDOM = np.random.default_rng(3)
+X, Y = RANDOM.normal(size=(16, 6)), RANDOM.integers(0, 4, 16)
+EQUAL = np.repeat(X[:1], 8, 0)  # moments do not depend on which rows a micro-step has
+
+
+def trained(strategy: tfdist.Strategy, x: np.ndarray, layer: keras.Layer | None = None) -> tuple[Any, list[Any]]:
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        layers = [keras.layers.BatchNormalization(name="norm")] if layer is None else [layer]
+        model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        trainer = tfdist.Trainer(model, optimizer="sgd", loss=loss, metrics=["accuracy"], accumulate_steps=4)
+    record = trainer.fit(x, Y[: len(x)], batch_size=8, steps=1).last("train")
+    return record, [np.array(strategy.local(variable.value)[0]) for variable in model.variables]
+
+
+def test_the_last_value_is_assigned() -> None:
+    total, once = keras.Variable(1.0), AssignedOnce()
+    for step in (1.0, 2.0, 3.0):
+        with once.micro_step():
+            total.assign(total + step)
+    assert float(total.value) == 1.0
+    once.assign()
+    assert float(total.value) == 7.0
+
+
+@pytest.mark.parametrize("shard", quick(["none", "parameters"], "none"))
+def test_metrics_and_statistics_of_all_micro_steps(shard: str, single: tfdist.Strategy, float64: None) -> None:
+    strategy = tfdist.load_strategy("mesh", mesh_shape="data:2", shard=shard, shard_min_elements=1, environment={})
+    for x, make in ((EQUAL, lambda: None), (X, lambda: keras.layers.Dense(8, activity_regularizer="l2"))):
+        (expected, weights), (found, ours) = (trained(where, x, make()) for where in (single, strategy))
+        assert found["accuracy"] == pytest.approx(expected["accuracy"], rel=1e-9)
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-9)
+        for a, b in zip(ours, weights, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)

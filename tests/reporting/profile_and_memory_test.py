@@ -1,0 +1,111 @@
+"""Profiles of steps, and peaks of memory."""
+
+import pathlib
+import resource
+import types
+
+import psutil
+import pytest
+import tensorflow as tf
+
+from tfdist.errors import InputError
+from tfdist.reporting import NullProfile, ProfileWindow, memory
+from tfdist.reporting.profile import parse_steps
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Records the calls of TensorFlow's profiler."""
+    told: list[str] = []
+    profiler = types.SimpleNamespace(start=lambda path: told.append(f"start {path}"), stop=lambda: told.append("stop"))
+    monkeypatch.setattr(tf.profiler, "experimental", profiler)
+    return told
+
+
+def run(profile: NullProfile, *steps: int) -> None:
+    for step in steps:
+        profile.at(step)
+    profile.close()
+
+
+def test_it_profiles_from_a_to_b(calls):
+    profile = ProfileWindow("10:20", "board")
+    assert profile.boundaries == (10, 20)
+    seen = {}
+    for step in (0, 9, 10, 15, 20, 30):
+        profile.at(step)
+        seen[step] = list(calls)
+    started, stopped = ["start board"], ["start board", "stop"]
+    assert seen == {0: [], 9: [], 10: started, 15: started, 20: stopped, 30: stopped}
+    profile.close()
+    assert calls == stopped
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [((0, 10, 15), ["start board", "stop"]), ((15, 20), ["start board", "stop"]), ((20, 30), [])],
+    ids=["ends in between", "begins in between", "begins later"],
+)
+def test_a_run_that_ends_or_begins_elsewhere(calls, steps, found):
+    """The end stops it, and the rest is profiled."""
+    run(ProfileWindow("10:20", "board"), *steps)
+    assert calls == found
+
+
+def test_a_run_without_a_profile_has_no_borders(calls):
+    assert NullProfile().boundaries == ()
+    run(NullProfile(), 0, 10)
+    assert calls == []
+
+
+@pytest.mark.parametrize("steps", ["", "5", ":", "5:", ":5", "5:5", "6:5", "-1:5", "1.5:3", "a:b", "1:2:3"])
+def test_anything_else_is_bad_input(steps):
+    with pytest.raises(InputError) as caught:
+        parse_steps(steps)
+    assert f"Received: {steps!r}." in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_tensorflow_writes_a_profile(tmp_path):
+    profile = ProfileWindow("1:2", tmp_path)
+    profile.at(1)
+    tf.linalg.matmul(tf.ones([8, 8]), tf.ones([8, 8]))
+    profile.at(2)
+    (written,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
+    assert written.stat().st_size > 0
+
+
+MEGABYTE = 1 << 20
+
+
+def test_the_peak_is_at_least_what_is_resident_now():
+    assert memory.host_peak_bytes() >= psutil.Process().memory_info().rss // 2
+    assert memory.host_peak_bytes() < psutil.virtual_memory().total
+
+
+def test_the_peak_stays_after_the_memory_is_given_back():
+    resident = psutil.Process().memory_info().rss
+    held = b"x" * (128 * MEGABYTE)
+    del held
+    assert memory.host_peak_bytes() >= resident + 120 * MEGABYTE
+
+
+@pytest.mark.parametrize(("platform", "factor"), [("linux", 1024), ("darwin", 1)])
+def test_systems_without_proc_are_asked_another_way(monkeypatch, platform, factor):
+    monkeypatch.setattr(memory, "_STATUS", pathlib.Path("/nowhere"))
+    monkeypatch.setattr(memory.sys, "platform", platform)
+    monkeypatch.setattr(resource, "getrusage", lambda who: types.SimpleNamespace(ru_maxrss=7))
+    assert memory.host_peak_bytes() == 7 * factor
+
+
+def test_without_a_device_there_is_no_field_for_it(monkeypatch):
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
+    assert set(memory.peak_memory()) == {"peak_memory_bytes"}
+
+
+def test_the_fullest_device_counts(monkeypatch):
+    peaks = {"GPU:0": 3 * MEGABYTE, "GPU:1": 5 * MEGABYTE}
+    gpus = [types.SimpleNamespace(name=f"/device:{name}") for name in peaks]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus if kind == "GPU" else [])
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda name: {"current": 1, "peak": peaks[name]})
+    assert memory.peak_memory()["device_peak_memory_bytes"] == 5 * MEGABYTE
