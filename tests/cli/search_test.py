@@ -88,6 +88,7 @@ def test_a_search_that_is_refused_leaves_no_directory(find, message, tmp_path, m
 GIVEN = {"strategy": "auto", "model": "mlp(hidden=(8,))", "dataset": "synthetic:4x4x1", "batch_size": 25, "steps": 30}
 
 
+@pytest.mark.tensorflow
 def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]):
     config = TrainConfig(**GIVEN, accumulate_steps=2, dry_run=True)
     output = Output(is_json=True)
@@ -112,6 +113,7 @@ def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]):
     assert said["parameters"] == f"{record['parameters']:,}"
 
 
+@pytest.mark.tensorflow
 def test_the_rows_of_an_uneven_allocation():
     config = TrainConfig(
         **{**GIVEN, "strategy": "mirrored"}, devices=2, balance="weights(4,1)", accumulate_steps=2, dry_run=True

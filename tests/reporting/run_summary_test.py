@@ -204,7 +204,7 @@ def three_runs(tmp_path):
 @pytest.mark.parametrize("axis", AXES)
 def test_each_metric_has_a_panel_and_each_run_a_color(three_runs, axis):
     figure = draw(three_runs, ["loss", "accuracy", "other"], axis)
-    assert figure.get_suptitle() == "Comparison of 3 three_runs"
+    assert figure.get_suptitle() == "Comparison of 3 runs"
     loss, accuracy, other = figure.axes
     assert [panel.get_xlabel() for panel in figure.axes] == [AXES[axis]] * 3
     assert loss.get_ylabel() == "loss (logarithmic)" and accuracy.get_ylabel() == "accuracy"

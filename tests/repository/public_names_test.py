@@ -143,6 +143,7 @@ def overrides(one: type) -> list[str]:
     return [name for name, text in texts.items() if text and text.startswith("See base class")]
 
 
+@pytest.mark.tensorflow
 def test_what_says_that_it_overrides_something_does():
     """A method under another name than in its base class would be called by nobody."""
     found = [(one, name) for one in classes() for name in overrides(one)]

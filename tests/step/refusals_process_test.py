@@ -15,6 +15,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "multiworker"))
+@pytest.mark.smoke
 def test_a_mean_is_trained_and_a_sum_is_refused(strategy: str, single: tfdist.Strategy, tmp_path: pathlib.Path) -> None:
     alone = coupled_rows.fit(single, keras.ops.mean)
     for history, refusal in running.outcomes("coupled_rows", strategy, 2, tmp_path, seconds=200):

@@ -6,6 +6,6 @@ import tfdist
 
 
 @pytest.fixture
-def mirrored3(float64: None) -> tfdist.Strategy:
+def mirrored3(float64: None) -> "tfdist.Strategy":
     """Three replicas, which compute in float64."""
     return tfdist.load_strategy("mirrored", devices=3)

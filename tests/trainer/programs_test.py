@@ -14,15 +14,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 PROGRAMS = (
     "guides/functional_api",
     "guides/masking_and_padding",
-    "guides/transfer_learning_guide",
-    "tabular/feature_space_deep_cross",
     "tabular/imbalanced_classification",
     "text/bidirectional_lstm",
-    "text/miniature_gpt",
-    "text/text_classification_from_scratch",
     "timeseries/temporal_sample_weight",
-    "timeseries/timeseries_classification",
-    "tutorials/time_series",
     "vision/mnist_convnet",
 )
 

@@ -110,6 +110,6 @@ model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"]
 labels = (lengths > 6).astype("int32")
 dataset = tf.data.Dataset.from_tensor_slices((tokens, lengths, labels)).map(lambda row, n, label: (row[:n], label))
 print(next(dataset.as_numpy_iterator()))
-dataset = dataset.shuffle(200).padded_batch(16).prefetch(2)
+dataset = dataset.shuffle(200).padded_batch(16, padded_shapes=((10,), ())).prefetch(2)
 history = model.fit(dataset, epochs=2)
 print("LSTM:", history.history["loss"], model.evaluate(tokens, labels, verbose=0))
