@@ -84,7 +84,6 @@ def last_evaluation(run: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("options", [{}, {"strategy": "mirrored", "devices": 3, "batch_size": 50}])
 @pytest.mark.parametrize("name", ["run", "without_checkpoints", "averaged"])
-@pytest.mark.smoke("evaluate", "predict")
 def test_the_results_are_those_of_the_run(name, options, request, tmp_path, capsys):
     run, path = request.getfixturevalue(name), tmp_path / "new" / "results.json"
     assert evaluate.main(run, EvaluateConfig(output=str(path), **options)) == 0
@@ -130,6 +129,8 @@ def test_the_best_checkpoint_is_the_one_that_the_newest_names(tmp_path):
         weights.sources(str(tmp_path), "best")
 
 
+@pytest.mark.separable
+@pytest.mark.smoke("evaluate")
 def test_an_earlier_checkpoint_and_other_data(run, capsys):
     config = EvaluateConfig(checkpoint=f"{run}/checkpoints/step-000000003", dataset="synthetic:8x8x1", split="train")
     assert evaluate.main(run, config) == 0
@@ -138,7 +139,14 @@ def test_an_earlier_checkpoint_and_other_data(run, capsys):
     assert second.startswith(f"{run}/checkpoints/step-000000003  synthetic")
 
 
-@pytest.mark.parametrize("name", ["predictions.npy", "predictions.npz", "predictions.csv"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("predictions.npy", marks=[pytest.mark.separable, pytest.mark.smoke("predict")]),
+        "predictions.npz",
+        "predictions.csv",
+    ],
+)
 def test_predictions_in_order(run, wanted, name, tmp_path, capsys):
     path = tmp_path / name
     assert predict.main(run, PredictConfig(output=str(path), strategy="mirrored", devices=3, batch_size=50)) == 0

@@ -47,6 +47,7 @@ def wanted(run) -> np.ndarray:
     return np.asarray(keras.models.load_model(f"{run}/model.keras", compile=False)(IMAGES))
 
 
+@pytest.mark.separable
 @pytest.mark.smoke("export")
 def test_keras_s_format(run, wanted, capsys):
     assert export.main(run, ExportConfig()) == 0

@@ -270,7 +270,6 @@ def assignments(tree: ast.Module) -> list[str]:
     return found + [ast.unparse(call) for call in calls if ast.unparse(call.func) == "setattr"]
 
 
-@pytest.mark.smoke
 def test_nothing_else_of_keras_is_assigned() -> None:
     """No other module of the library assigns to attributes of Keras, and each of these does."""
     found = {

@@ -60,11 +60,21 @@ class _Finder(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec and spec.loader:
-            execute = spec.loader.exec_module
-
-            def executed(module: types.ModuleType) -> None:
-                execute(module)
-                self._after(module)
-
-            spec.loader.exec_module = executed  # type: ignore[method-assign]
+            spec.loader = _Loader(spec.loader, self._after)
         return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Executes a module with its loader, and calls a function; the module keeps its loader."""
+
+    def __init__(self, loader: importlib.abc.Loader, after: Callable[[types.ModuleType], None]):
+        self._loader, self._after = loader, after
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        assert module.__spec__
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._after(module)

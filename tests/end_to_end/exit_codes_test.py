@@ -90,10 +90,9 @@ def test_a_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
         pytest.param("multiworker", 2, 1, marks=pytest.mark.full),
         pytest.param("horovod", 3, 2, marks=pytest.mark.full),
         ("horovod", 3, 0),
-        ("multiworker", 2, 0),
+        pytest.param("multiworker", 2, 0, marks=pytest.mark.smoke("train")),
     ],
 )
-@pytest.mark.smoke("train")
 def test_a_peer_that_is_killed(strategy: str, size: int, dies: int) -> None:
     with processes.job(train(*LONG, f"--strategy={strategy}", "--output_dir=run"), size) as job:
         job.wait_for(0, "step 20/", START_SECONDS)
