@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests import documented_json
+from tests.checkpoint.damaging import flip_last
 from tfdist import checkpoints
 from tfdist.checkpoint.format import Checkpoint, Part, commit
 from tfdist.cli.output import Output
@@ -34,10 +35,7 @@ def test_all_are_good(run, capsys):
 
 
 def test_one_that_is_damaged_is_named_with_what_is_wrong(run, capsys):
-    shard = run / "checkpoints" / "step-000000010" / "shard-00000.safetensors"
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
+    flip_last(run / "checkpoints" / "step-000000010" / "shard-00000.safetensors")
     (run / "checkpoints" / "step-000000005" / "manifest.json").unlink()
     assert checkpoints.main(str(run)) == 1
     first, second, why, third, missing = capsys.readouterr().out.splitlines()

@@ -14,6 +14,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 
 import tfdist
+from tests.checkpoint.damaging import flip_last
 from tfdist import export, train
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.cli import trained_run
@@ -172,9 +173,7 @@ def test_one_that_is_damaged_is_not_tried_again_and_none_is_an_error(run, tmp_pa
     home, tries, resume_from = tmp_path / "checkpoints", [], tfdist.Trainer.resume_from
     shutil.copytree(f"{run}/checkpoints/step-000000003", home / "step-000000003")
     [shard] = (home / "step-000000003").glob("shard-*")
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
+    flip_last(shard)
 
     def counted(*args, **named):
         tries.append(args)

@@ -43,19 +43,23 @@ def directory(tmp_path):
         OPEN.pop().close()
 
 
-def said(directory, capsys) -> tuple[int, str]:
-    code = ledger.main(str(directory.path))
-    return code, capsys.readouterr().out
+@pytest.fixture
+def said(directory, capsys):
+    """Returns a function that returns what the command says, which ends with a code."""
+
+    def run(code: int) -> str:
+        assert ledger.main(str(directory.path)) == code
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.smoke("ledger")
-def test_one_start(directory, capsys):
+def test_one_start(directory, said):
     files = start(directory, 0, 2)
     use(files, range(0, 3))
     use(files, range(3, 6))
-    code, text = said(directory, capsys)
-    assert code == 0
-    assert text == (
+    assert said(0) == (
         "Proved: 6 steps, 1 start. Each of 10 examples was used exactly once in each of 2 epochs; "
         "4 in the next one, none twice.\n"
     )
@@ -69,25 +73,25 @@ def in_json(directory) -> tuple[int, dict]:
     return code, record
 
 
-def test_json_says_what_the_text_says(directory, capsys):
+def test_json_says_what_the_text_says(directory, said, capsys):
     use(start(directory, 0, 2), range(0, 6))
     code, record = in_json(directory)
     assert code == 0 and record["proved"] and not record["problems"] and not record["problem_count"]
     assert not capsys.readouterr().out
-    text = said(directory, capsys)[1]
+    text = said(0)
     counts = [record[k] for k in ("steps", "starts", "examples_per_epoch", "complete_epochs", "examples_of_next_epoch")]
     assert counts == [int(number) for number in re.findall(r"\d+", text)]
 
 
-def test_json_of_a_run_that_is_not_proved(directory, capsys):
+def test_json_of_a_run_that_is_not_proved(directory, said):
     use(start(directory, 0, 2), range(0, 6), STREAM % 9)
     code, record = in_json(directory)
     assert code == 1 and not record["proved"]
-    *problems, last = said(directory, capsys)[1].splitlines()
+    *problems, last = said(1).splitlines()
     assert record["problems"] == problems and f"{record['problem_count']} problems" in last
 
 
-def test_examples_that_late_ranks_left_out(directory, capsys):
+def test_examples_that_late_ranks_left_out(directory, said, capsys):
     first, late = start(directory, 0, 2)
     rows = STREAM[: 5 * BATCH].reshape(5, 2, -1)
     first.write(0, 5, rows[:, 0].ravel())
@@ -95,10 +99,9 @@ def test_examples_that_late_ranks_left_out(directory, capsys):
     late.write(3, 0, rows[3, 1, 1:])
     late.write(3, 1, rows[3, 1, :1])
     late.write(4, 1, rows[4, 1])
-    assert said(directory, capsys) == (
-        0,
+    assert said(0) == (
         "Proved: 5 steps, 1 start. Each of 10 examples was allocated exactly once in each of 2 epochs; 0 in the next one, none "
-        "twice. Late ranks left out 1 of them (--straggler=drop).\n",
+        "twice. Late ranks left out 1 of them (--straggler=drop).\n"
     )
     assert in_json(directory)[1]["dropped_examples"] == 1
     capsys.readouterr()
@@ -107,75 +110,64 @@ def test_examples_that_late_ranks_left_out(directory, capsys):
     assert [len(numbers) for _, numbers in read_ledger(path)] == [2, 2, 2, 1, 2]
 
 
-def test_an_example_that_was_neither_used_nor_left_out(directory, capsys):
+def test_an_example_that_was_neither_used_nor_left_out(directory, said):
     first, late = start(directory, 0, 2)
     first.write(0, 1, STREAM[:2])
     late.write(0, 1, STREAM[2:3])
-    code, text = said(directory, capsys)
-    assert code == 1 and "step 0: 3 examples, where a batch has 4" in text
+    assert "step 0: 3 examples, where a batch has 4" in said(1)
 
 
-def test_restarts_and_resizes(directory, capsys):
+def test_restarts_and_resizes(directory, said):
     """Repeated steps count once: as made by the start that led to the result."""
     use(start(directory, 0, 2), range(0, 4))
     use(start(directory, 2, 1), range(2, 6), STREAM)
     use(start(directory, 1, 4), range(1, 3))
     files = start(directory, 3, 1)
     use(files, range(3, 5))
-    code, text = said(directory, capsys)
-    assert code == 0, text
-    assert text.startswith("Proved: 5 steps, 3 starts.")
+    assert said(0).startswith("Proved: 5 steps, 3 starts.")
 
 
-def test_batches_that_change(directory, capsys):
+def test_batches_that_change(directory, said):
     """Batches of 4, then of 2, then of 4 again; each new start repeats a step of the one before."""
     use(start(directory, 0, 2), range(0, 3))
     [file] = start(directory, 2, 1, batch_size=2, examples_before=8)
     file.write(2, 4, STREAM[8:16])
     [file] = start(directory, 5, 1, examples_before=14)
     file.write(5, 2, STREAM[14:22])
-    code, text = said(directory, capsys)
-    assert code == 0, text
-    assert text.startswith(
+    assert said(0).startswith(
         "Proved: 7 steps, 3 starts. Each of 10 examples was used exactly once in each of 2 epochs; 2 in"
     )
 
 
-def test_a_change_that_leaves_examples_out(directory, capsys):
+def test_a_change_that_leaves_examples_out(directory, said):
     """As if the position were computed as the step times the batch size."""
     use(start(directory, 0, 1), range(0, 2))
     [file] = start(directory, 2, 1, batch_size=2, examples_before=8)
     file.write(2, 8, STREAM[4:20])
-    code, text = said(directory, capsys)
-    assert code == 1
-    assert "epoch 0: 2 examples were used more than once" in text
+    assert "epoch 0: 2 examples were used more than once" in said(1)
 
 
-def test_a_run_that_began_with_the_checkpoint_of_another_batch(directory, capsys):
+def test_a_run_that_began_with_the_checkpoint_of_another_batch(directory, said):
     [file] = start(directory, 3, 1, examples_before=6)
     file.write(3, 4, STREAM[6:22])
-    code, text = said(directory, capsys)
-    assert code == 0, text
-    assert "in each of 1 epochs; 2 in" in text
+    assert "in each of 1 epochs; 2 in" in said(0)
 
 
-def test_a_run_that_began_with_the_checkpoint_of_another(directory, capsys):
+def test_a_run_that_began_with_the_checkpoint_of_another(directory, said):
     use(start(directory, 3, 1), range(3, 8))
-    code, text = said(directory, capsys)
-    assert code == 0, text
-    assert text.startswith(
+    assert said(0).startswith(
         "Proved: 5 steps, 1 start. Each of 10 examples was used exactly once in each of 1 epochs; 2 in"
     )
 
 
-def test_a_call_that_a_crash_cut_off(directory, capsys):
+def test_a_call_that_a_crash_cut_off(directory, said):
     files = start(directory, 0, 1)
     use(files, range(0, 5))
     path = directory.ledger(0, 0)
     path.write_bytes(path.read_bytes()[:-8])
     assert list(read_ledger(path)) == []
     use(start(directory, 0, 1), range(0, 5))
-    assert said(directory, capsys)[0] == 0
+    said(0)
 
 
 @pytest.mark.parametrize(
@@ -186,78 +178,62 @@ def test_a_call_that_a_crash_cut_off(directory, capsys):
         (np.concatenate([STREAM[1:], [0]]), "epoch 0"),
     ],
 )
-def test_other_examples(directory, capsys, stream, problem):
+def test_other_examples(directory, said, stream, problem):
     use(start(directory, 0, 1), range(0, 5), stream)
-    code, text = said(directory, capsys)
-    assert code == 1
+    text = said(1)
     assert problem in text
     assert "Not proved" in text
 
 
-def test_batches_that_have_several_epochs_each(directory, capsys):
+def test_batches_that_have_several_epochs_each(directory, said):
     [file] = start(directory, 0, 1, batch_size=25)
     file.write(0, 1, STREAM[:25])
     file.write(1, 1, np.concatenate([STREAM[25:], STREAM[:10]]))
-    code, text = said(directory, capsys)
-    assert code == 0, text
-    assert "in each of 5 epochs; 0 in" in text
+    assert "in each of 5 epochs; 0 in" in said(0)
 
 
-def test_a_long_epoch_is_put_together_once(directory, capsys, monkeypatch):
+def test_a_long_epoch_is_put_together_once(directory, said, monkeypatch):
     """Concatenating at each step would copy the epoch each time."""
     size, copied = 4000, []
     [file] = start(directory, 0, 1, examples=size)
     file.write(0, size // BATCH, np.arange(size))
     concatenate = np.concatenate
     monkeypatch.setattr(np, "concatenate", lambda arrays: copied.append(sum(map(len, arrays))) or concatenate(arrays))
-    assert said(directory, capsys)[0] == 0
+    said(0)
     assert sum(copied) <= 3 * size
 
 
-def test_a_data_set_that_became_another(directory, capsys):
+def test_a_data_set_that_became_another(directory, said):
     """Otherwise, its examples would count as part of an epoch of the first size, without duplicates."""
     use(start(directory, 0, 1), range(0, 5))
     [file] = start(directory, 5, 1, examples=8)
     file.write(5, 2, np.arange(8))
-    code, text = said(directory, capsys)
-    assert (code, text.splitlines()[0]) == (
-        1,
-        "start 1: an epoch has 8 examples, where the run began with 10",
-    )
+    assert said(1).splitlines()[0] == "start 1: an epoch has 8 examples, where the run began with 10"
 
 
-def test_an_example_twice_in_an_epoch_that_has_not_ended(directory, capsys):
+def test_an_example_twice_in_an_epoch_that_has_not_ended(directory, said):
     use(start(directory, 0, 1), range(0, 2), np.zeros(20, int))
-    code, text = said(directory, capsys)
-    assert (code, text.splitlines()[0]) == (
-        1,
-        "epoch 0, which has not ended: 1 examples were used more than once, the first is 0",
-    )
+    problem = "epoch 0, which has not ended: 1 examples were used more than once, the first is 0"
+    assert said(1).splitlines()[0] == problem
 
 
-def test_a_step_that_a_process_did_not_record(directory, capsys):
+def test_a_step_that_a_process_did_not_record(directory, said):
     files = start(directory, 0, 2)
     use(files, range(0, 2))
     files[0].write(2, 1, STREAM[8:10])
-    code, text = said(directory, capsys)
-    assert code == 1
-    assert "step 2: process 1 of start 0 did not record it" in text
+    assert "step 2: process 1 of start 0 did not record it" in said(1)
 
 
-def test_steps_that_nobody_recorded(directory, capsys):
+def test_steps_that_nobody_recorded(directory, said):
     use(start(directory, 0, 1), range(0, 2))
     use(start(directory, 4, 1), range(4, 5))
-    code, text = said(directory, capsys)
-    assert code == 1
-    assert "step 2: process 0 of start 0 did not record it" in text
+    assert "step 2: process 0 of start 0 did not record it" in said(1)
 
 
-def test_a_batch_that_is_too_small(directory, capsys):
+def test_a_batch_that_is_too_small(directory, said):
     [file] = start(directory, 0, 1)
     file.write(0, 2, STREAM[:6])
-    code, text = said(directory, capsys)
-    assert code == 1
-    assert "step 0: 3 examples, where a batch has 4" in text
+    assert "step 0: 3 examples, where a batch has 4" in said(1)
 
 
 def test_what_is_no_run(tmp_path):
@@ -271,12 +247,11 @@ def test_what_is_no_run(tmp_path):
         ledger.main(str(tmp_path / "run"))
 
 
-def test_starts_without_a_ledger_are_named(directory, capsys):
+def test_starts_without_a_ledger_are_named(directory, said):
     """Only starts whose steps are part of the result; one whose steps were all repeated is ignored."""
     start(directory, 0, 0)
     use(start(directory, 0, 2), range(0, 3))
-    code, text = said(directory, capsys)
-    assert code == 0 and text.startswith("Proved: 3 steps, 1 start.")
+    assert said(0).startswith("Proved: 3 steps, 1 start.")
     start(directory, 2, 0)
     use(start(directory, 4, 1), range(4, 5))
     with pytest.raises(InputError) as raised:
@@ -320,23 +295,19 @@ def test_records_behind_the_step_are_dropped(directory):
     assert [record["step"] for record in directory.records()] == [1, 2]
 
 
-def test_a_start_whose_records_are_gone(directory, capsys):
+def test_a_start_whose_records_are_gone(directory, said):
     use(start(directory, 0, 1), range(0, 3))
     use(start(directory, 3, 1), range(3, 5))
     directory.metrics.write_text(json.dumps({"kind": "train", "step": 5}) + "\n")
-    assert said(directory, capsys)[0] == 0
+    said(0)
     directory.ledger(1, 0).unlink()
-    code, text = said(directory, capsys)
-    assert code == 1
-    assert "step 3: process 0 of start 1 did not record it" in text
+    assert "step 3: process 0 of start 1 did not record it" in said(1)
 
 
-def test_a_start_that_did_not_count_says_nothing_of_where_the_run_began(directory, capsys):
+def test_a_start_that_did_not_count_says_nothing_of_where_the_run_began(directory, said):
     use(start(directory, 5, 1), range(5, 6))
     use(start(directory, 0, 1), range(0, 5), np.zeros(40, int))
-    code, text = said(directory, capsys)
-    assert code == 1
-    assert "epoch 0: 1 examples were used more than once" in text
+    assert "epoch 0: 1 examples were used more than once" in said(1)
 
 
 def test_dropped_records_are_kept(directory):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tfdist
+from tests.checkpoint.damaging import flip_last
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, tensors
 from tests.end_to_end.resume.saving_test import steps_of
 from tfdist.checkpoint.best import Best
@@ -90,10 +91,7 @@ def test_a_damaged_one_is_a_warning(single, tmp_path, caplog):
     trainer = make(single)
     fit(trainer, tmp_path)
     path = next(path for path in newest(tmp_path) if path.name.endswith(f"{trainer.best.step:09d}"))
-    shard = path / "shard-00000.safetensors"
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
+    flip_last(path / "shard-00000.safetensors")
     before = [w.tobytes() for w in trainer.model.get_weights()]
     assert trainer.load_best() is None
     assert f"The checkpoint of the best step, {trainer.best}, cannot be used." in caplog.text

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.checkpoint.damaging import flip_last
 from tfdist.checkpoint.format import Checkpoint, HostPlacement, Part, copy_holder, multi_host, newest, shard_bytes
 from tfdist.coordination import LocalGroup
 from tfdist.errors import CheckpointError, CorruptCheckpointError
@@ -90,9 +91,7 @@ def test_what_a_host_has_is_told_by_every_byte(tmp_path, write, on_ranks):
     with pytest.raises(CorruptCheckpointError, match=r"shard-0000[23].*missing"):
         Checkpoint.open(path)
     for name in (names[1], names[5]):
-        data = bytearray((path / name).read_bytes())
-        data[-1] ^= 1
-        (path / name).write_bytes(data)
+        flip_last(path / name)
         assert set(held.intact) - set(Checkpoint.held(path).intact) == {name}
         held = Checkpoint.held(path)
 

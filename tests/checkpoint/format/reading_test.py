@@ -3,6 +3,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from tests.checkpoint.damaging import flip_last
 from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, Part, hashed_io
 from tfdist.checkpoint.format.dtypes import DTYPES
 
@@ -71,12 +72,6 @@ def test_a_block_lies_in_its_tensor(tmp_path, write):
     for offset, shape in [((0, 0), (8, 8)), ((-1, 0), (1, 1)), ((0,), (1,)), ((0, 0), (-1, 1)), ((0, 8), (1, 1))]:
         with pytest.raises(ValueError, match="A block of w must be inside it"):
             checkpoint.read_block("w", offset, shape)
-
-
-def flip_last(path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 def test_only_parts_that_a_block_needs_are_read(tmp_path, write):

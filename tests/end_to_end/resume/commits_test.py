@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from tests.checkpoint.damaging import flip_last
 from tests.end_to_end.resume.command_test import run, shown, weights
 from tests.end_to_end.resume.exact_test import tensors
 from tests.selection import quick
@@ -64,13 +65,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Returns the warnings of the command's modules."""
     ours = [record for record in caplog.records if record.name.startswith("tfdist.cli.")]
     return [record.getMessage() for record in ours if record.levelname == "WARNING"]
-
-
-def damage(checkpoint: pathlib.Path) -> None:
-    [shard] = checkpoint.glob("shard-*")
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +130,8 @@ def test_a_damaged_commit_is_left_out(every, where, whole, memory, tmp_path, cap
     """The previous commit is used; at the same step, the durable checkpoint."""
     path = tmp_path / "run"
     die(path, at=26, checkpoint_every=every)
-    damage(commits_of(path)[0])
+    [shard] = commits_of(path)[0].glob("shard-*")
+    flip_last(shard)
     assert go_on(path, checkpoint_every=every) == [0, 20]
     assert "step-000000025.damaged" in caplog.text
     assert where in RunDirectory(path).beginnings()[1]["checkpoint"]

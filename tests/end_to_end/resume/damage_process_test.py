@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from tests.checkpoint.damaging import flip_last
 from tests.end_to_end.resume.command_test import shown, weights
 from tests.end_to_end.resume.commits_process_test import finish, train
 from tfdist import ledger
@@ -15,8 +16,6 @@ pytestmark = pytest.mark.processes
 
 STEPS, EVERY = 20, 5
 FLAGS = ("--keep=3", "--steps_per_call=5", "--log_every=5")
-
-
 SHARD = "shard-00001.safetensors"  # rank 1's
 
 
@@ -34,9 +33,7 @@ def test_both_ranks_take_the_last_good_one(tmp_path: pathlib.Path) -> None:
     (path / "model.keras").unlink()  # as if killed after its last checkpoint
     good, flipped, cut = (path / "checkpoints" / f"step-{step:09d}" for step in (10, 15, 20))
     assert of_rank_1(flipped) == {"statistics", "replica_state"}
-    data = bytearray((flipped / SHARD).read_bytes())
-    data[-1] ^= 1
-    (flipped / SHARD).write_bytes(data)
+    flip_last(flipped / SHARD)
     with open(cut / SHARD, "r+b") as file:
         file.truncate(100)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tfdist
+from tests.checkpoint.damaging import flip_last
 from tests.selection import quick
 from tfdist import models
 from tfdist.checkpoint.format import Checkpoint, CheckpointError, Part, commit, newest
@@ -283,10 +284,7 @@ def test_values_of_another_kind_are_damage(values, after_a_step, tmp_path):
 def test_a_damaged_checkpoint_is_set_aside(single, tmp_path, caplog):
     fit(make_trainer(single), tmp_path)
     last, before = newest(tmp_path)
-    shard = last / "shard-00000.safetensors"
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
+    flip_last(last / "shard-00000.safetensors")
     trainer = make_trainer(single)
     with caplog.at_level(logging.WARNING):
         assert trainer.resume(tmp_path) == SAVED_AT

@@ -23,9 +23,13 @@ def directory(tmp_path) -> RunDirectory:
 def begun(directory: RunDirectory, *saved: int, flags=FLAGS, launched="") -> RunDirectory:
     directory.begin(TEXT, ["alpha"], facts={"launched": launched})
     for step in saved:
-        parts = [Part.full("model/w", np.zeros(3))]
-        commit(LocalGroup(), directory.checkpoints, parts, step=step, seed=0, flags=flags, values={}, keep=9)
+        save(directory, step, flags)
     return directory
+
+
+def save(directory: RunDirectory, step: int, flags=FLAGS) -> None:
+    parts = [Part.full("model/w", np.zeros(3))]
+    commit(LocalGroup(), directory.checkpoints, parts, step=step, seed=0, flags=flags, values={}, keep=9)
 
 
 def paths(directory: RunDirectory, *steps: int) -> list[str]:
@@ -40,26 +44,15 @@ def test_a_new_directory_is_a_beginning(resume, directory):
 
 def test_a_run_goes_on_from_its_newest_checkpoint(directory):
     begun(directory, 5, 20, 10)
-    assert origin("auto", directory, FLAGS | {"steps": 99, "strategy": "mirrored"}) == (
-        paths(directory, 20, 10, 5),
-        True,
-    )
-
-
-def test_a_run_that_ended_goes_on_too(directory):
-    begun(directory, 5).model.write_text("done")
-    assert origin("auto", directory, FLAGS) == (paths(directory, 5), True)
+    given = FLAGS | {"steps": 99, "strategy": "mirrored"}
+    assert origin("auto", directory, given) == (paths(directory, 20, 10, 5), True)
+    directory.model.write_text("done")
+    assert origin("auto", directory, FLAGS) == (paths(directory, 20, 10, 5), True), "a run that ended goes on, too"
 
 
 def test_a_run_that_died_before_its_first_checkpoint_begins_again(directory):
     begun(directory)
     assert origin("auto", directory, FLAGS) == ([], True)
-
-
-def test_a_run_without_checkpoints_that_ended_is_not_written_over(directory):
-    begun(directory).model.write_text("done")
-    with pytest.raises(InputError, match="must be empty or new"):
-        origin("auto", directory, FLAGS)
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -69,24 +62,25 @@ def test_other_flags_than_the_run_s(name, directory):
         origin("auto", directory, FLAGS | {name: "other"})
 
 
-@pytest.mark.parametrize("name", FIXED)
-def test_other_flags_before_the_first_checkpoint(name, directory):
-    begun(directory)
-    with pytest.raises(InputError, match="must be empty or new"):
-        origin("auto", directory, FLAGS | {name: "other"})
-
-
-def test_never_leaves_a_run_alone(directory):
-    begun(directory, 5)
-    with pytest.raises(InputError, match="must be empty or new"):
-        origin("never", directory, FLAGS)
-
-
-def test_files_of_somebody_else(directory):
+def somebody_else_s(directory: RunDirectory) -> None:
     directory.path.mkdir()
     (directory.path / "thesis.tex").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("fill", "resume", "flags"),
+    [
+        (lambda directory: begun(directory).model.write_text("done"), "auto", {}),  # it ended without a checkpoint
+        *((begun, "auto", {name: "other"}) for name in FIXED),  # other flags before the first checkpoint
+        (lambda directory: begun(directory, 5), "never", {}),
+        (lambda directory: begun(directory, 5), "CHECKPOINT", {}),  # even its own
+        (somebody_else_s, "auto", {}),
+    ],
+)
+def test_a_directory_that_is_neither_empty_nor_this_run_s_is_refused(fill, resume, flags, directory):
+    fill(directory)
     with pytest.raises(InputError, match="must be empty or new"):
-        origin("auto", directory, FLAGS)
+        origin(resume.replace("CHECKPOINT", paths(directory, 5)[0]), directory, FLAGS | flags)
 
 
 def test_another_run_s_checkpoint(directory, tmp_path):
@@ -95,8 +89,6 @@ def test_another_run_s_checkpoint(directory, tmp_path):
     assert origin(str(directory.path), new, FLAGS) == (paths(directory, 10, 5), False)
     assert origin(str(directory.checkpoints), new, FLAGS) == (paths(directory, 10, 5), False)
     assert origin(paths(directory, 5)[0], new, FLAGS) == (paths(directory, 5), False)
-    with pytest.raises(InputError, match="must be empty or new"):
-        origin(paths(directory, 5)[0], directory, FLAGS)
 
 
 def test_nothing_to_go_on_with(directory, tmp_path):
@@ -141,8 +133,7 @@ def test_the_same_command_goes_on_with_what_it_began(directory, tmp_path):
     directory.begin(f"{TEXT}--resume={other.path}\n", ["alpha"], step=7, checkpoint=checkpoint)
     assert origin(str(other.path), directory, FLAGS) == ([checkpoint], True)
     assert origin("auto", directory, FLAGS) == ([checkpoint], True)
-    parts = [Part.full("model/w", np.zeros(3))]
-    commit(LocalGroup(), directory.checkpoints, parts, step=9, seed=0, flags=FLAGS, values={}, keep=9)
+    save(directory, 9)
     assert origin(str(other.path), directory, FLAGS) == (paths(directory, 9), True)
 
 

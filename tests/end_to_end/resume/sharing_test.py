@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests import processes
+from tests.checkpoint.damaging import flip_last
 from tests.coordination.members import members
 from tests.workers import running
 from tfdist.checkpoint import replication, transfer
@@ -45,12 +46,6 @@ def hosts(home: pathlib.Path, folder: str) -> list[pathlib.Path]:
     return [home / f"host{rank}" / folder for rank in range(RANKS)]
 
 
-def flip(path: pathlib.Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
 def lose(commits: list[pathlib.Path]) -> None:
     for path in commits:
         shutil.rmtree(path)
@@ -58,14 +53,14 @@ def lose(commits: list[pathlib.Path]) -> None:
 
 def damage_a_file_of_each(commits: list[pathlib.Path]) -> None:
     for rank, path in enumerate(commits):
-        flip(path / f"shard-{rank:05d}.safetensors")
+        flip_last(path / f"shard-{rank:05d}.safetensors")
 
 
 def damage_what_all_have_alike(commits: list[pathlib.Path]) -> None:
     """The only intact copy is on a host with a damaged manifest."""
-    flip(commits[0] / "shard-00003.safetensors")
-    flip(commits[1] / "manifest.json")
-    flip(commits[2] / "shard-00003.safetensors")
+    flip_last(commits[0] / "shard-00003.safetensors")
+    flip_last(commits[1] / "manifest.json")
+    flip_last(commits[2] / "shard-00003.safetensors")
     shutil.rmtree(commits[1].with_name("step-000000020"))
 
 
