@@ -20,12 +20,10 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "The benchmark's name comes first, as in `python -m tfdist.bench collectives`. Received: none."),
         (("--sizes=4",), "Received: none."),
         (("colectives", "--sizes=4"), 'Received: colectives. Did you mean "collectives"?'),
         (("collectives", "--size=4"), 'Did you mean "--sizes"?'),
         (("collectives", "4"), 'Only flags are accepted, written --name=value. Received: "4".'),
-        (("collectives", "--sizes=4,many"), "--sizes: each size must be a number of bytes above 0, such as"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message, capsys):

@@ -81,7 +81,6 @@ def test_one_that_the_run_removes_meanwhile_is_not_bad(run, capsys, monkeypatch)
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-@pytest.mark.parametrize("name", [".", "checkpoints/step-000000099", "nothing"])
-def test_where_there_is_none(name, tmp_path):
+def test_where_there_is_none(tmp_path):
     with pytest.raises(InputError, match="must be that of a run with checkpoints, or of a checkpoint. Received: .*"):
-        checkpoints.main(str(tmp_path / name))
+        checkpoints.main(str(tmp_path / "checkpoints/step-000000099"))

@@ -249,11 +249,6 @@ def test_what_is_there_is_not_written_over(run, tmp_path):
         export.main(run, ExportConfig(output=str(tmp_path / "a.keras")))
 
 
-def test_a_run_without_checkpoints(tmp_path):
-    with pytest.raises(InputError, match="which has neither checkpoints nor model.keras"):
-        export.main(str(tmp_path), ExportConfig())
-
-
 def test_a_run_without_checkpoints_has_its_model(run, wanted, tmp_path, capsys):
     """Which is converted to another format."""
     copy = shutil.copytree(run, tmp_path / "run", ignore=lambda *_: ["checkpoints"])
@@ -346,8 +341,3 @@ def test_every_flag_that_may_name_code_is_looked_at():
         "optimizer",
         "decay",
     }
-
-
-def test_an_unknown_format():
-    with pytest.raises(InputError, match="--format=onnx is not known"):
-        ExportConfig(format="onnx")

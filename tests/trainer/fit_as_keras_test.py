@@ -121,22 +121,19 @@ def test_a_second_fit_counts_epochs_from_its_own_first(single):
     [
         ({"initial_epoch": 2, "epochs": 2}, "`initial_epoch` .* less than `epochs`"),
         ({"initial_epoch": -1, "epochs": 1}, "`initial_epoch`"),
-        ({"steps_per_epoch": 0}, "`steps_per_epoch` must be a positive integer. Received: 0"),
         ({"validation_steps": 1.5}, "`validation_steps` must be"),
         ({"validation_batch_size": -1}, "`validation_batch_size` must be"),
-        ({"validation_freq": 0}, "`validation_freq` must be"),
         ({"validation_freq": "2"}, "`validation_freq` must be"),
-        ({"verbose": 3}, "`verbose` must be one of"),
-        ({"steps": 1, "epochs": 1}, "either `steps` or `epochs`"),
+        ({"steps": 0}, "either `steps` or `epochs`"),
         ({"steps": True}, "either `steps` or `epochs`"),
         ({"batch_size": True}, "`batch_size` must be a positive integer. Received: True"),
-        ({"batch_size": "8"}, "`batch_size` must be a positive integer. Received: '8'"),
         ({"initial_epoch": False, "epochs": 1}, "`initial_epoch`"),
         ({"validation_freq": True}, "`validation_freq` must be"),
     ],
     ids=str,
 )
 def test_arguments_that_are_refused(single, arguments, words):
+    """More of them are in tests/cli/wrong_uses.tsv."""
     with pytest.raises(InputError, match=words):
         trainer_of(single).fit(X, Y, **arguments)
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import tfdist
-from tfdist.errors import InputError
 
 RANDOM = np.random.default_rng(0)
 pytestmark = pytest.mark.usefixtures("float64")
@@ -77,11 +76,6 @@ def test_batches_evaluations_and_predictions_have_lists(single):
     assert [output.shape for output in trainer.predict(X, verbose=0)] == [(40, 1), (40, 2)]
     of_batches = trainer.fit(Batches(), shuffle=False, verbose=0).history
     assert trainer_of(single).fit(generator(), steps_per_epoch=4, verbose=0).history == of_batches
-
-
-def test_lists_of_numbers_are_no_arrays(single):
-    with pytest.raises(InputError, match="`x` must be an array. Received: a list of int"):
-        trainer_of(single).fit([1, 2, 3], [1, 2, 3])
 
 
 class Distance(keras.layers.Layer):

@@ -93,20 +93,6 @@ def test_epochs_more(single, first, then, more):
     assert trainer.step - before == more
 
 
-@pytest.mark.parametrize("numbers", [{"steps": -1}, {"epochs": 0.5}, {"steps": 0}, {"steps": 1, "epochs": 1}], ids=str)
-def test_wrong_lengths(single, numbers):
-    with pytest.raises(InputError, match="`steps` or `epochs`"):
-        make(single).fit(DATA, batch_size=16, **numbers)
-
-
-@pytest.mark.parametrize(
-    "numbers", [{"log_every": 0}, {"eval_every": -1}, {"steps_per_call": 0}, {"log_every": 1.5}], ids=str
-)
-def test_wrong_periods(numbers):
-    with pytest.raises(InputError, match="must be an integer of at least"):
-        tfdist.Schedule(**numbers)
-
-
 def test_a_callback_that_would_restore_one_process_only(single, monkeypatch, tmp_path):
     monkeypatch.setattr(single, "cluster", tfdist.Cluster(rank=0, size=2))
     with pytest.raises(InputError, match="BackupAndRestore in a job of 2 processes"):

@@ -91,11 +91,6 @@ def test_another_run_s_checkpoint(directory, tmp_path):
     assert origin(paths(directory, 5)[0], new, FLAGS) == (paths(directory, 5), False)
 
 
-def test_nothing_to_go_on_with(directory, tmp_path):
-    with pytest.raises(InputError, match="--resume must be auto, never, or the directory of a checkpoint"):
-        origin(str(tmp_path / "nowhere"), directory, FLAGS)
-
-
 def test_flags_of_a_damaged_checkpoint_are_not_asked(directory):
     begun(directory, 5, 10)
     (directory.checkpoints / "step-000000010" / "manifest.json").write_text("{}")

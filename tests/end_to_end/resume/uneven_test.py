@@ -74,24 +74,6 @@ def test_a_run_that_was_equal_can_be_measured_and_the_reverse(once, mirrored2, t
         assert (trainer.train_state.speeds is None) == (balance != "measured")
 
 
-@pytest.mark.parametrize(
-    ("balance", "message"),
-    [
-        (
-            "weights(2,1,1)",
-            r"needs a weight for each replica. Received: balance=weights\(2,1,1\) and 2 replicas.",
-        ),
-        ("mesured", r'balance: mesured is not known. Did you mean "measured"\?'),
-        ("weights(1,0)", r"balance: weights\(1,0\) must have a positive number for each replica"),
-        (2, r"`balance` must be a text. Received: 2"),
-    ],
-)
-def test_bad_values_are_one_line(balance, message, mirrored2):
-    with pytest.raises(InputError, match=message) as error:
-        make_trainer(mirrored2, balance=balance)
-    assert "\n" not in str(error.value)
-
-
 def test_a_mesh_needs_equal_rows(mesh2x2):
     with pytest.raises(
         InputError, match="Strategy mesh needs equally many rows on each replica. Received: balance=measured"
