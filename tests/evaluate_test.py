@@ -188,10 +188,8 @@ def test_classes_in_the_directory_of_the_run(without_checkpoints, capsys):
 
 def of_two_processes(command: str, run: str, *more: str) -> None:
     """Runs a command by two processes, with another strategy than the run's; only the first one reports."""
-    with processes.job([sys.executable, "-m", f"tfdist.{command}", run, "--batch_size=50", *more], 2) as job:
-        ends = job.wait(300)
-    assert not [end.output for end in ends if end.code]
-    assert [f"{run}/checkpoints/step-000000005" in end.output for end in ends] == [True, False]
+    outputs = processes.finish([sys.executable, "-m", f"tfdist.{command}", run, "--batch_size=50", *more], 2)
+    assert [f"{run}/checkpoints/step-000000005" in output for output in outputs] == [True, False]
 
 
 @pytest.mark.processes

@@ -20,7 +20,9 @@ from tfdist.launcher.fork_server import can_fork
 from tfdist.testing import processes
 from tfdist.testing.processes import Ended, Job, Process, free_addresses
 
-__all__ = ["Ended", "Job", "free_addresses", "job", "start"]
+__all__ = ["ONE_THREAD", "Ended", "Job", "finish", "free_addresses", "job", "start"]
+
+ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 _HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 _NAMES_HOROVOD = re.compile(r"horovodrun|=horovod| horovod\b|import tfdist\.horovod")
@@ -32,6 +34,21 @@ def job(command: Sequence[str], size: int, environment: Mapping[str, str] | None
     """See `tfdist.testing.processes.job`."""
     with processes.job(command, size, environment, start=start) as started:
         yield started
+
+
+def finish(
+    command: Sequence[str],
+    size: int = 1,
+    environment: Mapping[str, str] | None = None,
+    *,
+    code: int = 0,
+    seconds: float = 300.0,
+) -> list[str]:
+    """Runs a job until all of its processes have ended with an exit code; returns their outputs."""
+    with job(command, size, environment) as started:
+        ended = started.wait(seconds)
+    assert [end.code for end in ended] == [code] * size, "\n".join(end.output for end in ended)
+    return [end.output for end in ended]
 
 
 def start(

@@ -44,11 +44,11 @@ def train(*flags: str) -> list[str]:
     return [sys.executable, "-m", "tfdist.train", *flags]
 
 
-def line_with(ended: processes.Ended, text: str) -> str:
+def line_with(output: str, text: str) -> str:
     """Returns the only line with a text; asserts that there is no traceback."""
-    assert "Traceback" not in ended.output, ended.output
-    lines = [line for line in ended.output.splitlines() if text in line]
-    assert len(lines) == 1, ended.output
+    assert "Traceback" not in output, output
+    lines = [line for line in output.splitlines() if text in line]
+    assert len(lines) == 1, output
     return lines[0]
 
 
@@ -56,14 +56,12 @@ def line_with(ended: processes.Ended, text: str) -> str:
 def test_a_loss_that_is_not_finite(size: int, tmp_path: pathlib.Path) -> None:
     flags = ("--dataset=own_of_test:infinite", "--model=own_of_test:line", "--loss=mean_squared_error", "--metrics=")
     length = ("--batch_size=8", "--steps=100", "--log_every=1", "--output_dir=run")
-    with processes.job(train(*flags, *length), size) as job:
-        ended = job.wait(START_SECONDS)
-    assert [end.code for end in ended] == [3] * size, "\n".join(end.output for end in ended)
+    outputs = processes.finish(train(*flags, *length), size, code=3)
     steps = set()
-    for rank, end in enumerate(ended):
-        said = line_with(end, "The loss is")  # once, not also from the reporter
+    for rank, output in enumerate(outputs):
+        said = line_with(output, "The loss is")  # once, not also from the reporter
         found = re.match(r"tfdist.train: The loss is (nan|inf) at step (\d+)\.", said)
-        assert found, end.output
+        assert found, output
         steps.add(int(found[2]))
         log = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
         assert said.removeprefix("tfdist.train: ") in log
@@ -72,15 +70,13 @@ def test_a_loss_that_is_not_finite(size: int, tmp_path: pathlib.Path) -> None:
     assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, step + 1))
     assert "--batch_size=8\n" in (tmp_path / "run" / "flags.txt").read_text()
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert line_with(ended[0], "run ended: ") == "run ended: loss not finite"
+    assert line_with(outputs[0], "run ended: ") == "run ended: loss not finite"
 
 
 def test_a_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
     """Calls of the compiled loop end with the profiled steps, on all ranks, although only the chief takes the profile."""
     flags = ("--dataset=digits", "--model=mlp", "--steps=6", "--log_every=6", "--profile_steps=2:4", "--output_dir=run")
-    with processes.job(train(*flags), 2) as job:
-        ended = job.wait(START_SECONDS)
-    assert [end.code for end in ended] == [0, 0], "\n".join(end.output for end in ended)
+    processes.finish(train(*flags), 2)
     assert list((tmp_path / "run").rglob("*.xplane.pb"))
 
 
@@ -103,7 +99,7 @@ def test_a_peer_that_is_killed(strategy: str, size: int, dies: int) -> None:
             assert end.code == -signal.SIGKILL
             continue
         assert end.code == 5, end.output
-        line = line_with(end, "Ending with code 5")
+        line = line_with(end.output, "Ending with code 5")
         assert line.startswith(f"rank {rank} of {size}: rank {dies} "), line
 
 
@@ -124,7 +120,7 @@ def test_a_peer_that_is_killed_while_the_engines_start(dies: int) -> None:
     assert ended[dies].code == -signal.SIGKILL
     survivor = ended[1 - dies]
     assert survivor.code == 5, survivor.output
-    line = line_with(survivor, "Ending with code 5")
+    line = line_with(survivor.output, "Ending with code 5")
     assert line.startswith(f"rank {1 - dies} of 2: rank {dies} is lost"), line
 
 
@@ -134,24 +130,20 @@ def test_a_peer_that_never_comes() -> None:
     with processes.job([sys.executable, "-c", come, "{rank}", *train(*flags)], 2) as job:
         ended = job.wait(START_SECONDS)
     assert [end.code for end in ended] == [5, 0], ended[0].output
-    line = line_with(ended[0], "tfdist.train: ")
+    line = line_with(ended[0].output, "tfdist.train: ")
     assert "rank 1" in line and "4 s" in line, line
 
 
 def test_flags_that_differ() -> None:
-    with processes.job(train(*LONG, "--strategy=multiworker", "--output_dir=run", "--seed={rank}"), 2) as job:
-        ended = job.wait(START_SECONDS)
-    for end in ended:
-        assert end.code == 2, end.output
-        assert "--seed" in line_with(end, "tfdist.train: ")
+    flags = ("--strategy=multiworker", "--output_dir=run", "--seed={rank}")
+    for output in processes.finish(train(*LONG, *flags), 2, code=2):
+        assert "--seed" in line_with(output, "tfdist.train: ")
 
 
 def test_out_of_memory() -> None:
     flags = ("--dataset=digits", "--model=own_of_test:absurd", "--steps=2", "--output_dir=run")
-    with processes.job(train(*flags), 1) as job:
-        [end] = job.wait(START_SECONDS)
-    assert end.code == 6, end.output
-    line = line_with(end, "tfdist.train: ")
+    [output] = processes.finish(train(*flags), code=6)
+    line = line_with(output, "tfdist.train: ")
     assert "36.4 TiB" in line and "--batch_size" in line, line
 
 
@@ -162,7 +154,7 @@ def test_interrupted() -> None:
         job.processes[0].send_signal(signal.SIGINT)
         [end] = job.wait(END_SECONDS)
     assert end.code == 75, end.output
-    line_with(end, "tfdist.train: Preempted: stopped at step ")
+    line_with(end.output, "tfdist.train: Preempted: stopped at step ")
 
 
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -183,7 +175,7 @@ def test_a_file_that_cannot_be_written(strict: bool, tmp_path: pathlib.Path) -> 
         "A run must be able to write its files during training. Received: run/ledger/start-0-rank-1.bin: File too large. Free "
         "space, or repair the directory; the same command resumes from the last checkpoint, if there is one."
     )
-    assert line_with(ended[1], "ledger") == f"tfdist.train: {said}"
-    assert line_with(ended[0], "ledger") == (
+    assert line_with(ended[1].output, "ledger") == f"tfdist.train: {said}"
+    assert line_with(ended[0].output, "ledger") == (
         f"rank 0 of 2: rank 1 is lost: ended with code 1 (failed): {said} Ending with code 5."
     )

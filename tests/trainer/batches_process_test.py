@@ -22,11 +22,8 @@ def test_processes_give_one_devices_result_or_refuse_data_that_differs():
     quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     alone = subprocess.run([sys.executable, WORKER, "single"], capture_output=True, text=True, timeout=300, env=quiet)
     expected = said(alone.stdout)
-    with processes.job([sys.executable, WORKER, "multiworker"], 2) as job:
-        ended = job.wait(300)
-    for end in ended:
-        assert end.code == 0, end.output
-        found = said(end.output)
+    for output in processes.finish([sys.executable, WORKER, "multiworker"], 2):
+        found = said(output)
         for name in ("PyDataset", "seeded", "in order"):
             numbers = [[float(number) for number in text.split()] for text in (found[name], expected[name])]
             assert numbers[0] == pytest.approx(numbers[1], rel=1e-9), name

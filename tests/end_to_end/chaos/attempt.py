@@ -13,7 +13,6 @@ from tests.end_to_end.chaos.watching import Watch
 from tfdist.errors import ExitCode
 
 SURVIVORS_SECONDS = 90.0  # for the other processes to end by themselves after the interruption of one
-_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 _KILLED = 128  # what a launcher adds to the number of the signal that ended a rank
 
 
@@ -35,7 +34,7 @@ class Attempt(NamedTuple):
 
 def uninterrupted(setting: Setting, directory: pathlib.Path) -> Pace:
     """Makes a run without interruptions; returns its pace."""
-    with processes.job(setting.launch(directory), 1, _THREADS) as job:
+    with processes.job(setting.launch(directory), 1, processes.ONE_THREAD) as job:
         pace = Striker(job, True, Watch(directory)).pace()
         [end] = job.wait(DEADLINE_SECONDS)
     assert end.code == 0, end.output
@@ -65,7 +64,7 @@ def attempt(setting: Setting, directory: pathlib.Path, made: Plan, blow: Interru
         else (setting.train(directory, *flags), setting.processes)
     )
     watch = Watch(directory)
-    with processes.job(command, size, _THREADS | {"TFDIST_COMMITS": memory + setting.memory}) as job:
+    with processes.job(command, size, processes.ONE_THREAD | {"TFDIST_COMMITS": memory + setting.memory}) as job:
         fell = Striker(job, made.launched, watch).strike(blow, pace) if blow else ""
         struck = time.monotonic()
         ends = job.wait(SURVIVORS_SECONDS if blow and fell != MISSED else DEADLINE_SECONDS)

@@ -20,7 +20,6 @@ from tests.end_to_end.chaos.watching import Watch
 
 pytestmark = pytest.mark.processes
 
-THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 DEADLINE_SECONDS = 300.0
 # From the kill to the first examples of the next start. The goal is less than 20 s; the median is 6 on two idle cores
 # (benchmarks/README.md), and 24 was seen on a machine with three times the load. This limit only detects timeouts.
@@ -54,7 +53,7 @@ class Run:
         command = self.setting.launch(self.directory)
         there = command.index("--")
         own = [flag for flag in command[:there] if not flag.startswith("--processes")]
-        return processes.job([*own, f"--processes={size}", *flags, *command[there:], *train], 1, THREADS)
+        return processes.job([*own, f"--processes={size}", *flags, *command[there:], *train], 1, processes.ONE_THREAD)
 
     def begun(self) -> list[dict[str, Any]]:
         """Returns the run's record of each start."""

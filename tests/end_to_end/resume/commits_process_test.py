@@ -1,6 +1,7 @@
 """Resuming a run whose real processes were killed between an in-memory checkpoint (commit) and the next durable one."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.processes
 
 SECONDS = 300.0
 STEPS, DURABLE, COMMIT = 220, 100, 7
-THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 FLAGS = (
     "--model=tests.end_to_end.chaos.network:network",
     "--dataset=digits",
@@ -41,12 +41,7 @@ def train(path: pathlib.Path, steps: int = STEPS, every: int = DURABLE, *flags: 
     return [sys.executable, "-m", "tfdist.train", *FLAGS, *length, *flags]
 
 
-def finish(command: list[str], size: int, environment: dict[str, str] | None = None) -> list[str]:
-    """Runs the processes until they end; returns each one's output."""
-    with processes.job(command, size, THREADS | (environment or {})) as job:
-        ended = job.wait(SECONDS)
-    assert [end.code for end in ended] == [0] * size, "\n".join(end.output for end in ended)
-    return [end.output for end in ended]
+finish = functools.partial(processes.finish, environment=processes.ONE_THREAD)
 
 
 def last_commit(memory: pathlib.Path) -> int:
@@ -108,7 +103,7 @@ class Killed:
 
     @property
     def environment(self) -> dict[str, str]:
-        return THREADS | {"TFDIST_COMMITS": str(self.home / self.memory)}
+        return processes.ONE_THREAD | {"TFDIST_COMMITS": str(self.home / self.memory)}
 
     def go_on(self, size: int, lost: int | None = None) -> tuple[int, str]:
         """Resumes the run from the kept files; returns the step, and the chief's output.
@@ -124,7 +119,7 @@ class Killed:
             shutil.rmtree(self.home / self.memory.format(rank=lost))
         # If killed during the last stage of a write, the remaining host may be one commit ahead of the other, or behind it.
         last = max(map(last_commit, self.home.glob("memory*")))
-        said = finish(self.command, size, self.environment)[0]
+        said = processes.finish(self.command, size, self.environment)[0]
         assert [start["step"] for start in RunDirectory(self.path).beginnings()] == [0, last]
         assert ledger.main(str(self.path)) == 0
         assert {last_commit(memory) for memory in self.home.glob("memory*")} == {0}  # removed at the end

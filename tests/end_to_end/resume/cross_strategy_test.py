@@ -45,7 +45,6 @@ def test_every_strategy_goes_on_from_every_other(
     request: pytest.FixtureRequest,
 ) -> None:
     """All pairs of strategies for saving and loading; `product.go_on` compares the loaded bits."""
-    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     strategies = {name: in_process(product.IN_PROCESS[name], case, request) for name in fixtures}
     savers = [*strategies, *jobs]
     outcomes = {name: tmp_path / f"outcomes of {name}" for name in jobs}
@@ -55,7 +54,7 @@ def test_every_strategy_goes_on_from_every_other(
             outcomes[name].mkdir()
             strategy = name.rstrip("0123456789") + product.OPTIONS.get(name, "")
             arguments = ("resume", strategy, outcomes[name], name, case, str(tmp_path), *savers)
-            job = processes.job(running.command(*arguments), product.JOBS[name], threads)
+            job = processes.job(running.command(*arguments), product.JOBS[name], processes.ONE_THREAD)
             started[name] = stack.enter_context(job)
         trainers = {name: product.save(strategies[name], case, tmp_path / name) for name in strategies}
         for name, job in started.items():

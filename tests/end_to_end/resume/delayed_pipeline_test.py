@@ -1,21 +1,17 @@
 """A pipeline without a flush resumes bit for bit: batches that have begun are not saved, but computed again."""
 
-import os
 import pathlib
-import signal
-import sys
 
 import pytest
 
 from tests import processes
-from tests.end_to_end.chaos.striking import child_of_rank
 from tests.end_to_end.resume.command_test import shown, weights
-from tests.end_to_end.resume.pipeline_process_test import LAUNCH, SECONDS
+from tests.end_to_end.resume.pipeline_process_test import command, finished_without_a_stage, preempted
 from tfdist import ledger
 
 pytestmark = pytest.mark.processes
 
-FLAGS = [
+FLAGS = (
     "--strategy=pipeline",
     "--pipeline_schedule=pipedream",
     "--model=tests.end_to_end.chaos.network:network",  # local BatchNorm, and dropout
@@ -23,25 +19,17 @@ FLAGS = [
     "--batch_size=48",
     "--log_every=20",
     "--measure_every=0",
-]
-
-
-PARTS = ["--steps=200", "--steps_per_call=4", "--eval_every=40", "--checkpoint_every=50"]
-
-
-def command(path: pathlib.Path, *more: str, launch: tuple[str, ...] = ()) -> list[str]:
-    train = [sys.executable, "-m", "tfdist.train", *FLAGS, f"--output_dir={path}", *more]
-    return [*LAUNCH, f"--log_dir={path.parent / 'logs'}", *launch, "--", *train]
+    "--steps=200",
+)
+PARTS = (*FLAGS, "--steps_per_call=4", "--eval_every=40", "--checkpoint_every=50")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A run that is never saved or evaluated before its end."""
     path = tmp_path_factory.mktemp("runs") / "whole"
-    flags = ["--steps=200", "--steps_per_call=10", "--eval_every=1000"]
-    with processes.job(command(path, *flags, "--checkpoint_every=200"), 1) as job:
-        [end] = job.wait(SECONDS)
-    assert end.code == 0, end.output
+    flags = (*FLAGS, "--steps_per_call=10", "--eval_every=1000", "--checkpoint_every=200")
+    processes.finish(command(path, flags=flags))
     return path
 
 
@@ -57,26 +45,13 @@ def test_a_preempted_run_ends_as_one_that_is_never_saved_or_evaluated(
     whole: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     parts = tmp_path / "parts"
-    with processes.job(command(parts, *PARTS), 1) as job:
-        job.wait_for(0, "step 60/", SECONDS)
-        job.processes[0].send_signal(signal.SIGTERM)
-        [end] = job.wait(SECONDS)
-    assert end.code == 75, end.output
-    with processes.job(command(parts, *PARTS), 1) as job:
-        [end] = job.wait(SECONDS)
-    assert end.code == 0, end.output
+    preempted(command(parts, flags=PARTS), 60)
+    processes.finish(command(parts, flags=PARTS))
     check_is_whole(parts, whole)
 
 
 @pytest.mark.full
 def test_so_does_one_that_loses_a_stage_and_is_restarted(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
     parts = tmp_path / "parts"
-    with processes.job(command(parts, *PARTS, launch=("--max_restarts=1",)), 1) as job:
-        job.wait_for(0, "step 100/", SECONDS)
-        victim = child_of_rank(job.processes[0].pid, 1)
-        assert victim, job.output(0)
-        os.kill(victim, signal.SIGKILL)
-        [end] = job.wait(SECONDS)
-    assert end.code == 0, end.output
-    assert "rank 1 ended with code 137 (killed by SIGKILL)" in end.output, end.output
+    finished_without_a_stage(command(parts, "--max_restarts=1", flags=PARTS))
     check_is_whole(parts, whole)

@@ -29,11 +29,9 @@ def test_two_processes_end_early_and_export_the_average_of_the_best_step(tmp_pat
     diverging = ["--optimizer=sgd(momentum=0.95)", "--learning_rate=3", "--strategy=multiworker", "--steps=50"]
     said = "early stopping at step 9: val_loss has not improved for 2 evaluations since step 3"
     for is_first in (True, False):
-        with processes.job([*TRAIN, *ends, *diverging], 2) as job:
-            ended = job.wait(SECONDS)
-        assert [end.code for end in ended] == [0, 0], "\n".join(end.output for end in ended)
+        outputs = processes.finish([*TRAIN, *ends, *diverging], 2)
         told = f"E{said[1:]}." if is_first else f"This run has finished by {said}. Its model is run/model.keras."
-        assert [told in end.output for end in ended] == [True, False]
+        assert [told in output for output in outputs] == [True, False]
     run = pathlib.Path("run")
     losses = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():

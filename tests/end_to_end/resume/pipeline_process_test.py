@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 SECONDS = 300.0
 STEPS, EVERY = 300, 50
 LAUNCH = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--restart_backoff_seconds=0.1"]
-FLAGS = [
+FLAGS = (
     "--strategy=pipeline",
     "--micro_batches=2",
     "--activation_compression=int8",
@@ -29,29 +29,36 @@ FLAGS = [
     "--steps_per_call=10",
     "--eval_every=1000",
     "--measure_every=0",
-]
+    f"--steps={STEPS}",
+    f"--checkpoint_every={EVERY}",
+)
 
 
-def command(path: pathlib.Path, *launch: str) -> list[str]:
-    length = [f"--steps={STEPS}", f"--checkpoint_every={EVERY}", f"--output_dir={path}"]
-    return [
-        *LAUNCH,
-        f"--log_dir={path.parent / 'logs'}",
-        *launch,
-        "--",
-        sys.executable,
-        "-m",
-        "tfdist.train",
-        *FLAGS,
-        *length,
-    ]
+def command(path: pathlib.Path, *launch: str, flags: tuple[str, ...] = FLAGS) -> list[str]:
+    train = [sys.executable, "-m", "tfdist.train", *flags, f"--output_dir={path}"]
+    return [*LAUNCH, f"--log_dir={path.parent / 'logs'}", *launch, "--", *train]
 
 
-def run(*arguments: str) -> str:
-    """Runs a command to its end; returns what it says."""
-    with processes.job([*arguments], 1) as job:
+def preempted(given: list[str], step: int) -> str:
+    """Preempts a command behind a step; returns what it says."""
+    with processes.job(given, 1) as job:
+        job.wait_for(0, f"step {step}/", SECONDS)
+        job.processes[0].send_signal(signal.SIGTERM)
+        [end] = job.wait(SECONDS)
+    assert end.code == 75, end.output
+    return end.output
+
+
+def finished_without_a_stage(given: list[str]) -> str:
+    """Kills rank 1 of a command behind step 100; returns what the command, which restarts it, says until its end."""
+    with processes.job(given, 1) as job:
+        job.wait_for(0, "step 100/", SECONDS)
+        victim = child_of_rank(job.processes[0].pid, 1)
+        assert victim, job.output(0)
+        os.kill(victim, signal.SIGKILL)
         [end] = job.wait(SECONDS)
     assert end.code == 0, end.output
+    assert "rank 1 ended with code 137 (killed by SIGKILL)" in end.output, end.output
     return end.output
 
 
@@ -59,7 +66,7 @@ def run(*arguments: str) -> str:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """An uninterrupted run."""
     path = tmp_path_factory.mktemp("runs") / "whole"
-    run(*command(path))
+    processes.finish(command(path))
     return path
 
 
@@ -71,25 +78,14 @@ def check_is_whole(path: pathlib.Path, whole: pathlib.Path) -> None:
 
 
 def test_one_that_is_preempted_saves_and_goes_on(whole, tmp_path) -> None:
-    with processes.job(command(tmp_path / "run"), 1) as job:
-        job.wait_for(0, "step 100/", SECONDS)
-        job.processes[0].send_signal(signal.SIGTERM)
-        [end] = job.wait(SECONDS)
-    assert end.code == 75, end.output
-    assert "all ranks ended with code 75 (preempted)." in end.output
+    output = preempted(command(tmp_path / "run"), 100)
+    assert "all ranks ended with code 75 (preempted)." in output
     assert 100 <= step_of(newest(tmp_path / "run" / "checkpoints")[0]) < STEPS
-    run(*command(tmp_path / "run"))
+    processes.finish(command(tmp_path / "run"))
     check_is_whole(tmp_path / "run", whole)
 
 
 def test_a_stage_that_is_killed_is_named_and_the_run_restarts(whole, tmp_path) -> None:
-    with processes.job(command(tmp_path / "run", "--max_restarts=1"), 1) as job:
-        job.wait_for(0, "step 100/", SECONDS)
-        victim = child_of_rank(job.processes[0].pid, 1)
-        assert victim, job.output(0)
-        os.kill(victim, signal.SIGKILL)
-        [end] = job.wait(SECONDS)
-    assert end.code == 0, end.output
-    assert "rank 1 ended with code 137 (killed by SIGKILL)" in end.output, end.output
-    assert "rank 0 of 2: rank 1 (stage 1) is lost: " in end.output, end.output
+    output = finished_without_a_stage(command(tmp_path / "run", "--max_restarts=1"))
+    assert "rank 0 of 2: rank 1 (stage 1) is lost: " in output, output
     check_is_whole(tmp_path / "run", whole)

@@ -96,22 +96,18 @@ def test_each_host_gets_what_only_others_have(name: str, tmp_path: pathlib.Path)
         for step in (20, 30):
             write(tmp_path, folder, step)
         happens([host / "step-000000030" for host in hosts(tmp_path, folder)])
-    with processes.job(running.command("sharing", name, tmp_path, *CASES), RANKS) as job:
-        ended = job.wait(300)
-    assert [end.code for end in ended] == [0] * RANKS, "\n".join(end.output for end in ended)
+    outputs = processes.finish(running.command("sharing", name, tmp_path, *CASES), RANKS)
     for folder, (_, step) in CASES.items():
         newest_whole = [f"step-{step:09d}"] if step else []
-        for host, end in zip(hosts(tmp_path, folder), ended, strict=True):
-            found = next(line for line in end.output.splitlines() if line.startswith(f"{folder}: "))
+        for host, output in zip(hosts(tmp_path, folder), outputs, strict=True):
+            found = next(line for line in output.splitlines() if line.startswith(f"{folder}: "))
             assert sorted(ast.literal_eval(found.partition(": ")[2]), reverse=True)[:1] == newest_whole, found
             if step:
                 checkpoint = Checkpoint.open(host / newest_whole[0])
                 checkpoint.verify()
                 assert checkpoint.read("error")[::100, 0].tolist() == [step, step + 1, step + 2]
                 assert checkpoint.read("w").tolist() == [step] * 1234
-    assert (
-        "Ignoring the commit step-000000030: the hosts of this start do not have all of its files." in ended[0].output
-    )
+    assert "Ignoring the commit step-000000030: the hosts of this start do not have all of its files." in outputs[0]
 
 
 def test_ranks_that_see_one_directory_are_on_one_host(tmp_path: pathlib.Path) -> None:
