@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 import tfdist
 from tests.checkpoint.damaging import flip_last
+from tests.evaluate_test import trained
 from tfdist import export, train
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.cli import trained_run
@@ -28,19 +29,7 @@ IMAGES = np.random.default_rng(0).uniform(size=(3, 8, 8, 1)).astype("float32")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> str:
-    path = str(tmp_path_factory.mktemp("runs") / "run")
-    assert not train.main(
-        TrainConfig(
-            strategy="mirrored",
-            devices=2,
-            model="cnn(filters=(4,))",
-            dataset="digits",
-            steps=5,
-            checkpoint_every="3",
-            output_dir=path,
-        )
-    )
-    return path
+    return trained(tmp_path_factory, checkpoint_every="3")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pathlib
 import re
 import shlex
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import pytest
@@ -43,6 +44,13 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> st
 
 
 @pytest.mark.smoke("layout")
+def in_json(capfd: pytest.CaptureFixture[str], *argv: str, flags: str = "--strategy=pipeline ") -> dict[str, Any]:
+    """Returns what is printed with --json; all of its keys are documented, after the title with these flags."""
+    record = json.loads(printed(capfd, "--json", *argv))
+    documented_json.check("layout", record, flags)
+    return record
+
+
 def test_what_the_document_shows(capsys: pytest.CaptureFixture[str]) -> None:
     """Every line in docs/guides/meshes.md is printed, in the same order; three dots stand for omitted lines."""
     text = (ROOT / "docs" / "guides" / "meshes.md").read_text(encoding="utf-8")
@@ -96,8 +104,7 @@ def test_a_batch_that_the_mesh_does_not_divide(capsys: pytest.CaptureFixture[str
 def test_json_says_what_the_text_says(capfd: pytest.CaptureFixture[str]) -> None:
     argv = ("--mesh_shape=data:2;model:2", "--layout=hedas:model", "--precision=mixed_bfloat16", *LANGUAGE)
     text = printed(capfd, *argv)
-    record = json.loads(printed(capfd, "--json", *argv))
-    documented_json.check("layout", record)
+    record = in_json(capfd, *argv, flags="")
     rows = [line.split()[0] for line in text.splitlines()[2:] if "/" in line.split("  ")[0]]
     assert [one["path"] for one in record["variables"]] == rows[: len(record["variables"])]
     sizes = record["device_bytes"]
@@ -143,8 +150,7 @@ def test_the_requested_schedule_decides_the_stages(capsys: pytest.CaptureFixture
 
 def test_json_of_a_pipeline(capfd: pytest.CaptureFixture[str]) -> None:
     text = printed(capfd, *PIPELINE)
-    record = json.loads(printed(capfd, "--json", *PIPELINE))
-    documented_json.check("layout", record, "--strategy=pipeline ")
+    record = in_json(capfd, *PIPELINE)
     first, last = record["stages"]
     assert last["sent"] == [] and last["forward_seconds"] is None and first["sent_bytes"] == 4 * 16 * 16 * 4
     assert f"{first['last_layer']} (4x16x16 float32)" in text and f"{first['parameters']:,}" in text
@@ -161,7 +167,7 @@ def test_json_of_a_pipeline(capfd: pytest.CaptureFixture[str]) -> None:
 def test_older_weights_of_a_schedule_without_a_flush(capfd: pytest.CaptureFixture[str]) -> None:
     """One version in the first of two stages."""
     flags = (*PIPELINE, "--pipeline_schedule=pipedream")
-    record = json.loads(printed(capfd, "--json", *flags))
+    record = in_json(capfd, *flags)
     first, _ = (stage["bytes"]["gradients"] for stage in record["stages"])
     schedules = {each["schedule"]: each for each in record["schedules"]}
     found, flushed = schedules["pipedream"], schedules["1f1b"]
@@ -172,14 +178,8 @@ def test_older_weights_of_a_schedule_without_a_flush(capfd: pytest.CaptureFixtur
 
 
 def test_messages_of_a_step(capfd: pytest.CaptureFixture[str]) -> None:
-    large = (
-        "--mesh_shape=stage:2",
-        "--micro_batches=2",
-        *LANGUAGE[:2],
-        "--batch_size=64",
-        "--activation_compression=int8",
-    )
-    record = json.loads(printed(capfd, "--json", *large, "--pipeline_schedule=interleaved(chunks=2)"))
+    large = (*PIPELINE[1:4], "--mesh_shape=stage:2", "--batch_size=64", "--activation_compression=int8")
+    record = in_json(capfd, *large, "--pipeline_schedule=interleaved(chunks=2)")
     code = 32 * 16 * 16 + 4 * 32 + 4
     assert record["activation_compression"] == "int8"
     assert [stage["sent_bytes"] for stage in record["stages"]] == [code, code, code, 0]
@@ -194,9 +194,7 @@ def test_stages_on_several_devices(capfd: pytest.CaptureFixture[str]) -> None:
     assert "2 stages in 2 processes with 2 devices each, 2 replicas" in text
     assert re.search(r"^block_0_ffn_in/kernel +embed ffn +16x64 +\*,model +2.0 KiB$", text, re.MULTILINE), text
     assert "Warning: The rule hedas:model has no effect" in text and 'Did you mean "heads"' in text
-    found, whole = (json.loads(printed(capfd, "--json", *flags)) for flags in (spread, PIPELINE))
-    for record in (found, whole):
-        documented_json.check("layout", record, "--strategy=pipeline ")
+    found, whole = (in_json(capfd, *flags) for flags in (spread, PIPELINE))
     assert found["mesh"] == {"stage": 2, "data": 2, "model": 2} and whole["mesh"]["model"] == 1
     assert found["layout"] == {"heads": "model", "ffn": "model", "hedas": "model"}
     saved = sum(v["bytes"] - v["device_bytes"] for v in found["sharded_variables"])
@@ -209,8 +207,7 @@ def test_stages_on_several_devices(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_measured_stages(capfd: pytest.CaptureFixture[str]) -> None:
-    record = json.loads(printed(capfd, "--json", "--measure_stages", *PIPELINE))
-    documented_json.check("layout", record, "--strategy=pipeline ")
+    record = in_json(capfd, "--measure_stages", *PIPELINE)
     times = [(stage["forward_seconds"], stage["backward_seconds"]) for stage in record["stages"]]
     assert all(forward + backward > 0 for forward, backward in times)
     schedules = {each["schedule"]: each for each in record["schedules"]}
@@ -221,9 +218,7 @@ def test_measured_stages(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_sharded_optimizer_of_stages(capfd: pytest.CaptureFixture[str]) -> None:
     argv = (*PIPELINE, "--shard=optimizer")
     text = printed(capfd, *argv)
-    record = json.loads(printed(capfd, "--json", *argv))
-    documented_json.check("layout", record, "--strategy=pipeline ")
-    whole = json.loads(printed(capfd, "--json", *PIPELINE))
+    record, whole = in_json(capfd, *argv), in_json(capfd, *PIPELINE)
     assert record["shard"] == "optimizer" and whole["shard"] == "none"
     assert whole["optimizer_state_bytes"] == [[stage["bytes"]["optimizer_state"]] for stage in whole["stages"]]
     for number, parts in enumerate(record["optimizer_state_bytes"]):
@@ -240,14 +235,13 @@ def test_a_sharded_optimizer_of_stages(capfd: pytest.CaptureFixture[str]) -> Non
 def test_a_sharded_optimizer_of_replicas(strategy: str, capfd: pytest.CaptureFixture[str]) -> None:
     argv = (f"--strategy={strategy}", "--processes=3", "--shard=optimizer", *LANGUAGE)
     text = printed(capfd, *argv)
-    record = json.loads(printed(capfd, "--json", *argv))
-    documented_json.check("layout", record, "--strategy=horovod ")
+    record = in_json(capfd, *argv, flags="--strategy=horovod ")
     parts, sizes = record["optimizer_state_bytes"], record["process_bytes"]
     assert f"{strategy} in 3 processes, at most 3 examples on each" in text
     assert f"Optimizer state, sharded over 3 replicas: {' + '.join(map(byte_size, parts))}" in text
     assert len(parts) == 3 and sum(parts) == 2 * sizes["gradients"], "AdamW has two slots"
     assert f"gradients {byte_size(sizes['gradients'])}, optimizer state at most {byte_size(max(parts))}, " in text
-    whole = json.loads(printed(capfd, "--json", *(each for each in argv if each != "--shard=optimizer")))
+    whole = in_json(capfd, *(each for each in argv if each != "--shard=optimizer"), flags="--strategy=horovod ")
     assert whole["optimizer_state_bytes"] == [sum(parts)] * 3
 
 

@@ -30,12 +30,14 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-def run(arguments: list[str], directory: pathlib.Path, **variables: str) -> subprocess.CompletedProcess:
+def run(
+    arguments: list[str], directory: pathlib.Path, executable: str = sys.executable, **variables: str
+) -> subprocess.CompletedProcess:
     inherited = {
         name: v for name, v in environment.without_sources(os.environ).items() if not name.startswith("TFDIST_")
     }
     return subprocess.run(
-        [sys.executable, *arguments],
+        [executable, *arguments],
         cwd=directory,
         env=inherited | {"TF_CPP_MIN_LOG_LEVEL": "2"} | variables,
         stdin=subprocess.DEVNULL,

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
+from tests import run_test
 from tests.repository.documents_test import EVERY_COMMANDS, known_flags, uses
 from tfdist.__main__ import commands
-from tfdist.cluster import environment
 
 pytestmark = pytest.mark.processes
 
@@ -54,20 +54,8 @@ def test_they_end_the_help():
 
 def run(line: str, directory: pathlib.Path) -> str:
     """Runs an example in a shell; returns its output."""
-    folder = os.path.dirname(sys.executable)
-    inherited = {
-        name: v for name, v in environment.without_sources(os.environ).items() if not name.startswith("TFDIST_")
-    }
-    done = subprocess.run(
-        ["bash", "-c", line],
-        cwd=directory,
-        env=inherited | {"PATH": f"{folder}:{os.environ['PATH']}", "TF_CPP_MIN_LOG_LEVEL": "2"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    done = run_test.run(["-c", line], directory, "bash", PATH=path)
     assert done.returncode == 0, f"{line}\n{done.stdout}"
     return done.stdout
 

@@ -393,3 +393,30 @@ def test_a_py_dataset_that_shuffles_by_itself_resumes_exactly(single, tmp_path):
     resumed.fit(Shuffling(), epochs=4, verbose=0)
     for ours, theirs in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_steps": 2}], ids=["at once", "micro-steps"])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_losses_that_are_not_means_are_logged_as_by_keras(reduction, options, mirrored2):
+    """Of a loss without reduction, the sum is differentiated and the mean is logged; a sum is logged per batch."""
+
+    def compiled():
+        return {"optimizer": keras.optimizers.SGD(0.01), "loss": keras.losses.MeanSquaredError(reduction=reduction)}
+
+    weights = np.random.default_rng(1).uniform(size=70)
+    fit = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0, "sample_weight": weights}
+    fit["validation_data"] = X[:33], Y[:33]
+    plain = build()
+    plain.compile(**compiled())
+    expected = plain.fit(X, Y, **fit).history
+    keras.utils.clear_session(free_memory=False)
+    with mirrored2.scope():
+        trainer = tfdist.Trainer(build(), **compiled(), **options)
+    found = trainer.fit(X, Y, **fit).history
+    assert {*found} == {*expected}
+    for metric, values in expected.items():
+        np.testing.assert_allclose(found[metric], values, rtol=1e-12, err_msg=metric)
+    for ours, theirs in zip(trainer.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
+    evaluated = plain.evaluate(X, Y, 16, 0, return_dict=True)
+    assert trainer.evaluate(X, Y, 16) == pytest.approx(evaluated, rel=1e-12)

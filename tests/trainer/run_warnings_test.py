@@ -26,21 +26,30 @@ def make(strategy, learning_rate=0.01, **options):
         return tfdist.Trainer(model, optimizer=keras.optimizers.SGD(learning_rate), loss="mse", **options)
 
 
+def said(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
+
+
+def resumed(strategy, path):
+    trainer = make(strategy)
+    trainer.build(DATA)
+    trainer.resume(path)
+    return trainer
+
+
 def warned(caplog, strategy, *, rate=None, data=DATA, batch_size=8, steps=4, **options):
     with strategy.scope():
         learning_rate = WarmupAndDecay(0.01, **rate) if rate else 0.01
     make(strategy, learning_rate).fit(data, batch_size=batch_size, steps=steps, **options)
-    return [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
+    return said(caplog)
 
 
+EVALUATED = {"validation_data": DATA}
 ROWS = {
     "batch": ({"batch_size": 60}, ("A batch of 60 examples", "which has 40", "1.5 epochs")),
     "warmup": ({"rate": {"warmup_steps": 4}}, ("warmup takes 4 steps", "ends at step 4", "0.01")),
     "decay": ({"rate": {"decay": "step(every=4)"}}, ("falls every 4 steps", "never falls")),
-    "evaluation": (
-        {"schedule": tfdist.Schedule(eval_every=5), "validation_data": DATA},
-        ("eval_every=5", "never evaluated"),
-    ),
+    "evaluation": (EVALUATED | {"schedule": tfdist.Schedule(eval_every=5)}, ("eval_every=5", "never evaluated")),
     "no data": ({"schedule": tfdist.Schedule(eval_every=2)}, ("eval_every=2 has no effect", "no data to evaluate")),
     "records": ({"schedule": tfdist.Schedule(log_every=5)}, ("log_every=5", "only its last step is recorded")),
     "replicas": ({"checks": tfdist.Checks(check_sync_every=5)}, ("check_sync_every=5", "never compared")),
@@ -83,10 +92,8 @@ def test_checkpoints_and_a_profile_that_never_come(caplog, single, tmp_path):
     saved = tfdist.Checkpoints(directory=str(tmp_path), every="5", commit_every=6, commit_directory=str(tmp_path / "c"))
     reporting = tfdist.Reporting(profile=ProfileWindow("4:6", tmp_path / "profile"))
     texts = warned(caplog, single, checkpoints=saved, reporting=reporting)
-    assert ["checkpoint_every=5 is longer" in texts[0], "commit_every=6" in texts[1], "no profile" in texts[2]] == [
-        True
-    ] * 3
-    assert len(texts) == 3
+    words = ("checkpoint_every=5 is longer", "commit_every=6", "no profile")
+    assert [word in text for word, text in zip(words, texts, strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -105,37 +112,29 @@ def test_checkpoints_and_a_profile_that_never_come(caplog, single, tmp_path):
 )
 def test_an_exchange_that_never_comes(sync, words, caplog, mirrored2):
     make(mirrored2, sync=sync).fit(DATA, batch_size=8, steps=4)
-    texts = [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
+    texts = said(caplog)
     assert [words in text for text in texts] == [True] * bool(words), texts
 
 
 def test_one_replica_waits_for_no_exchange(caplog, single):
     make(single, sync="local_sgd(period=5)").fit(DATA, batch_size=8, steps=4)
-    assert not [record for record in caplog.records if record.name == warn_once.__name__]
+    assert not said(caplog)
 
 
 @pytest.mark.parametrize(("steps", "words"), [(4, "has reached its end"), (3, "is beyond its end, step 3")])
 def test_nothing_is_left_to_train(caplog, single, tmp_path, steps, words):
-    trainer = make(single)
-    trainer.fit(DATA, batch_size=8, steps=4, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="4"))
-    resumed = make(single)
-    resumed.build(DATA)
-    resumed.resume(tmp_path)
-    resumed.fit(DATA, batch_size=8, steps=steps)
-    [text] = [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
+    saved = tfdist.Checkpoints(directory=str(tmp_path), every="4")
+    make(single).fit(DATA, batch_size=8, steps=4, checkpoints=saved)
+    resumed(single, tmp_path).fit(DATA, batch_size=8, steps=steps)
+    [text] = said(caplog)
     assert f"resumes at step 4 and {words}" in text and "more than 4 steps" in text
 
 
 def test_an_interval_that_the_run_has_passed_before_it_resumed_is_not_said(caplog, single, tmp_path):
-    options = {"validation_data": DATA, "schedule": tfdist.Schedule(eval_every=3)}
-    make(single).fit(
-        DATA, batch_size=8, steps=4, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="4"), **options
-    )
-    resumed = make(single)
-    resumed.build(DATA)
-    resumed.resume(tmp_path)
-    resumed.fit(DATA, batch_size=8, steps=5, **options)
-    assert [record for record in caplog.records if record.name == warn_once.__name__] == []
+    options = {"batch_size": 8, "validation_data": DATA, "schedule": tfdist.Schedule(eval_every=3)}
+    make(single).fit(DATA, steps=4, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="4"), **options)
+    resumed(single, tmp_path).fit(DATA, steps=5, **options)
+    assert said(caplog) == []
 
 
 @pytest.mark.parametrize("name", ["mirrored", "mesh"])

@@ -3,21 +3,16 @@
 import keras
 import pytest
 
+from tests.end_to_end.resume.command_test import run
 from tests.storage.mangled import registered
-from tfdist import checkpoints, export, ledger, train
+from tfdist import checkpoints, export, ledger
 from tfdist.checkpoint.format import newest
-from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.export import ExportConfig
 from tfdist.reporting import RunDirectory
 from tfdist.storage import path_of
 
 URL = "test://bucket/runs/first"
-
-
-def run(path: str, **flags) -> int:
-    given = {"strategy": "single", "model": "mlp(hidden=(8,))", "dataset": "digits", "checkpoint_every": "10"}
-    return train.main(TrainConfig(output_dir=path, **(given | flags)))
 
 
 def test_a_run_is_saved_resumed_proved_and_exported(tmp_path, monkeypatch, capsys):
