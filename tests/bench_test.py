@@ -116,15 +116,7 @@ def test_a_folder_with_files_is_refused(tmp_path, capsys):
 def test_two_processes(tmp_path):
     pytest.importorskip("horovod")
     flags = ("--sizes=4,64KB", "--repeats=3", "--repeat_seconds=0.01", "--output_dir=out")
-    launched = (
-        "tfdist.launch",
-        "--processes=2",
-        "--launcher=horovod",
-        "--log_dir=logs",
-        "--",
-        sys.executable,
-        "-m",
-    )
+    launched = ("tfdist.launch", "--processes=2", "--launcher=horovod", "--log_dir=logs", "--", sys.executable, "-m")
     done = subprocess.run(
         [sys.executable, "-m", *launched, "tfdist.bench", "collectives", *flags],
         cwd=tmp_path,

@@ -92,11 +92,7 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(home, tmp_path, capsys):
     record = {"schema": 1, "command": "runs", **output.facts}
     documented_json.check("runs", json.loads(json.dumps(record)))
     assert len(output.facts["skipped"]) == 2
-    assert {run["run"] for run in output.facts["runs"]} == {
-        f"{home}/older",
-        "newer",
-        f"{tmp_path}/others/older",
-    }
+    assert {run["run"] for run in output.facts["runs"]} == {f"{home}/older", "newer", f"{tmp_path}/others/older"}
 
 
 @pytest.mark.parametrize(

@@ -183,10 +183,7 @@ def test_state_that_no_callback_takes_is_named_once(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("state", "received"),
-    [
-        ({"seen": {"a"}}, "from Counter: {'a'} of type set"),
-        ({"model": keras.Sequential()}, "of type Sequential"),
-    ],
+    [({"seen": {"a"}}, "from Counter: {'a'} of type set"), ({"model": keras.Sequential()}, "of type Sequential")],
 )
 def test_a_state_that_cannot_be_saved(state, received):
     with pytest.raises(

@@ -53,10 +53,7 @@ def test_nothing_is_dropped_that_gains_nothing_or_costs_too_much(seconds):
     assert fastest_limit(ends(seconds), other=0.1) is None
 
 
-@given(
-    st.lists(st.floats(0.01, 10), min_size=2 * 2 * 3, max_size=2 * 2 * 3),
-    st.floats(0, 5),
-)
+@given(st.lists(st.floats(0.01, 10), min_size=2 * 2 * 3, max_size=2 * 2 * 3), st.floats(0, 5))
 def test_no_other_limit_is_much_faster(seconds, other):
     times = ends(np.reshape(seconds, (2, 2, 3)))
     found = fastest_limit(times, other)

@@ -17,10 +17,7 @@ RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((40, 6, 6, 1)).astype("float32")
 LABELS = RANDOM.integers(0, 3, 40)
 MODELS = {"mlp": "mlp(hidden=(8,))", "cnn": "cnn(filters=(4,))"}
-OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "adamw": lambda: keras.optimizers.AdamW(0.01),
-}
+OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9), "adamw": lambda: keras.optimizers.AdamW(0.01)}
 
 
 def crossentropy():
@@ -151,9 +148,7 @@ def test_xla_with_communication_inside_is_refused(mirrored2):
         mirrored2, lambda: models.build("cnn(filters=(4,), batch_norm='synchronized')", (6, 6, 1), 3)
     )
     trainer = make_trainer(
-        mirrored2,
-        lambda: models.build("cnn(filters=(4,), batch_norm='synchronized')", (6, 6, 1), 3),
-        jit_compile=True,
+        mirrored2, lambda: models.build("cnn(filters=(4,), batch_norm='synchronized')", (6, 6, 1), 3), jit_compile=True
     )
     with pytest.raises(InputError, match="^jit_compile needs .* does not communicate"):
         trainer.fit((IMAGES, LABELS), batch_size=8, steps=1)

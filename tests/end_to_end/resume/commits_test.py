@@ -123,8 +123,7 @@ def test_a_launcher_that_was_started_again_has_another_directory(whole, died, tm
 
 
 @pytest.mark.parametrize(
-    ("every", "where"),
-    [("20", "checkpoints"), ("0", "memory"), pytest.param("15", "memory", marks=pytest.mark.full)],
+    ("every", "where"), [("20", "checkpoints"), ("0", "memory"), pytest.param("15", "memory", marks=pytest.mark.full)]
 )
 def test_a_damaged_commit_is_left_out(every, where, whole, memory, tmp_path, caplog):
     """The previous commit is used; at the same step, the durable checkpoint."""

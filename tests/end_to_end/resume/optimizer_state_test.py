@@ -66,8 +66,7 @@ def check_close(path: pathlib.Path, other: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "other"),
-    [("tensorflow", "horovod"), pytest.param("horovod", "tensorflow", marks=pytest.mark.full)],
+    ("launcher", "other"), [("tensorflow", "horovod"), pytest.param("horovod", "tensorflow", marks=pytest.mark.full)]
 )
 def test_stages_resume_on_another_number_of_processes_and_without_shards(
     launcher: str, other: str, tmp_path: pathlib.Path

@@ -59,8 +59,7 @@ def test_only_the_newest_stay(single, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("event", "stopped_at"),
-    [({"on_train_batch_end": 3}, 4), ({"on_train_batch_end": 4}, 5), ({"on_epoch_end": 0}, 5)],
+    ("event", "stopped_at"), [({"on_train_batch_end": 3}, 4), ({"on_train_batch_end": 4}, 5), ({"on_epoch_end": 0}, 5)]
 )
 def test_a_run_that_a_callback_stops_is_saved_where_it_ends(event, stopped_at, single, tmp_path):
     """In the middle of an epoch, at its last step, and at its end."""
