@@ -80,6 +80,8 @@ def test_changes_between_two_fits(single):
     ("first", "then", "more"),
     [
         ({"batch_size": 16, "steps": 2}, {"batch_size": 16, "epochs": 1}, 5),
+        ({"batch_size": 16, "steps": 2}, {"batch_size": 16, "steps": 3}, 3),
+        ({"batch_size": 16, "epochs": 2}, {"batch_size": 16, "epochs": 1}, 5),  # into the fourth epoch
         ({"batch_size": 32, "epochs": 1}, {"batch_size": 8, "epochs": 1}, 6),
         ({"batch_size": 16, "epochs": 1}, {"batch_size": 16, "epochs": 1}, 4),
     ],

@@ -145,9 +145,6 @@ def test_xla_gives_the_same_to_rounding(single, mirrored2):
 
 def test_xla_with_communication_inside_is_refused(mirrored2):
     trainer = make_trainer(
-        mirrored2, lambda: models.build("cnn(filters=(4,), batch_norm='synchronized')", (6, 6, 1), 3)
-    )
-    trainer = make_trainer(
         mirrored2, lambda: models.build("cnn(filters=(4,), batch_norm='synchronized')", (6, 6, 1), 3), jit_compile=True
     )
     with pytest.raises(InputError, match="^jit_compile needs .* does not communicate"):
@@ -246,21 +243,9 @@ def test_a_variable_without_gradient_is_left_alone_and_named_once(strategy, requ
     assert warnings[0].endswith("not updated: unused/kernel, unused/bias")
 
 
-class TestLength:
-    def test_steps_and_epochs(self, single):
-        trainer = make_trainer(single)
-        trainer.fit((IMAGES, LABELS), batch_size=16, epochs=2)
-        assert trainer.step == 5  # 2 * 40 / 16
-        trainer.fit((IMAGES, LABELS), batch_size=16, epochs=1)
-        assert trainer.step == 8  # the last step reaches into the fourth epoch
-        trainer.fit((IMAGES, LABELS), batch_size=16, steps=3)
-        assert trainer.step == 11
-        trainer.fit(IMAGES, LABELS)  # an epoch, as in Keras
-        assert trainer.step == 13
-
-    def test_a_batch_must_have_a_row_for_each_replica(self, mirrored4):
-        with pytest.raises(InputError, match="at least the number of replicas"):
-            make_trainer(mirrored4).fit((IMAGES, LABELS), batch_size=3, steps=1)
+def test_a_batch_must_have_a_row_for_each_replica(mirrored4):
+    with pytest.raises(InputError, match="at least the number of replicas"):
+        make_trainer(mirrored4).fit((IMAGES, LABELS), batch_size=3, steps=1)
 
 
 def test_records(mirrored2):

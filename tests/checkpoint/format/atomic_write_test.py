@@ -59,13 +59,6 @@ def test_only_the_newest_stay(tmp_path, write):
         write(tmp_path, SMALL, keep=0)
 
 
-def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path, write):
-    write(tmp_path, SMALL, values=1)
-    write(tmp_path, SMALL, values=2)
-    assert names(tmp_path) == ["step-000000120"]
-    assert Checkpoint.open(tmp_path / "step-000000120").values == 2
-
-
 def test_what_another_left_is_in_nobodys_way(tmp_path, write):
     for step in (1, 2):
         write(tmp_path, SMALL, step=step)

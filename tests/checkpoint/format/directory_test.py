@@ -57,14 +57,9 @@ def test_the_former_one_comes_back_if_the_new_one_did_not_get_its_name(tmp_path)
     assert (tmp_path / name(120) / "file").read_text() == "former"
 
 
-def test_a_checkpoint_gets_its_name(tmp_path):
-    make(tmp_path, ".step-000000120.partial", text="new")
-    publish(tmp_path / ".step-000000120.partial", tmp_path / name(120))
-    assert names(tmp_path) == [name(120)]
-
-
-def test_one_of_the_same_step_is_replaced(tmp_path):
-    make(tmp_path, name(120), text="former")
+@pytest.mark.parametrize("former", [(), (name(120),)], ids=["new", "of the same step"])
+def test_a_checkpoint_gets_its_name(former, tmp_path):
+    make(tmp_path, *former, text="former")
     make(tmp_path, ".step-000000120.partial", text="new")
     publish(tmp_path / ".step-000000120.partial", tmp_path / name(120))
     assert names(tmp_path) == [name(120)]

@@ -1,7 +1,6 @@
 """Two hosts: network namespaces whose common host name resolves to the loopback, as in containers and on Debian."""
 
 import contextlib
-import json
 import pathlib
 import subprocess
 import sys
@@ -16,6 +15,7 @@ pytestmark = [pytest.mark.full, pytest.mark.separable]
 
 DEADLINE_SECONDS = 300.0
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+CLUSTER = '{"cluster": {"worker": ["10.77.0.1:12345", "10.77.0.2:12345"]}, "task": {"type": "worker", "index": {rank}}}'
 TOKEN = {"TFDIST_TOKEN": "the token of this job"}
 TRAIN = (sys.executable, "-m", "tfdist.train", "--model=mlp(hidden=(8,))", "--dataset=digits", "--measure_every=0")
 
@@ -51,12 +51,8 @@ def on_host() -> Iterator[list[str]]:
 def test_processes_of_two_hosts_find_each_other(
     strategy: str, flags: tuple[str, ...], on_host: list[str], tmp_path: pathlib.Path
 ) -> None:
-    cluster = {"worker": ["10.77.0.1:12345", "10.77.0.2:12345"]}
-    config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": "{rank}"}}).replace(
-        '"{rank}"', "{rank}"
-    )
     train = [*TRAIN, f"--strategy={strategy}", *flags, "--steps=20", f"--output_dir={tmp_path / 'run'}"]
-    with processes.job([*on_host, "env", f"TF_CONFIG={config}", *train], 2, THREADS | TOKEN) as job:
+    with processes.job([*on_host, "env", f"TF_CONFIG={CLUSTER}", *train], 2, THREADS | TOKEN) as job:
         ends = job.wait(DEADLINE_SECONDS)
     assert [end.code for end in ends] == [0, 0], ends
     assert "after 20 steps" in ends[0].output
@@ -64,12 +60,8 @@ def test_processes_of_two_hosts_find_each_other(
 
 @pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
 def test_without_a_token_they_are_refused(strategy: str, on_host: list[str], tmp_path: pathlib.Path) -> None:
-    cluster = {"worker": ["10.77.0.1:12345", "10.77.0.2:12345"]}
-    config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": "{rank}"}}).replace(
-        '"{rank}"', "{rank}"
-    )
     train = [*TRAIN, f"--strategy={strategy}", f"--output_dir={tmp_path / 'run'}"]
-    with processes.job([*on_host, "env", f"TF_CONFIG={config}", *train], 2, THREADS) as job:
+    with processes.job([*on_host, "env", f"TF_CONFIG={CLUSTER}", *train], 2, THREADS) as job:
         ends = job.wait(DEADLINE_SECONDS)
     assert [end.code for end in ends] == [2, 2], ends
     assert all("A job over several hosts needs a secret token" in end.output.splitlines()[-1] for end in ends), ends
@@ -84,23 +76,10 @@ def test_a_host_that_brings_other_flags_is_refused_and_the_job_goes_on(
 
     def launch(host: int, *flags: str) -> contextlib.AbstractContextManager[processes.Job]:
         there = [word.replace("{rank}", str(host)) for word in on_host]
-        elastic = [
-            "--processes=1:2",
-            f"--hosts={hosts}",
-            "--coordinator=10.77.0.1:14000",
-            f"--log_dir={tmp_path / 'logs'}",
-        ]
-        train = [
-            *TRAIN,
-            "--strategy=multiworker",
-            "--steps=100000",
-            "--checkpoint_every=1000",
-            f"--output_dir={run}",
-            *flags,
-        ]
-        return processes.job(
-            [*there, sys.executable, "-m", "tfdist.launch", *elastic, "--", *train], 1, THREADS | TOKEN
-        )
+        logs = ("--coordinator=10.77.0.1:14000", f"--log_dir={tmp_path / 'logs'}")
+        elastic = [sys.executable, "-m", "tfdist.launch", "--processes=1:2", f"--hosts={hosts}", *logs]
+        train = [*TRAIN, "--strategy=multiworker", "--steps=100000", "--checkpoint_every=1000", f"--output_dir={run}"]
+        return processes.job([*there, *elastic, "--", *train, *flags], 1, THREADS | TOKEN)
 
     with launch(0) as first:
         first.wait_for(0, "step 10/", DEADLINE_SECONDS)
