@@ -185,11 +185,13 @@ def test_one_that_is_damaged_is_not_tried_again_and_none_is_an_error(run, tmp_pa
         ({"format": "saved_model", "output": "model.keras"}, "must be a path not ending in .keras or .safetensors"),
         ({"output": "FILE/model.keras"}, r"Received: .*/in-the-way/model.keras \(.*/in-the-way is not a directory\)"),
         ({"output": "FILE/new/model.keras"}, r"\(.*/in-the-way is not a directory\)"),
+        ({"output": "FILE.keras"}, "does not exist yet"),
     ],
 )
 def test_where_it_cannot_be_written(run, given, message, tmp_path, monkeypatch):
     """Detected before the model is built and restored."""
-    (tmp_path / "in-the-way").write_text("")
+    for name in ("in-the-way", "in-the-way.keras"):
+        (tmp_path / name).write_text("")
     output = given["output"].replace("FILE", str(tmp_path / "in-the-way"))
     monkeypatch.setattr("tfdist.cli.session.opened", not_called)
     with pytest.raises(InputError, match=message):
@@ -230,12 +232,6 @@ def test_what_the_system_refuses_at_the_end(run, name, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "_write", lambda *args: (monkeypatch.setattr(name, refuse), write(*args)))
     with pytest.raises(InputError, match=r"a\.safetensors \(Read-only file system\)"):
         export.main(run, ExportConfig(format="safetensors", output=str(tmp_path / "new" / "a.safetensors")))
-
-
-def test_what_is_there_is_not_written_over(run, tmp_path):
-    (tmp_path / "a.keras").write_text("")
-    with pytest.raises(InputError, match="does not exist yet"):
-        export.main(run, ExportConfig(output=str(tmp_path / "a.keras")))
 
 
 def test_a_run_without_checkpoints_has_its_model(run, wanted, tmp_path, capsys):

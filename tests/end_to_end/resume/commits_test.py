@@ -20,6 +20,7 @@ from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 
 DIED_AT, END = 37, 50
+GIVEN = {"steps": END, "checkpoint_every": "20", "commit_every": 5, "log_every": 1}
 
 
 class Died(Exception):
@@ -44,12 +45,12 @@ def die(path: pathlib.Path, at: int = DIED_AT, **flags) -> None:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Died):
         patch.setattr("tfdist.trainer.fit_loop.ProgressFile.note", note)
-        run(path, **({"steps": END, "checkpoint_every": "20", "commit_every": 5, "log_every": 1} | flags))
+        run(path, **(GIVEN | flags))
 
 
 def go_on(path: pathlib.Path, **flags) -> list[int]:
     """Completes the run; returns the steps at which its starts began."""
-    run(path, **({"steps": END, "checkpoint_every": "20", "commit_every": 5, "log_every": 1} | flags))
+    run(path, **(GIVEN | flags))
     return begun_at(path)
 
 
