@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -11,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.user_commands import run_as_user
 from tfdist import keras_fit
-from tfdist.cluster import environment
 from tfdist.run import run_script
 
 pytestmark = pytest.mark.processes
@@ -30,22 +29,8 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-def run(
-    arguments: list[str], directory: pathlib.Path, executable: str = sys.executable, **variables: str
-) -> subprocess.CompletedProcess:
-    inherited = {
-        name: v for name, v in environment.without_sources(os.environ).items() if not name.startswith("TFDIST_")
-    }
-    return subprocess.run(
-        [executable, *arguments],
-        cwd=directory,
-        env=inherited | {"TF_CPP_MIN_LOG_LEVEL": "2"} | variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+def run(arguments: list[str], directory: pathlib.Path, **variables: str) -> subprocess.CompletedProcess:
+    return run_as_user([sys.executable, *arguments], directory, **variables)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from tests import run_test
 from tests.repository.documents_test import EVERY_COMMANDS, known_flags, uses
+from tests.user_commands import run_as_user
 from tfdist.__main__ import commands
 
 pytestmark = pytest.mark.processes
@@ -55,7 +55,7 @@ def test_they_end_the_help():
 def run(line: str, directory: pathlib.Path) -> str:
     """Runs an example in a shell; returns its output."""
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    done = run_test.run(["-c", line], directory, "bash", PATH=path)
+    done = run_as_user(["bash", "-c", line], directory, PATH=path)
     assert done.returncode == 0, f"{line}\n{done.stdout}"
     return done.stdout
 

@@ -1,4 +1,4 @@
-"""What `fit` shows of a run, and its history; what it shows of a whole run is in fit_as_keras_test.py."""
+"""What `fit` shows of a whole run is in fit_as_keras_test.py."""
 
 import types
 
@@ -10,7 +10,6 @@ from tfdist.data import ArraySource, DataSet
 from tfdist.data.row_allocation import FixedAllocation
 from tfdist.reporting import RunPlan
 from tfdist.trainer import description
-from tfdist.trainer.history import History
 
 
 def test_a_model_with_frozen_weights():
@@ -76,13 +75,3 @@ def test_the_division_of_a_batch_that_is_allocated_unevenly(counts, micro_steps,
 def test_the_length_of_a_run(steps, first, text):
     plan = RunPlan(total_steps=steps, batch_size=64, examples_per_epoch=1437, first_step=first)
     assert description._length(plan) == text
-
-
-def test_the_last_record_of_a_kind():
-    history = History()
-    with pytest.raises(KeyError, match="No record of kind 'train'"):
-        history.last("train")
-    history.records += [{"kind": "train", "step": 1}, {"kind": "train", "step": 2}, {"kind": "eval", "step": 1}]
-    assert history.last("train")["step"] == 2
-    with pytest.raises(KeyError, match=r"Received kinds: \['eval', 'train'\]"):
-        history.last("nope")

@@ -1,6 +1,5 @@
-"""What is expected of an interrupted run: its exit codes, its phases, and what counts as a difference."""
+"""What is expected of an interrupted run: its exit codes, and what counts as a difference."""
 
-import pathlib
 import signal
 
 import numpy as np
@@ -10,9 +9,6 @@ from tests.end_to_end.chaos.attempt import Attempt, unexpected
 from tests.end_to_end.chaos.campaign import Outcome, table
 from tests.end_to_end.chaos.ending import Ending, differences
 from tests.end_to_end.chaos.plan import END, MISSED, START, STEP, WRITE, Interruption
-from tests.end_to_end.chaos.settings import STEPS
-from tests.end_to_end.chaos.watching import Watch
-from tfdist.reporting import LedgerFile, RunDirectory
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
@@ -39,35 +35,6 @@ def test_codes(number: signal.Signals | None, fell: str, codes: list[int], wrong
     blow = Interruption(0, number, STEP, 0.5) if number else None
     found = unexpected(Attempt(fell, codes, 1.0, ""), blow)
     assert found == [f"process {rank} ended with {codes[rank]}" for rank in wrong]
-
-
-def test_a_run_goes_through_its_phases(tmp_path: pathlib.Path) -> None:
-    watch, directory = Watch(tmp_path), RunDirectory(tmp_path)
-    assert watch.phase() == START
-    assert watch.saved == 0
-    ledger = LedgerFile(directory.ledger(0, 1))
-    assert watch.phase() == START
-    ledger.write(0, 1, np.arange(4))
-    ledger.close()
-    assert watch.phase() == STEP
-    partial = directory.checkpoints / f".step-{STEPS:09d}.partial"
-    partial.mkdir(parents=True)
-    assert watch.phase() == WRITE
-    partial.rename(directory.checkpoints / f"step-{STEPS:09d}")
-    assert watch.phase() == END
-    assert watch.saved == STEPS
-    (directory.checkpoints / ".step-000000007.pruned").mkdir()
-    assert watch.phase() == END
-
-
-def test_what_a_former_start_has_left_does_not_count(tmp_path: pathlib.Path) -> None:
-    directory = RunDirectory(tmp_path)
-    ledger = LedgerFile(directory.ledger(0, 0))
-    ledger.write(0, 1, np.arange(4))
-    ledger.close()
-    (directory.checkpoints / ".step-000000007.partial").mkdir(parents=True)
-    directory.starts.write_text("{}\n")
-    assert Watch(tmp_path).phase() == START
 
 
 def test_the_table_has_each_strategy_and_all() -> None:

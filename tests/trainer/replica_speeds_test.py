@@ -1,12 +1,9 @@
-"""Replicas of different speeds: what is allocated to each, and when a slow rank is reported."""
-
 import json
 import random
 
 import pytest
 
 from tfdist.trainer.replica_speeds import Line, ReplicaSpeeds, fastest_allocation
-from tfdist.trainer.slow_rank import SlowRank
 
 
 def run(speeds, lines, decisions, noise=0.0, seed=3):
@@ -102,51 +99,3 @@ def test_the_fastest_allocation_is_the_best_of_all():
     lines = [Line(3.0, 1.0), Line(0.5, 2.5), Line(4.0, 0.7)]
     best = min(slowest(lines, (a, b, 17 - a - b)) for a in range(1, 16) for b in range(1, 17 - a))
     assert slowest(lines, fastest_allocation(17, lines)) == pytest.approx(best)
-
-
-def reported(records, every=20, step_seconds=0.1):
-    slow = SlowRank()
-    return [slow.observe(times, step_seconds, every * number) for number, times in enumerate(records, 1)]
-
-
-def test_a_rank_that_is_slow_for_long_is_named_with_its_cost():
-    said = reported([[0.04, 0.08]] * 6)
-    assert said[:5] == [None] * 5
-    assert said[5] == (
-        "Rank 1 takes 2.0 times as long as the others for its input and gradients, and they wait for it during 40% of "
-        "each step. --balance=measured allocates it fewer rows."
-    )
-
-
-def test_of_several_ranks_the_slowest_is_compared_with_the_usual():
-    assert "Rank 2 takes 1.5 times" in reported([[0.04, 0.05, 0.075, 0.05]] * 6)[-1]
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        [[0.04, 0.08], [0.08, 0.04]] * 10,  # now one, now the other
-        [[0.04, 0.08]] * 5 + [[0.05, 0.05]] + [[0.04, 0.08]] * 4,  # not for long
-        [[0.04, 0.045]] * 20,  # hardly slower
-        [[0.004, 0.008]] * 20,  # of no consequence
-        [[0.08]] * 20,
-        [[None, None]] * 20,
-        [[0.04, None]] * 20,
-    ],
-)
-def test_noise_is_not_reported(records):
-    assert not any(reported(records))
-
-
-def test_records_of_every_step_need_more_of_them():
-    assert not any(reported([[0.4, 0.8]] * 50, every=1, step_seconds=1.0))
-    assert any(reported([[0.4, 0.8]] * 51, every=1, step_seconds=1.0))
-
-
-def test_few_records_are_not_enough():
-    assert [bool(each) for each in reported([[0.04, 0.08]] * 5, every=1000)] == [False] * 4 + [True]
-
-
-def test_a_rank_that_is_slow_for_less_than_ten_seconds_is_not_reported():
-    assert not any(reported([[0.004, 0.008]] * 50, step_seconds=0.01))  # 9.8 s
-    assert any(reported([[0.004, 0.008]] * 52, step_seconds=0.01))
