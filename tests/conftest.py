@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import tensorflow_import
-from tests.waiting import DEADLINE
+from tests.waiting import DEADLINE, Clock
 
 if TYPE_CHECKING:
     from tfdist.distribution.strategy import Strategy
@@ -102,6 +102,12 @@ def mesh1x4() -> "Strategy":
 def mesh4x1() -> "Strategy":
     """A mesh of four devices along the batch axis."""
     return _mesh("4x1")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands still until its time is set."""
+    return Clock()
 
 
 @pytest.fixture

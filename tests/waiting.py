@@ -30,3 +30,13 @@ def read_line(stream: IO[str] | None) -> str:
     while not line.endswith(b"\n") and (byte := os.read(stream.fileno(), 1)):
         line += byte
     return line.decode()
+
+
+class Clock:
+    """A simulated clock, which stands still until its time is set."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        """Returns the time in seconds."""
+        return self.now

@@ -42,20 +42,6 @@ class Job:
         self._pool.shutdown()
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest.fixture(autouse=True)
 def every_thread_ends(no_thread_is_left: None) -> None:
     """Applies `no_thread_is_left` to every test in this directory."""
