@@ -230,6 +230,74 @@ def test_what_is_saved_of_a_scaled_loss_is_all_of_it(mirrored2: tfdist.Strategy,
     assert any(np.any(np.asarray(v)) for v in loaded.variables if "momentum" in v.path)
 
 
+class Doubled(keras.layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        return inputs * 2
+
+
+class ScaledStep(keras.Model):
+    """As Keras's guides write a `train_step` for mixed precision."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs)
+            scaled = self.optimizer.scale_loss(loss)
+        self.optimizer.apply(tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
+        return {"training_loss": loss, **self.compute_metrics(x, y, outputs)}
+
+
+class OwnSGD(keras.optimizers.SGD):
+    pass
+
+
+def mean_distance(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
+
+
+def root_mean_square(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.sqrt(keras.ops.mean((y_true - y_pred) ** 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "compiled", "overflows"),
+    [
+        (keras.Model, [Doubled], {}, False),
+        (keras.Model, [], {"loss": mean_distance, "metrics": [mean_distance]}, False),
+        (keras.Model, [], {"loss": root_mean_square}, False),
+        (ScaledStep, [], {"metrics": [mean_distance]}, True),
+    ],
+    ids=["layer", "loss and metric", "loss of all rows", "train step"],
+)
+def test_own_code_in_mixed_float16(
+    model: Any, layers: Any, compiled: Any, overflows: bool, mirrored2: tfdist.Strategy, monkeypatch: Any
+) -> None:
+    """If gradients of one of three batches overflow, its step is skipped, and the scale is halved."""
+    monkeypatch.setattr("tests.keras_fit.comparing.TOLERANCE", 2e-3)
+    labels = np.where(np.arange(len(X))[:, None] == 9, 1e6, Y) if overflows else Y
+
+    def make() -> keras.Model:
+        keras.config.set_dtype_policy("mixed_float16")
+        inputs = hidden = keras.Input((5,))
+        for layer in (keras.layers.Dense(4, "tanh"), *[layer() for layer in layers]):
+            hidden = layer(hidden)
+        made = model(inputs, keras.layers.Dense(1, dtype="float32")(hidden))
+        made.compile(keras.optimizers.LossScaleOptimizer(OwnSGD(0.01), 256.0), **{"loss": "mse"} | compiled)
+        return made
+
+    def use(made: keras.Model) -> Any:
+        history = made.fit(X, labels, batch_size=8, epochs=4, shuffle=False, verbose=0).history
+        return history, float(tf.convert_to_tensor(made.optimizer.dynamic_scale)), int(made.optimizer.iterations)
+
+    try:
+        ours, plain = both(mirrored2, make, use)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert not differences(ours, plain)
+    assert plain[0][1:] == ((16.0, 8) if overflows else (256.0, 12))
+
+
 def test_saving_a_model_in_a_model_distributes_nothing(single: tfdist.Strategy, tmp_path: Any) -> None:
     """Keras accesses every attribute of what it saves; with several processes, only the chief would communicate."""
     inner = dense()

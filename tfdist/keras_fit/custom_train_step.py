@@ -19,7 +19,7 @@ from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.data.batches import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.gradients import Reducer
+from tfdist.gradients import LossScale, Reducer, unscaled
 from tfdist.keras_fit.first_batch import ReduceOps
 from tfdist.keras_fit.one_device import Apply, running
 from tfdist.keras_fit.replica_batch import rows_of
@@ -29,10 +29,10 @@ from tfdist.step.compression import Compression
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.settings import Settings
-from tfdist.step.side_effects import average_over_rows, restore_unless
+from tfdist.step.side_effects import assign, average_over_rows, restore_unless, selected
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import dense, global_norm
-from tfdist.step.validation import check_not_wrapped, check_optimizer, statistics_of_all_replicas
+from tfdist.step.validation import check_not_wrapped, check_optimizer, inner_optimizer, statistics_of_all_replicas
 
 
 class Place(Protocol):
@@ -80,7 +80,7 @@ class CustomTrainStep:
         Args:
           model: compiled and built model.
           strategy: strategy on which it is trained.
-          settings: options of the step; micro-steps and loss scaling are not supported.
+          settings: options of the step; micro-steps and a loss scale besides the optimizer's are not supported.
           compression: how gradients are summed over replicas.
           store: store of the state.
           spec: structure of `tf.TensorSpec` of a batch.
@@ -88,9 +88,9 @@ class CustomTrainStep:
         """
         if settings.micro_steps > 1 or settings.loss_scale:
             raise InputError(
-                "A custom train_step or compute_loss, or a loss that needs all rows, takes the whole batch at once, in "
-                f"float32 or bfloat16. Received: accumulate_steps={settings.micro_steps}, "
-                f"loss_scale={settings.loss_scale}. Leave them out."
+                "A custom train_step or compute_loss, or a loss that needs all rows, takes the whole batch at once, and its "
+                f"optimizer scales the loss. Received: accumulate_steps={settings.micro_steps}, "
+                f"loss_scale={settings.loss_scale}. Leave them out; wrap the optimizer in a LossScaleOptimizer instead."
             )
         self._model, self._strategy, self._settings = model, strategy, settings
         self._recorded = Recording(strategy.step_collectives)
@@ -104,7 +104,7 @@ class CustomTrainStep:
         returned = inspect_step(model, model.train_step, spec, apply, applications.clear)
         for optimizer, variables, _ in applications:
             check_not_wrapped(optimizer)
-            check_optimizer(optimizer, settings.clip)
+            check_optimizer(inner_optimizer(optimizer), settings.clip)
             if not optimizer.built:
                 with keras_internals.updating_one_device(optimizer):
                     optimizer.build(variables)
@@ -174,13 +174,45 @@ class CustomTrainStep:
             weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in found]
             values = [tf.convert_to_tensor(variable) for variable in state]
             reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")
-            clipped = self._settings.clip(reduced.totals, global_norm(reduced.totals))
+            updated = [variable for _, variable in found]
             with running(None):  # from here on, not the model's code
-                self._strategy.apply(optimizer, clipped, [v for _, v in found])
-            for variable, value in zip(state, reduced.state, strict=True):
-                variable.assign(value)
+                if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                    finite = tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in reduced.witnesses]))
+                    self._apply_scaled(optimizer, reduced.totals, updated, finite)
+                    reduced = reduced._replace(state=selected(finite, reduced.state, values))
+                else:
+                    self._apply(optimizer, reduced.totals, updated)
+            assign(state, reduced.state)
 
         return apply
+
+    def _apply(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        self._strategy.apply(optimizer, self._settings.clip(gradients, global_norm(gradients)), variables)
+
+    def _apply_scaled(
+        self,
+        optimizer: keras.optimizers.LossScaleOptimizer,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[keras.Variable],
+        finite: tf.Tensor,
+    ) -> None:
+        """Applies gradients of a scaled loss, or nothing if they are not finite, and adjusts the scale, as Keras does.
+
+        The update is always made, and restored if it must not count, since neither DTensor nor tf.distribute allows it in a
+        condition: this takes the memory of another copy of the weights and the optimizer's state.
+        """
+        inner, own = optimizer.inner_optimizer, [optimizer.dynamic_scale, optimizer.step_counter]
+        scale, steps = [tf.convert_to_tensor(variable) for variable in own]
+        changed = [*variables, *inner.variables]
+        before = [tf.identity(variable) for variable in changed]
+        self._apply(inner, [unscaled(gradient, scale) for gradient in gradients], variables)
+        rule = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
+        after = rule.after([scale, steps, tf.constant(1), tf.constant(0)], finite)
+        with self._strategy.own_copies([*changed, *own]):
+            restore_unless(finite, changed, before)
+            assign(own, [after.scale, after.good_steps])
 
 
 def _reduction(application: _Application, compression: Compression, store: StateStore) -> _Reduction:

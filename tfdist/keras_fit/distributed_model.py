@@ -28,7 +28,7 @@ from tfdist.keras_fit.compiled_functions import Functions
 from tfdist.keras_fit.data_warnings import arrays_of, check_arrays
 from tfdist.keras_fit.mesh_limits import check_not_eager, check_steps, suitable
 from tfdist.keras_fit.patches import on_one_device
-from tfdist.keras_fit.placement import Placement, with_inner
+from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.prediction import predicting
 from tfdist.keras_fit.training_steps import StepsResult
 from tfdist.layers.recompute import recompute
@@ -263,7 +263,7 @@ class Distributed:
         optimizer = self.model.optimizer
         if optimizer is not None:
             check_not_wrapped(optimizer)
-        updating = keras_internals.updating_one_device(*with_inner([optimizer] if optimizer else []))
+        updating = keras_internals.updating_one_device(*[optimizer] if optimizer else [])
         with _must_fit(spec), updating, self.strategy.adoption.creation():
             create_variables(self.model, spec, trains=self._call.name in ("fit", "train_on_batch"))
         self._normalize()

@@ -257,7 +257,8 @@ class FirstBatch:
             variable.assign(tf.zeros(variable.shape, variable.dtype))
         weight = floating(replica.rows) / floating(replica.batch_size)
         recording = Recording(replica.collectives)
-        with using(recording), running(replica._replace(apply=apply, collectives=recording)), losses_weighted(weight):
+        replica = replica._replace(apply=apply, collectives=recording, scales_losses=False)
+        with using(recording), running(replica), losses_weighted(weight):
             operations = keras_internals.count_operations()
             returned = flat(self._step(batch) or {})
             check_none_is_assigned(self._model, self._strategy, operations)

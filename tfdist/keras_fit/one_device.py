@@ -34,6 +34,7 @@ class Replica(NamedTuple):
       apply: replaces an optimizer's `apply`: called with the original, the optimizer, gradients of the mean over this
         replica's rows, and the variables; None for no replacement.
       has_all_rows: whether its rows are the whole batch, in which case Keras's results are right.
+      scales_losses: whether a `LossScaleOptimizer` scales losses: its `apply` is given scaled gradients, then.
     """
 
     collectives: Collectives
@@ -41,6 +42,7 @@ class Replica(NamedTuple):
     batch_size: tf.Tensor
     apply: Apply | None = None
     has_all_rows: bool = False
+    scales_losses: bool = True
 
 
 _current: contextvars.ContextVar[Replica | None] = contextvars.ContextVar("replica", default=None)
@@ -94,7 +96,7 @@ def train_step(replica: Replica, original: Callable[..., Any], model: keras.Mode
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
         y_pred = _forward(model, x, training=True)
-        loss = _loss(replica, model, x, y, y_pred, sample_weight, training=True)
+        loss = model.optimizer.scale_loss(_loss(replica, model, x, y, y_pred, sample_weight, training=True))
     weights = model.trainable_weights
     model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
@@ -108,6 +110,11 @@ def test_step(replica: Replica, original: Callable[..., Any], model: keras.Model
     y_pred = _forward(model, x, training=False)
     _loss(replica, model, x, y, y_pred, sample_weight, training=False)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def scale_loss(replica: Replica, original: Callable[..., Any], optimizer: keras.Optimizer, loss: Any) -> Any:
+    """Returns the loss, scaled against underflow in float16 unless the replica does without."""
+    return original(loss) if replica.scales_losses else loss
 
 
 def apply(

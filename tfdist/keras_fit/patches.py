@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import functools
 import logging
+import operator
 import os
 import pathlib
 import weakref
@@ -35,13 +36,15 @@ _OF_A_MODEL = (
     "get_metrics_result",
     "distribute_strategy",
 )
-# Methods called by custom code on a replica, written for one device: each is a function of
-# `tfdist.keras_fit.one_device`.
-_OF_A_REPLICA: tuple[tuple[type, str, Callable[..., Any]], ...] = (
-    (keras.Model, "train_step", one_device.train_step),
-    (keras.Model, "test_step", one_device.test_step),
-    (keras.Model, "compute_loss", one_device.compute_loss),
-    (keras.optimizers.Optimizer, "apply", one_device.apply),
+# Methods called by custom code on a replica, written for one device, by the name of their class in Keras: each is a function
+# of `tfdist.keras_fit.one_device`.
+_OF_A_REPLICA: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("Model", "train_step", one_device.train_step),
+    ("Model", "test_step", one_device.test_step),
+    ("Model", "compute_loss", one_device.compute_loss),
+    ("Optimizer", "apply", one_device.apply),
+    ("optimizers.LossScaleOptimizer", "apply", one_device.apply),
+    ("optimizers.LossScaleOptimizer", "scale_loss", one_device.scale_loss),
 )
 _WHOLE = (
     "An optimizer is applied outside fit and train_on_batch: this is not distributed, and every process computes it as "
@@ -51,7 +54,7 @@ _SAVES = ("save", "save_weights")
 _SUFFIXES = (".keras", ".h5")  # of formats that are a single file
 REPLACED = (
     *(f"keras.Model.{name}" for name in (*_OF_A_MODEL, *_SAVES)),
-    *(f"keras.{kind.__name__}.{name}" for kind, name, _ in _OF_A_REPLICA),
+    *(f"keras.{kind}.{name}" for kind, name, _ in _OF_A_REPLICA),
     "keras.metrics.Mean.update_state",  # by tfdist.step.scalar_metrics, since the trainer needs it, too
     "keras.Layer.__call__",  # by tfdist.distribution.outside_calls, when there is a mesh
     # By tfdist.horovod.
@@ -113,7 +116,8 @@ def install() -> None:
         original = getattr(keras.Model, name)
         replacement = _property(name, original) if isinstance(original, property) else _method(name, original)
         setattr(keras.Model, name, replacement)
-    for kind, name, replacement in _OF_A_REPLICA:
+    for path, name, replacement in _OF_A_REPLICA:
+        kind = operator.attrgetter(path)(keras)
         setattr(kind, name, _inside_a_replica(getattr(kind, name), replacement))
     for name in _SAVES:
         setattr(keras.Model, name, _whole_file(getattr(keras.Model, name)))

@@ -122,7 +122,9 @@ class CustomSteps:
         spec: Any,
         place: Place,
     ):
-        settings = _settings(model, strategy, options)
+        settings = dataclasses.replace(
+            _settings(model, strategy, options), loss_scale=parse_loss_scale(options.loss_scale)
+        )
         self._step = CustomTrainStep(
             model, strategy, settings, _compression(options), StateStore(strategy), spec, place
         )

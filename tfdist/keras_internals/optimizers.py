@@ -148,7 +148,8 @@ def rebind_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy,
 
 @contextlib.contextmanager
 def updating_one_device(*optimizers: keras.Optimizer) -> Iterator[None]:
-    """Context in which optimizers create and update variables as on one device, wherever they were created."""
+    """Context in which optimizers, and those that they wrap, create and update variables as on one device, wherever made."""
+    optimizers += tuple(o.inner_optimizer for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer))
     kept = [optimizer._distribution_strategy for optimizer in optimizers]
     for optimizer in optimizers:
         optimizer._distribution_strategy = tf.distribute.get_strategy()

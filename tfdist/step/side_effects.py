@@ -132,11 +132,17 @@ def fed_back(variables: Sequence[keras.Variable], results: Any, operations: int)
     return [variable for variable, is_used in zip(variables, feeds_back, strict=True) if is_used]
 
 
-def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
-    """Restores variables of a replica without rows of a batch, since its means are NaN; in a replica function."""
-    for variable, value in zip(variables, before, strict=True):
-        kept = tf.broadcast_to(counts, variable.shape)  # a scalar condition would crash DTensor
-        variable.assign(tf.where(kept, tf.convert_to_tensor(variable), value))
+def restore_unless(holds: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
+    """Restores variables if a scalar condition does not hold; in a replica function.
+
+    For example, those of a replica without rows of a batch, since its means are NaN.
+    """
+    assign(variables, selected(holds, [tf.convert_to_tensor(variable) for variable in variables], before))
+
+
+def selected(holds: tf.Tensor, values: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns values if a scalar condition holds, and the others if not; the condition is spread, or DTensor would crash."""
+    return [tf.where(tf.broadcast_to(holds, x.shape), x, y) for x, y in zip(values, others, strict=True)]
 
 
 def average_over_rows(variables: Sequence[keras.Variable], weight: tf.Tensor, collectives: Collectives) -> None:
