@@ -1,5 +1,6 @@
 """Suspicious flags, as a user of the commands sees them: one line each, in the log of the run as well."""
 
+import json
 import pathlib
 
 import pytest
@@ -44,7 +45,9 @@ def test_flags_without_effect_and_a_suspicious_run_are_said_once_each(capfd):
 
 @pytest.mark.tensorflow
 def test_an_ordinary_run_warns_of_nothing(capfd):
-    assert trained(capfd, "--steps=2", "--checkpoint_every=2", "--keep=1") == []
+    assert trained(capfd, "--steps=2", "--checkpoint_every=2", "--keep=1", "--strategy=mirrored", "--devices=2") == []
+    [start] = pathlib.Path("run/starts.jsonl").read_text().splitlines()
+    assert json.loads(start)["ledgers"] == 1, "replicas of a process share one"
 
 
 @pytest.mark.tensorflow

@@ -11,6 +11,8 @@ import tensorflow as tf
 import tfdist.horovod as hvd
 from tfdist.errors import InputError
 from tfdist.horovod.accumulation import Accumulation
+from tfdist.horovod.adasum import adasum
+from tfdist.horovod.errors import NotSupportedError
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):
@@ -97,3 +99,15 @@ def test_logs_that_are_vectors_are_averaged(monkeypatch):
     assert (logs["loss"], logs["count"]) == (3.0, 4.0)
     assert isinstance(logs["loss"], float)
     np.testing.assert_array_equal(logs["recall"], [[0.5, 1.0]])
+
+
+def test_adasum_counts_what_vectors_have_in_common_once():
+    """For (3, 4) and (0, 2), whose product is 8, the result is (1 - 8 / 50) (3, 4) + (1 - 8 / 8) (0, 2)."""
+    found = adasum([tf.constant([3.0, 4.0]), tf.constant([0.0, 2.0])], "x")
+    np.testing.assert_allclose(found, [2.52, 3.36], rtol=1e-6)
+    axes = [tf.constant(row) for row in np.eye(4)]
+    np.testing.assert_array_equal(adasum(axes, "x"), np.ones(4))
+    with pytest.raises(NotSupportedError, match="takes 2, 4, 8 ... ranks. Received: x of 3"):
+        adasum(axes[:3], "x")
+    with pytest.raises(InputError, match="takes floats. Received: x of int32"):
+        adasum([tf.constant([1])] * 2, "x")

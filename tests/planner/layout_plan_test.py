@@ -14,7 +14,9 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 import tfdist
 from tfdist import keras_internals
 from tfdist.errors import InputError
+from tfdist.pipelining.schedules import make_schedule
 from tfdist.planner import layout_plan
+from tfdist.planner.pipeline_plan import idle_and_makespan
 from tfdist.sharding.layouts import Shard, parse_layout
 from tfdist.sharding.mesh import parse_mesh
 
@@ -258,3 +260,10 @@ def test_constraints_without_effect_hold_nothing():
     layers = [layer for layer in transformer().layers if not isinstance(layer, keras.layers.Identity)]
     tensors = [t for layer in layers for t in keras.tree.flatten(layer.output)]
     assert inner == sum(8 * int(np.prod(t.shape[1:])) * 4 for t in tensors)
+
+
+@pytest.mark.parametrize(("schedule", "idle", "makespan"), [("gpipe", 1 - 48 / 90, 30), ("2bw", 1 / 3, 24)])
+def test_idle_time_of_stages_that_differ(schedule, idle, makespan):
+    """Three stages compute for 12, 24 and 12 in a step; without a flush, only the slowest one counts."""
+    found = idle_and_makespan(make_schedule(schedule, 3, 4), [1.0, 2.0, 1.0], [2.0, 4.0, 2.0])
+    assert found == pytest.approx((idle, makespan))

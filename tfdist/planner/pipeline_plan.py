@@ -192,7 +192,7 @@ def plan_pipeline(
     return PipelinePlan(stages.plans, shared, parts, tuple(ordered), impossible, stages.has_loops)
 
 
-def _times(schedule: Schedule, forward: Sequence[float], backward: Sequence[float]) -> tuple[float, float]:
+def idle_and_makespan(schedule: Schedule, forward: Sequence[float], backward: Sequence[float]) -> tuple[float, float]:
     """Returns the share of idle time, and the time of a step; without a flush, in the midst of training."""
     if schedule.has_flush:
         timeline = simulate(schedule, forward=forward, backward=backward)
@@ -243,7 +243,7 @@ class _Planner:
         seconds = [plan.seconds for plan in stages.plans if plan.seconds]
         forward = [each.forward for each in seconds] or [float(plan.operations) for plan in stages.plans]
         backward = [each.backward for each in seconds] or [2 * each for each in forward]
-        idle, makespan = _times(schedule, forward, backward)
+        idle, makespan = idle_and_makespan(schedule, forward, backward)
         activations = schedule.live_activations([plan.activation_bytes for plan in stages.plans])
         state = [self._state_bytes(stages.cut, schedule.stages_of(process)) for process in range(schedule.processes)]
         delays = schedule.delays or (0,) * schedule.processes

@@ -160,6 +160,15 @@ def test_resized_crop_shows_a_part():
     np.testing.assert_allclose(changed("resized_crop(scale=(1, 1), ratio=(1, 1))", RAMP)[0], RAMP, rtol=1e-6)
 
 
+def test_the_ratios_of_resized_crops_are_uniform_in_their_logarithm():
+    rows, columns = np.meshgrid(np.arange(64.0), np.arange(64.0), indexing="ij")
+    found = changed("resized_crop(scale=(0.04, 0.04), ratio=(0.5, 2))", np.stack([rows, columns], axis=-1))
+    heights, widths = np.ptp(found, axis=(1, 2)).T
+    ratios = np.log2(widths / heights)
+    assert -1.01 < ratios.min() < -0.9 and 0.9 < ratios.max() < 1.01 and abs(ratios.mean()) < 0.2
+    np.testing.assert_allclose(heights * widths, 0.04 * 63**2, rtol=1e-3)
+
+
 def test_random_numbers_are_uniform_and_independent_in_each_stream():
     places = tf.range(20000, dtype=tf.int64)
     found = np.concatenate([RowRandom(places, 1, stream).uniform(2).numpy() for stream in (0, 1)], axis=1)
