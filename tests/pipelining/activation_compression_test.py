@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist.collectives import Wire
 from tfdist.config.pipeline_options import ACTIVATION_COMPRESSION
 from tfdist.pipelining.activation_compression import METHODS, MIN_ELEMENTS
+from tfdist.pipelining.messages import message_bytes
 
 WIRES = {
     "tensorflow": Wire(frozenset(), frozenset([tf.float16, tf.int32]), tf.int32),
@@ -89,3 +90,11 @@ def test_bytes(wire: str) -> None:
     sizes = {name: size(name, tf.float32) for name in METHODS}
     assert sizes == {"none": 16384, "bf16": 8192, "fp16": 8192, "int8": 4096 + 4 * 16 + 4}
     assert size("bf16", tf.float16) == size("fp16", tf.float16) == 8192, "not smaller: sent as it is"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wire", "sent"),
+    [("bool", "tensorflow", 4), ("float32", "tensorflow", 4), ("bfloat16", "horovod", 2), ("uint8", "horovod", 1)],
+)
+def test_messages_have_a_dtype_that_the_engine_sends(dtype: str, wire: str, sent: int) -> None:
+    assert message_bytes(tf.TensorSpec([3], dtype), METHODS["none"](), WIRES[wire]) == 3 * sent

@@ -62,3 +62,10 @@ def test_everything_is_shown_before_an_exception(capfd: pytest.CaptureFixture[st
         os.write(2, b"E0000 00:00:1795659360.924996   31137 cuda.cc:1] no driver\n")
         raise ImportError
     assert "no driver" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("level", "filters"), [("0", False), ("1", False), ("2", True)])
+def test_the_import_is_filtered_unless_a_variable_asks_for_messages(level: str, filters: bool, monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    spec = quiet_tensorflow._Finder().find_spec("tensorflow")
+    assert isinstance(spec.loader, quiet_tensorflow._FilteringLoader) == filters
