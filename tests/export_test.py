@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import pkgutil
 import shutil
 import sys
@@ -288,7 +289,7 @@ def test_code_that_a_checkpoint_names_is_run_if_one_says_so(own_run, monkeypatch
     with pytest.raises(InputError) as raised:
         export.main(own_run, ExportConfig())
     assert str(raised.value) == (
-        "The run refers to user code, which is imported and called only with --safe_mode=false. "
+        "The run refers to user code, or to files that name code, which is imported and called only with --safe_mode=false. "
         f"Received: {own_run}/checkpoints/step-000000001, which names --model=own_of_export:line(width=3). If you trust "
         "that, add --safe_mode=false."
     )
@@ -298,31 +299,38 @@ def test_code_that_a_checkpoint_names_is_run_if_one_says_so(own_run, monkeypatch
     monkeypatch.delitem(sys.modules, "own_of_export")
 
 
-@pytest.mark.parametrize("name", ["model", "dataset", "loss", "optimizer", "decay"])
+_CODE = ("os:system(command='true')", "keras.models:load_model(filepath='a.keras')", "tfdist.run:main")
+_BY_OTHER_MEANS = [
+    ("dataset", "tfds:ds"),  # whose features.json may name any module
+    ("dataset", "tfds:ds(data_dir='data')"),
+    ("dataset", "digits:main"),
+    ("model", "mlp:main"),
+    ("loss", "mean_squared_error(dtype={'module': 'os', 'class_name': 'system'})"),
+    ("optimizer", "sgd(name=[{'module': 'os'}])"),
+]
+
+
 @pytest.mark.parametrize(
-    "code", ["os:system(command='true')", "keras.models:load_model(filepath='a.keras')", "tfdist.run:main"]
+    ("name", "code"),
+    [*itertools.product(["model", "dataset", "loss", "optimizer", "decay"], _CODE), *_BY_OTHER_MEANS],
 )
 def test_code_of_any_package_in_any_flag(name, code):
     with pytest.raises(InputError) as raised:
         trained_run.check_runs_nothing(TrainConfig(**{name: code}), Path("step-1"))
     assert f"step-1, which names --{name}={code}. If" in str(raised.value)
+    trained_run.check_runs_nothing(TrainConfig(**{name: code}), Path("step-1"), [name])  # of the command
 
 
-@pytest.mark.parametrize("dataset", ["digits", "synthetic:8x8x1(classes=2)", "tfds:mnist/3.0.1", "text(length=8)"])
+@pytest.mark.parametrize("dataset", ["digits", "synthetic:8x8x1(classes=2)", "csv:a.csv(label='b')", "text(length=8)"])
 def test_names_of_tfdist_s_own_are_no_code(dataset):
-    trained_run.check_runs_nothing(
-        TrainConfig(dataset=dataset, model="mlp(hidden=(2,))", optimizer="lars"), Path("step-1")
+    config = TrainConfig(
+        dataset=dataset, model="mlp(hidden=(2,))", optimizer="lars", metrics="accuracy,mae", recompute=".{2}"
     )
+    trained_run.check_runs_nothing(config, Path("step-1"))
 
 
-def test_every_flag_that_may_name_code_is_looked_at():
-    """Such flags are recognized by their help; an export does not run the code of training-only flags."""
-    fields = [f.name for f in dataclasses.fields(TrainConfig) if "package.module:" in f.metadata["flag"].help]
-    assert {*fields} - {*names(TrainConfig, "training_only")} == {
-        "strategy",
-        "model",
-        "dataset",
-        "loss",
-        "optimizer",
-        "decay",
-    }
+def test_every_flag_says_what_a_run_may_name():
+    """An export ignores training-only flags of a run; it takes the strategy from the command."""
+    texts = [f for f in dataclasses.fields(TrainConfig) if not isinstance(f.default, int | float)]
+    undeclared = {f.name for f in texts if not (f.metadata["flag"].of_run or f.metadata["flag"].choices)}
+    assert undeclared - {*names(TrainConfig, "training_only")} == {"strategy", "tpu"}

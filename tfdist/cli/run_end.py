@@ -10,7 +10,7 @@ import keras
 from tfdist.checkpoint.best import Best
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli.resume import OF_THE_END
-from tfdist.cli.user_code import user_code
+from tfdist.config.fields import names, refused_of_run
 from tfdist.config.train_config import TrainConfig
 from tfdist.grammar.interval import parse_period
 from tfdist.reporting import RunDirectory
@@ -67,7 +67,8 @@ class Run(NamedTuple):
         """Prints the results, what to do next, and the directory, on the chief."""
         if self.is_chief:
             flags = ["--checkpoint=best"] if best else []
-            flags += ["--safe_mode=false"] if user_code(config) else []
+            left_out = {*names(config, "training_only"), *names(config, "is_option")}
+            flags += [] if left_out.issuperset(refused_of_run(config)) else ["--safe_mode=false"]
             print(*summary(self, self.directory.records(), best, " ".join(flags)), sep="\n", flush=True)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +13,9 @@ import numpy as np
 from tfdist import data, keras_internals
 from tfdist.checkpoint.restore import first_readable
 from tfdist.cli import session, weights
-from tfdist.cli.user_code import user_code
 from tfdist.cli.weights import MODEL_FILE
 from tfdist.config.conflicts import flag_text
-from tfdist.config.fields import names
+from tfdist.config.fields import names, refused_of_run
 from tfdist.config.strategy_registry import declared
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
@@ -149,31 +148,36 @@ def _adapted(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfi
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     given = {name: value for name, value in flags.items() if name in defaults}
     same_strategy = config.strategy == given.get("strategy")
-    for name in (*names(TrainConfig, "training_only"), *_OF_TRAINING):
-        given[name] = defaults[name]
+    own: dict[str, Any] = {name: defaults[name] for name in (*names(TrainConfig, "training_only"), *_OF_TRAINING)}
     for name, value in config.options.items():
         if not (same_strategy and value == defaults[name] and name in names(TrainConfig, "is_option")):
-            given[name] = value
+            own[name] = value
     if source.name.endswith(MODEL_FILE):
-        given["ema"] = defaults["ema"]  # the file has the average as the weights
+        own["ema"] = defaults["ema"]  # the file has the average as the weights
     if config.batch_size:
-        given |= {"batch_size": config.batch_size}
+        own["batch_size"] = config.batch_size
     if config.data_dir and not config.dataset:
-        given |= {"data_dir": config.data_dir}
-    if any(refusal.flag == "sync" for refusal in declared(given["strategy"]).refuses):
-        given["sync"] = defaults["sync"]  # its one replica reads the weights to evaluate
-    trained = TrainConfig(**given)
+        own["data_dir"] = config.data_dir
+    if any(refusal.flag == "sync" for refusal in declared(config.strategy).refuses):
+        own["sync"] = defaults["sync"]  # its one replica reads the weights to evaluate
+    trained = TrainConfig(**given | own)
     if config.safe_mode:
-        check_runs_nothing(trained, source)
+        check_runs_nothing(trained, source, own)
     return trained
 
 
-def check_runs_nothing(trained: TrainConfig, source: StoragePath) -> None:
-    """Refuses code that a run names, from any package: `keras.models:load_model` could execute anything."""
-    if named := user_code(trained):
+def check_runs_nothing(trained: TrainConfig, source: StoragePath, own: Container[str] = ()) -> None:
+    """Refuses what a run names that may choose code, from any package: `keras.models:load_model` could execute anything.
+
+    Args:
+      trained: flags of the run, and of the command.
+      source: where the flags of the run are.
+      own: names of the flags of the command.
+    """
+    if named := [name for name in refused_of_run(trained) if name not in own]:
         code = " ".join(flag_text(name, getattr(trained, name)) for name in named)
         raise InputError(
-            "The run refers to user code, which is imported and called only with "
+            "The run refers to user code, or to files that name code, which is imported and called only with "
             f"--safe_mode=false. Received: {source}, which names {code}. If you trust that, add --safe_mode=false."
         )
 

@@ -13,4 +13,6 @@ AFTER_COLON = {
     "tfds": "name",
     "tfrecord": "path",
 }
+# Those that a run directory may name in safe mode. Files of tensorflow-datasets name Python modules that it imports.
+OF_RUNS = "|".join(f"{name}(:.*)?" if argument else name for name, argument in AFTER_COLON.items() if name != "tfds")
 DATA_SETS = tuple(f"{name}:" if argument else name for name, argument in AFTER_COLON.items())

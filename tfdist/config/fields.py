@@ -40,6 +40,10 @@ _MEANT = {
 }
 
 
+ANY_TEXT = ".*"  # for `Flag.of_run`
+CATALOG_NAME = r"\w+"  # resolved by a catalog of the library or of Keras only
+
+
 class Flag(NamedTuple):
     """Help and validation of a field.
 
@@ -61,6 +65,8 @@ class Flag(NamedTuple):
         a configuration file may write it so.
       known: names that it may have, besides others, for completion.
       named: whether these are all names, except for `package.module:function`.
+      of_run: regular expression of the names in a text that a run directory may give in safe mode, besides the default
+        and `choices`: those by which nothing is imported, called or connected to that the run could choose.
     """
 
     topic: str
@@ -78,6 +84,7 @@ class Flag(NamedTuple):
     structure: type = str
     known: tuple[str, ...] = ()
     named: bool = False
+    of_run: str = ""
 
 
 def spec_text(text: str) -> str:
@@ -207,6 +214,16 @@ def flag_field(default: Any, *args: Any, **more: Any) -> Any:
 def names(config: Any, trait: str) -> tuple[str, ...]:
     """Returns the names of a configuration's fields whose `Flag` has a trait, such as "per_process"."""
     return tuple(field.name for field in dataclasses.fields(config) if getattr(field.metadata["flag"], trait))
+
+
+def refused_of_run(config: Any) -> list[str]:
+    """Returns the names of the fields whose values a run directory may not give in safe mode; see `Flag.of_run`."""
+    flags = {field.name: field.metadata["flag"] for field in dataclasses.fields(config)}
+    others = [field for field in dataclasses.fields(config) if getattr(config, field.name) != field.default]
+    texts = {field.name: getattr(config, field.name) for field in others if not flags[field.name].choices}
+    # No dicts, which Keras takes for descriptions of objects to import. Values have been normalized by `check`.
+    allowed = {name: rf"({flags[name].of_run})(\([^{{]*\))?" for name in texts}
+    return [name for name, text in texts.items() if isinstance(text, str) and not re.fullmatch(allowed[name], text)]
 
 
 def takes_options(config: Any, trait: str = "") -> Callable[[Callable], Callable]:

@@ -4,6 +4,7 @@ import dataclasses
 
 from tfdist.config.conflicts import check_combinations
 from tfdist.config.fields import (
+    ANY_TEXT,
     address_text,
     check_fields,
     flag_field,
@@ -69,6 +70,7 @@ class JobConfig(JobOptions):
         "Loss scale for mixed_float16: a number, or dynamic(initial_power=15, growth_interval=2000, hysteresis=1, "
         "floor=..., cap=...). Defaults to dynamic with mixed_float16.",
         check=number_or_spec_text,
+        of_run=ANY_TEXT,
     )
     max_skipped_steps: int = flag_field(
         50, TRAINING, "Maximum number of consecutive steps skipped because of overflow before the run ends.", least=1
@@ -88,6 +90,7 @@ class JobConfig(JobOptions):
         GRADIENTS,
         "Activation checkpointing: none, full, or a regular expression that matches the whole paths of the layers to "
         "recompute in the backward pass.",
+        of_run=ANY_TEXT,
     )
     compression: str = flag_field(
         "none",

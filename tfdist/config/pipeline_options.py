@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from tfdist.config.fields import AUTO, flag_field
+from tfdist.config.fields import ANY_TEXT, AUTO, flag_field
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
 from tfdist.grammar.cut import parse_cut
@@ -151,6 +151,7 @@ class PipelineOptions:
         check=schedule_text,
         is_option=True,
         elsewhere=(DEFAULT_SCHEDULE,),
+        of_run=ANY_TEXT,
     )
     micro_batches: int = flag_field(
         1,
@@ -168,6 +169,7 @@ class PipelineOptions:
         check=cut_text,
         is_option=True,
         elsewhere=("auto",),
+        of_run=ANY_TEXT,
     )
     activation_compression: str = flag_field(
         "none",

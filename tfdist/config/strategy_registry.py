@@ -331,6 +331,7 @@ class JobOptions:
         check=all_reduce_text,
         known=(*ALGORITHMS, "auto"),
         is_option=True,
+        of_run=fields.ANY_TEXT,
     )
     topology: str = flag_field(
         "",
@@ -339,6 +340,7 @@ class JobOptions:
         check=topology_text,
         is_option=True,
         structure=list,
+        of_run=fields.ANY_TEXT,
     )
 
 
@@ -363,6 +365,7 @@ class TrainerOptions(PipelineOptions):
         is_option=True,
         elsewhere=("",),
         structure=dict,
+        of_run=fields.ANY_TEXT,
     )
     layout: str = flag_field(
         "",
@@ -374,6 +377,7 @@ class TrainerOptions(PipelineOptions):
         is_option=True,
         elsewhere=("",),
         structure=dict,
+        of_run=fields.ANY_TEXT,
     )
     shard: str = flag_field(
         "none",
@@ -390,6 +394,7 @@ class TrainerOptions(PipelineOptions):
         "Mesh axis for --shard. Defaults to the axis of the batch.",
         is_option=True,
         elsewhere=("",),
+        of_run=fields.ANY_TEXT,
     )
     shard_min_elements: int = flag_field(
         1024,

@@ -4,8 +4,10 @@ import dataclasses
 from typing import ClassVar
 
 from tfdist.config.conflicts import flag_text
-from tfdist.config.data_set_names import DATA_SETS
+from tfdist.config.data_set_names import DATA_SETS, OF_RUNS
 from tfdist.config.fields import (
+    ANY_TEXT,
+    CATALOG_NAME,
     best_text,
     chain_text,
     decay_text,
@@ -32,6 +34,7 @@ from tfdist.grammar.straggler import parse_straggler
 from tfdist.grammar.sync import SYNCS, parse_sync
 
 _DEFAULT_EPOCHS = 10
+_MODELS = ("mlp", "cnn", "resnet50", "transformer")
 _WHOLE_RUN = (  # flags of a run with a directory, which compare and plan nothing
     "elastic_batch compression_check_every compression_max_error output_dir checkpoint_every keep checkpoint_async"
     " checkpoint_strict commit_dir commit_every resume log_every eval_every loggers measure_every profile_steps"
@@ -50,8 +53,9 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         f"Model: mlp, cnn, resnet50 or transformer, optionally with arguments, {OWN}.",
         check=spec_text,
         fixed=True,
-        known=("mlp", "cnn", "resnet50", "transformer"),
+        known=_MODELS,
         named=True,
+        of_run="|".join(_MODELS),
     )
     dataset: str = flag_field(
         "digits",
@@ -63,6 +67,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         fixed=True,
         known=DATA_SETS,
         named=True,
+        of_run=OF_RUNS,
     )
     data_dir: str | None = flag_field(
         None,
@@ -70,6 +75,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         "Directory with the files of the data set, in which relative paths are looked for. Defaults to the data set's own "
         "location, or the current directory.",
         per_process=True,
+        of_run=ANY_TEXT,
     )
     augment: str = flag_field(
         "",
@@ -108,6 +114,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         f"Optimizer: a Keras optimizer in lower case, such as sgd(momentum=0.9), {OWN}.",
         check=spec_text,
         fixed=True,
+        of_run=CATALOG_NAME,
     )
     learning_rate: float = flag_field(0.001, TRAINING, "Learning rate.")
     lr_scaling: str = flag_field(
@@ -133,6 +140,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         check=decay_text,
         known=tuple(DECAYS),
         in_trials="none",
+        of_run="|".join(DECAYS),
     )
     momentum_correction: bool = flag_field(
         False, TRAINING, "Momentum correction, for sgd and lars: changes of the learning rate do not distort momentum."
@@ -150,6 +158,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         f"Loss: a Keras loss in snake case, {OWN}.",
         check=spec_text,
         fixed=True,
+        of_run=CATALOG_NAME,
     )
     sync: str = flag_field(
         "every_step",
@@ -160,6 +169,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         fixed=True,
         known=tuple(SYNCS),
         in_trials="every_step",
+        of_run="|".join(SYNCS),
     )
     metrics: str = flag_field(
         "accuracy",
@@ -168,6 +178,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         check=names_text,
         fixed=True,
         structure=list,
+        of_run=rf"{CATALOG_NAME}(,{CATALOG_NAME})*",
     )
     callbacks: str = flag_field(
         "",
@@ -196,6 +207,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         OUTPUT,
         "Directory of the run: new, empty, or of a run to resume. Defaults to runs/DATASET-MODEL-STRATEGY-TIME.",
         per_process=True,
+        of_run=ANY_TEXT,
     )
     checkpoint_every: str = flag_field(
         "0",
@@ -203,6 +215,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption and for --best.",
         check=period_text,
         in_trials="0",
+        of_run=ANY_TEXT,
     )
     keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", least=1)
     checkpoint_async: bool = flag_field(True, OUTPUT, "Write checkpoints in the background while training continues.")
@@ -229,6 +242,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         OUTPUT,
         "Directory for in-memory checkpoints, such as /dev/shm/mine. Defaults to one that the launcher creates.",
         in_trials="",
+        of_run=ANY_TEXT,
     )
     resume: str = flag_field(
         "auto",
@@ -236,6 +250,7 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         "auto (resume from the newest valid checkpoint in --output_dir, if any), never (start from scratch), or the "
         "directory of a checkpoint or of a run (start from its weights and state).",
         in_trials="auto",
+        of_run=ANY_TEXT,
     )
     overwrite: bool = flag_field(
         False,

@@ -29,7 +29,8 @@ class WeightsConfig:
     safe_mode: bool = flag_field(
         True,
         CHECKS,
-        "Refuse a run whose model, data set, loss, optimizer or decay is a package.module:function, instead of importing it.",
+        "Refuse a run whose model, data set, loss, optimizer or decay is a package.module:function, or its data set tfds:NAME, "
+        "instead of importing what it names.",
     )
 
 

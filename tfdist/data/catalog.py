@@ -59,9 +59,3 @@ def takes_data_dir(name: str) -> bool:
     """Returns whether a data set's files may be in `data_dir`; True for a user's own."""
     prefix, _, _ = spec.parse(name).name.partition(":")
     return prefix not in CATALOG or "data_dir" in inspect.signature(CATALOG[prefix]).parameters
-
-
-def is_own(name: str) -> bool:
-    """Returns whether `load` would import and call a user's function for this name."""
-    prefix, colon, _ = spec.parse(name).name.partition(":")
-    return colon != "" and not AFTER_COLON.get(prefix)
