@@ -47,6 +47,21 @@ def test_runs_are_listed_and_others_named(home, capsys):
     assert not (home / "comparison.png").exists()
 
 
+@pytest.mark.parametrize("name", ["starts.jsonl", "metrics.jsonl", "outcome.json", "lock", "finished.json"])
+@pytest.mark.parametrize("what", ["pipe", "link", "digits"])
+def test_no_file_of_a_run_hides_other_runs(home, capsys, name, what):
+    path = home / "older" / name
+    path.unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text(f'{{"step": {"9" * 401}, "kind": "eval", "loss": {"9" * 401}, "time": {"9" * 401}}}\n')
+    assert runs.main([str(home)], RunsConfig()) == 0
+    assert "newer" in names(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("config", "wanted"),
     [

@@ -127,16 +127,11 @@ def prove(directory: RunDirectory) -> Proof:
 
 
 def _starts(directory: RunDirectory) -> list[Start]:
-    try:
-        said = directory.beginnings()
-    except OSError as error:
-        raise InputError(
-            f"A ledger is kept in a run's directory. Received: {directory.path} ({error.strerror}). Give the directory "
-            "of a run."
-        ) from error
+    said = directory.beginnings()
     if not said:
         raise InputError(
-            f"A ledger is kept in a run's directory. Received: {directory.path}, where no start is recorded."
+            f"A ledger is kept in a run's directory. Received: {directory.path}, where no start is recorded. Give the "
+            "directory of a run."
         )
     if any(start.get("trains_clients") for start in said):
         raise InputError(

@@ -14,6 +14,7 @@ from tfdist.cli import command, flags
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.fields import check_fields, flag_field, names_text
 from tfdist.errors import ExitCode, InputError
+from tfdist.errors.engine_errors import one_line
 from tfdist.grammar.spec import nearest
 from tfdist.grammar.spec_list import split_outside
 from tfdist.process import terminal
@@ -100,7 +101,7 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
         print(*runs_table.table(runs, _main_metric(runs, config), terminal.columns_of(sys.stdout) or None), sep="\n")
     if skipped and not output.is_json:
         more = f" and {len(skipped) - _NAMED_AT_MOST} more" if len(skipped) > _NAMED_AT_MOST else ""
-        print(f"Skipped: {'; '.join(skipped[:_NAMED_AT_MOST])}{more}.", file=sys.stderr)
+        print(one_line(f"Skipped: {'; '.join(skipped[:_NAMED_AT_MOST])}{more}."), file=sys.stderr)
     return ExitCode.DONE
 
 

@@ -31,6 +31,11 @@ from tfdist.testing import processes
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 FOREVER = 10**6
+HANGING_OPEN = """
+import os
+true = os.open
+os.open = lambda path, *more: (open("{pipe}") if str(path).endswith("{log}") else None, true(path, *more))[1]
+"""
 
 
 @pytest.fixture
@@ -226,14 +231,15 @@ def test_the_job_of_both_ends_with_75_when_the_first_launcher_is_asked_to_end(la
 
 
 def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, tmp_path) -> None:
-    """Its log is a pipe without a reader, so that opening it blocks."""
+    """Opening its log blocks, as a pipe without a writer does."""
     [address] = processes.free_addresses(1)
     flags = (listed(tmp_path, "localhost:2"), f"--coordinator={address}", "--start_timeout_seconds=5")
     first = launch(*flags, last=FOREVER)
     wait(lambda: (tmp_path / "saved").exists(), first)
-    (tmp_path / "hangs").mkdir()
-    os.mkfifo(tmp_path / "hangs" / "rank-2.log")
-    second = launch(*flags, f"--log_dir={tmp_path / 'hangs'}", last=FOREVER)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "sitecustomize.py").write_text(HANGING_OPEN.format(log="hangs/rank-2.log", pipe=tmp_path / "pipe"))
+    slowly = ("env", f"PYTHONPATH={tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    second = launch(*flags, f"--log_dir={tmp_path / 'hangs'}", last=FOREVER, through=slowly)
     first.job.wait_for(0, "launcher 1 (127.0.0.1) has joined", DEADLINE)
     listed(tmp_path, "localhost:2", "127.0.0.1:1")
     second.job.wait_for(0, "rank 2 of 3", DEADLINE)
@@ -244,7 +250,7 @@ def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, 
         time.sleep(TOGETHER_SECONDS + 0.5)
     assert first.end() == 143
     assert "launcher 1 (127.0.0.1) has not said how its processes ended" in first.output
-    with open(tmp_path / "hangs" / "rank-2.log", "rb"):  # now its disk responds
+    with open(tmp_path / "pipe", "wb"):  # now its disk responds
         assert second.end() == 5
     assert "this launcher has not said how its processes ended" in second.said[-1]
 

@@ -1,4 +1,3 @@
-import io
 import os
 import pathlib
 
@@ -46,15 +45,25 @@ def test_a_log_goes_on_behind_what_is_there(tmp_path):
     ]
 
 
-def test_a_log_may_be_a_pipe(tmp_path):
-    os.mkfifo(tmp_path / "rank-0.log")
-    with open(os.open(tmp_path / "rank-0.log", os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
-        with Log(tmp_path / "rank-0.log", 0) as log:
-            log.write(b"one\n")
-        assert reader.read() == b"one\n"
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (pathlib.Path.symlink_to, "a link"),
+        (pathlib.Path.hardlink_to, "a file with several"),
+        (os.mkfifo, "not a regular"),
+    ],
+)
+def test_a_log_is_a_regular_file_of_one_name(tmp_path, caplog, make, why):
+    (tmp_path / "precious").write_text("text")
+    make(tmp_path / "rank-0.log", *([tmp_path / "precious"] if make is not os.mkfifo else []))
+    with Log(tmp_path / "rank-0.log", 0) as log:
+        log.write(b"one\n")
+    assert len(caplog.messages) == 1 and why in caplog.messages[0]
+    assert (tmp_path / "precious").read_text() == "text"
 
 
-def test_a_log_on_a_full_disk_is_given_up_with_one_warning(caplog):
+def test_a_log_on_a_full_disk_is_given_up_with_one_warning(caplog, monkeypatch):
+    monkeypatch.setattr("tfdist.storage.file_system.stat.S_ISREG", lambda mode: True)
     with Log(pathlib.Path("/dev/full"), 0) as log:
         log.write(b"one\n")
         log.write(b"two\n")
@@ -66,15 +75,3 @@ def test_a_log_that_cannot_be_opened_again_is_given_up(tmp_path, caplog):
     with Log(tmp_path / "gone" / "rank-0.log", 1) as log:
         log.write(b"one\n")
     assert len(caplog.messages) == 1 and "(No such file or directory)" in caplog.messages[0]
-
-
-def test_what_the_system_takes_in_parts_is_written_whole(tmp_path):
-    class Slow(io.FileIO):
-        def write(self, data):
-            return super().write(bytes(data)[:3])
-
-    with Log(tmp_path / "rank-0.log", 0) as log:
-        log._file.close()
-        log._file = Slow(tmp_path / "rank-0.log", "ab")
-        log.write(b"0123456789\n")
-    assert (tmp_path / "rank-0.log").read_bytes() == b"0123456789\n"

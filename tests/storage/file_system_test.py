@@ -4,6 +4,7 @@ import os
 import pytest
 
 from tfdist.storage import Entry, FileSystem, NotRegularFile
+from tfdist.storage.text import text_of
 
 FILES = FileSystem()
 
@@ -12,13 +13,16 @@ def test_links_devices_and_pipes_are_not_opened(tmp_path):
     (tmp_path / "file").write_text("text")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError) as caught, FILES.open(tmp_path / "link"):
-        pass
+    with pytest.raises(OSError, match="a link, which is not followed") as caught:
+        FILES.read(tmp_path / "link")
     assert caught.value.errno == errno.ELOOP
-    for path in (tmp_path, tmp_path / "pipe", "/dev/null"):
-        with pytest.raises(NotRegularFile), FILES.open(tmp_path / path):
-            pass
-    assert FILES.read(tmp_path / "link") == b"text"
+    for path in (tmp_path, tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(NotRegularFile):
+            FILES.read(tmp_path / path)
+    assert text_of(tmp_path / "link") == "text"  # of a file that the user names
+    os.truncate(tmp_path / "file", 1 << 40)
+    with pytest.raises(OSError, match="it has 1099511627776 bytes"):
+        FILES.read(tmp_path / "file")
 
 
 def test_a_link_to_a_directory_is_none_itself(tmp_path):
@@ -29,6 +33,7 @@ def test_a_link_to_a_directory_is_none_itself(tmp_path):
     assert sorted(FILES.entries(tmp_path)) == found
     assert FILES.is_directory(tmp_path / "link")
     assert FILES.info(tmp_path / "nowhere") is None
+    assert FILES.is_link(tmp_path / "nowhere") and not FILES.is_link(tmp_path / "a")
     assert FILES.resolved(tmp_path / "link" / "c") == (tmp_path / "a" / "c").resolve()
 
 

@@ -43,9 +43,6 @@ class MangledStorage(Storage):
     def replace(self, path: StoragePath, data: bytes) -> None:
         self._files.replace(self._at(path, "replace"), data)
 
-    def read(self, path: StoragePath) -> bytes:
-        return self._files.read(self._at(path, "read"))
-
     def remove(self, path: StoragePath) -> None:
         self._files.remove(self._at(path, "remove"))
 

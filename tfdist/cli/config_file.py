@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tfdist.errors import InputError
-from tfdist.storage import path_of, storage_of
+from tfdist.storage.text import text_of
 
 KINDS: dict[type, str] = {str: "a single value", list: "a list", dict: "a mapping"}
 _NULL, _BOOL = "tag:yaml.org,2002:null", "tag:yaml.org,2002:bool"
@@ -41,8 +41,7 @@ def read(path: str) -> list[Entry]:
       InputError: the file cannot be read, is not YAML, or is not a mapping of names to values.
     """
     try:
-        text = storage_of(path_of(path)).read(path_of(path)).decode()
-        root = yaml.compose(text, yaml.SafeLoader)
+        root = yaml.compose(text_of(path), yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
         raise InputError(f"--config must name a readable text file. Received: {path} ({cause}).") from error

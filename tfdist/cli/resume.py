@@ -190,7 +190,7 @@ def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
 
 def _began_with(resume: str, directory: RunDirectory) -> bool:
     """Returns whether a run was begun with this flag, so that the same command resumes it."""
-    return flag_text("resume", resume) in _starts(directory)[-1]["flags"]
+    return flag_text("resume", resume) in directory.last_flags()
 
 
 def _check_flags(found: list[StoragePath], flags: Mapping[str, Any]) -> None:
@@ -209,7 +209,7 @@ def _check_flags(found: list[StoragePath], flags: Mapping[str, Any]) -> None:
 
 
 def _flags_of(directory: RunDirectory) -> list[str]:
-    return sorted(line for line in _starts(directory)[-1]["flags"] if line.startswith("--") and _is_fixed(line))
+    return sorted(line for line in directory.last_flags() if line.startswith("--") and _is_fixed(line))
 
 
 def _written(flags: Mapping[str, Any]) -> list[str]:

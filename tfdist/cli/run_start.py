@@ -21,6 +21,7 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
+from tfdist.errors.engine_errors import one_line
 from tfdist.grammar.interval import parse_period
 from tfdist.grammar.sync import parse_sync
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
@@ -207,7 +208,7 @@ def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
     try:
         return stack.enter_context(lock(directory.path))
     except NoLock as error:
-        last = " ".join(_lock_of(directory).split())
+        last = one_line(_lock_of(directory))
         holder = stack.enter_context(unlocked(directory.path))
         _log.warning(
             "%s The run continues without a lock, so another run could write there. %s",
@@ -332,6 +333,6 @@ def _commit_folder(
 
 def _lock_of(directory: RunDirectory) -> str:
     try:
-        return storage_of(directory.path).read(directory.path / "lock").decode()
+        return storage_of(directory.path).read(directory.path / "lock").decode(errors="replace")
     except OSError as error:
         return f"none: {error.strerror}"

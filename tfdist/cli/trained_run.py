@@ -120,8 +120,7 @@ def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
     if not sources[0].name.endswith(MODEL_FILE):
         flags = dict(first_readable(sources).flags)
     else:
-        directory = RunDirectory(path_of(run))
-        flags = _parsed(directory.beginnings()[-1]["flags"]) if directory.is_run else {}
+        flags = _parsed(RunDirectory(path_of(run)).last_flags())
     if not {"model", "dataset"} <= flags.keys():
         raise InputError(
             "A run must have been saved by python -m tfdist.train, with its flags. Received: "
@@ -139,7 +138,10 @@ def _parsed(lines: Sequence[str]) -> dict[str, Any]:
     for line in lines:
         name, equals, text = line.removeprefix("--").partition("=")
         if line.startswith("--") and equals and name in readers:
-            found[name] = readers[name](text)
+            try:
+                found[name] = readers[name](text)
+            except ValueError as error:
+                raise InputError(f"A run must name the flags with which it began. Received: {line}.") from error
     return found
 
 
@@ -195,8 +197,8 @@ def _load_model_file(trainer: Trainer, path: StoragePath) -> None:
     """Assigns the variables of a saved model to those of the trainer's, which are in the same order."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         local = Path(folder) / path.name
-        local.write_bytes(storage_of(path).read(path))
         try:
+            storage_of(path).copy_to(path, local)
             saved = keras.models.load_model(local, compile=False)
         except Exception as error:
             raise InputError(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdist.errors import InputError
+from tfdist.errors.engine_errors import escaped
 
 VERSION = 9  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
@@ -55,8 +56,7 @@ def limited(message: Message, name: str) -> bytes:
 
 def printable(text: str, longest: int) -> str:
     """Returns a text of another program for a log or a terminal: cut, and with control characters escaped."""
-    escaped = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:longest])
-    return "".join(escaped)[:longest]
+    return escaped(text[:longest])[:longest]
 
 
 def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:

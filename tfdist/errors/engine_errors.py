@@ -102,8 +102,13 @@ def refusal_inside(error: BaseException) -> InputError | None:
 
 
 def one_line(text: str) -> str:
-    """Returns the text with its lines joined, and without terminal colors."""
-    return re.sub(r"\s*[\r\n]\s*", " ", re.sub(r"\x1b\[[0-9;]*m", "", text).strip())
+    """Returns the text with its lines joined, without terminal colors, and with other control characters escaped."""
+    return escaped(re.sub(r"\s*[\r\n\t]\s*", " ", re.sub(r"\x1b\[[0-9;]*m", "", text).strip()))
+
+
+def escaped(text: str) -> str:
+    """Returns a text that may be of others with its control characters escaped, which could alter a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _behind(error: BaseException | None) -> BaseException | None:

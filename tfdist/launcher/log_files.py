@@ -3,13 +3,13 @@
 import contextlib
 import datetime
 import logging
-import os
 import pathlib
+import tempfile
 from types import TracebackType
-from typing import IO
 
 from tfdist.coordination import Group
 from tfdist.errors import InputError
+from tfdist.storage import AppendedFile, storage_of
 
 PARENT = pathlib.Path("runs")
 
@@ -31,9 +31,7 @@ def log_directory(path: str, launchers: Group) -> pathlib.Path:
         fresh = launchers.broadcast("launch/log_dir", None if path or launchers.rank else str(_new_directory()))
         directory = pathlib.Path(path or fresh)
         directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / f".node-{launchers.rank}"
-        probe.touch()
-        probe.unlink(missing_ok=True)  # another job may check the same directory
+        tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
         raise InputError(
             f"--log_dir must be a writable directory. Received: {error.filename} ({error.strerror})."
@@ -48,27 +46,28 @@ class Log:
     """
 
     def __init__(self, path: pathlib.Path, number: int):
-        """Opens the log for appending to the output of earlier attempts or launches.
+        """Opens the log for appending to the output of earlier attempts or launches; only a regular file is one.
 
         Args:
           path: path of the file.
           number: number of the attempt, 0 for the first.
         """
         self._path = path
-        self._file: IO[bytes] | None = None
+        self._file: AppendedFile | None = None
         try:
-            self._file = open(path, "ab", buffering=0)
+            self._file = storage_of(path).append(path)
         except OSError as error:
             self._give_up(error)
-        if self._file and os.fstat(self._file.fileno()).st_size:  # `tell` fails for pipes
+        found = storage_of(path).info(path) if self._file else None
+        if found and found.size:
             what = f"restart {number}" if number else "another launch"
             self.write(f"--- {what}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
 
     def write(self, data: bytes) -> None:
         """Writes all data, or warns once that it cannot."""
         try:
-            while data and self._file:
-                data = data[self._file.write(data) :]  # a write may be partial
+            if self._file:
+                self._file.write(data)
         except OSError as error:
             self._give_up(error)
 

@@ -85,17 +85,20 @@ def read_dropped(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _entries(path: AnyPath) -> Iterator[tuple[int, int, np.ndarray]]:
-    data = storage_of(path).read(path_of(path))
-    found = np.frombuffer(data, _NUMBER, len(data) // _NUMBER.itemsize)
-    at = 0
-    while at + _HEAD <= len(found):
-        first, steps, count = (int(number) for number in found[at : at + _HEAD])
-        if first < 0 or steps < 0 or count < 0 or count % max(steps, 1):
-            raise InputError(
-                f"A ledger file must contain calls of the loop. Received: {path}, which does not at entry {at}."
-            )
-        end = at + _HEAD + count
-        if end > len(found):
-            return
-        yield first, steps, found[at + _HEAD : end]
-        at = end
+    with storage_of(path).open(path_of(path)) as file:
+
+        def numbers(at: int, count: int) -> np.ndarray:
+            return np.frombuffer(file.read(count * _NUMBER.itemsize, at * _NUMBER.itemsize), _NUMBER)
+
+        at, size = 0, file.size // _NUMBER.itemsize
+        while at + _HEAD <= size:
+            first, steps, count = map(int, numbers(at, _HEAD))
+            if first < 0 or steps < 0 or count < 0 or count % max(steps, 1):
+                raise InputError(
+                    f"A ledger file must contain calls of the loop. Received: {path}, which does not at entry {at}."
+                )
+            end = at + _HEAD + count
+            if end > size:
+                return
+            yield first, steps, numbers(at + _HEAD, count)
+            at = end

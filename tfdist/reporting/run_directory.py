@@ -27,6 +27,7 @@ _OWN = {
     "tensorboard/eval": re.compile(r"events\.out\.tfevents\..*"),
     "tensorboard": re.compile(r"plugins"),
 }
+_DIRECTORIES = (_LOGS, FIND, *_OWN, "tensorboard/plugins", "tensorboard/plugins/profile")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,10 +133,7 @@ class RunDirectory:
     @property
     def finished(self) -> dict[str, Any]:
         """The facts with which the run has finished; empty if it has not, or was one of an older version."""
-        try:
-            found = _json(self._contents(self.end)) if self.is_done else None
-        except OSError:
-            return {}
+        found = _json(self._contents(self.end)) if self.is_done else None
         return found if isinstance(found, dict) and _is_count(found.get("step")) else {}
 
     def write_all_reduce_table(self, table: str) -> None:
@@ -196,20 +194,35 @@ class RunDirectory:
             self._storage.replace(self.metrics, b"".join(line for line, record in recorded if stays(record)))
 
     def _contents(self, path: StoragePath) -> bytes:
-        """Returns the contents of a file; none if there is no file."""
-        return self._storage.read(path) if self._storage.exists(path) else b""
-
-    def beginnings(self) -> list[dict[str, Any]]:
-        """Returns the contents of starts.jsonl.
+        """Returns the contents of a file; none if there is no file.
 
         Raises:
-          OSError: it cannot be read.
-          InputError: a line is not what a run writes.
+          InputError: it cannot be read, or is a link or not a regular file.
+        """
+        try:
+            return self._storage.read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+        except OSError as error:
+            raise InputError(
+                f"A file of a run must be readable. Received: {path} ({error.strerror}). Restore the file, or start a run in "
+                "another directory."
+            ) from error
+
+    def beginnings(self) -> list[dict[str, Any]]:
+        """Returns the contents of starts.jsonl; none if there is no such file.
+
+        Raises:
+          InputError: it cannot be read, or a line is not what a run writes.
         """
         found = []
-        for number, line in enumerate(self._storage.read(self.starts).splitlines()):
+        for number, line in enumerate(self._contents(self.starts).splitlines()):
             start = _json(line)
-            if not isinstance(start, dict) or not _is_count(start.get("step")):
+            if not (
+                isinstance(start, dict)
+                and _is_count(start.get("step"))
+                and all(isinstance(start.get(name, ""), str) for name in ("checkpoint", "commits", "launched"))
+            ):
                 raise InputError(
                     f"Each line of {self.starts} must describe a start of the run. Received: another line {number + 1}. "
                     "Restore the file, or start a run in another directory."
@@ -217,16 +230,24 @@ class RunDirectory:
             found.append(start)
         return found
 
+    def last_flags(self) -> list[str]:
+        """Returns the lines of flags.txt of the last start, as starts.jsonl has them; see `beginnings` for errors."""
+        lines = (self.beginnings() or [{}])[-1].get("flags")
+        return [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+
     def make(self) -> None:
-        """Creates the directory if it does not exist.
+        """Creates the directory if it does not exist; it may be a link itself.
 
         Raises:
-          InputError: it cannot be created.
+          InputError: it cannot be created, or a directory of the run in it is a link: writing would change other files.
         """
         try:
             self._storage.make_directory(self.path)
         except OSError as error:
             raise _unwritable(self.path, error.strerror or str(error)) from error
+        for name in _DIRECTORIES:
+            if self._storage.is_link(self.path / name):
+                raise _unwritable(self.path, f"{name} is a link, which is not followed")
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the records so far, in the schema of metrics.jsonl."""
@@ -390,7 +411,7 @@ def _json(line: bytes) -> Any:
 
 
 def _is_count(number: object) -> bool:
-    return type(number) is int and number >= 0
+    return type(number) is int and 0 <= number < 1 << 63
 
 
 def _unwritable(path: AnyPath, reason: str) -> InputError:

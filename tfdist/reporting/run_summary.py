@@ -207,5 +207,5 @@ def _total_steps(flags: Mapping[str, str], start: Mapping[str, Any]) -> int | No
         steps, epochs = int(flags.get("steps", 0)), int(flags.get("epochs", 0))
         batch_size, examples = int(start["batch_size"]), int(start["examples"])
         return steps or math.ceil(epochs * examples / batch_size) or None
-    except (LookupError, TypeError, ValueError, ZeroDivisionError):
+    except (LookupError, TypeError, ValueError, ArithmeticError):
         return None

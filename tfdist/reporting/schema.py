@@ -165,5 +165,5 @@ def number(value: object) -> float | None:
         return None
     try:
         return float(plain)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

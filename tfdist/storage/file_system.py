@@ -67,10 +67,6 @@ class FileSystem(Storage):
         os.replace(partial, _local(path))
         self.sync_directory(path.parent)
 
-    def read(self, path: StoragePath) -> bytes:
-        """See base class."""
-        return _local(path).read_bytes()
-
     def remove(self, path: StoragePath) -> None:
         """See base class."""
         _local(path).unlink()
@@ -130,7 +126,11 @@ class FileSystem(Storage):
 
     def resolved(self, path: StoragePath) -> Path:
         """See base class."""
-        return _local(path).resolve()
+        return Path(os.path.realpath(_local(path)))  # `Path.resolve` fails for links in a circle
+
+    def is_link(self, path: StoragePath) -> bool:
+        """See base class."""
+        return _local(path).is_symlink()
 
     @contextlib.contextmanager
     def staged(self, path: StoragePath) -> Iterator[Path]:
@@ -211,8 +211,15 @@ def _regular_file(path: StoragePath, flags: int, *, is_written: bool = False) ->
       NotRegularFile: there is something else.
       OSError: with ELOOP for a symbolic link.
     """
-    # O_NONBLOCK: opening a pipe would wait for the other end.
-    descriptor = os.open(_local(path), flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        # O_NONBLOCK: opening a pipe would wait for the other end.
+        descriptor = os.open(_local(path), flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from error
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads
+            raise NotRegularFile(errno.EINVAL, "not a regular file", str(path)) from error
+        raise
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and not (is_written and status.st_nlink > 1):
         return descriptor

@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import errno
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from tfdist.storage.path import StoragePath
 
 _PIECE = 1 << 22  # bytes that are copied at once
+_LARGEST = 1 << 30  # bytes of a file that is read whole; files of others may claim any size
 
 
 class Info(NamedTuple):
@@ -144,10 +146,6 @@ class Storage(abc.ABC):
         """
 
     @abc.abstractmethod
-    def read(self, path: StoragePath) -> bytes:
-        """Returns the contents of a file, or of the file that a link refers to."""
-
-    @abc.abstractmethod
     def remove(self, path: StoragePath) -> None:
         """Removes a file."""
 
@@ -196,6 +194,25 @@ class Storage(abc.ABC):
 
     # What follows has an implementation for every storage.
 
+    def read(self, path: StoragePath) -> bytes:
+        """Returns the contents of a file, which is opened by `open`; raises an `OSError` if it is larger than 1 GiB."""
+        with self.open(path) as file:
+            if file.size > _LARGEST:
+                raise OSError(
+                    errno.EFBIG, f"it has {file.size} bytes, more than the largest allowed {_LARGEST}", str(path)
+                )
+            return file.read(file.size)
+
+    def copy_to(self, path: StoragePath, local: Path) -> None:
+        """Copies a file, which is opened by `open` and may have any size, to a new one of this machine."""
+        with self.open(path) as file, local.open("xb") as copy:
+            for position in range(0, file.size, _PIECE):
+                copy.write(file.read(_PIECE, position))
+
+    def is_link(self, path: StoragePath) -> bool:
+        """Returns whether a path refers to another place, where something may be missing."""
+        return False
+
     def check_writable(self, directory: StoragePath) -> None:
         """Raises an `OSError` if it is known that nothing could be created in a directory, which may be missing."""
 
@@ -235,7 +252,7 @@ class Storage(abc.ABC):
         """Removes the remains of `staged(path)` in killed processes; must not be called while it is in use."""
         for entry in self.entries(path.parent):
             if entry.name.startswith(staged_prefix(path)):
-                self._remove_any(path.with_name(entry.name))
+                (self.remove_directory if entry.is_directory else self.remove)(path.with_name(entry.name))
 
     def _remove_any(self, path: StoragePath) -> None:
         (self.remove_directory if self.is_directory(path) else self.remove)(path)

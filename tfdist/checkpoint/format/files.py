@@ -10,6 +10,7 @@ from tfdist.storage import NotRegularFile, StoragePath, StoredFile, storage_of
 _IS_DAMAGE = {
     errno.ENOENT: "it is missing",
     errno.ELOOP: "it is a link",
+    errno.EFBIG: "it is too large",
     # A bad sector, or a wrong checksum in file systems that have them; over a network it may be temporary.
     errno.EIO: "the disk cannot read it; if it becomes readable again, rename it back",
 }
@@ -33,9 +34,14 @@ def opened(path: StoragePath) -> Iterator[StoredFile]:
       CorruptCheckpointError: the file is missing or not a regular one, or cannot be read from the disk.
       CheckpointError: the system refuses to open or read it, which does not mean that its contents are corrupted.
     """
+    with _translated(path), storage_of(path).open(path) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _translated(path: StoragePath) -> Iterator[None]:
     try:
-        with storage_of(path).open(path) as file:
-            yield file
+        yield
     except NotRegularFile as error:
         raise CorruptCheckpointError(path, "it is not a file") from error
     except OSError as error:
@@ -53,5 +59,5 @@ def read(path: StoragePath) -> bytes:
     Raises:
       CorruptCheckpointError, CheckpointError: see `opened`.
     """
-    with opened(path) as file:
-        return file.read(file.size)
+    with _translated(path):
+        return storage_of(path).read(path)
