@@ -39,16 +39,18 @@ def home(every: int, given: str, environment: Mapping[str, str] = os.environ) ->
 
 
 def _check_private(directory: Path) -> None:
-    """Raises `InputError` if other users could exchange what is in a directory, which may be missing."""
+    """Raises `InputError` if other users could exchange what is in a directory, which may be missing, or the directory."""
     try:
         status = directory.stat()
+        owners = {directory.lstat().st_uid, status.st_uid}  # of a link, and of where it leads
     except OSError:  # missing, or reported when it is created
         return
-    if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
-        why = "another user's" if status.st_uid != os.geteuid() else "writable by all users"
+    is_own = owners == {os.geteuid()}
+    if not is_own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        why = "writable by other users" if is_own else "another user's"
         raise InputError(
             f"Only the user of a run may write to its directory of commits. Received: --commit_dir={directory}, which is "
-            f"{why}. Give a directory of your own, such as /dev/shm/mine."
+            f"{why}. Give a directory of your own with the mode 700, such as /dev/shm/mine."
         )
 
 

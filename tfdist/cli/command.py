@@ -45,6 +45,15 @@ class _HelpWanted(Exception):
     """Raised when `--help` is parsed; later and unknown flags are ignored."""
 
 
+class _FlagValues(absl_flags.FlagValues):
+    """Flags that refuse a flag file which includes itself; absl warns, and ignores the inner one."""
+
+    def _get_flag_file_lines(self, filename: str, parsed_file_stack: list[str] | None = None) -> list[str]:
+        if filename in (parsed_file_stack or []):
+            raise absl_flags.CantOpenFlagFileError(f"flagfile: it includes itself: '{filename}'")
+        return list(super()._get_flag_file_lines(filename, parsed_file_stack))
+
+
 class _HelpFlag(absl_flags.BooleanFlag):
     def parse(self, argument: str | bool) -> None:
         super().parse(argument)
@@ -86,7 +95,7 @@ def run(
     """
     program = f"tfdist.{name}"
     places: dict[str, str] = {}
-    values = absl_flags.FlagValues()
+    values = _FlagValues()
     values.set_gnu_getopt(False)  # the first argument may be another command, whose flags follow it
     try:
         define(values)

@@ -45,6 +45,8 @@ def read(path: str) -> list[Entry]:
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
         raise InputError(f"--config must name a readable text file. Received: {path} ({cause}).") from error
+    except RecursionError as error:
+        raise InputError(f"--config must name a YAML file without deep nesting. Received: {path}.") from error
     except yaml.YAMLError as error:
         raise InputError(f"{_place(path, error)}: {_problem(error)}. --config must name a YAML file.") from error
     if root is None:
@@ -75,8 +77,11 @@ def _value(place: str, node: yaml.Node) -> tuple[str, type, str | None]:
     if isinstance(node, yaml.MappingNode):
         pairs = [f"{_scalar(place, key)}: {_scalar(place, item)}" for key, item in node.value]
         return "; ".join(pairs), dict, None
-    boolean = str(yaml.SafeLoader.bool_values[node.value.lower()]).lower() if node.tag == _BOOL else None
-    return _scalar(place, node), str, boolean
+    text = _scalar(place, node)
+    boolean = (
+        yaml.SafeLoader.bool_values.get(text.lower()) if node.tag == _BOOL else None
+    )  # `!!bool` may precede any text
+    return text, str, None if boolean is None else str(boolean).lower()
 
 
 def _scalar(place: str, node: yaml.Node) -> str:

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import struct
+import zlib
 
 import numpy as np
 import tensorflow as tf
@@ -91,7 +92,7 @@ def _read_idx(path: str) -> np.ndarray:
         if content[:3] != b"\0\0\x08":
             raise ValueError(f"it starts with {content[:3]!r}")
         return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
-    except (OSError, EOFError, ValueError, IndexError, struct.error) as error:
+    except (OSError, EOFError, ValueError, IndexError, struct.error, zlib.error) as error:
         raise InputError(
             f"A file of images or labels must be in gzipped IDX format. Received: {path}: {error}."
         ) from error

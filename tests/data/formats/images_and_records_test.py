@@ -1,6 +1,7 @@
 """Folders of images, and TFRecord files."""
 
 import gzip
+import os
 import shutil
 import struct
 
@@ -115,9 +116,15 @@ def test_a_folder_that_cannot_be_used_is_named(folder, tmp_path):
         load(f"images:{tmp_path}/colours")
     with pytest.raises(InputError, match="red, which has 4 images but no folders. Move the images"):
         load(f"images:{folder}/red")
+    for name in ("a", "b"):
+        (folder / "red" / name).symlink_to(folder)  # which have 2 ** 40 folders
+    assert load(f"images:{folder}/red(labels=False)").train.size == 12
     (folder / "yellow").mkdir()
     (folder / "yellow" / "notes.txt").write_text("none yet")
     with pytest.raises(InputError, match="Received: .*yellow, which has none"):
+        load(f"images:{folder}")
+    os.mkfifo(folder / "yellow" / "pipe.png")
+    with pytest.raises(InputError, match="must be regular files. Received: .*pipe.png"):
         load(f"images:{folder}")
 
 

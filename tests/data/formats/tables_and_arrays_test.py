@@ -2,6 +2,7 @@
 
 import gzip
 import textwrap
+import zipfile
 
 import numpy as np
 import pytest
@@ -122,6 +123,11 @@ def test_a_file_that_is_no_text_is_an_error(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"a,b\n\xff\xfe,2\n")
     with pytest.raises(InputError, match="readable UTF-8 text. Received: .*a.csv"):
         load(f'csv:{tmp_path}/a.csv(label="b")')
+    flipped = bytearray(gzip.compress(FLOWERS.encode() * 9))
+    flipped[20] ^= 255
+    (tmp_path / "a.csv.gz").write_bytes(flipped)
+    with pytest.raises(InputError, match="readable UTF-8 text. Received: .*a.csv.gz: Error -3"):
+        load(f'csv:{tmp_path}/a.csv.gz(label="b")')
 
 
 def test_labels_of_the_test_part_must_be_known(tmp_path):
@@ -216,6 +222,39 @@ def test_other_arrays_are_errors(tmp_path, arrays, says):
     with pytest.raises(InputError, match=says) as error:
         load(saved(tmp_path, **arrays))
     assert "\n" not in str(error.value)
+
+
+def _first_byte(content):
+    """Returns the place of the first compressed byte."""
+    return 30 + int.from_bytes(content[26:28], "little") + int.from_bytes(content[28:30], "little")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda c: {6: 1, c.index(b"PK\1\2") + 8: 1}, "encrypted"),
+        (lambda c: {8: 99, c.index(b"PK\1\2") + 10: 99}, "not supported"),
+        (lambda c: {len(c) - 22: 255}, "not a zip file"),
+        (lambda c: {_first_byte(c): 255}, "Error -3"),
+    ],
+)
+def test_a_damaged_archive_is_an_error(tmp_path, damage, says):
+    np.savez_compressed(tmp_path / "data.npz", x=np.random.default_rng(0).random((100, 2)), y=np.zeros(100, np.int32))
+    content = bytearray((tmp_path / "data.npz").read_bytes())
+    for place, value in damage(content).items():
+        content[place] = value
+    (tmp_path / "data.npz").write_bytes(content)
+    with pytest.raises(InputError, match=f"data.npz, which cannot be read: .*{says}"):
+        load(f"npz:{tmp_path / 'data.npz'}")
+
+
+def test_a_false_shape_is_no_lack_of_memory(tmp_path):
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (9999999999999999,), }\n"
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        for name in ("x.npy", "y.npy"):
+            archive.writestr(name, b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(InputError, match="data.npz, which cannot be read: Unable to allocate"):
+        load(f"npz:{tmp_path / 'data.npz'}")
 
 
 def test_a_file_that_is_no_archive_is_an_error(tmp_path):

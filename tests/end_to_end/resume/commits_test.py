@@ -311,8 +311,13 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path, monkeypatch):
     """Whoever can exchange a commit chooses what the run resumes from."""
     (tmp_path / "mine").mkdir()
     assert in_memory.home(5, str(tmp_path / "mine"), {}) == str(tmp_path / "mine")
-    (tmp_path / "mine").chmod(0o777)
-    with pytest.raises(InputError, match=f"--commit_dir={tmp_path}/mine, which is writable by all users"):
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    assert in_memory.home(5, str(tmp_path / "link"), {}) == str(tmp_path / "link")
+    os.lchown(tmp_path / "link", 12345, -1)
+    with pytest.raises(InputError, match=f"--commit_dir={tmp_path}/link, which is another user's"):
+        in_memory.home(5, str(tmp_path / "link"), {})
+    (tmp_path / "mine").chmod(0o770)
+    with pytest.raises(InputError, match=f"--commit_dir={tmp_path}/mine, which is writable by other users"):
         run(tmp_path / "run", steps=5, commit_every=5, commit_dir=str(tmp_path / "mine"))
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import itertools
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TextIO
 
@@ -66,7 +67,7 @@ def read_table(path: str, delimiter: str, header: bool) -> Table:
     try:
         with _opened(path) as file:
             return _table(path, _rows(path, file, delimiter), header)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise InputError(f"A CSV file must be readable UTF-8 text. Received: {path}: {error}.") from error
 
 

@@ -1,7 +1,8 @@
 """Images in folders, one folder per class."""
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,8 +125,7 @@ def _without_labels(path: str, folder: str, size: Any, channels: int, crop_to_as
 
 
 def _decoding(path: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -> ImageDecoding:
-    with open(path, "rb") as file:
-        return image_decoding(size, channels, crop_to_aspect_ratio, path, file.read())
+    return image_decoding(size, channels, crop_to_aspect_ratio, path, _content(path))
 
 
 def _parts(folder: str) -> tuple[str, str | None]:
@@ -173,16 +173,30 @@ def _folders(folder: str) -> list[str]:
 
 
 def _image_files(folder: str) -> list[str]:
-    """Returns the images in a folder and in the folders inside it, sorted, so that the order is the same everywhere."""
-    found = []
-    for inside, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [os.path.join(inside, name) for name in names if _is_image(name)]
+    """Returns the images in a folder and in the folders inside it, sorted, so that the order is the same everywhere.
+
+    A folder that has several names by links is listed once: it may be part of itself.
+
+    Raises:
+      InputError: a folder cannot be read, or a name is that of a pipe, for example, which would never be read to its end.
+    """
+    found, left, seen = [], [folder], set()
+    while left:
+        inside = left.pop()
+        if (place := os.path.realpath(inside)) in seen:
+            continue
+        seen.add(place)
+        with _readable(inside), os.scandir(inside) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    left.append(entry.path)
+                elif entry.name.lower().endswith(_ENDINGS):
+                    if not entry.is_file():
+                        raise InputError(f"Images must be regular files. Received: {entry.path}. Remove or replace it.")
+                    found.append(entry.path)
     return sorted(found)
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(_ENDINGS) and not name.startswith(".")
 
 
 def _flat(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple[list[str], np.ndarray]:
@@ -193,14 +207,22 @@ def _flat(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple[li
 
 def _check_file(path: str, decoding: ImageDecoding) -> None:
     """Raises `InputError` if a file cannot be read or decoded, or does not have the size of the others."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read()
-    except OSError as error:
-        raise InputError(f"Images must be readable. Received: {path}: {error.strerror}.") from error
-    shape = decoded_shape(path, content, decoding.channels)
+    shape = decoded_shape(path, _content(path), decoding.channels)
     if not decoding.resizes and shape != decoding.shape:
         raise InputError(
             f"Images must have one size, unless they are resized. Received: {path} of {shape[0]} x {shape[1]} pixels, and "
             f"others of {decoding.height} x {decoding.width}. Add size={decoding.height}, for example."
         )
+
+
+def _content(path: str) -> bytes:
+    with _readable(path), open(path, "rb") as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"Images must be readable. Received: {path}: {error.strerror}.") from error
