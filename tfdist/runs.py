@@ -1,5 +1,6 @@
 """List the runs in a directory, or compare runs: the flags that differ, the best values, and their curves as a picture."""
 
+import collections
 import contextlib
 import dataclasses
 import fnmatch
@@ -129,9 +130,9 @@ def _found(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
                     runs.append(read_run(place, name))
             except (InputError, OSError) as error:
                 skipped.append(f"{name} ({_reason(error)})")
-    names = [run.name for run in runs]
+    names = collections.Counter(run.name for run in runs)
     return [
-        run if names.count(run.name) == 1 else dataclasses.replace(run, name=str(run.directory.path)) for run in runs
+        run if names[run.name] == 1 else dataclasses.replace(run, name=str(run.directory.path)) for run in runs
     ], skipped
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.data.reading import everything
 from tfdist.data import load
+from tfdist.data.formats.csv_table import _table
 from tfdist.errors import InputError
 
 FLOWERS = """
@@ -117,6 +118,20 @@ def test_what_is_no_such_table_is_an_error(tmp_path, text, arguments, says):
     with pytest.raises(InputError, match=says) as error:
         load(written(tmp_path, text) + arguments)
     assert "\n" not in str(error.value)
+
+
+def test_reading_is_linear_in_the_columns(tmp_path):
+    class Name(str):
+        __hash__, compared = str.__hash__, 0
+
+        def __eq__(self, other):
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+    names = [Name(number) for number in range(1000)]
+    table = _table("wide.csv", iter([(1, names), (2, ["0"] * 1000)]), header=True)
+    assert [table.column(name, "label") for name in names] == names
+    assert Name.compared < 10_000
 
 
 def test_a_file_that_is_no_text_is_an_error(tmp_path):

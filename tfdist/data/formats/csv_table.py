@@ -1,5 +1,6 @@
 """Reads a CSV file into columns of text."""
 
+import collections
 import csv
 import gzip
 import itertools
@@ -37,11 +38,11 @@ class Table(NamedTuple):
         Raises:
           InputError: there is no such column.
         """
-        names = list(self.columns)
-        if is_integer(name) and -len(names) <= int(name) < len(names):
-            return names[int(name)]
+        if is_integer(name) and -len(self.columns) <= int(name) < len(self.columns):
+            return list(self.columns)[int(name)]
         if str(name) in self.columns:
             return str(name)
+        names = list(self.columns)
         raise InputError(f"{what} must be a column of {self.path}. Received: {name!r}.{nearest(str(name), names[:30])}")
 
     def without_missing(self, names: Sequence[str]) -> "Table":
@@ -98,7 +99,7 @@ def _table(path: str, rows: Iterator[tuple[int, list[str]]], header: bool) -> Ta
     if first is None:
         raise InputError(f"A CSV file must have rows. Received: {path}, which is empty.")
     names = first[1] if header else [str(number) for number in range(len(first[1]))]
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
         raise InputError(
             f"The first line must have different names of columns. Received: {path} with {twice[0]!r} twice. For a file "
             "without names, add header=False."
