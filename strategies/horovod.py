@@ -67,14 +67,14 @@ class Horovod(HasCollectives):
         sets: dict[tuple[int, ...], hvd.ProcessSet] = {}
         plans: list[AllReducePlan] = []
 
-        def process_sets(group: Group | None) -> list[hvd.ProcessSet]:
+        def planned_sets(group: Group | None) -> list[hvd.ProcessSet]:
             plans.append(plan_all_reduce(all_reduce, topology, group, cluster))
             used = distinct_groups([*groups, *plans[0].groups], cluster.size)
             sets.update({ranks: hvd.ProcessSet(ranks) for ranks in used})
             return list(sets.values())
 
         self.group = start_horovod(
-            cluster, join, communication=communication, stall_seconds=3600, process_sets=process_sets
+            cluster, join, communication=communication, stall_seconds=3600, planned_sets=planned_sets
         )
         self.communication = describe_communication()
         self.cluster = cluster

@@ -117,8 +117,9 @@ class Started:
         self.steps.append("group")
         return Others([])
 
-    def init(self, *_):
+    def init(self, options, *_):
         self.steps.append("Horovod")
+        self.options = options
         self.libraries = tuple(os.environ.get(name) for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"))
 
 
@@ -149,8 +150,9 @@ def test_who_exchanges_the_addresses_depends_on_the_library_and_the_launcher(
     monkeypatch, cluster, variables, communication, steps
 ):
     started = Started(monkeypatch, variables)
-    horovod_rendezvous.start_horovod(cluster, started.join, communication=communication)
+    horovod_rendezvous.start_horovod(cluster, started.join, communication=communication, process_sets="dynamic")
     assert started.steps == steps
+    assert started.options == {"process_sets": "dynamic"}
     if "MPI" in steps:
         assert started.libraries == ("mpi", "mpi")
     assert os.environ.get("HOROVOD_CONTROLLER") == variables.get("HOROVOD_CONTROLLER")  # otherwise the user's choice

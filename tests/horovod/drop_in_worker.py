@@ -16,7 +16,7 @@ HAS_HOROVOD = hvd.gloo_built()
 
 def refused_starts() -> list[str]:
     """Returns the errors of `init` for process sets from which Horovod would not recover; in the last, the ranks differ."""
-    wrong = [[hvd.ProcessSet([0, 7])], [hvd.ProcessSet([0]), hvd.ProcessSet([0])], [hvd.ProcessSet([0, 1, 2])], ["set"]]
+    wrong = [[hvd.ProcessSet([0, 7])], [hvd.ProcessSet([0]), hvd.ProcessSet([0])], [hvd.ProcessSet([0, 1, 2])], "set"]
     differing = [hvd.ProcessSet([0])] if json.loads(os.environ["TF_CONFIG"])["task"]["index"] else []
     return [raised(lambda given=given: hvd.init(process_sets=given))[0] for given in (*wrong, differing)]
 

@@ -22,10 +22,11 @@ _HERE = pathlib.Path(__file__).parent
 WITHOUT_HOROVOD = str(_HERE / "without_horovod.py")
 _OPERATIONS = str(_HERE / "operations_worker.py")
 _STALL = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-_OVER_MPI = {"TFDIST_COMMUNICATION": "mpi"}
-_DIFFERS_BY_LIBRARY = ("some_dtypes", "shapes", "process_sets", "joined", "skipped")
+_ADDED_SETS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}  # beside those with which it starts
+_OVER_MPI = {"TFDIST_COMMUNICATION": "mpi", **_ADDED_SETS}
+_DIFFERS_BY_LIBRARY = ("in_sets", "some_dtypes", "shapes", "process_sets", "joined", "skipped")
 _ENGINES: dict[str, tuple[int, list[str], dict[str, str]]] = {
-    "horovod": (3, [_OPERATIONS], {}),
+    "horovod": (3, [_OPERATIONS], _ADDED_SETS),
     "mpi": (3, [_OPERATIONS], _OVER_MPI),
     "mpi, in short": (3, [_OPERATIONS, *_DIFFERS_BY_LIBRARY], _OVER_MPI),
     "without": (2, [WITHOUT_HOROVOD, _OPERATIONS], {_STALL: "8"}),
@@ -40,8 +41,8 @@ def launched(command: Sequence[str], *flags: str, launcher: str = "horovod") -> 
 
 def results(command: Sequence[str], size: int, variables: Mapping[str, str] | None = None) -> Outcomes:
     """Runs ranks of a command of Python, all of which must succeed; returns what each prints as a line of JSON."""
-    of_horovod = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", _STALL: str(STALL_SECONDS)}
-    environment = {**ENVIRONMENT, **of_horovod, "PYTHONPATH": str(_HERE.parents[1]), **(variables or {})}
+    ours = {_STALL: str(STALL_SECONDS), "PYTHONPATH": str(_HERE.parents[1])}
+    environment = {**ENVIRONMENT, **ours, **(variables or {})}
     with processes.job([sys.executable, *command], size, environment) as job:
         ended = job.wait(300)
     assert [end.code for end in ended] == [0] * size, "\n".join(end.output for end in ended)

@@ -19,11 +19,15 @@ def in_both_modes(dtypes: tuple[str, ...]) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module", params=["horovod", "without", OVER_MPI])
 def ranks(request: pytest.FixtureRequest) -> Outcomes:
-    return outcomes(request.param)
+    """The results of each rank of an engine's job, or those of the members of a set in it."""
+    engine, _, of_a_set = request.param.partition("; ")
+    return [rank["inside"] for rank in outcomes(engine)[::2]] if of_a_set else outcomes(engine)
 
 
 WITH_HOROVOD = pytest.mark.parametrize("ranks", ["horovod", OVER_MPI], indirect=True)
 WITHOUT_HOROVOD = pytest.mark.parametrize("ranks", ["without"], indirect=True)
+IN_SETS = ["horovod; in a set", "mpi, in short; in a set"]
+AND_IN_A_SET = pytest.mark.parametrize("ranks", ["horovod", "without", OVER_MPI, IN_SETS[0]], indirect=True)
 BY_LIBRARY = pytest.mark.parametrize("ranks", ["horovod", "mpi, in short", OVER_MPI], indirect=True)
 
 
@@ -71,7 +75,7 @@ def test_every_dtype_is_moved(ranks, dtype, where):
         assert counts == [1] * n
 
 
-@pytest.mark.parametrize("ranks", ["mpi, in short"], indirect=True)
+@pytest.mark.parametrize("ranks", ["mpi, in short", *IN_SETS], indirect=True)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "bool"])
 def test_dtypes_that_mpi_does_not_have_or_that_are_small(ranks, dtype):
     """Horovod sums float16 over MPI by a function of its own."""
@@ -80,7 +84,7 @@ def test_dtypes_that_mpi_does_not_have_or_that_are_small(ranks, dtype):
     test_every_dtype_is_moved(ranks, dtype, "eager")
 
 
-@pytest.mark.parametrize("ranks", ["horovod", "without", "mpi, in short", OVER_MPI], indirect=True)
+@pytest.mark.parametrize("ranks", ["horovod", "without", "mpi, in short", OVER_MPI, *IN_SETS], indirect=True)
 def test_odd_shapes(ranks):
     n = len(ranks)
     uneven = np.arange(2 * n + 1) * n
@@ -111,6 +115,7 @@ def test_odd_shapes(ranks):
         assert rank["constants"] == [[[n, n], [1] * n, 0.0]] * 2
 
 
+@AND_IN_A_SET
 def test_objects_are_signed(ranks):
     """What another job's process has pickled is not unpickled."""
     assert [rank["altered object"].startswith(UNSIGNED) for rank in ranks] == [True] * (len(ranks) - 1) + [False]
@@ -163,6 +168,7 @@ RATIOS = {
 }
 
 
+@AND_IN_A_SET
 @pytest.mark.parametrize("name", RATIOS)
 def test_gradients_are_those_of_finite_differences(ranks, name):
     """Compared with differences of the sum of the ranks' losses, times the factor of Horovod's convention."""
@@ -174,24 +180,30 @@ def test_gradients_are_those_of_finite_differences(ranks, name):
 
 
 @BY_LIBRARY
-def test_process_sets(ranks):
-    members = [ranks[0], ranks[2]]
-    assert [rank["set"] for rank in ranks] == [[2, True], [2, False], [2, True]]
-    for rank in members:
-        assert rank["set allreduce"] == [4.0]
-        assert rank["set allgather"] == [1.0, 3.0]
-        assert rank["set broadcast"] == [3.0]
-        assert rank["set object"] == "2"
+def test_sets_with_which_horovod_starts(ranks):
+    """The mean gradient of ranks 0 and 2 is 3; rank 1 is alone in its set, and takes no part in the optimizer's."""
+    assert [rank["inside"]["optimizer"] for rank in ranks] == [[-3.0], [-2.0], [-3.0]]
+    for rank in ranks:
+        assert "InvalidArgumentError" in rank["inside"]["set of others"]
+        assert "ValueError" in rank["inside"]["set unknown"]
+
+
+@BY_LIBRARY
+def test_sets_that_are_added_later(ranks):
+    assert [rank["set"] for rank in ranks] == [[2, False], [2, True], [2, True]]
+    for rank in ranks[1:]:
+        assert rank["set allreduce"] == [5.0]
         assert rank["set root"] == (
-            "InvalidArgumentError: root_rank must be one of the ranks [0, 2]. Received: 1. Pass another root_rank."
+            "InvalidArgumentError: root_rank must be one of the ranks [1, 2]. Received: 0. Pass another root_rank."
         )
-    assert [rank["set reducescatter"] for rank in members] == [[4.0, 4.0], [4.0]]
-    assert [rank["set alltoall"] for rank in members] == [[0, 20], [1, 21]]
-    assert [rank["set gradient"] for rank in ranks] == [[[2.0]], [[2.0]], [[2.0]]]
-    assert [rank["set gradient of maxima"] for rank in ranks] == [[[3.0]], [[2.0]], [[3.0]]]
+    assert [rank["set gradient"] for rank in ranks] == [[[1.0]], [[2.5]], [[2.5]]]
+    assert [rank["set gradient of maxima"] for rank in ranks] == [[[1.0]], [[3.0]], [[3.0]]]
     assert [rank["set sizes"] for rank in ranks] == [[3, 1]] * 3
-    assert [rank["sizes of a set"] for rank in ranks] == [[2, 1], [2, 0], [2, 1]]
-    assert all(rank["set removed"] for rank in ranks)
+    assert [rank["sizes of a set"] for rank in ranks] == [[2, 0], [2, 1], [2, 1]]
+    for rank in ranks:
+        assert rank["set twice"] == ["ValueError"] * 2
+        assert rank["set removed"] == [True, True, False, True, True]
+        assert not rank["set of all removed"]
 
 
 @BY_LIBRARY

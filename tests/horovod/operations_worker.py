@@ -6,6 +6,8 @@ The arguments are names of functions below; without any, all experiments of the 
 """
 
 import contextlib
+import functools
+import inspect
 import json
 import sys
 import time
@@ -14,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from unittest import mock
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -23,6 +26,8 @@ from tests.horovod.jobs import FLOATS, IN_GRAPHS, MOVED, REDUCED
 from tfdist.errors import TfdistError
 from tfdist.horovod import object_exchange, object_signatures, process
 
+# Existing from the start: the first and the last of three ranks, and the one between them.
+SETS = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1])] if drop_in_worker.HAS_HOROVOD else None
 OPS = (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product)
 found: dict[str, Any] = {}
 
@@ -54,8 +59,47 @@ def values(dtype: str, rank: int) -> tf.Tensor:
     return tf.cast(tf.range(1, 4) + rank, dtype)
 
 
+class InSet:
+    """`tfdist.horovod` with operations in a set, whose ranks are numbered from 0; broadcasts are from its last rank."""
+
+    def __init__(self, process_set: Any):
+        self._set = process_set
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(hvd, name)
+        if not inspect.isfunction(found) or "process_set" not in inspect.signature(found).parameters:
+            return found
+        if name.startswith("broadcast"):
+            return lambda value, root_rank: found(value, self._set.ranks[-1], process_set=self._set)
+        return functools.partial(found, process_set=self._set)
+
+
+def in_sets(rank: int, size: int) -> None:
+    """Experiments in two sets at the same time; over MPI without gradients, for which ranks that share cores poll."""
+    outside, own = dict(found), SETS[rank % 2]
+    found.clear()
+    for experiment in (some_dtypes, shapes, finite_differences)[: 2 if hvd.mpi_enabled() else 3]:
+        experiment(own.rank(), own.size(), hvd=InSet(own))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=SETS[0])
+    variable = keras.Variable([0.0])
+    optimizer.apply([tf.constant([1.0 + rank**2])], [variable])
+    note("optimizer", variable)
+    other, unknown = SETS[1 - rank % 2], hvd.ProcessSet([0])
+    unknown.process_set_id = 10
+    for name, wrong in (("of others", other), ("unknown", unknown)):
+        found[f"set {name}"] = drop_in_worker.raised(lambda wrong=wrong: hvd.allreduce(tf.ones([4]), process_set=wrong))
+    inside = dict(found)
+    found.clear()
+    found.update(outside, inside=inside)
+    process.engine().group.barrier("in_sets")  # Horovod would not wait long for the larger set
+
+
 def some_dtypes(
-    rank: int, size: int, chosen: Collection[str] = ("float16", "bfloat16", "int8", "bool"), graph: bool = False
+    rank: int,
+    size: int,
+    chosen: Collection[str] = ("float16", "bfloat16", "int8", "bool"),
+    graph: bool = False,
+    hvd: Any = hvd,
 ) -> None:
     where = "graph" if graph else "eager"
     for dtype in (dtype for dtype in chosen if dtype in REDUCED):
@@ -91,7 +135,7 @@ def all_dtypes(rank: int, size: int) -> None:
     some_dtypes(rank, size, IN_GRAPHS, graph=True)
 
 
-def shapes(rank: int, size: int) -> None:
+def shapes(rank: int, size: int, hvd: Any = hvd) -> None:
     note("scalar allreduce", hvd.allreduce(tf.constant(1.0 + rank), op=hvd.Sum))
     note("scalar broadcast", hvd.broadcast(tf.constant(1.0 + rank), 1))
     note("empty allreduce", tf.shape(hvd.allreduce(tf.zeros([0, 3]))))
@@ -154,7 +198,7 @@ def adasum(rank: int, size: int) -> None:
     )
 
 
-def finite_differences(rank: int, size: int) -> None:
+def finite_differences(rank: int, size: int, hvd: Any = hvd) -> None:
     """The gradient of each operation, compared with differences of the sum of all ranks' losses."""
     rng = np.random.default_rng(3 + rank)
     start = rng.uniform(0.5, 1.5, 6)
@@ -204,17 +248,13 @@ def finite_differences(rank: int, size: int) -> None:
 
 
 def process_sets(rank: int, size: int) -> None:
-    pair = hvd.add_process_set([0, size - 1])
+    """A set that is added later."""
+    pair = hvd.add_process_set([1, size - 1])
     note("set", [pair.size(), pair.included()])
     if pair.included():
         x = tf.constant([1.0 + rank])
         note("set allreduce", hvd.allreduce(x, op=hvd.Sum, process_set=pair))
-        note("set allgather", hvd.allgather(x, process_set=pair))
-        note("set broadcast", hvd.broadcast(x, size - 1, process_set=pair))
-        note("set reducescatter", hvd.reducescatter(tf.ones([3]) * (1 + rank), op=hvd.Sum, process_set=pair))
-        note("set alltoall", hvd.alltoall(tf.range(2) + 10 * rank, process_set=pair))
-        note("set object", str(hvd.broadcast_object(rank, size - 1, process_set=pair)))
-        note("set root", refused(lambda: hvd.broadcast(x, 1, process_set=pair)))
+        note("set root", refused(lambda: hvd.broadcast(x, 0, process_set=pair)))
     note("set sizes", [f() for f in (hvd.size_op, hvd.process_set_included_op)])
     note("sizes of a set", [f(pair.process_set_id) for f in (hvd.size_op, hvd.process_set_included_op)])
     weights = tf.Variable([1.0])
@@ -223,8 +263,12 @@ def process_sets(rank: int, size: int) -> None:
             loss = tf.reduce_sum(weights * (rank + 1.0))
         tape = hvd.DistributedGradientTape(tape, op=op, process_set=pair)
         note(f"set gradient{name}", tape.gradient(loss, [weights]))
+    found["set twice"] = [drop_in_worker.raised(lambda r=r: hvd.add_process_set(r))[-4] for r in ([2, 1], range(size))]
     hvd.barrier()
-    note("set removed", hvd.remove_process_set(pair))
+    removed = [hvd.remove_process_set(pair), pair.process_set_id is None, hvd.remove_process_set(pair)]
+    again = hvd.add_process_set(pair)
+    note("set removed", [*removed, again is pair, hvd.remove_process_set(pair)])
+    note("set of all removed", hvd.remove_process_set(hvd.global_process_set))
 
 
 @contextlib.contextmanager
@@ -341,14 +385,14 @@ def needs_horovod(rank: int, size: int) -> None:
 
 
 EXPERIMENTS = (earlier_objects, adasum, all_dtypes, shapes, finite_differences, drop_in)
-WITH_HOROVOD = (process_sets, joined, mismatches, skipped)
-WITHOUT_HOROVOD = (needs_horovod, mismatches, left_out)
+WITH_HOROVOD = (in_sets, *EXPERIMENTS, process_sets, joined, mismatches, skipped)
+WITHOUT_HOROVOD = (*EXPERIMENTS, needs_horovod, mismatches, left_out)
 
 
 def main() -> None:
     comm = refused(lambda: hvd.init(comm=[0, 1]))
     refused_starts = drop_in_worker.refused_starts() if drop_in_worker.HAS_HOROVOD else []
-    hvd.init()
+    hvd.init(process_sets=SETS)
     rank, size = hvd.rank(), hvd.size()
     found["who"] = [
         rank,
@@ -367,7 +411,7 @@ def main() -> None:
         bool(hvd.mpi_enabled()),
     ]
     found["comm"], found["refused starts"] = comm, refused_starts
-    experiments = EXPERIMENTS + (WITH_HOROVOD if drop_in_worker.HAS_HOROVOD else WITHOUT_HOROVOD)
+    experiments = WITH_HOROVOD if drop_in_worker.HAS_HOROVOD else WITHOUT_HOROVOD
     for experiment in [globals()[name] for name in sys.argv[1:]] or experiments:
         experiment(rank, size)
     print(json.dumps(found))

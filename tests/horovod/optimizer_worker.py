@@ -370,7 +370,7 @@ def errors() -> None:
 
 
 def main() -> None:
-    hvd.init()
+    hvd.init(process_sets="dynamic")
     folder = pathlib.Path(sys.argv[1])
     found["sparse"] = trained(embedding_model(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), IDS)
     dense = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sparse_as_dense=True)

@@ -50,7 +50,7 @@ def start_horovod(
     *,
     communication: str = "",
     stall_seconds: int = STALL_SECONDS,
-    process_sets: Callable[[Group | None], list[hvd.ProcessSet]] = lambda group: [],
+    planned_sets: Callable[[Group | None], list[hvd.ProcessSet]] = lambda group: [],
     **options: Any,
 ) -> Group:
     """Initializes Horovod in this process, with tfdist's settings unless the environment overrides them.
@@ -61,9 +61,9 @@ def start_horovod(
       communication: the library of its collectives, "gloo" or "mpi"; "auto" for the environment's choice, or
         that of `horovod_automatic.choose`; empty for the environment's choice, or Gloo.
       stall_seconds: seconds after which Horovod aborts an operation that a rank does not submit.
-      process_sets: returns the process sets, which Horovod must know when it starts; called once, with the group unless it
-        is joined through Horovod.
-      **options: arguments of Horovod's `init`.
+      planned_sets: returns the process sets, which Horovod must know when it starts; called once, with the group unless it
+        is joined through Horovod. Without any, those of `options` are used.
+      **options: arguments of Horovod's `init`, including `process_sets`.
 
     Returns:
       The job's group.
@@ -73,7 +73,7 @@ def start_horovod(
     communication, _used["reason"] = _choice(communication, cluster)
     is_placed = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
     if is_placed and not _knows_coordinator(cluster):
-        _init(_with_sets(options, process_sets(None)), communication)
+        _init(_with_sets(options, planned_sets(None)), communication)
         _check_size(cluster, options)
         return join(_with_coordinator(cluster))
     # Joining comes first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
@@ -82,7 +82,7 @@ def start_horovod(
         group.agree("horovod/communication", {"communication": communication}, "--")
     if communication == "auto":
         communication, _used["reason"] = horovod_automatic.choose(group, cluster)
-    options = _with_sets(options, process_sets(group))
+    options = _with_sets(options, planned_sets(group))
     if is_placed and (communication == "gloo" or cluster.source == "MPI"):
         _init(options, communication)
         _check_size(cluster, options)

@@ -65,10 +65,10 @@ def ranks_of(process_sets: Sequence[Any] | str | None, size: int) -> list[list[i
     Raises:
       InputError: an item is not a set, a rank is not in the job, or two sets have the same ranks.
     """
-    if process_sets is None or isinstance(process_sets, str):
+    if process_sets is None or str(process_sets).lower() == "dynamic":
         return []
     listed: list[list[int]] = []
-    for one in process_sets:
+    for one in [process_sets] if isinstance(process_sets, str) else process_sets:
         if not isinstance(one, ProcessSet):
             raise InputError(f"process_sets takes hvd.ProcessSet([...]). Received: {one!r}. Make a set of it.")
         if one.ranks is None:
