@@ -84,6 +84,13 @@ def test_several_backward_passes_of_slices(ranks, worker):
     near(same(ranks, "2 sparse passes"), expected)
 
 
+@pytest.mark.parametrize("where", ["eager", "graph"])
+def test_passes_without_some_gradients_are_one_batch_too(ranks, where):
+    """The ranks' mean is 1.5 times the first rank's sum, in each of two steps; a graph of other variables says so."""
+    assert same(ranks, f"passes without some gradients, {where}").tolist() == [-3.0, -6.0, -36.0]
+    assert "had its first gradient after this tf.function was traced" in ranks[0]["a gradient after tracing"]
+
+
 def test_a_nan_does_not_stay(ranks):
     """The first step is NaN on both ranks; the second gives 1 - ((1 + 2) + (1 + 1)) / 2."""
     for rank in ranks:

@@ -65,10 +65,10 @@ class LocalVariables:
 
     def add(self, variable: Any) -> None:
         """Adds a variable."""
-        self._keys.add(_key(variable))
+        self._keys.add(key_of(variable))
 
     def __contains__(self, variable: Any) -> bool:
-        return _key(variable) in self._keys
+        return key_of(variable) in self._keys
 
 
 class GradientSums:
@@ -306,5 +306,6 @@ def _names(variables: Sequence[Any]) -> list[str]:
     return names
 
 
-def _key(variable: Any) -> int:
+def key_of(variable: Any) -> int:
+    """Returns what identifies a variable; those of Keras and TensorFlow are not hashable."""
     return id(variable.value if isinstance(variable, keras.Variable) else variable)

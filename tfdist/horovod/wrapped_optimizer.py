@@ -36,8 +36,8 @@ class Distributed:
                 self.build(variables)  # type: ignore[attr-defined]
 
         def update() -> tf.Tensor:
-            sums = self.accumulation.taken(grads, variables)
-            base(self.reduction(sums, variables, self.local), variables)
+            sums, every = self.accumulation.taken(variables)
+            base(self.reduction(sums, every, self.local), every)
             return tf.constant(True)
 
         tf.cond(self.accumulation.add(grads, variables), update, lambda: tf.constant(False))
