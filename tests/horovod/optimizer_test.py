@@ -120,6 +120,12 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks, way):
     assert same(ranks, f"loss scale {way}").tolist() == [[-1.5, 4.0], [-1.5, 2.0], [-4.5, 2.0]]
 
 
+@pytest.mark.parametrize("way", ["outside", "inside"])
+def test_a_loss_scale_does_not_count_a_rank_that_has_joined(ranks, way):
+    """The mean of rank 0's gradient and that of the other, which is 0, is 1: 0.5 at a scale of 2."""
+    assert [rank[f"loss scale {way}, joined"] for rank in ranks] == [[-0.5, 2.0], [0.0, 2.0]]
+
+
 def test_a_loss_scale_waits_for_the_ranks_of_its_set_alone(ranks):
     assert ranks[0]["loss scale of a set"] == -1.0
 

@@ -146,7 +146,8 @@ def compression() -> None:
 
 
 def loss_scale() -> None:
-    """An overflow on rank 0 alone: every rank skips the step, whichever way the two are wrapped."""
+    """An overflow on rank 0 alone: every rank skips the step, whichever way the two are wrapped; then rank 1 joins."""
+    going_on: list[tuple[Any, ...]] = []
     for name, wrap in {
         "outside": lambda: hvd.DistributedOptimizer(
             keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), 4.0)
@@ -161,6 +162,13 @@ def loss_scale() -> None:
             step(tf.constant([gradient], tf.float64))
             seen.append([float(variable.numpy()[0]), float(optimizer.dynamic_scale.numpy())])
         found[f"loss scale {name}"] = seen
+        variable.assign([0.0])
+        going_on.append((name, step, variable, optimizer))
+    for _, step, *_ in going_on if hvd.rank() == 0 else ():
+        step(tf.constant([2.0], tf.float64))
+    hvd.join()
+    for name, _, variable, optimizer in going_on:
+        found[f"loss scale {name}, joined"] = [float(variable.numpy()[0]), float(optimizer.dynamic_scale.numpy())]
     alone = hvd.add_process_set([0])
     if alone.included():  # the other rank does not call
         inner = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=alone)

@@ -75,10 +75,11 @@ def needs_communication(model: keras.Model) -> bool:
 
 
 def agreed(finite: tf.Tensor, process_set: Any) -> tf.Tensor:
-    """Returns whether a scalar bool is true on every rank of a set; one small message."""
+    """Returns whether a scalar bool is true on every rank of a set that has not joined; one small message."""
     collectives = engine().collectives_of(process_set)
-    [count] = collectives.all_reduce([tf.reshape(tf.cast(finite, tf.float32), [1])], name="finite")
-    return tf.equal(count[0], float(collectives.size))
+    failed = tf.cast(tf.logical_not(finite), tf.float32)  # a rank that has joined adds 0
+    [count] = collectives.all_reduce([tf.reshape(failed, [1])], name="finite")
+    return tf.equal(count[0], 0.0)
 
 
 at_start(train_with_communication)
