@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("horovod")
 
+import tensorflow as tf
+
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.addresses import Route
@@ -156,6 +158,13 @@ def test_who_exchanges_the_addresses_depends_on_the_library_and_the_launcher(
     if "MPI" in steps:
         assert started.libraries == ("mpi", "mpi")
     assert os.environ.get("HOROVOD_CONTROLLER") == variables.get("HOROVOD_CONTROLLER")  # otherwise the user's choice
+
+
+def test_the_coordinator_is_sent_where_eager_execution_is_disabled(monkeypatch):
+    monkeypatch.setattr(horovod_rendezvous.hvd, "broadcast", lambda tensor, root, name: tensor)
+    with tf.Graph().as_default():
+        found = horovod_rendezvous._with_coordinator(Cluster(0, 2, 0, 2, source="Horovod"))
+    assert found.coordinator.startswith("127.0.0.1:")
 
 
 MPI = {**PLACED, "TFDIST_COMMUNICATION": "mpi"}

@@ -100,7 +100,7 @@ def test_a_nan_does_not_stay(ranks):
 
 
 @pytest.mark.parametrize(("method", "tolerance"), [("fp16", 1e-2), ("text", 2e-2), ("powersgd", 0.5), ("topk", 0.6)])
-def test_compression(ranks, worker, method, tolerance):
+def test_compression_whatever_the_ranks_names_are(ranks, worker, method, tolerance):
     keras.utils.set_random_seed(5)
     wide = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3000), keras.layers.Dense(2)])
     before = np.concatenate([np.ravel(weight) for weight in wide.get_weights()])
@@ -124,6 +124,10 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks, way):
 def test_a_loss_scale_does_not_count_a_rank_that_has_joined(ranks, way):
     """The mean of rank 0's gradient and that of the other, which is 0, is 1: 0.5 at a scale of 2."""
     assert [rank[f"loss scale {way}, joined"] for rank in ranks] == [[-0.5, 2.0], [0.0, 2.0]]
+
+
+def test_a_rank_that_joins_before_its_first_step_is_not_waited_for(ranks):
+    assert ranks[0]["first step after another rank has joined"] == -1.0
 
 
 def test_a_loss_scale_waits_for_the_ranks_of_its_set_alone(ranks):
@@ -263,3 +267,4 @@ def test_different_models_are_named_on_every_rank(ranks):
             'The gradient model/hidden/bias differs: rank 0 has "float64[8]", rank 1 has "float64[9]". '
             "It must be the same on every process."
         )
+        assert rank["other order"].startswith('The gradient number 0 differs: rank 0 has "first", rank 1 has "second".')

@@ -26,10 +26,10 @@ X, Y = RANDOM.normal(size=(ROWS, 6)), RANDOM.normal(size=(ROWS, 2))
 IDS = RANDOM.integers(0, 50, (ROWS, 3))
 
 
-def model_of(seed: int = 1, hidden: int = 8) -> keras.Model:
+def model_of(seed: int = 1, hidden: int = 8, name: str = "model") -> keras.Model:
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(hidden, activation="tanh", name="hidden"), keras.layers.Dense(2, name="last")]
-    return keras.Sequential([keras.Input((6,)), *layers], name="model")
+    return keras.Sequential([keras.Input((6,)), *layers], name=name)
 
 
 def embedding_model() -> keras.Model:
@@ -129,7 +129,8 @@ def compression() -> None:
     }
     for name, method in methods.items():
         keras.utils.set_random_seed(5)
-        wide = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3000), keras.layers.Dense(2)])
+        layers = [keras.layers.Dense(3000), keras.layers.Dense(2)]
+        wide = keras.Sequential([keras.Input((6,)), *layers], name=f"of_rank_{hvd.rank()}")  # as if one had loaded it
         before = np.concatenate([np.ravel(w) for w in wide.get_weights()])
         after = np.array(trained(wide, hvd.DistributedOptimizer(keras.optimizers.SGD(0.001), compression=method)))
         found[f"compression {name}"] = (after - before).tolist()
@@ -164,8 +165,12 @@ def loss_scale() -> None:
         found[f"loss scale {name}"] = seen
         variable.assign([0.0])
         going_on.append((name, step, variable, optimizer))
-    for _, step, *_ in going_on if hvd.rank() == 0 else ():
-        step(tf.constant([2.0], tf.float64))
+    if hvd.rank() == 0:
+        for _, step, *_ in going_on:
+            step(tf.constant([2.0], tf.float64))
+        alone = keras.Variable([0.0])
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)).apply([tf.constant([2.0], tf.float64)], [alone])
+        found["first step after another rank has joined"] = float(alone.numpy()[0])
     hvd.join()
     for name, _, variable, optimizer in going_on:
         found[f"loss scale {name}, joined"] = [float(variable.numpy()[0]), float(optimizer.dynamic_scale.numpy())]
@@ -394,7 +399,11 @@ def errors() -> None:
         refused(lambda: hvd.broadcast_global_variables(0)),
         refused(lambda: hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Max, compression="powersgd(rank=2)")),
     ]
+    pair = [keras.Variable([0.0], name="first"), keras.Variable([0.0], name="second")]
     model = model_of(hidden=8 + (hvd.rank() == hvd.size() - 1))
+    found["other order"] = refused(
+        lambda: hvd.DistributedOptimizer(sgd).apply([tf.ones([1])] * 2, [*pair[:: 1 - 2 * hvd.rank()]])
+    )
     found["different models"] = refused(lambda: trained(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))))
 
 
@@ -415,11 +424,11 @@ def main() -> None:
     copies()
     accumulation()
     compression()
-    loss_scale()
     saving(folder)
     tapes()
     callbacks()
     errors()
+    loss_scale()
     elastic_compression()
     elastic()
     print(json.dumps(found))

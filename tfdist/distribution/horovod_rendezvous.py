@@ -13,6 +13,7 @@ import tensorflow as tf
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 
 from tfdist.cluster.environment import Cluster
+from tfdist.collectives.no_constant_folding import not_constant
 from tfdist.coordination import Group, horovod_store
 from tfdist.coordination.addresses import (
     LOOPBACK,
@@ -249,12 +250,17 @@ def stall_settings(environment: Mapping[str, str], longest: int = STALL_SECONDS)
 
 
 def _with_coordinator(cluster: Cluster) -> Cluster:
-    """Lets rank 0 choose a port for the group and broadcasts the address through Horovod, which is already running."""
+    """Lets rank 0 choose a port for the group and broadcasts the address through Horovod, which is already running.
+
+    In a session, as programs may have disabled eager execution, or configure TensorFlow's devices after `hvd.init`.
+    """
     if cluster.size == 1:
         return cluster
     host = LOOPBACK if cluster.local_size == cluster.size else socket.gethostname()
     address = np.frombuffer(join_address(host, free_port()).encode().ljust(_LONGEST_ADDRESS, b"\0"), np.uint8)
-    sent = hvd.broadcast(tf.constant(address), 0, name="group_address").numpy().tobytes()
+    only_cpus = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=only_cpus) as session:
+        sent = session.run(hvd.broadcast(not_constant(tf.constant(address)), 0, name="group_address")).tobytes()
     return dataclasses.replace(cluster, coordinator=sent.rstrip(b"\0").decode())
 
 

@@ -104,6 +104,10 @@ class Engine(abc.ABC):
     def join(self) -> tf.Tensor:
         """Waits until all ranks are out of data; returns the last rank that joined."""
 
+    def all_take_part(self) -> bool:
+        """Returns whether no rank has joined so far; the ranks that have not must call it together."""
+        return True
+
     @abc.abstractmethod
     def size_of(self, process_set_id: int) -> tf.Tensor:
         """Returns the number of ranks in a set, as a scalar int32."""

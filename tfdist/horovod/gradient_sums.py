@@ -86,7 +86,7 @@ class GradientSums:
           options: how gradients are reduced.
         """
         self.options = options
-        self._plans: set[str] = set()
+        self._plans: dict[str, list[str]] = {}  # names of gradients on the first rank, by what this rank's are
         self._rows: dict[str, bool] = {}
         self._state: dict[_Key, tf.Variable] = {}
         self._kinds: dict[_Key, State] = {}
@@ -143,14 +143,16 @@ class GradientSums:
                 self._rows[name] = self._goes_as_rows(gradient, used, collectives)
         rows = [n for n, g in gradients.items() if self._rows[n] and isinstance(g, tf.IndexedSlices)]
         dense = {n: _dense(g) for n, g in gradients.items() if n not in rows}
-        message = f"{self.options.name}_{self._agreed(used, gradients | alone, rows)}"
+        digest, named = self._agreed(used, gradients | alone, rows)
+        message = f"{self.options.name}_{digest}"
         mean = self.options.op == Average
         before = 1.0 / self.options.gradient_predivide_factor if mean else 1.0
         after = _quotient(self.options.gradient_predivide_factor, used.count(self.options.process_set)) if mean else 1.0
         totals: dict[str, Gradient] = {}
         for i, name in enumerate(rows):
             totals[name] = sum_rows(_scaled_rows(gradients[name], before), collectives, f"{message}/rows{i}")[0]
-        sums = self._dense_sums(list(dense), [scaled(g, before) for g in dense.values()], collectives, message)
+        scaled_before = [scaled(g, before) for g in dense.values()]
+        sums = self._dense_sums([named[name] for name in dense], scaled_before, collectives, message)
         totals |= dict(zip(dense, sums, strict=True))
         return self._totals_alone(alone) | {name: scaled(total, after) for name, total in totals.items()}
 
@@ -233,23 +235,43 @@ class GradientSums:
         for key in self._state.keys() & self._received.keys():
             self._state[key].assign(self._received.pop(key))
 
-    def _agreed(self, used: Engine, gradients: dict[str, Gradient], rows: list[str]) -> str:
-        """Returns a short name for this set of gradients, compared over all ranks when it is first seen."""
+    def _agreed(self, used: Engine, gradients: dict[str, Gradient], rows: list[str]) -> tuple[str, dict[str, str]]:
+        """Returns a short name for this set of gradients and the name of each, the same on all ranks.
+
+        Ranks compare the set when it is first seen. Without a group of these ranks, or once one has joined, names are
+        those of this rank.
+        """
         plan = {name: _described(gradient) + " as rows" * (name in rows) for name, gradient in gradients.items()}
-        digest = hashlib.sha256(json.dumps(list(plan.items())).encode()).hexdigest()[:12]
-        if digest not in self._plans:
-            if self.options.process_set is global_process_set and used.group.size == used.size:
-                _compare(used, digest, plan)
-            self._plans.add(digest)
-        return digest
+        own = _digest(list(plan.items()))
+        if own not in self._plans:
+            compares = self.options.process_set is global_process_set and used.group.size == used.size
+            self._plans[own] = _compared(used, plan) if compares and used.all_take_part() else list(plan)
+        names = dict(zip(plan, self._plans[own], strict=True))
+        return _digest([(names[name], kind) for name, kind in plan.items()]), names
 
 
-def _compare(used: Engine, digest: str, plan: dict[str, str]) -> None:
-    digests = used.group.gather("horovod/gradients", digest, _PLAN_SECONDS)
-    if len(set(digests)) > 1:
+def _compared(used: Engine, plan: dict[str, str]) -> list[str]:
+    """Returns the first rank's names of the gradients; others may have loaded or numbered their layers differently.
+
+    Raises:
+      InputError: on every rank, if dtypes and shapes differ, or if the same names are in another order.
+    """
+    digests = [_digest(list(plan.items())), _digest(list(plan.values())), _digest(sorted(plan))]
+    same, same_kinds, same_names = (
+        len(set(of_ranks)) == 1
+        for of_ranks in zip(*used.group.gather("horovod/gradients", digests, _PLAN_SECONDS), strict=True)
+    )
+    if same:
+        return list(plan)
+    if same_names or not same_kinds:
         used.group.agree("horovod/gradients/named", plan, "The gradient ", _PLAN_SECONDS)
         order = {f"number {i}": name for i, name in enumerate(plan)}
         used.group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
+    return used.group.broadcast("horovod/gradients/names", list(plan), _PLAN_SECONDS)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 def _of_as_many(tensors: list[tf.Tensor], size: int, options: Options) -> list[tf.Tensor]:

@@ -60,6 +60,7 @@ class HorovodEngine(Engine):
         self.cross_rank, self.cross_size = hvd.cross_rank(), hvd.cross_size()
         self.is_homogeneous = hvd.is_homogeneous()
         self.collectives = HorovodCollectives()
+        self._has_joined = False
 
     @staticmethod
     def _started(group: Group | None, joined: Callable[[Group], None], options: dict[str, Any]) -> Group:
@@ -118,7 +119,17 @@ class HorovodEngine(Engine):
 
     def join(self) -> tf.Tensor:
         """See base class."""
-        return hvd.join()
+        last = hvd.join()
+        self._has_joined = True
+        return last
+
+    def all_take_part(self) -> bool:
+        """See base class; False from the first join on, as ranks may then see the same gradients at different times."""
+        if self._has_joined:
+            return False
+        with tf.init_scope():
+            [present] = hvd.allreduce(tf.constant([1]), op=hvd.Sum, name="all_take_part").numpy()
+        return present == self.size
 
     def size_of(self, process_set_id: int) -> tf.Tensor:
         """See base class; evaluated at run time."""
