@@ -100,6 +100,13 @@ def test_commands_and_flags_that_are_shown_exist(name: str):
         assert {flag if flag in known else flag.removeprefix("no") for flag in shown} <= known, command
 
 
+def test_commands_of_horovodrun_name_the_library():
+    """Otherwise a Horovod with MPI needs the mpirun of its environment, which must be activated."""
+    texts = [*TEXTS.values(), *(path.read_text() for path in (ROOT / "examples").rglob("*.flags"))]
+    shown = [command for text in texts for command in re.findall(r"horovodrun (-[^`]*?) python", text)]
+    assert not [command for command in shown if not re.search("--(gloo|mpi|host-discovery-script)", command)]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_flags_that_are_named_in_the_text_exist(name: str):
     """Flags of other programs are listed here: of horovodrun, Slurm, torchrun, and other libraries."""
