@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 
 import keras
 import numpy as np
@@ -15,7 +16,7 @@ from tests import processes
 from tests.data.formats.writing import write_image
 from tfdist import evaluate, predict, train
 from tfdist.checkpoint.format import Part, commit
-from tfdist.cli import weights
+from tfdist.cli import trained_run, weights
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import EvaluateConfig, PredictConfig
 from tfdist.coordination import LocalGroup
@@ -239,6 +240,14 @@ def test_wrong_commands_are_answered_without_tensorflow(arguments, tmp_path):
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("tfdist.predict: ")
     assert not re.search(r"\| +(tensorflow|keras)$", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("module", ["keras_hub.models", "os", ["keras"]])
+def test_modules_that_a_model_names_are_not_imported(module, tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.keras", "w") as archive:
+        archive.writestr("config.json", json.dumps({"module": "keras", "config": [{"module": module}]}))
+    with pytest.raises(ValueError, match="it names the module .*, which is imported only with --safe_mode=false"):
+        trained_run._check_modules(tmp_path / "model.keras")
 
 
 def test_code_that_a_run_names_is_not_run(run, tmp_path):

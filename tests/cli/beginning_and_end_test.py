@@ -1,6 +1,7 @@
 """Opening a strategy for a command, and what is said at the end of a run."""
 
 import dataclasses
+import json
 import math
 import sys
 import time
@@ -139,6 +140,16 @@ def test_the_end_has_the_result_the_best_value_what_is_next_and_the_directory_la
         "model.keras, curves.png, metrics.jsonl and logs are in",
         f"{tmp_path}/a run",
     ]
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [({"strategy": "mirrored", "devices": 2, "augment": "a:b"}, False), ({"dataset": "tfds:a"}, True)],
+)
+def test_the_next_command_has_what_the_flags_of_the_run_need(named, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in RECORDS))
+    run(tmp_path, 1.0, monkeypatch).print_summary(None, TrainConfig(**named))
+    assert ("--safe_mode=false" in capsys.readouterr().out) == said
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class Run(NamedTuple):
         """Prints the results, what to do next, and the directory, on the chief."""
         if self.is_chief:
             flags = ["--checkpoint=best"] if best else []
-            left_out = {*names(config, "training_only"), *names(config, "is_option")}
+            left_out = {"strategy", *names(config, "training_only"), *names(config, "is_option")}
             flags += [] if left_out.issuperset(refused_of_run(config)) else ["--safe_mode=false"]
             print(*summary(self, self.directory.records(), best, " ".join(flags)), sep="\n", flush=True)
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import json
 import tempfile
+import zipfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ from tfdist.reporting import RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of
 from tfdist.trainer.trainer import Trainer
 
+_MODULES = ("None", "builtins", "keras", "tfdist")  # that a model of a run may name in safe mode
 _OF_TRAINING = ("accumulate_steps", "check_sync", "check_sync_every")
 
 
@@ -90,20 +93,20 @@ def opened(run: str, config: TrainedConfig) -> Iterator[Trained]:
         whole = data.load(config.dataset, config.data_dir) if config.dataset else found.data
         trainer = session.make_trainer(found, found.strategy)
         trainer.build(found.data.train)
-        source = _load_weights(trainer, run, config.checkpoint)
+        source = _load_weights(trainer, run, config)
         step = _last_step(run, source) if source.endswith(MODEL_FILE) else trainer.step
         yield Trained(trainer, step, source, whole, trained.batch_size, weights.folder_of(path_of(source)))
 
 
-def _load_weights(trainer: Trainer, run: str, checkpoint: str) -> str:
+def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
     """Loads the weights and returns their path; retries once, as a job that trains may remove what it reads."""
     group = trainer.strategy.group
     for attempt in ("trained", "trained again"):
-        sources = weights.sources(run, checkpoint)
+        sources = weights.sources(run, config.checkpoint)
         with long_timeout("its data or its model") as deadline:
             paths = group.broadcast(attempt, [str(path) for path in sources], deadline)
         if paths[0].endswith(MODEL_FILE):
-            _load_model_file(trainer, path_of(paths[0]))
+            _load_model_file(trainer, path_of(paths[0]), config.safe_mode)
             return paths[0]
         try:
             trainer.resume_from(paths, sets_aside=False)
@@ -169,13 +172,7 @@ def _adapted(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfi
 
 
 def check_runs_nothing(trained: TrainConfig, source: StoragePath, own: Container[str] = ()) -> None:
-    """Refuses what a run names that may choose code, from any package: `keras.models:load_model` could execute anything.
-
-    Args:
-      trained: flags of the run, and of the command.
-      source: where the flags of the run are.
-      own: names of the flags of the command.
-    """
+    """Refuses flags of a run that may choose code, from any package, except `own`, those of the command."""
     if named := [name for name in refused_of_run(trained) if name not in own]:
         code = " ".join(flag_text(name, getattr(trained, name)) for name in named)
         raise InputError(
@@ -193,12 +190,14 @@ def _last_step(run: str, model: str) -> int | None:
     return directory.finished.get("model_step") or (int(records[-1]["step"]) if records else None)
 
 
-def _load_model_file(trainer: Trainer, path: StoragePath) -> None:
+def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> None:
     """Assigns the variables of a saved model to those of the trainer's, which are in the same order."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         local = Path(folder) / path.name
         try:
             storage_of(path).copy_to(path, local)
+            if safe_mode:
+                _check_modules(local)
             saved = keras.models.load_model(local, compile=False)
         except Exception as error:
             raise InputError(
@@ -215,3 +214,12 @@ def _load_model_file(trainer: Trainer, path: StoragePath) -> None:
     for variable, value in zip(ours, theirs, strict=True):
         per_replica = id(variable) in moving
         blocks.assign_value(keras_internals.value_of(variable), per_replica, np.asarray(value))
+
+
+def _check_modules(model: Path) -> None:
+    """Raises `ValueError` for modules of other packages: Keras imports some, perhaps from the current directory."""
+    named: set[str] = set()
+    with zipfile.ZipFile(model) as archive:
+        json.loads(archive.read("config.json"), object_hook=lambda found: named.add(str(found.get("module"))))
+    if others := [module for module in named if module.partition(".")[0] not in _MODULES]:
+        raise ValueError(f"it names the module {others[0]}, which is imported only with --safe_mode=false")
