@@ -1,9 +1,6 @@
 """The commands that evaluate the model of a run, and write its predictions."""
 
 import json
-import os
-import re
-import subprocess
 import sys
 import zipfile
 
@@ -224,22 +221,6 @@ def test_what_is_refused(command, config, message, run):
     kind = {evaluate: EvaluateConfig, predict: PredictConfig}[command]
     with pytest.raises(InputError, match=message):
         command.main(run, kind(**config))
-
-
-@pytest.mark.parametrize("arguments", [["nothing"], [], ["one", "two"], ["nothing", "--chekpoint=best"]])
-def test_wrong_commands_are_answered_without_tensorflow(arguments, tmp_path):
-    environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdist.predict", *arguments],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("tfdist.predict: ")
-    assert not re.search(r"\| +(tensorflow|keras)$", done.stderr, re.MULTILINE)
 
 
 @pytest.mark.parametrize("module", ["keras_hub.models", "os", ["keras"]])
