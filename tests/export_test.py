@@ -203,15 +203,6 @@ def not_called(*args):
     raise AssertionError("It was to be refused before.")
 
 
-def test_a_run_s_folder_that_is_read_only(run, monkeypatch):
-    monkeypatch.setattr("os.access", lambda path, mode: str(path) != run)  # root may write anywhere
-    monkeypatch.setattr("tfdist.cli.session.opened", not_called)
-    with pytest.raises(
-        InputError, match=rf"--output must .* \(no permission to write in {run}\)\. Give another --output"
-    ):
-        export.main(run, ExportConfig())
-
-
 def test_what_the_engine_says_is_not_about_the_file(run, tmp_path, monkeypatch):
     def exhausted(*args, **named):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM. Keep less in memory.")

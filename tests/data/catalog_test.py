@@ -179,7 +179,9 @@ def test_fashion_mnist_that_is_nowhere_names_the_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"not gzip", gzip.compress(b"", mtime=0), gzip.compress(b"\0\0\x08\x01\0\0\0\x05ab", mtime=0)]
+    "content",
+    [b"", b"not gzip", gzip.compress(b"", mtime=0), gzip.compress(b"\0\0\x08\x01\0\0\0\x05ab", mtime=0)]
+    + [gzip.compress(b"", mtime=0)[:10] + b"\xff" * 9],
 )
 def test_a_broken_idx_file_is_named(fashion, content):
     folder, _ = fashion

@@ -239,18 +239,12 @@ def test_other_arrays_are_errors(tmp_path, arrays, says):
     assert "\n" not in str(error.value)
 
 
-def _first_byte(content):
-    """Returns the place of the first compressed byte."""
-    return 30 + int.from_bytes(content[26:28], "little") + int.from_bytes(content[28:30], "little")
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
         (lambda c: {6: 1, c.index(b"PK\1\2") + 8: 1}, "encrypted"),
         (lambda c: {8: 99, c.index(b"PK\1\2") + 10: 99}, "not supported"),
-        (lambda c: {len(c) - 22: 255}, "not a zip file"),
-        (lambda c: {_first_byte(c): 255}, "Error -3"),
+        (lambda c: {30 + c[26] + c[28]: 255}, "Error -3"),  # the first compressed byte
     ],
 )
 def test_a_damaged_archive_is_an_error(tmp_path, damage, says):
