@@ -53,6 +53,8 @@ def test_it_starts_quickly_and_imports_no_tensorflow(launch):
     before = computed_by_children()
     assert launch("true").wait() == 0
     assert computed_by_children() - before < 3.0  # 0.3 s; the time that passes depends on what else runs
+    # Also where the environment is not activated, `python` is the launcher's.
+    assert launch("python", "-c", "import tfdist", PATH="/usr/bin:/bin").wait() == 0
     code = "import sys, tfdist.launch; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=DEADLINE).returncode == 0
 

@@ -101,6 +101,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
         raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
     given: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
     job = Job(**given | parse_processes(given["processes"]))
+    _put_own_programs_first()
     check_program(arguments[0], arguments[1:])
     if job.isolate:
         network_namespace.enter()
@@ -113,6 +114,12 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
         _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
     command.flush(may_lose=True)  # returns the job's exit code even if its output could not be written
     return command.INTERRUPTED if is_ctrl_c else outcome.code
+
+
+def _put_own_programs_first() -> None:
+    """Puts the programs of this Python's environment first on the PATH, as activating it does: `python` is this one."""
+    own = os.path.dirname(os.path.abspath(sys.executable))
+    os.environ["PATH"] = f"{own}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
 @contextlib.contextmanager
