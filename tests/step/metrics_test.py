@@ -128,3 +128,18 @@ def test_a_vector_has_a_number_for_each_element_and_a_matrix_is_refused():
     refused = r"^A metric's result must be .*: confusion with the shape \[2, 2\]\. Return a"
     with pytest.raises(InputError, match=refused):
         keras_internals.metric_results(make_model([Confusion(2)]), [np.zeros((2, 2)), *np.zeros(2)])
+
+
+def test_losses_of_outputs_are_means_over_replicas_and_batches():
+    """Of shares of 3 of 4 rows and of 1; both outputs are recorded by their names."""
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")})
+    model.compile("sgd", {"a": "mse", "b": "mae"})
+    rows = {name: tf.zeros([3, 1]) for name in ("a", "b")}
+    keras_internals.build_losses(model, rows, rows)
+    recorded = metrics.ModelMetrics(model)
+    for terms, count in (([1.5, 0.25], 3), ([0.5, 1.0], 1)):
+        share = metrics.LossShare(tf.constant(0.0), [tf.constant(term) for term in terms], tf.constant(count), 4)
+        recorded.update(rows, rows, None, share)
+    found = recorded.results([np.asarray(variable) for variable in recorded.variables])
+    assert {name: found[name] for name in ("a_loss", "b_loss")} == {"a_loss": 2.0, "b_loss": 1.25}
