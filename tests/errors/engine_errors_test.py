@@ -60,6 +60,40 @@ def test_out_of_memory_shows_its_notes_and_its_cause():
     assert len(line) < 500
 
 
+_GRAPH = "Graph execution error:\n\nDetected at node {} defined at (most recent call last):\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            OpError(_GRAPH + 'File "a.py", line 3, in f\n\nindices[0] = 9\n\t [[{{node g}}]] [Op:__inference_f_1]'),
+            "indices[0] = 9",
+        ),
+        (
+            OpError(
+                _GRAPH
+                + "ValueError: no label\nTraceback (most recent call last):\n\n  File ..\n\nValueError: no label\n\n"
+            ),
+            "ValueError: no label",
+        ),
+        (
+            OpError(
+                "2 root error(s) found.\n  (0) INVALID_ARGUMENT:  too long.\n\t [[{{node g}}]]\n0 successful operations.\n"
+            ),
+            "too long",
+        ),
+        (OpError("{{function_node __wrapped__Mul}} Incompatible shapes [Op:Mul] name: "), "Incompatible shapes"),
+        (
+            ValueError("Exception encountered when calling A.call().\n\n\x1b[1mno x.\x1b[0m"),
+            "Exception encountered when calling A.call(). no x",
+        ),
+    ],
+)
+def test_the_cause_of_an_error_is_its_line(error, line):
+    assert engine_errors.described(error).startswith(f"{type(error).__name__}: {line}")
+
+
 def raised(program):
     try:
         program()

@@ -2,13 +2,14 @@
 
 import pytest
 import tensorflow as tf
-from tfdist.strategies import multiworker
+from tfdist.strategies import mesh, multiworker
 
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
+from tfdist.coordination.addresses import free_port
 from tfdist.coordination.group import LostMember
 from tfdist.distribution import tf_server
-from tfdist.errors import PeerLostError
+from tfdist.errors import InputError, PeerLostError
 
 
 class Losing(LocalGroup):
@@ -42,3 +43,11 @@ def test_servers_that_are_late(monkeypatch, loss, message):
         multiworker.MultiWorker(cluster=Cluster(), join=lambda _: Losing(loss), start_timeout_seconds=7.5)
     assert str(caught.value) == message
     assert limits == [(1, 7.5)]
+
+
+@pytest.mark.parametrize("kind", [multiworker.MultiWorker, mesh.MeshOfDevices])
+def test_a_second_process_with_the_same_task_waits_for_nobody(kind, monkeypatch):
+    cluster = Cluster(1, 2, 1, 2, addresses=("localhost:1", f"localhost:{free_port()}"))
+    monkeypatch.setattr(f"{kind.__module__}.share_cores", lambda *_: None)
+    with tf_server.port_held(cluster), pytest.raises(InputError, match="Give each process a task of its own"):
+        kind(cluster=cluster, join=None)

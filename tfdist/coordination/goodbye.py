@@ -7,6 +7,7 @@ import weakref
 from typing import Protocol
 
 from tfdist.errors import ExitCode, TfdistError, exit_codes
+from tfdist.errors.engine_errors import described
 from tfdist.process import exit_status
 
 
@@ -59,11 +60,4 @@ def goodbye_of(error: BaseException | None) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         code = error.code
         return (int(code) & 0xFF if isinstance(code, int) else int(code is not None)), ""  # as the process ends with
-    return ExitCode.FAILED, f"{type(error).__name__}: {_text(error)}".partition("\n")[0]
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "<exception str() failed>"  # as in a traceback
+    return ExitCode.FAILED, described(error)

@@ -56,7 +56,8 @@ def join(
             token=token,
             timeout=start_timeout,
             places=cluster.addresses,
-            remedy="Set TFDIST_COORDINATOR=host:port to another one, the same for every process.",
+            remedy="Give each process a rank of its own; if another program uses the port, set TFDIST_COORDINATOR=host:port "
+            "to another one, the same for every process.",
         )
     return started(group, start_timeout)
 

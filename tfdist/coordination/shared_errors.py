@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from tfdist.coordination.group import Group, Json, name_member
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.errors import InputError, PeerLostError, Preempted
-from tfdist.errors.engine_errors import one_line
+from tfdist.errors.engine_errors import described, one_line
 
 _LONGEST = 1000  # characters of an error
 
@@ -47,11 +47,10 @@ def _gathered(group: Group, name: str, mine: Json) -> list[Json]:
 
 def _described(error: Exception) -> list[str]:
     """Returns the kind of an error, and its message in one line."""
-    text = one_line(str(error))[:_LONGEST]
     if isinstance(error, InputError):
-        return ["InputError", text]
+        return ["InputError", one_line(str(error))[:_LONGEST]]
     kind = "ValueError" if isinstance(error, ValueError | TypeError) else "Exception"
-    return [kind, f"{type(error).__name__}: {text}"]
+    return [kind, described(error)]
 
 
 def _raised_by(group: Group, member: int, kind: str, text: str) -> Exception:

@@ -39,26 +39,37 @@ def starting(group: Group, processes: int, seconds: float) -> Iterator[None]:
 
 
 def with_addresses(cluster: Cluster, group: Group) -> Cluster:
-    """Checks that this process's port is free; if the environment has no addresses, chooses and exchanges them."""
+    """Returns the cluster; if the environment has no addresses, with those that the processes choose and exchange."""
     if cluster.addresses:
-        _check_free(cluster.addresses[cluster.rank])
-        # Without it, the engine would wait, uninterruptibly and until its deadline, for a process whose port is taken.
-        group.barrier("servers/ports")
+        group.barrier("servers/ports")  # none of `port_held` is listened at any more, to which an engine could connect
         return cluster
     host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
     addresses = group.gather("servers/addresses", f"{host}:{free_port()}")
     return dataclasses.replace(cluster, addresses=tuple(addresses))
 
 
-def _check_free(address: str) -> None:
-    port = int(address.rpartition(":")[2])
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does
+@contextlib.contextmanager
+def port_held(cluster: Cluster) -> Iterator[None]:
+    """Context in which this process joins its group: holds its port in TF_CONFIG, if any, which no other may use.
+
+    A second process with the same task is refused, for which the others would wait until their deadline.
+
+    Raises:
+      InputError: the port is in use.
+    """
+    if not cluster.addresses:
+        yield
+        return
+    address = cluster.addresses[cluster.rank]
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does
         try:
-            probe.bind(("", port))
+            holder.bind(("", int(address.rpartition(":")[2])))
+            holder.listen()
         except OSError as error:
             raise InputError(
                 f"This process's TensorFlow server needs a free port. Received: {address}, which is in use "
-                f"({error.strerror}). End the process that uses it, or choose another port in TF_CONFIG on every "
-                "process."
+                f"({error.strerror}). Give each process a task of its own in TF_CONFIG; if another program uses the port "
+                "(`ss -ltnp`), end it, or choose another port on every process."
             ) from error
+        yield

@@ -28,6 +28,8 @@ _ITEM_BYTES = {
 _OPERATION = re.compile(r"see current operation: [^\n]*?\"tf\.(\w+)\"")  # in DTensor's messages
 _WITHOUT_LAYOUTS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
 _REFUSED = re.compile(r"\bInputError: (.*)\nTraceback")
+_SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
+_NODE = re.compile(r"\{\{\w+ \S+\}\} ?")  # names an operation or a function of a graph
 _LONGEST_CAUSE = 300
 
 
@@ -46,13 +48,13 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     if found is None:
         return None
     notes = ", ".join(getattr(error, "__notes__", ()))
-    text = re.sub(r"\{\{[^}]*\}\} ?", "", one_line(str(found)))  # TensorFlow's graph location
+    text = _NODE.sub("", one_line(str(found)))
     size = _asked_for(text)
     cause = f"{type(found).__name__}: {text}"
     lack = OutOfMemoryError(
         f"Out of memory{f' ({notes})' if notes else ''}{f': tried to allocate {size}' if size else ''}. Lower "
         "--batch_size, or spread it over more --devices. "
-        f"{cause if len(cause) <= _LONGEST_CAUSE else f'{cause[:_LONGEST_CAUSE]}...'}"
+        f"{shortened(cause)}"
     )
     lack.__cause__ = error
     return lack
@@ -99,6 +101,30 @@ def refusal_inside(error: BaseException) -> InputError | None:
     """Returns the `InputError` raised by Python code that an operation of TensorFlow has called; None without one."""
     found = _REFUSED.search(str(error))
     return InputError(found[1]) if found else None
+
+
+def described(error: BaseException) -> str:
+    """Returns the type of an error and its cause, in one line without a full stop."""
+    text = cause(error)
+    return f"{type(error).__name__}: {shortened(text)}" if text else type(error).__name__
+
+
+def cause(error: BaseException) -> str:
+    """Returns an error's message in one line; for one raised while TensorFlow runs a graph, the line with the cause."""
+    try:
+        text = str(error)
+    except Exception:
+        return "<exception str() failed>"  # as in a traceback
+    if "OpError" not in _class_names(error):
+        return _NODE.sub("", one_line(text)).rstrip(".")
+    lines = [line for line in map(str.strip, text.splitlines()) if not _SUMMARY.search(line)]
+    several = [line.split(":", 1)[-1].strip() for line in lines if line.startswith("(0)")]
+    return _NODE.sub("", (several or lines[-1:] or [one_line(text)])[0]).partition(" [Op:")[0].rstrip(".")
+
+
+def shortened(text: str) -> str:
+    """Returns the beginning of a text that is too long for a message."""
+    return text if len(text) <= _LONGEST_CAUSE else f"{text[:_LONGEST_CAUSE]}..."
 
 
 def one_line(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import InputError, names_arguments
-from tfdist.errors.engine_errors import one_line
+from tfdist.errors.engine_errors import described
 from tfdist.errors.number_checks import is_integer, is_number
 from tfdist.finders.batch_size import BatchSizes, search
 from tfdist.finders.memory_limit import available_bytes
@@ -82,4 +82,4 @@ def _speed(folder: pathlib.Path) -> float:
 
 def _error(folder: pathlib.Path, rank: int) -> str:
     result = pickled_call.read_result(folder, rank)
-    return one_line(f"{type(result.error).__name__}: {result.error}") if result and result.error else ""
+    return described(result.error) if result and result.error else ""

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import InputError
+from tfdist.errors.engine_errors import described
 from tfdist.horovod import tape
 from tfdist.horovod.engine import needs_horovod
 from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
@@ -86,7 +87,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         except tf.errors.UnknownError as error:  # TensorFlow's error for a failure of Horovod
             if "Horovod" not in str(error):
                 raise
-            _log.warning("Horovod failed: %s", str(error).splitlines()[0])
+            _log.warning("Horovod failed: %s", described(error))
             raise HorovodInternalError(str(error)) from error
 
     if horovod_elastic and os.environ.get("HOROVOD_ELASTIC") != "1":

@@ -16,7 +16,7 @@ from tfdist.collectives.trace_check import TRACING_SECONDS
 from tfdist.data.batches import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.errors.engine_errors import one_line
+from tfdist.errors.engine_errors import described
 from tfdist.keras_fit.one_device import Replica
 from tfdist.keras_fit.replica_batch import few_rows
 
@@ -107,9 +107,7 @@ class BothWays:
                 found = function(batch)
         except InputError:
             raise
-        except tf.errors.InvalidArgumentError as error:
-            problem = f"{type(error).__name__}: {one_line(error.message)}"
-        except (ValueError, TypeError) as error:
-            problem = f"{type(error).__name__}: {one_line(str(error))}"
+        except (tf.errors.InvalidArgumentError, ValueError, TypeError) as error:
+            problem = described(error)
         self.agree(problem)
         return found

@@ -8,6 +8,7 @@ from tfdist.coordination import Group
 from tfdist.coordination.job_token import job_token, with_flags
 from tfdist.coordination.join import serve_group, started
 from tfdist.errors import ExitCode, PeerLostError, exit_codes
+from tfdist.errors.engine_errors import described
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.signals import ENDING
@@ -35,7 +36,7 @@ def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
     try:
         yield started(group, job.start_timeout_seconds)
     except BaseException as error:
-        group.leave(1, f"{type(error).__name__}: {error}".partition("\n")[0])
+        group.leave(1, described(error))
         raise
     finally:
         group.leave()

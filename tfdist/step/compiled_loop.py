@@ -108,7 +108,12 @@ def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
 
 
 def not_finite(
-    step: int, loss: float, result: LoopResult, variables: Sequence[keras.Variable], scale: float | None
+    step: int,
+    loss: float,
+    result: LoopResult,
+    variables: Sequence[keras.Variable],
+    scale: float | None,
+    places: Sequence[str] = (),
 ) -> NotFiniteError:
     """Returns the error to raise when a run cannot continue.
 
@@ -118,17 +123,19 @@ def not_finite(
       result: result of the call of the loop that ended with it.
       variables: trainable variables.
       scale: loss scale; None without loss scaling.
+      places: where the data has NaN or inf, as far as it was looked at.
     """
+    of_data = f"The data has NaN or inf in {' and in '.join(places)}: remove or replace these values." if places else ""
     if scale is not None:
         return NotFiniteError(
             "The limit of consecutive skipped steps (--max_skipped_steps) was reached, because gradients were not "
             f"finite: the last is step {step}, with a loss of {loss:g} and the loss scale at {scale:g}. The weights "
-            "are those of the last good step. Try a lower --learning_rate, or --precision=mixed_bfloat16."
+            f"are those of the last good step. {of_data or 'Try a lower --learning_rate, or --precision=mixed_bfloat16.'}"
         )
     bad = [v.path for v, good in zip(variables, result.gradient_finite.numpy(), strict=True) if not good]
     where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""
-    remedy = "Look for inf and NaN in the data" if step == 0 else "Try a lower --learning_rate"
-    return NotFiniteError(f"The loss is {loss:g} at step {step}.{where} {_left_weights(step, result)} {remedy}.")
+    remedy = of_data or f"Look for inf and NaN in the data{', or try a lower --learning_rate' if step else ''}."
+    return NotFiniteError(f"The loss is {loss:g} at step {step}.{where} {_left_weights(step, result)} {remedy}")
 
 
 def _left_weights(step: int, result: LoopResult) -> str:

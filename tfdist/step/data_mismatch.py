@@ -12,10 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import InputError, TfdistError
-from tfdist.errors.engine_errors import one_line, refusal_inside
+from tfdist.errors import InputError, TfdistError, engine_errors
+from tfdist.errors.engine_errors import described, one_line, refusal_inside, shortened
 
-_LONGEST_CAUSE = 300
 _CAST = re.compile(r"Cast \w+ to \w+ is not supported")  # any other lack of an implementation is not the data's fault
 _PARTS = ("x", "y", "sample_weight")
 _KERAS, _TENSORFLOW = (str(pathlib.Path(library.__file__).parent) + os.sep for library in (keras, tf))
@@ -27,8 +26,6 @@ _PYTHON = (threading.__file__, contextlib.__file__)  # between a strategy and wh
 _NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Python code in the graph, failed
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
-_SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
-_NODE = re.compile(r"\{\{\w+ \S+\}\} ?")  # names an operation or a function of a graph
 # Words in errors caused by data that does not fit; any other error is a bug, and is raised unchanged.
 _OF_THE_DATA = re.compile(
     r"shape|rank|dim|size|dtype|type|cast|incompatible|compatible|broadcast|label|input|structure|outputs|range|bound|argument",
@@ -64,8 +61,7 @@ def must_fit(element_spec: Any) -> Iterator[None]:
         if not _OF_THE_DATA.search(str(error)) or _OF_THE_ENGINE.search(str(error)):
             raise
         parts = [f"{name} {_written(part)}" for name, part in zip(_PARTS, element_spec, strict=False)]
-        cause = _cause(error)
-        if found := _LABEL.search(cause):  # the rest of the message is all labels of the batch
+        if found := _LABEL.search(engine_errors.cause(error)):  # the rest of the message is all labels of the batch
             raise InputError(
                 f"Labels must be in 0..{int(found[2]) - 1}, because the model has {found[2]} outputs. Received: {found[1]}. "
                 f"Number the classes from 0, or give the model's last layer more units.{_notes(error)}"
@@ -77,16 +73,11 @@ def must_fit(element_spec: Any) -> Iterator[None]:
         ) from error
 
 
-def described(error: Exception) -> str:
-    """Returns the type of an error and its cause, in one line without a full stop."""
-    return f"{type(error).__name__}: {_shortened(_cause(error))}"
-
-
 def not_compilable(cause: str) -> InputError:
     """Returns the error for a step that XLA cannot compile, with the cause."""
     return InputError(
         "--jit_compile needs a forward and backward pass that XLA compiles and that does not communicate (synchronized "
-        f"BatchNorm and masked losses do). Received: {_shortened(one_line(cause))} Leave --jit_compile out, or change the "
+        f"BatchNorm and masked losses do). Received: {shortened(one_line(cause))} Leave --jit_compile out, or change the "
         "model."
     )
 
@@ -112,19 +103,6 @@ def _is_of_own_step(error: BaseException) -> bool:
 
 def _in_keras(places: list[tuple[str, str]]) -> bool:
     return any(path.startswith(_KERAS) for path, _ in places) and places[-1][0].startswith(_LIBRARIES)
-
-
-def _cause(error: Exception) -> str:
-    """Returns the error's message in one line; for an error raised while running a graph, the line with the cause."""
-    if not isinstance(error, tf.errors.OpError):
-        return one_line(str(error)).rstrip(".")
-    lines = [line for line in _stripped(error.message).splitlines() if not _SUMMARY.search(line)]
-    several = [line.split(":", 1)[-1].strip() for line in lines if line.startswith("(0)")]
-    return _NODE.sub("", (several or lines[-1:] or [one_line(error.message)])[0])
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_CAUSE else f"{text[:_LONGEST_CAUSE]}..."
 
 
 def _stripped(text: str) -> str:

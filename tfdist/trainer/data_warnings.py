@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.coordination.timeouts import long_timeout
-from tfdist.data import Examples, explained_reading
+from tfdist.data import Examples, Pipeline, Source, explained_reading
 from tfdist.data.adapters import about_evaluation
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.tensor_layouts import TensorLayouts
@@ -228,6 +228,23 @@ def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
     else:
         text = f"{cause[0].upper()}{cause[1:]}. Check the evaluation data for NaN, inf and very large values."
     warn_once(text, situation=_EVALUATION)
+
+
+def where_not_finite(data: Examples, batch_size: int, seed: int, first: int) -> list[str]:
+    """Returns where the batch of a step has NaN or inf; of data without random access, where its first examples have.
+
+    Args:
+      data: data for training.
+      batch_size: global batch size.
+      seed: seed of the order of examples.
+      first: number of examples used before the step.
+    """
+    source = data.sample
+    if not isinstance(source, Source):
+        return data_check.not_finite(_sample(data))
+    batches = Pipeline(source, batch_size, seed, first).dataset([0], 1)
+    with explained_reading(source):
+        return data_check.not_finite(data_check.as_arrays(next(iter(batches))))
 
 
 def _values(places: list[str], result: str) -> str:

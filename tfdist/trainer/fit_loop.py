@@ -27,7 +27,7 @@ from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.trainer.balancing import Balancing
 from tfdist.trainer.callbacks import Callbacks, evaluated, validation_logs
-from tfdist.trainer.data_warnings import check_examples
+from tfdist.trainer.data_warnings import check_examples, where_not_finite
 from tfdist.trainer.description import describe
 from tfdist.trainer.fit_arguments import Epochs
 from tfdist.trainer.history import History
@@ -300,7 +300,9 @@ class FitLoop:
         state, program = self._state, self._program
         state.step += len(losses) - 1
         state.progress.add(losses[:-1], counted[:-1], program.drain())
-        raise not_finite(state.step, losses[-1], result, self._model.trainable_variables, program.loss_scale)
+        first, variables = self._position.before(state.step), self._model.trainable_variables
+        places = where_not_finite(self._source, self._batch_size, program.settings.seed, first)
+        raise not_finite(state.step, losses[-1], result, variables, program.loss_scale, places)
 
     def _stopped(self) -> bool:
         """Returns whether a callback of any rank requests a stop; the watchdog covers the wait for the other ranks."""
