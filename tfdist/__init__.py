@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from tfdist.process import quiet_tensorflow, uncaught_errors
+from tfdist.process import keras_backend, quiet_tensorflow, uncaught_errors
 
 if TYPE_CHECKING:
     from tfdist import collectives, data, errors, gradients, layers, models, optimizers
@@ -36,6 +36,7 @@ __version__ = "0.1.0"
 quiet_tensorflow.filter_stderr_on_import()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 uncaught_errors.end_with_exit_codes()
+keras_backend.check_on_import()
 # A Horovod with MPI loads UCX, which would handle SIGHUP, SIGSEGV and others from its import on.
 os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
 os.environ.setdefault("UCX_HANDLE_ERRORS", "")

@@ -103,6 +103,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     job = Job(**given | parse_processes(given["processes"]))
     _put_own_programs_first()
     check_program(arguments[0], arguments[1:])
+    start_method.check_imports(arguments, os.environ)
     if job.isolate:
         network_namespace.enter()
     arrived: list[int] = []

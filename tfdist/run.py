@@ -57,7 +57,7 @@ def _check_script(script: pathlib.Path) -> None:
     Raises:
       InputError: it is not.
     """
-    if not script.is_file():
+    if not os.path.isfile(script):  # a `pathlib.Path` raises an error if its directory may not be entered
         raise InputError(f"The script must be a file. Received: {script}.")
     if script.suffix == ".ipynb":
         raise InputError(

@@ -3,6 +3,7 @@
 import importlib.metadata
 import resource
 import socket
+import sys
 
 import pytest
 
@@ -144,6 +145,13 @@ def test_tokens(tmp_path):
 def test_an_interface_that_is_not_there():
     [warning] = [found for found in bad(network.section({"HOROVOD_GLOO_IFACE": "none0"})) if "none0" in found.text]
     assert warning.remedy == "unset HOROVOD_GLOO_IFACE"
+
+
+def test_another_backend_of_keras_is_told_without_an_import(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    found, section = frameworks.probe(None, 1.0)
+    assert found.problem and [each.remedy for each in section.findings] == ["Set KERAS_BACKEND=tensorflow"]
 
 
 def test_tools_that_a_build_needs_come_first(monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ from tfdist.config.fields import names
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
+from tfdist.reporting.file_errors import entering
 from tfdist.storage import StoragePath, path_of, storage_of
 
 AUTO, NEVER = "auto", "never"
@@ -31,6 +32,7 @@ class Origin(NamedTuple):
     continues_run: bool
 
 
+@entering()
 def origin(
     resume: str,
     directory: RunDirectory,
@@ -74,6 +76,7 @@ def overwrites(directory: RunDirectory, flags: Mapping[str, Any], launched: str 
     return bool(flags.get("overwrite")) and directory.is_run and not _is_again(directory, launched)
 
 
+@entering()
 def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], launched: str = "") -> str:
     """Returns what to say about a run that has finished and has nothing left to do, else ""; see `origin`."""
     if overwrites(directory, flags, launched) or not _is_own_run(resume, directory, launched):

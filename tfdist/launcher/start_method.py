@@ -13,7 +13,7 @@ from tfdist.launcher.child import Start
 from tfdist.launcher.fork_server import TRAINING_IMPORTS, ForkServer, can_fork
 from tfdist.launcher.local_process import LocalProcess, NewProcess
 from tfdist.launcher.orphan_guard import OrphanGuard
-from tfdist.process import status_line
+from tfdist.process import keras_backend, status_line
 
 METHODS = ("auto", "forkserver", "spawn")  # the names of `multiprocessing`
 _COMMANDS = ("tfdist.train", "tfdist.run", "tfdist.verify", "tfdist.bench")
@@ -50,6 +50,17 @@ def as_module(command: Sequence[str], environment: Mapping[str, str]) -> Sequenc
     return [python, "-m", f"{_PACKAGE}.{arguments[0]}", *arguments[1:]] if is_ours else command
 
 
+def check_imports(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raises `InputError` if ranks that run a command of tfdist would import Keras with another backend than TensorFlow."""
+    if _is_ours(as_module(command, environment)):
+        keras_backend.check()
+
+
+def _is_ours(module: Sequence[str]) -> bool:
+    """Returns whether a command is one of tfdist; a program of a user may set variables that are read by the imports."""
+    return [*module[1:2]] == ["-m"] and module[2] in _COMMANDS
+
+
 @contextlib.contextmanager
 def opened(
     method: str,
@@ -77,13 +88,12 @@ def opened(
     """
     module = as_module(command, environment)
     possible = sys.platform == "linux" and can_fork(module, environment)
+    is_ours = possible and _is_ours(module)
     if method == "forkserver" and not possible:
         raise InputError(
             "--start_method=forkserver needs Linux, and a program for the Python interpreter of the launcher, without "
             f'options for the interpreter. Received: "{" ".join(command[:2])}". Leave it out.'
         )
-    # A program of a user may set variables that are read by the imports.
-    is_ours = possible and module[1] == "-m" and module[2] in _COMMANDS
     if method == "spawn" or not possible or (method == "auto" and not (is_ours and starts_several)):
         yield NewProcess
         return

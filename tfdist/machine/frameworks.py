@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from tfdist.config.strategy_declaration import SmokeTest
 from tfdist.machine.children import Children
 from tfdist.machine.report import Finding, Section, Status
+from tfdist.process import keras_backend
 
 _HOROVOD = "horovod"
 _PROCESSES = 2  # for which `auto` is asked
@@ -56,9 +57,10 @@ def probe(children: Children, seconds: float) -> tuple[Frameworks, Section]:
       children: starts the processes.
       seconds: deadline of each import.
     """
-    problem = children.import_problem(seconds)
+    wrong_backend = keras_backend.problem()
+    problem = wrong_backend or children.import_problem(seconds)
     if problem:
-        remedy = "pip install --force-reinstall tensorflow keras"
+        remedy = keras_backend.REMEDY if wrong_backend else "pip install --force-reinstall tensorflow keras"
         finding = Finding(Status.FAILED, f"TensorFlow and Keras cannot be imported: {problem}", remedy)
         return Frameworks(problem, 0, None, None), Section(
             "frameworks",

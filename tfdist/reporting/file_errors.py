@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from tfdist.errors import WriteError
+from tfdist.errors import InputError, WriteError
 from tfdist.errors.engine_errors import one_line
 from tfdist.storage import AnyPath, path_of, storage_of
 
@@ -64,3 +64,15 @@ class GrowingFile:
         """Closes the file."""
         with must_write(self._path):
             self._file.close()
+
+
+@contextlib.contextmanager
+def entering() -> Iterator[None]:
+    """Context, or decorator, that raises an `InputError` if the directory of a run may not be entered."""
+    try:
+        yield
+    except PermissionError as error:
+        raise InputError(
+            f"The directory of a run must be one that may be entered. Received: {error.filename} ({error.strerror}). Give "
+            "another one, or fix its permissions."
+        ) from error

@@ -1,12 +1,14 @@
 """What a run begins with, depending on --resume and the contents of its directory."""
 
+import errno
 import os
 
 import numpy as np
 import pytest
 
 from tfdist.checkpoint.format import Part, commit
-from tfdist.cli.resume import FIXED, origin
+from tfdist.cli.resume import FIXED, finished, origin
+from tfdist.cli.weights import sources
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
@@ -40,6 +42,16 @@ def paths(directory: RunDirectory, *steps: int) -> list[str]:
 def test_a_new_directory_is_a_beginning(resume, directory):
     assert origin(resume, directory, FLAGS) == ([], False)
     assert not directory.path.exists()
+
+
+@pytest.mark.parametrize("look", [origin, finished, lambda resume, directory, _: sources(str(directory.path), "best")])
+def test_a_directory_that_may_not_be_entered_is_bad_input(look, directory, monkeypatch):
+    def refuse(path, **_):  # the superuser may enter any
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(InputError, match=r"may be entered. Received: .*run.* \(Permission denied\)"):
+        look("auto", directory, FLAGS)
 
 
 def test_a_run_goes_on_from_its_newest_checkpoint(directory):
