@@ -103,6 +103,9 @@ ON_PROCESSES = {
         ),
         "late order and a stop": (" in batches 8 to 10 of fit",),
         "other sizes": ("InputError: data: batches differs: rank 0 has 3, rank 1 has 4",),
+        "other epochs": ('InputError: epochs differs: rank 0 has "2", rank 1 has "3".',),
+        "a trainer's epochs": ('InputError: epochs differs: rank 0 has "2", rank 1 has "3".',),
+        "a cache in a file": ('one process alone. Received: cache("', "Append the rank to its name"),
         "another batch": ("InputError: train_on_batch: the bytes of the batch differs",),
     },
     "multiworker": {

@@ -18,6 +18,7 @@ from tfdist.trainer.callbacks import chosen
 _BATCH_EVENTS = ("on_batch_begin", "on_batch_end")
 _TRAIN_EVENTS = (*_BATCH_EVENTS, "on_train_batch_begin", "on_train_batch_end")
 _TEST_EVENTS = ("on_test_batch_begin", "on_test_batch_end")
+LENGTH = ("epochs", "initial_epoch", "validation_freq")  # arguments; batches in a pass are compared with the data
 ENDLESS = 0  # instead of a number of batches
 _numbers = itertools.count(1)
 

@@ -19,6 +19,7 @@ from tfdist.config.fields import names
 from tfdist.config.run_config import RunConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data.batches import ReplicaRows, checksum, part
+from tfdist.data.cache_files import check_cache_files
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit import call_agreement
@@ -185,6 +186,7 @@ class Distributed:
         with long_timeout("its data") as deadline:
             self.strategy.peers.agree("data/form", {"form of a batch": str(spec)}, "data: ", deadline)
             self.strategy.group.agree("data/size", {"batches": in_a_pass}, "data: ", deadline)
+        check_cache_files(self.strategy.group, batches)
         self._make_ready(spec)
         name, seconds = f"{self._call.name} {self._call.number}", self._options.stall_shutdown_seconds
         self._call.data.append(GlobalBatches(batches, self.strategy, name, in_a_pass, seconds, spec))
@@ -197,6 +199,8 @@ class Distributed:
         """Context of a Keras method: silent except on the chief, with as many steps per call as callbacks allow."""
         listed = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
         looked = self._announce(name, call_agreement.look_at_batches(listed, training=name == "fit"))
+        length = {key: str(given[key]) for key in call_agreement.LENGTH if key in given}
+        self.strategy.group.agree("call/length", length, deadline=self._options.stall_shutdown_seconds)
         if not self._call.name:  # a nested call has the same weights
             self._placement.equalize(self.model)
         passes = [] if given.get("kwargs", {}).get("_use_cached_eval_dataset") else call_agreement.passes(given)

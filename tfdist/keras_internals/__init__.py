@@ -5,7 +5,7 @@
 
 from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
-from tfdist.keras_internals.data import Adapted, adapted, array_of, count_rows, is_batched
+from tfdist.keras_internals.data import Adapted, adapted, array_of, cache_files, count_rows, is_batched
 from tfdist.keras_internals.dataflow import assigned_from, assigned_since, count_operations, feeds_back
 from tfdist.keras_internals.deferred import (
     deferred_weights,
@@ -229,6 +229,7 @@ __all__ = [
     "overridden",
     "own_compiled_metrics",
     "bytes_of",
+    "cache_files",
     "callback_state",
     "captured_through",
     "mask_and_logits",

@@ -80,6 +80,14 @@ def count_rows(dataset: tf.data.Dataset, of_first: int) -> int | None:
     return rows if rows >= 0 and min(size, rows) == of_first else None
 
 
+def cache_files(data: Any) -> list[str]:
+    """Returns the files in which a data set of `tf.data`, or those that it is made of, cache elements."""
+    if not isinstance(data, tf.data.Dataset):
+        return []
+    name = data._filename.numpy().decode() if type(data).__name__ == "CacheDataset" else ""
+    return [*([name] if name else []), *(file for made in data._inputs() for file in cache_files(made))]
+
+
 def adapted(data: Any) -> Adapted:
     """Returns batches of a Python generator or a data loader, as Keras's `fit` reads them.
 

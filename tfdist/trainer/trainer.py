@@ -12,6 +12,7 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.data import DataSet, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
+from tfdist.data.cache_files import check_cache_files
 from tfdist.distribution.strategy import current_strategy
 from tfdist.errors import InputError, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
@@ -215,6 +216,10 @@ class Trainer(Evaluates):
           DesyncError: replicas have diverged.
         """
         callbacks = check_fit(callbacks, class_weight, schedule, checks, reporting, checkpoints)
+        check_cache_files(self.strategy.group, x, validation_data)
+        length = {"epochs": epochs, "steps": steps, "steps_per_epoch": steps_per_epoch, "initial_epoch": initial_epoch}
+        length |= {"batch_size": batch_size, "validation_steps": validation_steps, "validation_freq": validation_freq}
+        self.strategy.group.agree("fit/length", {name: str(value) for name, value in length.items()})
         given = fit_arguments(
             x,
             y,

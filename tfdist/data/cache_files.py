@@ -1,0 +1,34 @@
+"""Files in which `tf.data` caches elements: each is written by one process, and then read by any number of them."""
+
+import collections
+import os
+import socket
+from typing import Any
+
+from tfdist import keras_internals
+from tfdist.coordination import Group
+from tfdist.coordination.timeouts import long_timeout
+from tfdist.errors import InputError
+
+
+def check_cache_files(group: Group, *data: Any) -> None:
+    """Checks that no two processes of a host would write the same cache; every process must call it.
+
+    Args:
+      group: group of the job's processes.
+      *data: data in any form, of which only that of `tf.data` can have files.
+
+    Raises:
+      InputError: on every process, that they would: TensorFlow fails, or reads a cache that is not complete.
+    """
+    files = {os.path.abspath(file) for each in data for file in keras_internals.cache_files(each)}
+    mine = [[socket.gethostname(), file] for file in sorted(files) if not os.path.exists(f"{file}.index")]
+    with long_timeout("its data") as deadline:
+        everyone = group.gather("data/caches", mine, deadline)
+    counts = collections.Counter((host, file) for found in everyone for host, file in found)
+    if shared := [file for (_, file), count in counts.items() if count > 1]:
+        raise InputError(
+            "A cache in a file must be written by one process alone. Received: "
+            f'cache("{shared[0]}") of several processes of a host. Append the rank to its name, or leave the name out, '
+            "which caches in memory."
+        )
