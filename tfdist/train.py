@@ -4,7 +4,7 @@ import contextlib
 import sys
 
 from tfdist.checkpoint import in_memory
-from tfdist.cli import command, flags, search, tensorflow_import
+from tfdist.cli import command, early_checks, flags, search, tensorflow_import
 from tfdist.cli.cluster_check import check_cluster
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
@@ -19,11 +19,15 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         raise InputError(
             "--json prints the configuration of a run and needs --dry_run; a run writes metrics.jsonl. Received: --json alone."
         )
+    early_checks.check_data(config)
     if config.find:
         return search.run(config)
     check_installed(config.loggers)
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
     check_cluster(config)
+    if (finished := early_checks.check_directory(config)) and not config.dry_run:
+        print(finished)
+        return 0
     seconds = tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, opened_run, session
     from tfdist.cli.callbacks import check_metrics, make_callbacks

@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, flags, tensorflow_import
+from tfdist.cli import command, early_checks, flags, tensorflow_import
 from tfdist.cli.cluster_check import check_cluster
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import VerifyConfig
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def main(config: VerifyConfig, output: Output = TEXT) -> int:
     """Trains twice and compares; returns 0 if the results are equal within the tolerance, else 1."""
     check_cluster(config)
+    early_checks.check_data(config)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 

@@ -1,9 +1,8 @@
 """Restores the state of a run from the newest valid checkpoint, the same on all processes."""
 
-import contextlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.checkpoint.best import best_of
@@ -13,9 +12,9 @@ from tfdist.checkpoint.format import (
     CorruptCheckpointError,
     checkpoints_at,
     newest,
+    newest_first,
     set_aside,
     set_aside_in,
-    step_of,
 )
 from tfdist.checkpoint.replication import share
 from tfdist.checkpoint.run_variables import RunVariables
@@ -29,23 +28,6 @@ from tfdist.step.running_metrics import Progress
 from tfdist.storage import AnyPath, StoragePath, path_of
 
 _log = logging.getLogger(__name__)
-
-
-def first_readable(paths: Sequence[StoragePath]) -> Checkpoint:
-    """Returns the first checkpoint whose manifest can be read; `paths` must not be empty.
-
-    Raises:
-      CorruptCheckpointError: none can be read; the error is that of the last one.
-    """
-    for path in paths[:-1]:
-        with contextlib.suppress(CorruptCheckpointError):
-            return Checkpoint.open(path)
-    return Checkpoint.open(paths[-1])
-
-
-def newest_first(durable: Iterable[StoragePath], commits: Iterable[StoragePath]) -> list[StoragePath]:
-    """Returns durable and in-memory checkpoints by decreasing step; for equal steps, the durable one comes first."""
-    return sorted([*durable, *commits], key=step_of, reverse=True)  # the sort is stable
 
 
 def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathLike[str] = "") -> list[str]:

@@ -1,16 +1,24 @@
 """Decides how a run begins: at step 0, or from a checkpoint of its own directory or of another run."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist.checkpoint import in_memory
-from tfdist.checkpoint.format import CorruptCheckpointError, checkpoints_at, newest, set_aside_in
-from tfdist.checkpoint.restore import first_readable, newest_first
+from tfdist.checkpoint.format import (
+    CorruptCheckpointError,
+    checkpoints_at,
+    first_readable,
+    newest,
+    newest_first,
+    set_aside_in,
+)
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import names
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
+from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.file_errors import entering
 from tfdist.storage import StoragePath, path_of, storage_of
@@ -95,6 +103,12 @@ def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], lau
         f"This run has finished {f'by {reason}' if reason else 'at step ' + str(facts['step'])}. Its model is "
         f"{directory.model}. {remedy}--overwrite starts over."
     )
+
+
+def relaunched(environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the name of the job if a launcher has restarted it; else empty."""
+    is_again = environment.get(RESTART_VARIABLE, "0") != "0"
+    return environment.get(LAUNCHED_VARIABLE, "") if is_again else ""
 
 
 def _is_again(directory: RunDirectory, launched: str) -> bool:

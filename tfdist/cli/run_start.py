@@ -15,7 +15,7 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.replication import hosts, share
 from tfdist.checkpoint.transfer import check_can_transfer
 from tfdist.cli import flags, open_strategy, resume
-from tfdist.cli.resume import Origin, commit_folder, is_own
+from tfdist.cli.resume import Origin, commit_folder, is_own, relaunched
 from tfdist.cli.resume import origin as decided
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
@@ -24,7 +24,7 @@ from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.grammar.interval import parse_period
 from tfdist.grammar.sync import parse_sync
-from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
+from tfdist.launcher.attempt import LAUNCHED_VARIABLE
 from tfdist.reporting import LedgerFile, NullLedger, RunDirectory
 from tfdist.storage import path_of, storage_of
 from tfdist.trainer.trainer import Trainer
@@ -75,21 +75,13 @@ def _last_commits(
 
 
 def _decided(config: TrainConfig, directory: RunDirectory, whole: list[str] | None = None) -> Origin:
-    return decided(config.resume, directory, dataclasses.asdict(config), _relaunched(), whole)
-
-
-def _relaunched() -> str:
-    """Returns the name of the job if a launcher has restarted it; else empty."""
-    is_again = os.environ.get(RESTART_VARIABLE, "0") != "0"
-    return os.environ.get(LAUNCHED_VARIABLE, "") if is_again else ""
+    return decided(config.resume, directory, dataclasses.asdict(config), relaunched(), whole)
 
 
 def finished(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> str:
     """Returns what to say about a run that has nothing left to do, the same on every process; else ""."""
     mine = (
-        resume.finished(config.resume, directory, dataclasses.asdict(config), _relaunched())
-        if strategy.is_chief
-        else ""
+        resume.finished(config.resume, directory, dataclasses.asdict(config), relaunched()) if strategy.is_chief else ""
     )
     with long_timeout(_DELAYED_BY) as deadline:
         return strategy.group.broadcast("origin/finished", mine, deadline)
@@ -124,7 +116,7 @@ def begin(
         clean_partial(directory.checkpoints)
         holder.write_owner()  # the disk may have been full before the cleanup
     origin = _agreed_under_lock(origin, config, directory, strategy)
-    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), _relaunched()):
+    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), relaunched()):
         directory.clear()
         _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
     config = dataclasses.replace(config, overwrite=False)  # what repeats the run, or resumes it, deletes nothing
@@ -231,7 +223,7 @@ def _agreed_under_lock(origin: Origin, config: TrainConfig, directory: RunDirect
 def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, whole: list[str] | None) -> Origin:
     """Decides again what to begin with; raises `InputError` if another run has begun here meanwhile."""
     found = _decided(config, directory, whole)
-    is_finished = resume.finished(config.resume, directory, dataclasses.asdict(config), _relaunched())
+    is_finished = resume.finished(config.resume, directory, dataclasses.asdict(config), relaunched())
     if is_finished or (found.continues_run and not origin.continues_run):
         directory.check(directory.path)
     return found

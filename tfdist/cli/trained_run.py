@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from tfdist import data, keras_internals
-from tfdist.checkpoint.restore import first_readable
+from tfdist.checkpoint.format import first_readable
 from tfdist.cli import session, weights
 from tfdist.cli.weights import MODEL_FILE
 from tfdist.config.conflicts import flag_text

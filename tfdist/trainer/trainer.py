@@ -217,8 +217,9 @@ class Trainer(Evaluates):
         """
         callbacks = check_fit(callbacks, class_weight, schedule, checks, reporting, checkpoints)
         check_cache_files(self.strategy.group, x, validation_data)
-        length = {"epochs": epochs, "steps": steps, "steps_per_epoch": steps_per_epoch, "initial_epoch": initial_epoch}
-        length |= {"batch_size": batch_size, "validation_steps": validation_steps, "validation_freq": validation_freq}
+        length: dict[str, Any] = {"epochs": epochs, "steps": steps, "steps_per_epoch": steps_per_epoch}
+        length |= {"initial_epoch": initial_epoch, "batch_size": batch_size}
+        length |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
         self.strategy.group.agree("fit/length", {name: str(value) for name, value in length.items()})
         given = fit_arguments(
             x,

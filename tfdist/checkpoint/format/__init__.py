@@ -14,6 +14,7 @@ from tfdist.checkpoint.format.directory import (
     checkpoints_at,
     clean_partial,
     newest,
+    newest_first,
     remove,
     set_aside,
     set_aside_in,
@@ -22,7 +23,7 @@ from tfdist.checkpoint.format.directory import (
 from tfdist.checkpoint.format.locking import Holder, NoLock, lock, unlocked
 from tfdist.checkpoint.format.multi_host import HostPlacement, copy_holder
 from tfdist.checkpoint.format.part import Part
-from tfdist.checkpoint.format.reading import Checkpoint, LocalFiles
+from tfdist.checkpoint.format.reading import Checkpoint, LocalFiles, first_readable
 from tfdist.checkpoint.format.shard import shard_bytes, write_shard
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 
@@ -40,8 +41,10 @@ __all__ = [
     "clean_partial",
     "commit",
     "copy_holder",
+    "first_readable",
     "lock",
     "newest",
+    "newest_first",
     "remove",
     "set_aside",
     "set_aside_in",

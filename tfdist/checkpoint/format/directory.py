@@ -15,7 +15,7 @@ import functools
 import itertools
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
@@ -53,6 +53,11 @@ def newest(directory: AnyPath) -> list[StoragePath]:
     """
     found = [(int(match[1]), path) for path, match in _matching(path_of(directory), _WHOLE)]
     return [path for _, path in sorted(found, key=lambda each: (each[0], each[1].name), reverse=True)]
+
+
+def newest_first(durable: Iterable[StoragePath], commits: Iterable[StoragePath]) -> list[StoragePath]:
+    """Returns durable and in-memory checkpoints by decreasing step; for equal steps, the durable one comes first."""
+    return sorted([*durable, *commits], key=step_of, reverse=True)  # the sort is stable
 
 
 def checkpoints_at(path: AnyPath) -> list[StoragePath]:

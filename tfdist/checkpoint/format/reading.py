@@ -1,5 +1,6 @@
 """Reads a checkpoint; data is only returned after its hash has been verified."""
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -267,3 +268,15 @@ def _overlap(part: PartEntry, offset: Sequence[int], shape: Sequence[int]) -> _R
 def _slices(ranges: _Ranges, offset: Sequence[int]) -> tuple[Any, ...]:
     """Returns the index of ranges in an array that begins at the offset; selects a view even without axes."""
     return (..., *(slice(begin - at, end - at) for (begin, end), at in zip(ranges, offset, strict=True)))
+
+
+def first_readable(paths: Sequence[StoragePath]) -> Checkpoint:
+    """Returns the first checkpoint whose manifest can be read; `paths` must not be empty.
+
+    Raises:
+      CorruptCheckpointError: none can be read; the error is that of the last one.
+    """
+    for path in paths[:-1]:
+        with contextlib.suppress(CorruptCheckpointError):
+            return Checkpoint.open(path)
+    return Checkpoint.open(paths[-1])

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tfdist.config.data_set_files import existing_file
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Origins
 from tfdist.data.formats.csv_columns import ColumnEncoding, column_encoding, is_numeric, numbers
 from tfdist.data.formats.csv_table import Table, read_table
 from tfdist.data.formats.labels import ClassLabels, class_labels
-from tfdist.data.formats.locations import existing_file
 from tfdist.data.source import ArraySource
 from tfdist.data.split import held_out
 from tfdist.errors import InputError

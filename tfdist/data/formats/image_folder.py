@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.config.data_set_files import checksum_of, existing_folder
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element, Origins, inputs_alone
 from tfdist.data.formats.image_decoding import ImageDecoding, decoded_shape, image_decoding
-from tfdist.data.formats.locations import checksum_of, existing_folder
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source
 from tfdist.data.split import held_out

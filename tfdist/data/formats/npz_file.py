@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tfdist.config.data_set_files import existing_file
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Transform, as_is
 from tfdist.data.formats.labels import class_labels
-from tfdist.data.formats.locations import existing_file
 from tfdist.data.images import scaled
 from tfdist.data.source import ArraySource
 from tfdist.data.split import held_out

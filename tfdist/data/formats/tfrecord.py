@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.config.data_set_files import checksum_of, matching_files
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element
 from tfdist.data.formats.feature_spec import IMAGE, RAW, Feature, check_record, parse_features
 from tfdist.data.formats.image_decoding import ImageDecoding, image_decoding, without_context
-from tfdist.data.formats.locations import checksum_of, matching_files
 from tfdist.data.formats.record_index import RecordIndex, record_index
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source

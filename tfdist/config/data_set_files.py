@@ -4,7 +4,9 @@ import glob
 import hashlib
 import os
 
+from tfdist.config.data_set_names import AFTER_COLON
 from tfdist.errors import InputError
+from tfdist.grammar import spec
 from tfdist.grammar.spec import did_you_mean
 
 
@@ -53,6 +55,17 @@ def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
     if not files:
         raise _missing(kind, "file", found)
     return files
+
+
+_FILES = {"csv": existing_file, "images": existing_folder, "npz": existing_file, "tfrecord": matching_files}
+
+
+def check_files(name: str, data_dir: str | None) -> None:
+    """Raises `InputError` if the files of a data set are not there, as loading it does, without importing a library."""
+    parsed = spec.parse(name)
+    kind, _, rest = parsed.name.partition(":")
+    if kind in _FILES and (path := rest or parsed.args.get(AFTER_COLON[kind])):
+        _FILES[kind](kind, path, data_dir)
 
 
 def checksum_of(content: bytes) -> int:
