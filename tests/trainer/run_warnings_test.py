@@ -37,10 +37,10 @@ def resumed(strategy, path):
     return trainer
 
 
-def warned(caplog, strategy, *, rate=None, data=DATA, batch_size=8, steps=4, **options):
+def warned(caplog, strategy, *, rate=None, data=DATA, batch_size=8, steps=4, compression="none", **options):
     with strategy.scope():
         learning_rate = WarmupAndDecay(0.01, **rate) if rate else 0.01
-    make(strategy, learning_rate).fit(data, batch_size=batch_size, steps=steps, **options)
+    make(strategy, learning_rate, compression=compression).fit(data, batch_size=batch_size, steps=steps, **options)
     return said(caplog)
 
 
@@ -58,6 +58,10 @@ ROWS = {
         ("compression_check_every=9", "never measured"),
     ),
 }
+ROWS["small gradients"] = (
+    {"compression": "fp16"},
+    ("compression=fp16 compresses nothing", "compression_min_bytes=65536"),
+)
 ORDINARY = {
     "batch": {"batch_size": 40},
     "warmup": {"rate": {"warmup_steps": 3}},

@@ -12,11 +12,13 @@ import tensorflow as tf
 from tfdist.config.run_config import RunConfig
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError, NotFiniteError
+from tfdist.errors.arguments import with_argument_names
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import CustomTrainStep, Place
 from tfdist.keras_fit.first_batch import ReduceOps
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
+from tfdist.reporting.warn_once import warn_once
 from tfdist.step.compiled_loop import compile_loop, loop_on_the_host, not_finite
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
@@ -71,6 +73,8 @@ class TrainerSteps:
         self._scaled = settings.loss_scale is not None
         self._model = model
         self._steps = Steps(model, strategy, settings, _compression(options), self._store, metrics)
+        if strategy.is_chief and (text := self._steps.idle_compression):
+            warn_once(with_argument_names(text))
 
     def go(self, batches: Any, most: int, number: int) -> StepsResult:
         """Runs up to `most` steps of a `BatchReader`, or one of a `ReplicaRows`; `number` is the number of the first step."""

@@ -251,6 +251,17 @@ class Steps:
         """Whether every gradient is smaller than those that are compressed."""
         return all(tensor_bytes(s) < self.compression.min_bytes for s in self.specs)
 
+    @property
+    def idle_compression(self) -> str:
+        """What to say if a method was named and every gradient is too small for it; else ""."""
+        methods = self.compression.methods
+        if not isinstance(methods, str) or methods in ("none", "auto") or not self.has_small_gradients:
+            return ""
+        return (
+            f"--compression={methods} compresses nothing, because every gradient is smaller than "
+            f"--compression_min_bytes={self.compression.min_bytes} and summed exactly. Lower it, or leave --compression out."
+        )
+
     def probe(
         self,
         batch_size: int,

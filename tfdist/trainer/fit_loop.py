@@ -109,8 +109,9 @@ class FitLoop:
         self._epoch_logs: dict[str, float] = {}  # of the last epoch
         optimizer = self._model.optimizer
         sync, replicas = program.settings.sync, self._strategy.replicas
+        saved = schedule, checks, reporting, checkpoints
         self._facts = RunFacts(
-            optimizer, data, batches, state.step, end, schedule, checks, reporting, checkpoints, sync, replicas
+            optimizer, data, batches, state.step, end, *saved, sync, replicas, program.steps.idle_compression
         )
 
     def run(self) -> History:
@@ -165,7 +166,8 @@ class FitLoop:
             first_step=self._state.step,
             examples_before=examples_before,
             first_epoch=self._first_epoch - self._epochs.initial,
-            shows_communication=self._program.steps.compresses or isinstance(self._strategy, HasStages),
+            shows_communication=isinstance(self._strategy, HasStages)
+            or (self._strategy.replicas > 1 and self._program.steps.compresses),
         )
         # A program that calls `fit` repeatedly describes what it trains once.
         is_known, reporting = self._program.steps.has_loop, self._reporting

@@ -38,6 +38,7 @@ class RunFacts(NamedTuple):
       checkpoints: how it is saved; None if it is not.
       sync: how replicas are kept in agreement.
       replicas: number of replicas.
+      idle_compression: what to say about a compression without effect; "" if it has one.
     """
 
     optimizer: keras.Optimizer
@@ -51,6 +52,7 @@ class RunFacts(NamedTuple):
     checkpoints: Checkpoints | None
     sync: Sync
     replicas: int
+    idle_compression: str = ""
 
     @property
     def rate(self) -> WarmupAndDecay | None:
@@ -193,6 +195,7 @@ RULES: tuple[Callable[[RunFacts], str | None], ...] = (
     _never_checks_replicas,
     _never_checks_compression,
     _never_profiles,
+    lambda run: run.idle_compression,
 )
 
 
