@@ -9,6 +9,7 @@ import notebook_page
 import repository_pages
 from mkdocs.structure.files import File, Files
 
+_SHIM = "https://unpkg.com/iframe-worker/shim"
 _places: dict[str, str] = {}  # a page's path in the site, and that of its source from the root of the repository
 
 
@@ -47,6 +48,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown
     markdown = repository_pages.rewritten(markdown, place, page.file.src_uri)
     return repository_pages.for_python_markdown(markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Replaces a script of the theme that would be loaded from elsewhere."""
+    return output.replace(_SHIM, f"{'../' * page.file.dest_uri.count('/')}javascripts/file_worker.js")
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Same as `on_post_page`, for the page of a missing one."""
+    return output_content.replace(_SHIM, "javascripts/file_worker.js")
 
 
 def _markdown(path: pathlib.Path) -> str:

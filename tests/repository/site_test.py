@@ -63,3 +63,10 @@ def test_nothing_is_loaded_from_elsewhere(site: pathlib.Path):
         )
     ]
     assert not loaded
+    scripts = re.findall(
+        r'<script src="([^"]*file_worker.js)"', (site / "guides" / "data.html").read_text(encoding="utf-8")
+    )
+    assert [(site / "guides" / script).is_file() for script in scripts] == [
+        True
+    ]  # by which a file can be searched, too
+    assert (site / "search" / "search_index.js").is_file()
