@@ -25,17 +25,14 @@ def check_data(config: Any, environment: Mapping[str, str] = os.environ) -> None
 
 
 def check_directory(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> str:
-    """Returns what to say about a run that has finished; "" if it has not, or if there are several processes.
-
-    Raises:
-      InputError: there is no storage for a path; or the only process could not begin in the directory, see `resume.origin`.
-    """
+    """Returns what to say about a run that has finished, if there is one process; raises as `path_of` and `resume.origin`."""
     for path in (config.output_dir, config.resume):
         path_of(path)
     if not config.output_dir or detect_cluster(with_flags(environment, config)).size > 1:
         return ""
-    directory, flags = RunDirectory(path_of(os.path.expanduser(config.output_dir))), dataclasses.asdict(config)
-    said = resume.finished(config.resume, directory, flags, resume.relaunched(environment))
+    directory = RunDirectory(path_of(os.path.expanduser(config.output_dir)))
+    given = config.resume, directory, dataclasses.asdict(config), resume.relaunched(environment)
+    said = resume.finished(*given)
     if not said:
-        resume.origin(config.resume, directory, flags, resume.relaunched(environment))
+        resume.origin(*given)
     return said

@@ -12,15 +12,7 @@ from tfdist.errors import InputError
 
 
 def check_cache_files(group: Group, *data: Any) -> None:
-    """Checks that no two processes of a host would write the same cache; every process must call it.
-
-    Args:
-      group: group of the job's processes.
-      *data: data in any form, of which only that of `tf.data` can have files.
-
-    Raises:
-      InputError: on every process, that they would: TensorFlow fails, or reads a cache that is not complete.
-    """
+    """Raises `InputError`, on every process, if several of a host would write a cache of `data`; every process must call it."""
     files = {os.path.abspath(file) for each in data for file in keras_internals.cache_files(each)}
     mine = [[socket.gethostname(), file] for file in sorted(files) if not os.path.exists(f"{file}.index")]
     with long_timeout("its data") as deadline:

@@ -1,27 +1,30 @@
-"""Refuses Keras's other backends when Keras is imported, which fails without them, or trains nothing on a strategy."""
+"""Refuses Keras's other backends when Keras is imported: without TensorFlow, nothing is distributed."""
 
-import contextlib
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from typing import Any
 
 from tfdist.errors import InputError
-from tfdist.process.import_hook import around_import
 
 REMEDY = "Set KERAS_BACKEND=tensorflow"  # it goes before keras.json
 
 
-def check_on_import() -> None:
-    """Checks the backend when Keras is imported; at once if it is already.
+class _Finder:
+    """Finds no module, but checks the backend before Keras is imported."""
 
-    Raises:
-      InputError: it is another one than TensorFlow; see `problem`.
-    """
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name == "keras":
+            check()
+
+
+def check_on_import() -> None:
+    """Makes the import of Keras raise `InputError` for another backend than TensorFlow; if it is imported, raises it now."""
     if "keras" in sys.modules:
         check()
-    around_import("keras", _checked)
+    sys.meta_path.insert(0, _Finder())
 
 
 def check() -> None:
@@ -43,15 +46,8 @@ def _backend() -> tuple[str, str]:
         return config.backend(), "in this process"
     if backend := os.environ.get("KERAS_BACKEND"):
         return backend, "by KERAS_BACKEND"
-    home = pathlib.Path.home() if os.access(pathlib.Path.home(), os.W_OK) else pathlib.Path("/tmp")
-    file = pathlib.Path(os.environ.get("KERAS_HOME") or home / ".keras").expanduser() / "keras.json"
+    file = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras"), "keras.json").expanduser()
     try:
         return str(json.loads(file.read_bytes())["backend"]), f"in {file}"
     except (OSError, ValueError, TypeError, KeyError):  # of which Keras has its own errors
         return "tensorflow", ""
-
-
-@contextlib.contextmanager
-def _checked() -> Iterator[None]:
-    check()
-    yield

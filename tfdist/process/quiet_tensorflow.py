@@ -5,12 +5,14 @@ descriptor can hide them.
 """
 
 import contextlib
+import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterator
-
-from tfdist.process.import_hook import around_import
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 _STARTUP_MESSAGE = re.compile(
     rb"WARNING: All log messages before absl::|[IWE]\d{4} [\d:.]+ |To enable the following instructions"
@@ -60,9 +62,49 @@ def _flush() -> None:
         sys.stderr.flush()
 
 
+class _Finder:
+    """Finds the module `tensorflow`, until it is imported, with a loader that filters messages meanwhile."""
+
+    _is_searching = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name != "tensorflow" or self._is_searching:
+            return None
+        self._is_searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_searching = False
+        if spec and spec.loader and not is_wanted():
+            # It has the methods that are called.
+            spec.loader = _FilteringLoader(spec.loader, self)  # type: ignore[assignment]
+        return spec
+
+
+class _FilteringLoader:
+    """Loads a module with another loader, and filters messages meanwhile."""
+
+    def __init__(self, loader: Any, finder: _Finder):
+        self._loader = loader
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
+        module.__spec__.loader = module.__loader__ = self._loader  # type: ignore[union-attr]
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self._finder)
+        with filtered_stderr():
+            self._loader.exec_module(module)
+
+
 def filter_stderr_on_import() -> None:
     """Hides TensorFlow's messages when it is imported for the first time, by whatever module, unless they are wanted."""
-    around_import("tensorflow", lambda: contextlib.nullcontext() if is_wanted() else filtered_stderr())
+    if "tensorflow" not in sys.modules:
+        sys.meta_path.insert(0, _Finder())
 
 
 def detect_devices() -> None:

@@ -231,14 +231,7 @@ def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
 
 
 def where_not_finite(data: Examples, batch_size: int, seed: int, first: int) -> list[str]:
-    """Returns where the batch of a step has NaN or inf; of data without random access, where its first examples have.
-
-    Args:
-      data: data for training.
-      batch_size: global batch size.
-      seed: seed of the order of examples.
-      first: number of examples used before the step.
-    """
+    """Returns where the batch after the first examples has NaN or inf; without random access, where some examples have."""
     source = data.sample
     if not isinstance(source, Source):
         return data_check.not_finite(_sample(data))
