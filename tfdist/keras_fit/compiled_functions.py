@@ -92,6 +92,8 @@ class Functions:
         else:
             self.sums.use_all_rows(self._training.needs_all_rows)
             made = self._training.go(batches, most, number)
+        if made.sums:
+            self.sums.add(made.sums)
         if made.failure and not allows_not_finite:
             raise made.failure
         self._failed = self._failed or made.failure is not None

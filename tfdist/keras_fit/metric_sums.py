@@ -41,6 +41,7 @@ class MetricSums:
         self._by_all_rows = False  # whether replicas have all rows of a batch
         self._totals = Totals()
         self._are_shown = False  # whether the metrics' variables have the sums over all replicas
+        self._are_drained = False  # whether the totals have all sums
         self._find()
 
     def _find(self) -> None:
@@ -63,8 +64,13 @@ class MetricSums:
             self._assign(self._zeros)
             self._by_all_rows = by_all_rows
 
+    def add(self, values: Sequence[Any]) -> None:
+        """Adds the sums that a step has drained itself."""
+        self._totals.add([np.asarray(value, np.float64) for value in values])
+        self._are_drained = True
+
     def _sums(self) -> list[np.ndarray]:
-        if self._are_shown:
+        if self._are_shown or self._are_drained:
             return self._totals.sums
         if not self._by_all_rows:
             self._totals.add(self._drain())
@@ -90,6 +96,7 @@ class MetricSums:
 
     def hide(self) -> None:
         """Prepares the metrics' variables for a step after `show`; replicas with all rows keep the sums."""
+        self._are_drained = False
         if self._are_shown:
             if self._by_all_rows:
                 self._totals = _totals_of(self._zeros)
@@ -100,7 +107,7 @@ class MetricSums:
     def reset(self) -> None:
         """Resets the metrics."""
         self._assign(self._zeros)
-        self._are_shown = False
+        self._are_shown = self._are_drained = False
         self._totals = _totals_of(self._zeros)
 
     def so_far(self) -> Totals:

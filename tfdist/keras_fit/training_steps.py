@@ -1,6 +1,7 @@
 """Training steps for one compilation of a model, several per call, and their results."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from tfdist.keras_fit.custom_train_step import CustomTrainStep, Place
 from tfdist.keras_fit.first_batch import ReduceOps
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
 from tfdist.reporting.warn_once import warn_once
-from tfdist.step.compiled_loop import compile_loop, loop_on_the_host, not_finite
+from tfdist.step.compiled_loop import compile_loop, compile_one_step, loop_on_the_host, not_finite
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.metrics import KerasMetrics
@@ -42,12 +43,14 @@ class StepsResult(NamedTuple):
       returned: what a custom step returned last; empty for Keras's own.
       sources: for values that are results of metrics, the metric; see `KerasMetrics.by_metric`.
       failure: error to raise if the last step was not finite.
+      sums: of the metrics' variables over replicas, if the call has drained them.
     """
 
     steps: int
     returned: Mapping[str, Any] = {}
     sources: Mapping[str, str] = {}
     failure: NotFiniteError | None = None
+    sums: Sequence[tf.Tensor] = ()
 
 
 class TrainerSteps:
@@ -73,6 +76,7 @@ class TrainerSteps:
         self._scaled = settings.loss_scale is not None
         self._model = model
         self._steps = Steps(model, strategy, settings, _compression(options), self._store, metrics)
+        self._compile_one_step = functools.partial(compile_one_step, metrics)
         if strategy.is_chief and (text := self._steps.idle_compression):
             warn_once(with_argument_names(text))
 
@@ -82,14 +86,15 @@ class TrainerSteps:
         if read and self._steps.sends_rows:
             return self._one_at_a_time(batches, batches.ahead(most), number)
         steps = batches.ahead(most) if read else 1
-        loop = self._steps.loop(None, compile_loop if read else loop_on_the_host)
+        make = (self._compile_one_step if most == 1 else compile_loop) if read else loop_on_the_host
+        loop = self._steps.loop(None, make)
         rows = batches.rows if read else iter([batches])
         result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))
         losses = result.losses.numpy()  # fewer than `steps` if one was not finite
         if read:
             batches.took(len(losses))
         if bool(result.may_continue):
-            return StepsResult(len(losses))
+            return StepsResult(len(losses), sums=result.sums)
         last, variables = number + len(losses) - 1, self._model.trainable_variables
         return StepsResult(len(losses), failure=not_finite(last, losses[-1], result, variables, self.loss_scale))
 

@@ -17,6 +17,7 @@ from tfdist.distribution.clock import time_after
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import NotFiniteError
 from tfdist.step.first_trace import FirstTrace
+from tfdist.step.metrics import ModelMetrics, drain
 from tfdist.step.step import Step
 
 
@@ -39,6 +40,7 @@ class LoopResult(NamedTuple):
       dropped: [steps done, 2, replicas] int32 and [steps done, local replicas, micro-steps] float64, see `Computed`; empty if
         no step leaves out rows.
       stage_updates: [stages] int32, how often each stage of a pipeline was updated; empty if all are updated together.
+      sums: the result of `drain`, if the call has drained the metrics.
     """
 
     losses: tf.Tensor
@@ -53,6 +55,7 @@ class LoopResult(NamedTuple):
     sizes: tf.Tensor
     dropped: Sequence[tf.Tensor] = ()
     stage_updates: tf.Tensor | tuple[()] = ()
+    sums: Sequence[tf.Tensor] = ()
 
     def used(self, first_step: int, replica: int = 0) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yields (first step, number of steps, indices of their examples), such that steps have equally many.
@@ -105,6 +108,34 @@ def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
     `with_norm` requests the gradient norm at the last step of the call.
     """
     return _compiled(step, strategy) if strategy.compiles_loops else loop_on_the_host(step, strategy)
+
+
+def compile_one_step(metrics: ModelMetrics, step: Step, strategy: HasCollectives) -> Loop:
+    """Same as `compile_loop`, for calls of one step after which the metrics are read: one function, without a loop."""
+    if not strategy.compiles_loops:
+        return loop_on_the_host(step, strategy)
+    first = FirstTrace(strategy)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def one(iterator: Iterator[Any], number: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+        started, batch, numbers = _next(iterator, strategy)
+        made = _one(step, strategy, first, batch, number, with_norm)
+        return LoopResult(
+            losses=made.loss[None],
+            counted=made.counted[None],
+            norm=made.norm,
+            may_continue=made.may_continue,
+            gradient_finite=made.gradient_finite,
+            waited=_arrived(made, batch, strategy) - started,
+            busy=made.busy,
+            numbers=numbers,
+            skipped=tf.zeros([0], tf.int32),
+            sizes=tf.zeros([0], tf.int32),
+            dropped=[part[None] for part in made.dropped],
+            sums=drain(metrics, strategy),
+        )
+
+    return lambda iterator, first_step, steps, with_norm: one(iterator, first_step, with_norm)
 
 
 def not_finite(
@@ -165,19 +196,16 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
     @tf.function(autograph=False, reduce_retracing=True)
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         def body(done: tf.Tensor, so_far: LoopResult) -> tuple[tf.Tensor, LoopResult]:
-            started = tf.timestamp()
-            with tf.control_dependencies([started]):
-                batch, numbers = taken_apart(next(iterator), strategy)
+            started, batch, numbers = _next(iterator, strategy)
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
             made = _one(step, strategy, first, batch, first_step + tf.cast(done, tf.int64), wanted)
-            arrived = time_after(_first_local(strategy, batch)) if strategy.compiles_replicas else made.arrived
             return done + 1, LoopResult(
                 losses=so_far.losses.write(done, made.loss),
                 counted=so_far.counted.write(done, made.counted),
                 norm=made.norm,
                 may_continue=made.may_continue,
                 gradient_finite=made.gradient_finite,
-                waited=so_far.waited + arrived - started,
+                waited=so_far.waited + _arrived(made, batch, strategy) - started,
                 busy=so_far.busy + made.busy,
                 numbers=so_far.numbers.write(done, numbers),
                 skipped=so_far.skipped,
@@ -319,6 +347,18 @@ def _one(
             found(strategy.local(part)) for found, part in zip((_first, tf.stack), computed.dropped, strict=False)
         ],
     )
+
+
+def _next(iterator: Iterator[Any], strategy: HasCollectives) -> tuple[tf.Tensor, Any, tf.Tensor]:
+    """Returns when the next batch was requested, and the result of `taken_apart`; in a compiled function."""
+    started = tf.timestamp()
+    with tf.control_dependencies([started]):
+        return started, *taken_apart(next(iterator), strategy)
+
+
+def _arrived(made: _StepResult, batch: Any, strategy: HasCollectives) -> tf.Tensor:
+    """Returns when the batch of a step was available."""
+    return time_after(_first_local(strategy, batch)) if strategy.compiles_replicas else made.arrived
 
 
 def taken_apart(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]:

@@ -105,9 +105,14 @@ class KerasMetrics(ModelMetrics):
         The result of a metric that is compiled into the model may itself be a dict.
         """
         found: dict[str, Any] = {}
+        sums = dict(zip(map(id, self.variables), values, strict=True))
         with keras.StatelessScope(state_mapping=list(zip(self.variables, values, strict=True))):
             for number, metric in enumerate(self._model.metrics):
-                named = keras_internals.by_name(metric.name, metric.result())
+                is_mean = (
+                    getattr(metric.result, "__func__", None) is keras.metrics.Mean.result
+                )  # computed without TensorFlow
+                result = sums[id(metric.total)] / (sums[id(metric.count)] or 1.0) if is_mean else metric.result()
+                named = keras_internals.by_name(metric.name, result)
                 found |= {f"{number}/{name}": tf.nest.map_structure(_plain, value) for name, value in named.items()}
         return found
 
@@ -204,9 +209,15 @@ def _check_reset(metric: keras.Metric) -> None:
 
 def make_drain(metrics: ModelMetrics, strategy: HasCollectives) -> Callable[[], list[np.ndarray]]:
     """Returns a function that merges the metrics' variables over replicas, resets them and returns the sums."""
-    variables = metrics.variables
-    if not variables:
+    if not metrics.variables:
         return list
+    drained = tf.function(lambda: drain(metrics, strategy), autograph=False)
+    return lambda: [np.asarray(value, np.float64) for value in drained()]
+
+
+def drain(metrics: ModelMetrics, strategy: HasCollectives) -> list[tf.Tensor]:
+    """Merges the metrics' variables over replicas, resets them and returns the sums; in a compiled function."""
+    variables = metrics.variables
 
     def replica_function() -> list[tf.Tensor]:
         mine = [tf.identity(variable.value) for variable in variables]
@@ -216,8 +227,4 @@ def make_drain(metrics: ModelMetrics, strategy: HasCollectives) -> Callable[[], 
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
         return merged
 
-    @tf.function(autograph=False)
-    def drain() -> list[tf.Tensor]:
-        return [strategy.local(value)[0] for value in strategy.run(replica_function)]
-
-    return lambda: [np.asarray(value, np.float64) for value in drain()]
+    return [strategy.local(value)[0] for value in strategy.run(replica_function)] if variables else []
