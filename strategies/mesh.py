@@ -136,10 +136,10 @@ class MeshOfDevices(HasCollectives):
         variable = uninitialized.variable
         self.layouts.dims |= {dim for dim in dims_of_uninitialized(uninitialized) if dim}
         keras_internals.set_layout(variable, placement(uninitialized, self.rules, self.devices.mesh, self.shard))
-        with tf.init_scope():
-            value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
+        with tf.init_scope(), keras_internals.noted_name_scope(variable):
+            value = keras_internals.initial_value(variable)
             self._note_drawn(variable.path, value)
-            created = self.devices.variable(value, placement_of(variable).stored, name, variable.trainable)
+            created = self.devices.variable(value, placement_of(variable).stored, variable.name, variable.trainable)
         keras_internals.set_tf_variable(variable, created)
         if placement_of(variable).is_gathered and is_gathered_in_turn(uninitialized):
             rematerialize(uninitialized.owners[-1])

@@ -59,9 +59,9 @@ def with_numbers_of_the_optimizer(model: keras.Model) -> Any:
 
 
 def of_weights_that_decay_but_some(model: keras.Model) -> Any:
-    """The optimizer refers to variables before they are placed."""
+    """The optimizer refers to variables, and to their names, before they are placed."""
     optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
-    optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
+    optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel], var_names=["dense_1/bias"])
     model.compile(optimizer, "sparse_categorical_crossentropy")
     return fitted(model)
 

@@ -91,6 +91,8 @@ def test_a_model_that_is_built_by_the_trainer(single, mesh2x2):
     losses = [t.fit(data, batch_size=8, steps=3).last("train")["loss"] for t in (expected, found)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert shard(found.model.last.kernel) == (6, 6)
+    names = [[v._value.name for v in t.model.weights] for t in (expected, found)]
+    assert names[0] == names[1], "optimizers exclude variables by them"
 
 
 def test_a_fit_inside_the_scope(mesh2x2):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras.src.backend.common import variables as keras_variables
 
 from tfdist.errors import InputError
+from tfdist.keras_internals.variables import note_name_scope
 
 
 @contextlib.contextmanager
@@ -24,10 +25,17 @@ def deferred_weights() -> Iterator[None]:
     def defer(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         variable._value, variable._initializer = None, initializer
         variable._direct_assign = functools.partial(_assign, variable)
+        vars(variable).pop("_deferred_initialize", None)
+        note_name_scope(variable)
+
+    def defer_later(variable: keras.Variable) -> None:
+        """Defers a variable of a layer that is traced to be built, where Keras would create its value: after that."""
+        variable._deferred_initialize = functools.partial(defer, variable, variable._initializer)
+        register(variable)
 
     def deferred(self: keras.Layer, *args: Any, **kwargs: Any) -> keras.Variable:
         kind._initialize_with_initializer = defer
-        keras_variables.register_uninitialized_variable = lambda variable: None  # or Keras would initialize it soon
+        keras_variables.register_uninitialized_variable = defer_later
         try:
             return add_weight(self, *args, **kwargs)
         finally:

@@ -191,15 +191,18 @@ def updating_own_copies() -> Iterator[None]:
     """Context in which optimizers assign to Keras's variables, without an update of the tf.distribute strategy.
 
     Inside a replica function in which variables are the replica's own copies, an update then changes no other replica.
+    The variables have the names of TensorFlow's, in which an optimizer searches those that it treats in another way.
     """
     kind, base = tf_optimizer.TFOptimizer, base_optimizer.BaseOptimizer
     names = ("assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step")
     kept = {name: getattr(kind, name) for name in names}
     for name in names:
         setattr(kind, name, getattr(base, name))
+    keras.Variable.name = property(lambda variable: getattr(value_of(variable), "name", variable._name))
     try:
         yield
     finally:
+        del keras.Variable.name  # Keras's own is inherited
         for name, method in kept.items():
             setattr(kind, name, method)
 

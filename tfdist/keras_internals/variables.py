@@ -55,6 +55,7 @@ def deferred_creation(
 
     def defer(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         variable._initializer = initializer
+        note_name_scope(variable)
         if id(variable) in traced:
             create(traced.pop(id(variable)))
         else:
@@ -95,7 +96,19 @@ def initial_value(variable: keras.Variable) -> tf.Tensor:
 
 def initialize(variable: keras.Variable) -> None:
     """Creates the value of a variable that was created without one, as Keras would have done."""
-    variable._deferred_initialize()
+    with noted_name_scope(variable):
+        variable._deferred_initialize()
+
+
+def note_name_scope(variable: keras.Variable) -> None:
+    """Notes where Keras would now have created the TensorFlow variable of a variable: optimizers search its name."""
+    variable._name_scope = tf.get_current_name_scope()
+
+
+def noted_name_scope(variable: keras.Variable) -> contextlib.AbstractContextManager[Any]:
+    """Returns the name scope in which the TensorFlow variable of a variable is to be created, as on one device."""
+    scope = getattr(variable, "_name_scope", "")
+    return tf.name_scope(scope and f"{scope}/")  # a slash at the end: below no other scope
 
 
 def states_of_generators() -> tuple[Any, ...]:
@@ -183,9 +196,9 @@ def _not_trained(model: keras.Model) -> list[keras.Variable]:
 
 
 def create_again(variable: keras.Variable, scope: contextlib.AbstractContextManager) -> None:
-    """Recreates the TensorFlow variable of a Keras variable inside a scope, with its current value."""
-    value = tf.identity(variable.value)
-    with scope:
+    """Recreates the TensorFlow variable of a Keras variable inside a scope, with its current value and name."""
+    value, name = tf.identity(variable.value), variable.value.name
+    with scope, tf.name_scope(name[: name.rfind("/") + 1]):
         variable._initialize(value)
 
 

@@ -141,9 +141,8 @@ class StageDevices:
         return keras_internals.initialized_by(self._create)
 
     def _create(self, variable: keras.Variable, value: tf.Tensor) -> tf.Variable:
-        name = variable.path.replace("/", "_")
         with tf.device(None):
-            return self.devices.variable(value, placement_of(variable).stored, name, variable.trainable)
+            return self.devices.variable(value, placement_of(variable).stored, variable.name, variable.trainable)
 
     def is_here(self, variable: keras.Variable) -> bool:
         """Returns whether a variable is on the devices."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.pipelining.cut.example_models import build
 from tfdist import keras_internals, models
 from tfdist.errors import InputError
-from tfdist.pipelining.cut import cut_model, describe_stages, measure_seconds, trace_model, without_values
+from tfdist.pipelining.cut import cut_model, describe_stages, measure_seconds, trace_model
 from tfdist.pipelining.cut.cutting import assemble
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was passed an input with a mask attached to it")
@@ -60,7 +60,7 @@ def cut_names(model):
 )
 def test_all_models_are_cut_into_about_equal_stages(name):
     shape, classes = ((6,), 11) if "transformer" in name else ((32, 32, 3), 11)
-    with without_values():
+    with keras_internals.deferred_weights():
         traced = trace_model(models.build(name, shape, classes))
     for by, rows in (("parameters", 0), ("memory", 8)):
         first_stages = [describe_stages(assemble(*traced, [i]))[0] for i in range(1, len(traced.graph.order))]
@@ -228,7 +228,7 @@ def _many_products(x):
 
 @pytest.mark.processes
 def test_a_heavy_layer_without_parameters_is_found_by_time():
-    with without_values():
+    with keras_internals.deferred_weights():
         model = heavy()
     traced = trace_model(model)
     found = dict(zip([call.name for call in traced.graph.calls], measure_seconds(traced.graph, rows=128), strict=True))

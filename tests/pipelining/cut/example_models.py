@@ -154,9 +154,9 @@ def regularized() -> Made:
 
 
 def sequential() -> Made:
-    """A sequential model, which converts its inputs."""
-    model = keras.Sequential([keras.Input((6,)), *(layers.Dense(6, activation="relu") for _ in range(4))])
-    return model, numbers(6).astype("float32")
+    """A sequential model, which converts its inputs; one of its layers is built by being traced."""
+    one, *others = (layers.Dense(6, activation="relu") for _ in range(4))
+    return keras.Sequential([keras.Input((6,)), layers.Pipeline([one]), *others]), numbers(6).astype("float32")
 
 
 def branching() -> Made:

@@ -6,7 +6,7 @@ from tfdist.pipelining.cut.description import StageDescription, describe_stages
 from tfdist.pipelining.cut.graph import Graph, Tensor
 from tfdist.pipelining.cut.stage_graph import StageGraph
 from tfdist.pipelining.cut.timing import measure_seconds
-from tfdist.pipelining.cut.variables import StageVariables, initialize, without_values
+from tfdist.pipelining.cut.variables import StageVariables, initialize
 
 __all__ = [
     "Crossing",
@@ -22,5 +22,4 @@ __all__ = [
     "initialize",
     "measure_seconds",
     "trace_model",
-    "without_values",
 ]

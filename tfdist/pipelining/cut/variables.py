@@ -1,8 +1,7 @@
 """The variables of stages: which stage has which, and their creation in the processes of their stage alone."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import keras
 
@@ -78,18 +77,6 @@ def assign_variables(graph: Graph, run: AbstractRun, stage_of: Sequence[int], st
         )
         for stage in range(stages)
     ]
-
-
-@contextlib.contextmanager
-def without_values() -> Iterator[None]:
-    """Context in which variables with initializers are created without values, to build a model that is then cut.
-
-    No memory is allocated for them; `initialize` does so for those of a stage. Until then, reading one runs its
-    initializer each time.
-    """
-    abstract_model: list[keras_internals.UninitializedVariable] = []
-    with keras_internals.deferred_creation(abstract_model, abstract_model.append):
-        yield
 
 
 def initialize(variables: StageVariables) -> None:
