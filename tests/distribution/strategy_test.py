@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.keras_fit.models import Damped
 from tfdist.collectives import OneReplica
 from tfdist.distribution.factory import create, strategy_class
 from tfdist.distribution.strategy import HasCollectives, State
@@ -49,7 +50,7 @@ def test_a_third_party_s_strategy_trains(third_party):
     assert (strategy.name, strategy.speed, strategy.is_chief) == ("own", 3, True)
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
+        trainer = tfdist.Trainer(model, optimizer=Damped(), loss="mse")
     trainer.fit((np.ones((4, 3), "float32"), np.ones((4, 1), "float32")), batch_size=2, steps=2)
     assert trainer.step == 2
 

@@ -32,11 +32,23 @@ def _labels(classes: int = 4) -> np.ndarray:
     return _random().integers(0, classes, EXAMPLES)
 
 
+class Damps:
+    """Computes with the gradients of all variables in an `apply` of its own."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        norm = keras.ops.sqrt(sum(keras.ops.sum(keras.ops.square(gradient)) for gradient in grads))
+        super().apply([gradient / (1 + norm) for gradient in grads], trainable_variables)
+
+
+class Damped(Damps, keras.optimizers.SGD):
+    pass
+
+
 def functional() -> Program:
     inputs = keras.Input((6,))
     hidden = keras.layers.Dense(8, activation="relu", kernel_regularizer="l2")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(4, activation="softmax")(hidden))
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.compile(Damped(0.2, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return Program(model, _features(), _labels(), class_weight={0: 0.5, 2: 3.0})
 
 
@@ -230,7 +242,7 @@ class Two(keras.Model):
 
 def two_optimizers() -> Program:
     model = Two()
-    model.compile(keras.optimizers.SGD(0.1))
+    model.compile(Damped(0.2))
     return Program(model, _features(), None)
 
 

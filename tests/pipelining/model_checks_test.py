@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tfdist
+from tests.keras_fit.models import Damped
 from tfdist.errors import InputError
 
 X, Y = np.ones([8, 3], "float32"), np.zeros([8], "int32")
@@ -45,6 +46,11 @@ def trainer(model, micro_batches: int = 1, loss="sparse_categorical_crossentropy
         (twice, {}, "Received twice: same/bias"),
         (lambda: keras.Sequential([keras.Input((3,)), Counts(), keras.layers.Dense(2)]), {}, "must not have metrics"),
         (dense, {"optimizer": keras.optimizers.SGD(global_clipnorm=1.0)}, "Pass clip=Clip(norm=1.0)"),
+        (
+            dense,
+            {"optimizer": Damped()},
+            "Damped, which overrides apply. Override update_step, which gets one gradient",
+        ),
         (dense, {"loss": keras.losses.Dice(axis=None), "micro_batches": 2}, "A loss must be a mean over rows"),
     ],
 )

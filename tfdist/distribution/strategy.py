@@ -233,7 +233,11 @@ class Strategy(abc.ABC):
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """Runs the optimizer's update with reduced gradients: the second half of a step, inside a replica function."""
+        """Runs the optimizer's update with reduced gradients: the second half of a step, inside a replica function.
+
+        Disables the optimizer's own sum over replicas, because the gradients are already reduced.
+        """
+        keras_internals.disable_gradient_aggregation(optimizer)
         optimizer.apply(list(gradients), list(variables))
 
     def own_copies(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
@@ -250,6 +254,7 @@ class Strategy(abc.ABC):
 
         There is no communication, so that it may be called inside a condition.
         """
+        keras_internals.disable_gradient_aggregation(optimizer)
         optimizer.apply(list(gradients), list(variables))
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:

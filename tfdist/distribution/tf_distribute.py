@@ -110,13 +110,6 @@ class TensorFlowStrategy(HasCollectives):
         for variable in variables:
             keras_internals.watch_copies(self.local(variable.value))
 
-    def apply(
-        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
-        """See base class; disables the optimizer's own sum over replicas, because the gradients are already reduced."""
-        keras_internals.disable_gradient_aggregation(optimizer)
-        super().apply(optimizer, gradients, variables)
-
     def own_copies(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
         """See base class."""
         return keras_internals.own_copies(variables)

@@ -88,6 +88,7 @@ def on_one_device(model: keras.Model) -> Iterator[None]:
 def attach(model: keras.Model, distributed: Distributed) -> None:
     """Replaces the model's patched methods by those of `distributed`."""
     install()
+    _patch_own_optimizers(keras.optimizers.Optimizer)
     model.__dict__[_ATTRIBUTE] = distributed  # bypasses Keras's attribute tracking
     _strategies.add(distributed.strategy)
 
@@ -122,6 +123,15 @@ def install() -> None:
     for name in _SAVES:
         setattr(keras.Model, name, _whole_file(getattr(keras.Model, name)))
     keras.optimizers.Optimizer.apply = _outside_replicas(keras.optimizers.Optimizer.apply)
+
+
+def _patch_own_optimizers(kind: type[keras.Optimizer]) -> None:
+    """Patches `apply` of the program's optimizers that have their own: it gets gradients that are already summed."""
+    for own in keras_internals.with_own_apply(kind):
+        if not hasattr(own.apply, "__wrapped__"):
+            own.apply = _inside_a_replica(own.apply, one_device.apply)
+    for derived in kind.__subclasses__():
+        _patch_own_optimizers(derived)
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

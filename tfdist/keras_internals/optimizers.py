@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.optimizers import base_optimizer
 
+from tfdist.keras_internals.models import is_own
 from tfdist.keras_internals.variables import UninitializedVariable, deferred_creation, value_of
 
 
@@ -18,6 +19,11 @@ def disable_gradient_aggregation(optimizer: keras.Optimizer) -> None:
     Keras 3 sums them inside `apply` and has no public option to disable it.
     """
     optimizer._all_reduce_sum_gradients = list
+
+
+def with_own_apply(kind: type[keras.Optimizer]) -> list[Any]:
+    """Returns those classes of the program, among an optimizer's class and its bases, that override `apply`."""
+    return [base for base in kind.__mro__ if "apply" in vars(base) and is_own(base)]
 
 
 def last_learning_rate(optimizer: keras.Optimizer) -> float:

@@ -65,13 +65,15 @@ def check_stages(
         raise InputError(f"{rule} Received: {received}.")
 
 
-def check_own_clipping(optimizer: keras.Optimizer) -> None:
-    """Raises `InputError` if an optimizer of a stage clips by a norm of all gradients, of which it has a part only."""
+def check_own_gradients(optimizer: keras.Optimizer) -> None:
+    """Raises `InputError` if an optimizer of a stage may compute with all gradients, of which it has a part only."""
+    rule = "The optimizer of a stage has only its own gradients. Received: "
     if optimizer.global_clipnorm:
-        raise InputError(
-            "The optimizer of a stage has only its own gradients. Received: "
-            f"global_clipnorm={optimizer.global_clipnorm}. Pass clip=Clip(norm={optimizer.global_clipnorm}) to the Trainer."
-        )
+        remedy = f"Pass clip=Clip(norm={optimizer.global_clipnorm}) to the Trainer."
+        raise InputError(f"{rule}global_clipnorm={optimizer.global_clipnorm}. {remedy}")
+    if keras_internals.with_own_apply(type(optimizer)):
+        remedy = "Override update_step, which gets one gradient at a time."
+        raise InputError(f"{rule}{type(optimizer).__name__}, which overrides apply. {remedy}")
 
 
 def check_trains(model: keras.Model) -> None:

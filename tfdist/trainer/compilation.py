@@ -17,7 +17,7 @@ from tfdist.step.validation import (
     check_means,
     check_not_wrapped,
     check_optimizer,
-    check_own_clipping,
+    check_own_gradients,
     default_loss_scale,
     without_loss_scale,
 )
@@ -61,7 +61,7 @@ def compile_model(
     model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
     whole, parts = model, settings.micro_steps
     if isinstance(strategy, HasStages):
-        check_own_clipping(optimizer)
+        check_own_gradients(optimizer)
         whole, parts = model.whole, strategy.micro_batches
     check_means(model, strategy.replicas, parts)
     found = dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(whole))
