@@ -10,7 +10,7 @@ from tests.workers import running
 
 pytestmark = pytest.mark.processes
 
-OF_TWO, OF_THREE = ("adamw-averaged", "adafactor-scaled"), ("lamb-accumulated", "nadam-")
+OF_TWO, OF_THREE = ("adamw-averaged", "clipping-scaled"), ("lamb-accumulated", "nadam-")
 # Muon is not the first, whose state must be balanced: it has twice as much for a table, which alone is half of all.
 OTHERS = ("lars-compressed", "muon-", "adamw-scaled", "adafactor-averaged")
 

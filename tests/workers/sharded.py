@@ -8,11 +8,17 @@ import keras
 import numpy as np
 
 import tfdist
+from tests.keras_fit.models import Damps
 from tfdist import keras_internals
 from tfdist.distribution.optimizer_shards import OptimizerShards
 from tfdist.distribution.sharded_optimizer import ShardedOptimizer
 from tfdist.gradients import Clip, LossScale
 from tfdist.optimizers import LARS
+
+
+class Clipping(Damps, keras.optimizers.Adafactor):
+    """Computes with all gradients in its `apply`, and where it clips them."""
+
 
 OPTIMIZERS = {
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
@@ -20,6 +26,7 @@ OPTIMIZERS = {
     "lars": lambda: LARS(0.1, momentum=0.9),
     "muon": lambda: keras.optimizers.Muon(0.01),
     "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "clipping": lambda: Clipping(0.01, global_clipnorm=0.1),
     "nadam": lambda: keras.optimizers.Nadam(0.01),
 }
 OPTIONS: dict[str, dict[str, Any]] = {

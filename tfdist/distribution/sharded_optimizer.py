@@ -77,9 +77,9 @@ class ShardedOptimizer(OptimizerShards):
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
         """See base class; the weights whose state this replica has."""
-        mine = [i for i, variable in enumerate(variables) if self.is_here_only(variable)]
-        with keras_internals.averages_of(optimizer, [variables[i] for i in mine]):
-            super().apply(optimizer, [gradients[i] for i in mine], [variables[i] for i in mine])
+        mine = [variable for variable in variables if self.is_here_only(variable)]
+        with keras_internals.averages_of(optimizer, mine), keras_internals.updating_some(optimizer, mine):
+            super().apply(optimizer, gradients, variables)
 
     def exchange(self, variables: Sequence[keras.Variable]) -> None:
         """See base class; the owner of a variable sends it to all."""

@@ -128,6 +128,7 @@ from tfdist.keras_internals.optimizers import (
     updates_without_effects,
     updating_one_device,
     updating_own_copies,
+    updating_some,
     with_own_apply,
     velocities_of,
     weight_averages,
@@ -359,6 +360,7 @@ __all__ = [
     "initial_slot_values",
     "slots",
     "updating_own_copies",
+    "updating_some",
     "with_own_apply",
     "own_copies",
 ]

@@ -225,6 +225,26 @@ def updates_without_effects() -> Iterator[None]:
         tf_optimizer.TFOptimizer._var_key = kept
 
 
+@contextlib.contextmanager
+def updating_some(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Context in which an optimizer's `apply` updates some of the variables that it is given.
+
+    What it computes before is of all: the norm by which it clips, and what a subclass does in an `apply` of its own.
+    """
+    chosen = {id(variable) for variable in variables}
+    update, clip = optimizer._backend_apply_gradients, optimizer._clip_gradients
+
+    def update_some(gradients: Sequence[tf.Tensor], given: Sequence[keras.Variable]) -> None:
+        mine = [(g, v) for g, v in zip(clip(gradients), given, strict=True) if id(v) in chosen]
+        update([g for g, _ in mine], [v for _, v in mine])
+
+    optimizer._backend_apply_gradients, optimizer._clip_gradients = update_some, list
+    try:
+        yield
+    finally:
+        del optimizer._backend_apply_gradients, optimizer._clip_gradients  # the methods of the class
+
+
 def slots(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """Returns a built optimizer's floating-point state for the variables that it trains, without averages of weights."""
     averages = {id(average) for _, average in weight_averages(optimizer)}
