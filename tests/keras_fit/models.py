@@ -37,7 +37,7 @@ class Damps:
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         norm = keras.ops.sqrt(sum(keras.ops.sum(keras.ops.square(gradient)) for gradient in grads))
-        super().apply([gradient / (1 + norm) for gradient in grads], trainable_variables)
+        super().apply([g / (1 + norm) if len(g.shape) > 1 else g for g in grads], trainable_variables)
 
 
 class Damped(Damps, keras.optimizers.SGD):

@@ -129,9 +129,9 @@ from tfdist.keras_internals.optimizers import (
     updating_one_device,
     updating_own_copies,
     updating_some,
-    with_own_apply,
     velocities_of,
     weight_averages,
+    with_own_apply,
 )
 from tfdist.keras_internals.saving import weights_in_file
 from tfdist.keras_internals.tf_internals import (
