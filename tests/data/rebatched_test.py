@@ -127,18 +127,20 @@ class Made(keras.utils.PyDataset):
         DATASET.take(2).map(Pair),
         DATASET.take(2).filter(lambda *_: True).map(Pair),
         Made(Pair),
-        Made(lambda x, y: [x, y]),
+        Made(lambda x, y: [x, y, None]),
         (Pair(NUMBERS[begin : begin + 3], -NUMBERS[begin : begin + 3, None]) for begin in (0, 3)),
+        ((NUMBERS[begin : begin + 3], -NUMBERS[begin : begin + 3, None], None) for begin in (0, 3)),
+        DATASET.take(2).map(lambda x, y: (x, y, None)),
     ],
-    ids=["dataset", "dataset of unknown size", "PyDataset", "PyDataset of lists", "generator"],
+    ids=["dataset", "dataset of unknown size", "PyDataset", "lists", "generator", "generator of None", "dataset of None"],
 )
-def test_batches_may_be_named_tuples_or_lists(data):
+def test_batches_may_be_named_tuples_or_lists_with_none_for_weights(data):
     source = as_examples(data, 2)
     assert type(source.element_spec) is tuple
     assert rows(source, 1, batch_size=6) == [list(range(6))]
 
 
-@pytest.mark.parametrize("made", [lambda x, y: x, lambda x, y: (x,), lambda x, y: [x]], ids=["x", "(x,)", "[x]"])
+@pytest.mark.parametrize("made", [lambda x, y: x, lambda x, y: (x, None), lambda x, y: [x]], ids=["x", "None", "[x]"])
 def test_a_py_dataset_may_have_inputs_alone(made):
     source = as_examples(Made(made)).in_order()
     assert source.element_spec[1] == ()
@@ -177,6 +179,7 @@ def test_a_py_dataset_with_unequal_batches_is_refused_rather_than_cut():
         (generator(), "needs `steps_per_epoch` .* Received: a generator"),
         (DATASET.take(0), "must have examples. Received: a tf.data.Dataset without a batch"),
         (DATASET.map(lambda x, y: (x, y, y, y)), r"must be tuples \(x, y\)"),
+        (DATASET.map(lambda x, y: (x, {"a": y, "b": None})), "must consist of arrays. Received: y with None in it"),
         ((batch[0] for batch in generator()), "must return a tuple"),
     ],
 )

@@ -67,7 +67,8 @@ def test_labels_by_the_names_of_listed_outputs(as_one_device: Compare) -> None:
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
 def test_labels_for_the_outputs_that_have_a_loss(as_one_device: Compare) -> None:
     def use(model: keras.Model) -> Any:
-        return model.fit(X, Y, batch_size=6, verbose=0).history
+        named = model.fit(X, [None, Y], batch_size=6, verbose=0).history
+        return named, model.fit(X, Y, batch_size=6, verbose=0).history
 
     as_one_device(lambda: listed_outputs([None, "mae"]), use)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.data_set import DataSet
-from tfdist.data.examples import Examples, inputs_alone, with_elements
+from tfdist.data.examples import Examples, check_element, inputs_alone, with_elements
 from tfdist.data.rebatched import from_dataset, from_generator, from_py_dataset
 from tfdist.data.source import ArraySource
 from tfdist.data.stream import StreamSource
@@ -155,6 +155,7 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
         return value
     if isinstance(value, tf.data.Dataset):
         value = with_elements(value)
+        check_element(value.element_spec)
         return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
     if isinstance(value, tuple | list) and len(value) in (1, 2, 3):
         parts = tuple(with_tuples(part) for part in _given(value))

@@ -14,6 +14,7 @@ from tfdist import keras_internals
 from tfdist.collectives.rows import any_rows
 from tfdist.data.pipeline import prepared
 from tfdist.data.row_allocation import rows, share
+from tfdist.data.structures import ABSENT, with_none, without_absent, without_none
 from tfdist.errors import InputError
 
 
@@ -48,7 +49,7 @@ def part(batch: Any, replica: int | tf.Tensor, size: int) -> ReplicaRows:
       replica: in [0, size).
       size: number of replicas that share the batch.
     """
-    batch = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
+    batch = with_none(batch)
     number = tf.cast(replica, tf.int32)
     return ReplicaRows(tf.nest.map_structure(lambda leaf: _cut(leaf, number, size), batch), count_rows(batch))
 
@@ -90,8 +91,11 @@ def split_batches(
 
     @keras_internals.without_autograph
     def shares(number: tf.Tensor, batch: Any) -> tf.data.Dataset:
+        batch = without_none(without_absent(with_none(batch)))
         whole = batch if note is None else _noted(number, batch, note)
-        return tf.data.Dataset.range(len(replicas)).map(lambda local: part(whole, tf.gather(mine, local), size))
+        return tf.data.Dataset.range(len(replicas)).map(
+            lambda local: without_none(part(whole, tf.gather(mine, local), size))
+        )
 
     return prepared(batches.enumerate().flat_map(shares), len(replicas))
 
@@ -118,7 +122,7 @@ def _fingerprint(batch: Any) -> tf.Tensor:
     It is computed by an operation of TensorFlow, six times as fast as `zlib.crc32`, and without the GIL.
     """
     leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True)]
-    of_leaves = [_of_bytes(leaf) for leaf in leaves if leaf.dtype != tf.variant]
+    of_leaves = [_of_bytes(leaf) for leaf in leaves if leaf.dtype not in (tf.variant, ABSENT)]
     return tf.bitcast(_of_bytes(tf.concat(of_leaves, axis=0)), tf.int64)
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.row_partition import RowPartition
+from tfdist.data.structures import without_absent
 from tfdist.errors import InputError
 
 Element = tuple[Any, ...]  # (x, y) or (x, y, sample_weight); each a structure of tensors
@@ -159,8 +160,9 @@ def inputs_alone(*x: Any) -> Element:
 def as_element(batch: Any) -> Element:
     """Returns a batch or an example, in one of the forms that Keras takes, as a plain tuple (x, y) or (x, y, sample_weight).
 
-    It may be a list or a named tuple, and x alone or (x,), which has no targets.
+    It may be a list or a named tuple, and x alone or (x,), which has no targets; y and sample_weight may be None.
     """
+    batch = without_absent(batch)
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     return parts if len(parts) > 1 else inputs_alone(*parts)
 
@@ -169,7 +171,7 @@ def with_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a data set whose elements are those of another as `as_element` returns them."""
     spec = dataset.element_spec
     if type(spec) is tuple:
-        return dataset.map(lambda *parts: as_element(parts)) if len(spec) == 1 else dataset
+        return dataset.map(lambda *parts: as_element(parts)) if len(spec) == 1 or _is_absent(spec[-1]) else dataset
     return dataset.map(as_element)
 
 
@@ -196,6 +198,13 @@ def check_element(element: Any) -> None:
         raise InputError(
             f"Examples must be tuples (x, y) or (x, y, sample_weight). Received: {found}. Structures go inside x and y."
         )
+    for name, part in zip(("x", "y", "sample_weight"), element, strict=False):
+        if any(map(_is_absent, tf.nest.flatten(part))):
+            raise InputError(f"Examples must consist of arrays. Received: {name} with None in it. Leave that out.")
+
+
+def _is_absent(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, tf.NoneTensorSpec | tf.OptionalSpec)
 
 
 def spec_of_one(batched: Any) -> Any:

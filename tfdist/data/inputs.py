@@ -47,10 +47,10 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
 
 
 def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) -> Examples:
-    is_batched, is_infinite = keras_internals.is_batched(dataset), dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-    if is_infinite and steps is None:
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY and steps is None:
         raise InputError("Data without an end needs `steps`. Received: a tf.data.Dataset that repeats.")
     dataset = with_elements(dataset)
+    is_batched = keras_internals.is_batched(dataset)
     if len(dataset.element_spec) > 3:
         dataset = dataset.map(inputs_alone)
     if is_batched:

@@ -30,7 +30,7 @@ from tfdist.data.examples import (
 from tfdist.data.row_partition import RowPartition
 from tfdist.data.source import SampleSource
 from tfdist.data.stream import shares_of, transformed
-from tfdist.data.structures import with_tuples
+from tfdist.data.structures import with_tuples, without_absent
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import refusal_inside
 
@@ -245,7 +245,7 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
     """
     try:
         is_generator = isinstance(data, types.GeneratorType)
-        found = keras_internals.adapted((with_tuples(batch) for batch in data) if is_generator else data)
+        found = keras_internals.adapted((with_tuples(without_absent(b)) for b in data) if is_generator else data)
     except ValueError as error:
         raise InputError(str(error).splitlines()[0]) from error
     if found.length is None and steps is None:

@@ -17,4 +17,4 @@ def available_after(time: tf.Tensor, tensors: Any) -> Any:
     Otherwise the clock is read when the first of them leaves a thread to it, perhaps at the end of a long convolution.
     """
     with tf.control_dependencies([time]):
-        return tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
+        return tf.nest.map_structure(lambda x: None if x is None else tf.identity(x), tensors, expand_composites=True)

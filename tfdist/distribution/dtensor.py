@@ -16,6 +16,7 @@ from tfdist.cluster.devices import check_available, local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
 from tfdist.data.indexed_batch import IndexedBatch
+from tfdist.data.structures import with_none
 from tfdist.distribution.tf_server import starting, with_addresses
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import layout_refused
@@ -250,7 +251,7 @@ def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:
             )
         return devices.lay(value, over_rows(value.shape, axis, devices.mesh.axes[axis]))
 
-    return tf.nest.map_structure(placed, batch)
+    return tf.nest.map_structure(placed, with_none(batch))
 
 
 class Batches(Iterator[Any]):

@@ -22,6 +22,7 @@ from tfdist.collectives.algorithms import TunedCollectives
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.coordination import Group
 from tfdist.data import check_batch_size
+from tfdist.data.structures import with_none
 from tfdist.distribution.model_parts import ModelParts
 from tfdist.distribution.optimizer_shards import OptimizerShards
 from tfdist.distribution.tensor_layouts import TensorLayouts
@@ -333,7 +334,7 @@ class HasCollectives(Strategy):
             rows = keras_internals.empty_batches_supported(self.collectives.size > 1)
             try:
                 with using(self.collectives), _in_use(self), keras_internals.one_device_losses(), rows:
-                    return function(*args)
+                    return function(*with_none(args))
             finally:
                 _in_replica.reset(token)
 

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.batches import split_batches
+from tfdist.data.structures import without_absent
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit.batch_comparison import BatchComparison
@@ -164,5 +165,7 @@ class BatchReader:
 
 
 def present(spec: Any) -> Any:
-    """Returns the spec of a batch, with None for what Keras leaves out."""
-    return tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)
+    """Returns the spec of a batch, with None for what Keras leaves out, unless it is at the end."""
+    return without_absent(
+        tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)
+    )

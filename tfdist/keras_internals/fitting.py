@@ -66,9 +66,9 @@ def traced_without_effects(function: Callable[..., Any], batch: Any) -> None:
     Args:
       function: function of a batch; called again if the first call fails, e.g. where variables are assigned in a
         condition.
-      batch: structure of `tf.TensorSpec`.
+      batch: structure of `tf.TensorSpec`, with None for what is left out.
     """
-    symbolic = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), batch)
+    symbolic = tf.nest.map_structure(lambda s: None if s is None else keras.KerasTensor(s.shape, s.dtype.name), batch)
     try:
         compute_output_spec(function, symbolic)
     except InputError:
