@@ -132,7 +132,15 @@ class Made(keras.utils.PyDataset):
         ((NUMBERS[begin : begin + 3], -NUMBERS[begin : begin + 3, None], None) for begin in (0, 3)),
         DATASET.take(2).map(lambda x, y: (x, y, None)),
     ],
-    ids=["dataset", "dataset of unknown size", "PyDataset", "lists", "generator", "generator of None", "dataset of None"],
+    ids=[
+        "dataset",
+        "dataset of unknown size",
+        "PyDataset",
+        "lists",
+        "generator",
+        "generator of None",
+        "dataset of None",
+    ],
 )
 def test_batches_may_be_named_tuples_or_lists_with_none_for_weights(data):
     source = as_examples(data, 2)
