@@ -27,7 +27,7 @@ def check_file(name: str, record: Mapping[str, Any]) -> None:
 
 def keys(command: str, flags: str = "") -> list[str]:
     """Returns a regular expression for each documented key of a command."""
-    return _keys(f"`python -m tfdist.{command} {flags}")
+    return _keys(f"`tfdist {command} {flags}")
 
 
 def _check(documented: list[str], record: Mapping[str, Any]) -> None:

@@ -65,12 +65,10 @@ def shell_lines(text: str) -> list[str]:
 
 def uses(text: str) -> list[tuple[str, list[str]]]:
     """Yields each `python -m tfdist.NAME` and `tfdist NAME` in a text's blocks and inline code: the command, and its flags."""
-    shown = shell_lines(text) + re.findall(r"`(tfdist [a-z][^`\n]*|[^`\n]*python -m tfdist[^`\n]*)`", text)
+    shown = shell_lines(text) + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     found: list[tuple[str, list[str]]] = []
     for line in shown:
-        for part in re.split(r"python -m tfdist\.|(?:^|(?<=-- )|(?<=<\())tfdist (?:help )?(?=[a-z])(?!help )", line)[
-            1:
-        ]:
+        for part in re.split(r"python -m tfdist\.|(?<![\w./-])tfdist (?:help )?(?=[a-z])(?!help )", line)[1:]:
             command, *arguments = shlex.split(part.replace("\\|", "|").replace("...", ""), comments=True)
             own = itertools.takewhile(lambda argument: argument != "--", arguments)
             if not command.startswith("<"):
