@@ -169,15 +169,20 @@ def test_a_function_over_batches_may_change_their_number_of_rows():
     assert rows(twice, 3, batch_size=6)[2] == [6, 6, 0, 0, 1, 1]
 
 
-def test_a_py_dataset_with_unequal_batches_is_refused_rather_than_cut():
+def test_batches_that_make_no_step_are_refused_rather_than_cut():
     class Unequal(Batches):
         def __getitem__(self, index):
             x, y = super().__getitem__(index)
             return ({"a": x["a"][:2]}, y[:2]) if index == 1 else (x, y)
 
-    source = as_examples(Unequal())
-    with pytest.raises(InputError, match="Received: batch 1 with 2 rows, the first with 3"), explained_reading(source):
-        rows(source, 3)
+    padded = tf.data.Dataset.range(1, 8).map(lambda n: (tf.fill([n], n), n)).padded_batch(3)
+    for data, words in (
+        (Unequal(), "batch 1 with 2 rows, the first with 3"),
+        (padded, r"\[3,3\] and \[3,7\]\. Pad all"),
+    ):
+        source = as_examples(data)
+        with pytest.raises(InputError, match=f"Received: {words}"), explained_reading(source):
+            rows(source, 4)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ _ERRORS = (
     tf.errors.NotFoundError,
     tf.errors.PermissionDeniedError,
     tf.errors.DataLossError,
+    tf.errors.FailedPreconditionError,
     tf.errors.UnknownError,
 )
 _READING = "IteratorGetNext"  # the operation in which TensorFlow reads the next element

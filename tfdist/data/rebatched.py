@@ -5,6 +5,7 @@ Its rows are one stream, which is cut into global batches again, so that every s
 
 import logging
 import math
+import re
 import types
 import weakref
 from collections.abc import Callable
@@ -123,6 +124,13 @@ class BatchedSource(Examples):
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class."""
+        shapes = re.search(r"Source shape: (\S+), dst shape: (\S+)", str(error))
+        if shapes is not None:
+            return InputError(
+                "Rows of batches of different shapes cannot be in one step, as where an epoch ends within a step. Received: "
+                f"{shapes[1]} and {shapes[2]}. Pad all to one length, or drop the remainder: padded_batch(..., "
+                "drop_remainder=True)."
+            )
         return refusal_inside(error)
 
     def _changed(self, transform: Transform, shuffle: bool) -> "BatchedSource":
