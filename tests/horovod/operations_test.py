@@ -180,16 +180,12 @@ def test_gradients_are_those_of_finite_differences(ranks, name):
 
 
 @BY_LIBRARY
-def test_sets_with_which_horovod_starts(ranks):
+def test_sets_from_the_start_and_one_that_is_added_later(ranks):
     """The mean gradient of ranks 0 and 2 is 3; rank 1 is alone in its set, and takes no part in the optimizer's."""
     assert [rank["inside"]["optimizer"] for rank in ranks] == [[-3.0], [-2.0], [-3.0]]
     for rank in ranks:
         assert "InvalidArgumentError" in rank["inside"]["set of others"]
         assert "ValueError" in rank["inside"]["set unknown"]
-
-
-@BY_LIBRARY
-def test_sets_that_are_added_later(ranks):
     assert [rank["set"] for rank in ranks] == [[2, False], [2, True], [2, True]]
     for rank in ranks[1:]:
         assert rank["set allreduce"] == [5.0]

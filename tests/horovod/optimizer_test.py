@@ -79,16 +79,13 @@ def test_several_backward_passes_are_one_batch(ranks, worker, name, rate):
     assert [rank[f"2 passes of {name}, updates"] for rank in ranks] == [4] * N
 
 
-def test_several_backward_passes_of_slices(ranks, worker):
+def test_several_backward_passes_of_slices_or_without_some_gradients(ranks, worker):
+    """Without some, the ranks' mean is 1.5 times the first rank's sum, in each of two steps."""
+    for where in ("eager", "graph"):
+        assert same(ranks, f"passes without some gradients, {where}").tolist() == [-3.0, -6.0, -36.0]
+    assert "had its first gradient after this tf.function was traced" in ranks[0]["a gradient after tracing"]
     expected = alone(worker, worker["embedding_model"](), keras.optimizers.SGD(0.1), worker["IDS"])
     near(same(ranks, "2 sparse passes"), expected)
-
-
-@pytest.mark.parametrize("where", ["eager", "graph"])
-def test_passes_without_some_gradients_are_one_batch_too(ranks, where):
-    """The ranks' mean is 1.5 times the first rank's sum, in each of two steps; a graph of other variables says so."""
-    assert same(ranks, f"passes without some gradients, {where}").tolist() == [-3.0, -6.0, -36.0]
-    assert "had its first gradient after this tf.function was traced" in ranks[0]["a gradient after tracing"]
 
 
 def test_a_nan_does_not_stay(ranks):
@@ -120,17 +117,11 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks, way):
     assert same(ranks, f"loss scale {way}").tolist() == [[-1.5, 4.0], [-1.5, 2.0], [-4.5, 2.0]]
 
 
-@pytest.mark.parametrize("way", ["outside", "inside"])
-def test_a_loss_scale_does_not_count_a_rank_that_has_joined(ranks, way):
-    """The mean of rank 0's gradient and that of the other, which is 0, is 1: 0.5 at a scale of 2."""
-    assert [rank[f"loss scale {way}, joined"] for rank in ranks] == [[-0.5, 2.0], [0.0, 2.0]]
-
-
-def test_a_rank_that_joins_before_its_first_step_is_not_waited_for(ranks):
+def test_ranks_outside_a_set_and_those_that_have_joined_are_not_waited_for(ranks):
+    """A rank that has joined sends zeros: the mean of rank 0's gradient, 2, is 1, and 0.5 at a loss scale of 2."""
+    for way in ("outside", "inside"):
+        assert [rank[f"loss scale {way}, joined"] for rank in ranks] == [[-0.5, 2.0], [0.0, 2.0]]
     assert ranks[0]["first step after another rank has joined"] == -1.0
-
-
-def test_a_loss_scale_waits_for_the_ranks_of_its_set_alone(ranks):
     assert ranks[0]["loss scale of a set"] == -1.0
 
 
