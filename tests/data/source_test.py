@@ -44,9 +44,13 @@ def test_floating_point_numbers_and_columns_are_those_of_keras():
     np.testing.assert_array_equal(y, [[2.5], [1.5]])
 
 
-@pytest.mark.parametrize("part", [None, tf.ragged.constant([[1], [2, 3], [4]])], ids=["None", "ragged"])
-def test_what_is_no_array_is_refused(part):
-    with pytest.raises(InputError, match="Arrays must"):
+@pytest.mark.parametrize(
+    ("part", "rule"),
+    [(None, "Examples must consist of arrays"), (tf.ragged.constant([[1], [2, 3], [4]]), "Arrays must")],
+    ids=["None", "ragged"],
+)
+def test_what_is_no_array_is_refused(part, rule):
+    with pytest.raises(InputError, match=rule):
         ArraySource(({"a": np.zeros(3), "b": part}, np.zeros(3)))
 
 

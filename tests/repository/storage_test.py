@@ -12,6 +12,7 @@ OF_ONE_MACHINE = {
     "tfdist.process": "progress files, and what the kernel says of the machine",
     "tfdist.coordination.job_token": "secrets, whose owner and mode matter",
     "tfdist.data": "a user's data sets",
+    "tfdist.config.data_set_files": "a user's data sets",
     "tfdist.cluster.affinity": "what the kernel says of the machine",
     "tfdist.run": "a user's program",
     "tfdist.trainer.consistency": "the code that runs",

@@ -10,6 +10,7 @@ import keras
 from tfdist.checkpoint.best import Best, best_checkpoint
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.restore import restore, resume_candidates
+from tfdist.coordination.timeouts import long_timeout
 from tfdist.data import DataSet, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
 from tfdist.data.cache_files import check_cache_files
@@ -220,7 +221,8 @@ class Trainer(Evaluates):
         length: dict[str, Any] = {"epochs": epochs, "steps": steps, "steps_per_epoch": steps_per_epoch}
         length |= {"initial_epoch": initial_epoch, "batch_size": batch_size}
         length |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
-        self.strategy.group.agree("fit/length", {name: str(value) for name, value in length.items()})
+        with long_timeout("its data") as deadline:
+            self.strategy.group.agree("fit/length", {name: str(n) for name, n in length.items()}, "", deadline)
         given = fit_arguments(
             x,
             y,
