@@ -4,7 +4,9 @@ Keras metrics store sums (a total and a count, counts of a confusion matrix), so
 replicas and calls. Merged values leave the device once per call, and the variables on the device are reset to zero.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -92,6 +94,14 @@ class KerasMetrics(ModelMetrics):
         super().update(y, outputs, weight, share)
         track_loss(keras_internals.loss_means(self._model)[0], share.value, share.rows, share.batch_size)
 
+    @functools.cached_property
+    def _means(self) -> list[keras.metrics.Mean]:
+        """Those whose result is the quotient of their variables."""
+        own = {id(variable) for variable in self.variables}
+        parts = [*self._model.metrics, *keras_internals.metrics_of(self._model)]
+        means = [part for part in parts if getattr(part.result, "__func__", None) is keras.metrics.Mean.result]
+        return [mean for mean in means if id(mean.total) in own]
+
     def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
         """Returns Keras's logs."""
         logs: dict[str, Any] = {}
@@ -106,15 +116,36 @@ class KerasMetrics(ModelMetrics):
         """
         found: dict[str, Any] = {}
         sums = dict(zip(map(id, self.variables), values, strict=True))
-        with keras.StatelessScope(state_mapping=list(zip(self.variables, values, strict=True))):
+        means = {mean: _quotient(mean, sums[id(mean.total)], sums[id(mean.count)]) for mean in self._means}
+        of_means = {id(variable) for mean in means for variable in mean.variables}
+        by_keras = [(variable, sums[id(variable)]) for variable in self.variables if id(variable) not in of_means]
+        with _with_results(means), keras.StatelessScope(by_keras) if by_keras else contextlib.nullcontext():
             for number, metric in enumerate(self._model.metrics):
-                is_mean = (
-                    getattr(metric.result, "__func__", None) is keras.metrics.Mean.result
-                )  # computed without TensorFlow
-                result = sums[id(metric.total)] / (sums[id(metric.count)] or 1.0) if is_mean else metric.result()
-                named = keras_internals.by_name(metric.name, result)
+                named = keras_internals.by_name(metric.name, metric.result())
                 found |= {f"{number}/{name}": tf.nest.map_structure(_plain, value) for name, value in named.items()}
         return found
+
+
+@contextlib.contextmanager
+def _with_results(results: Mapping[keras.Metric, Any]) -> Iterator[None]:
+    """Context in which these are the results of metrics, which operations of TensorFlow need not compute."""
+    for metric, result in results.items():
+        metric.__dict__["result"] = functools.partial(_same, result)
+    try:
+        yield
+    finally:
+        for metric in results:
+            del metric.__dict__["result"]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _quotient(mean: keras.metrics.Mean, total: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Returns the result of a mean, as Keras computes it in the mean's dtype."""
+    dtype = tf.as_dtype(mean.dtype).as_numpy_dtype
+    return np.asarray(total, dtype) / np.asarray(count or 1, dtype)
 
 
 def _plain(value: Any) -> Any:

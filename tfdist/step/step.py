@@ -143,7 +143,7 @@ class Step:
         self.sends_rows = self._recorded.has_unknown_shapes
         is_one = self._collectives.size == 1
         averaged = [] if is_one else self._side_effects.averaged((gradients, found), values)
-        if has_batch_size:
+        if has_batch_size and not is_one:  # one replica has all rows
             gradients = self._of_rows(count_rows(batch), gradients, values)
         if averaged:
             average_over_rows(averaged, count_rows(batch), self._recorded)
