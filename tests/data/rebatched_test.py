@@ -132,15 +132,7 @@ class Made(keras.utils.PyDataset):
         ((NUMBERS[begin : begin + 3], -NUMBERS[begin : begin + 3, None], None) for begin in (0, 3)),
         DATASET.take(2).map(lambda x, y: (x, y, None)),
     ],
-    ids=[
-        "dataset",
-        "dataset of unknown size",
-        "PyDataset",
-        "lists",
-        "generator",
-        "generator of None",
-        "dataset of None",
-    ],
+    ids=["dataset", "dataset of unknown size", "PyDataset", "PyDataset of lists", "generator", "None", "dataset, None"],
 )
 def test_batches_may_be_named_tuples_or_lists_with_none_for_weights(data):
     source = as_examples(data, 2)
@@ -217,14 +209,8 @@ def batches_of(pipeline, steps):
 
 def test_examples_may_be_named_tuples():
     source = StreamSource(numbered(7).map(Pair))
-    assert source.element_spec == (tf.TensorSpec([], tf.int64),) * 2
+    assert source.size == 7 and source.element_spec == (tf.TensorSpec([], tf.int64),) * 2
     assert batches_of(EvaluationPipeline(source, 7), 1) == [list(range(7))]
-
-
-def test_the_size_and_the_spec_are_the_data_sets():
-    source = StreamSource(numbered(7))
-    assert source.size == 7
-    assert source.element_spec == (tf.TensorSpec([], tf.int64),) * 2
 
 
 @pytest.mark.parametrize(
@@ -250,11 +236,6 @@ def test_a_wrong_number_is_noticed():
     wrong = numbered(7).filter(lambda x, y: x > 2).apply(tf.data.experimental.assert_cardinality(5))
     with pytest.raises(tf.errors.FailedPreconditionError, match="contain 5 element"):
         batches_of(Pipeline(StreamSource(wrong), 2, seed=0), 8)
-
-
-def test_examples_must_be_tuples():
-    with pytest.raises(InputError, match="must be tuples"):
-        StreamSource(tf.data.Dataset.range(5))
 
 
 def test_the_shuffle_goes_through_a_buffer():

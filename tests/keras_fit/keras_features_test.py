@@ -149,10 +149,6 @@ def test_an_option_changes_no_number(options: dict[str, Any], as_one_device: Com
     as_one_device(network, fitted, **options)
 
 
-def test_the_optimizers_clipping_sees_whole_gradients(as_one_device: Compare) -> None:
-    as_one_device(lambda: network(keras.optimizers.SGD(1.0, global_clipnorm=0.1)), fitted)
-
-
 def test_compression_is_used_and_learns(mirrored2: tfdist.Strategy) -> None:
     ours, plain = both(mirrored2, network, fitted, compression="fp16", compression_min_bytes=0)
     assert differences(ours, plain)

@@ -90,28 +90,6 @@ def test_a_stage_draws_the_numbers_of_one_device_and_no_others_exist(name):
             np.testing.assert_array_equal(variable.numpy(), whole[variable.path][1])
 
 
-def test_stages_with_initialized_variables_compute():
-    expected = build("tied")[0](build("tied")[1])
-    with keras_internals.deferred_weights():
-        model, inputs = build("tied")
-    cut = cut_model(model, "auto", 3)
-    received = []
-    for stage in cut.stages:
-        initialize(stage.variables)
-        outputs, received = stage.call(cut.named_inputs(inputs), received)
-    np.testing.assert_array_equal(outputs, expected)
-
-
-def test_other_scopes_create_no_variables():
-    """Keras initializes at the end of a stateless scope what was created without a value in another one."""
-    with keras_internals.deferred_weights():
-        model, _ = build("mlp")
-    with keras.StatelessScope():
-        pass
-    keras.metrics.Mean()(1.0)
-    assert all(keras_internals.value_of(variable) is None for variable in model.variables)
-
-
 def test_variables_that_have_values_keep_them():
     model, _ = build("mlp")
     model.set_weights([weight + 1 for weight in model.get_weights()])
