@@ -54,7 +54,7 @@ def in_json(capfd: pytest.CaptureFixture[str], *argv: str, flags: str = "--strat
 def test_what_the_document_shows(capsys: pytest.CaptureFixture[str]) -> None:
     """Every line in docs/guides/meshes.md is printed, in the same order; three dots stand for omitted lines."""
     text = (ROOT / "docs" / "guides" / "meshes.md").read_text(encoding="utf-8")
-    [(shown, lines)] = re.findall(r"```console\n\$ python -m tfdist\.layout (.*?[^\\])\n(.*?)```", text, re.DOTALL)
+    [(shown, lines)] = re.findall(r"```console\n\$ tfdist layout (.*?[^\\])\n(.*?)```", text, re.DOTALL)
     found = printed(capsys, *shlex.split(shown.replace("\\\n", " ")))
     pattern = re.escape(lines).replace(re.escape("...\n"), r"(.*\n)*")
     assert re.fullmatch(pattern, found), found
