@@ -20,6 +20,16 @@ from tfdist.cli import command, flags, open_strategy
 from tfdist.config.run_config import RunConfig
 
 
+class EachBatch(keras.callbacks.Callback):
+    """Reads the logs of each batch, so that a call is a step, and its metrics are merged."""
+
+    loss = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """See base class."""
+        self.loss += (logs or {})["loss"]
+
+
 class Epochs(keras.callbacks.Callback):
     """Notes when each epoch ended."""
 
@@ -35,16 +45,18 @@ class Epochs(keras.callbacks.Callback):
         self.loss = float((logs or {})["loss"])
 
 
-def fit(workload: str, batch_size: int, watch: stopwatch.Stopwatch) -> tuple[list[float], float]:
+def fit(given: argparse.Namespace) -> tuple[list[float], float]:
     """Fits a workload's model as a script does; returns the seconds a step of each epoch that counts, and the last loss."""
-    chosen = WORKLOADS[workload]
-    x, y = arrays(workload, batch_size * watch.wait)
+    chosen, watch = WORKLOADS[given.workload], stopwatch.from_arguments(given)
+    batch_size = chosen.rows * given.replicas
+    x, y = arrays(given.workload, batch_size * watch.wait)
     keras.utils.set_random_seed(0)
     model = models.build(chosen.model, chosen.shape, chosen.classes)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(LEARNING_RATE), loss)
-    epochs = Epochs()
-    model.fit(x, y, batch_size=batch_size, epochs=watch.warm_calls + 1 + watch.calls, verbose=0, callbacks=[epochs])
+    epochs, count = Epochs(), watch.warm_calls + 1 + watch.calls
+    callbacks = [epochs, EachBatch()] if given.each_batch else [epochs]
+    model.fit(x, y, batch_size=batch_size, epochs=count, verbose=0, callbacks=callbacks)
     seconds = [(b - a) / watch.wait for a, b in zip(epochs.at, epochs.at[1:], strict=False)]
     return seconds[watch.warm_calls :], epochs.loss
 
@@ -57,24 +69,21 @@ def under_tfdist(config: RunConfig, given: argparse.Namespace) -> None:
     ):
         on.enter_context(strategy.in_use())
         on.enter_context(keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config), strategy))
-        seconds, loss = fit(given.workload, _rows(given), stopwatch.from_arguments(given))
+        seconds, loss = fit(given)
         chief = strategy.is_chief
     if chief:
         stopwatch.report(seconds, loss)
 
 
-def _rows(given: argparse.Namespace) -> int:
-    return WORKLOADS[given.workload].rows * given.replicas
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plain", action="store_true", help="Keras alone")
+    parser.add_argument("--each_batch", action="store_true", help="with a callback that reads the logs of each batch")
     parser.add_argument("--replicas", type=int, default=1, help="of the whole job, for the global batch")
     stopwatch.add_arguments(parser)
     known, rest = parser.parse_known_args()
     if known.plain:
-        stopwatch.report(*fit(known.workload, _rows(known), stopwatch.from_arguments(known)))
+        stopwatch.report(*fit(known))
         sys.exit()
     sys.exit(
         command.run(

@@ -1,4 +1,4 @@
-"""The three workloads: a model, how much each rank feeds it in a step, and random examples. NumPy alone."""
+"""The workloads: a model, how much each rank feeds it in a step, and random examples. NumPy alone."""
 
 import dataclasses
 
@@ -31,6 +31,9 @@ WIDTHS = (1024, 2048, 2048, 1024)
 WORKLOADS = {
     "mlp": Workload("mlp(hidden=(2048, 2048), classes=1024)", 64, (1024,), 1024),
     "cnn": Workload("cnn(filters=(64, 128, 256, 512), classes=10)", 24, (32, 32, 3), 10),
+    "small": Workload(
+        "mlp(hidden=(64,), classes=10)", 32, (32,), 10
+    ),  # a step is mostly what surrounds the computation
     "transformer": Workload("transformer(layers=2, width=256, classes=256)", 12, (64,), 256, tokens=True),
 }
 
