@@ -1,0 +1,51 @@
+"""The labels of a traced function: its results, and the variables that it assigns."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.row_semantics.interpreter import Interpreter
+from tfdist.row_semantics.labels import REPLICATED, Label, Rows
+from tfdist.row_semantics.sizes import COUNT
+from tfdist.row_semantics.values import Value
+
+
+class FunctionLabels(NamedTuple):
+    """What a function makes of rows.
+
+    Attributes:
+      outputs: labels of the tensors that it returns, in the order of `tf.nest.flatten`.
+      assigned: labels of the values of variables that it assigns, by the id of the captured resource.
+      without_rule: types of operations without a rule.
+    """
+
+    outputs: Sequence[Label]
+    assigned: Mapping[int, Label]
+    without_rule: frozenset[str]
+
+
+def label_function(function: Any) -> FunctionLabels:
+    """Labels the results of a concrete function, whose arguments all have rows along their first axis, of unknown number.
+
+    What it captures is replicated.
+    """
+    graph = function.graph
+    captured = {id(inside): outside for outside, inside in graph.captures}
+    inputs = [_input(tensor, captured.get(id(tensor))) for tensor in graph.inputs]
+    interpreter = Interpreter()
+    values = interpreter.run(graph, inputs)
+    assigned = {key: value.label for key, value in interpreter.variables.items()}
+    return FunctionLabels(
+        [value.label for value in values],
+        assigned,
+        frozenset(interpreter.without_rule),  # type: ignore[arg-type]
+    )
+
+
+def _input(tensor: tf.Tensor, captured: Any) -> Value:
+    if captured is not None:
+        return Value(REPLICATED, variable=id(captured) if tensor.dtype == tf.resource else None)
+    if not tensor.shape.rank:
+        return Value(REPLICATED)
+    return Value(Rows(0, COUNT), (COUNT, *[None] * (tensor.shape.rank - 1)))

@@ -1,0 +1,218 @@
+"""Carries labels through a traced function, operation by operation, through its calls, branches and loops."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.row_semantics.declarations import declarations
+from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Rows
+from tfdist.row_semantics.rules import RULES, Call
+from tfdist.row_semantics.sizes import size, symbol
+from tfdist.row_semantics.values import NoRuleError, Value, join_values
+
+_log = logging.getLogger(__name__)
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_LOOPS = ("While", "StatelessWhile")
+_MOST_ITERATIONS = 12
+
+
+class Interpreter:
+    """Labels the tensors of a function's graph.
+
+    Attributes:
+      variables: what is known of the value of each variable, by the key of its resource; missing ones are unchanged.
+      without_rule: types of operations that were met without a rule.
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[object, Value] = {}
+        self.without_rule: set[str] = set()
+
+    def run(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Returns what is known of a graph's outputs.
+
+        Args:
+          graph: a `FuncGraph`.
+          inputs: a value for each of `graph.inputs`.
+        """
+        values: dict[Any, Value] = {}
+        for tensor, value in zip(graph.inputs, inputs, strict=True):
+            values[tensor.ref()] = _with_static_shape(tensor, value)
+        declared = declarations(graph)
+        for operation in _in_order(graph):
+            if operation.outputs and operation.outputs[0].ref() in values:
+                continue
+            call = Call(operation, [values[tensor.ref()] for tensor in operation.inputs], self.variables)
+            results = self._results(graph, call)
+            if operation.name in declared:
+                declaration, tensors = declared[operation.name]
+                results = [declaration(*[values[tensor.ref()] for tensor in tensors])]
+            for tensor, value in zip(operation.outputs, results, strict=True):
+                values[tensor.ref()] = _with_static_shape(tensor, value)
+        return [values[tensor.ref()] for tensor in graph.outputs]
+
+    def _results(self, graph: Any, call: Call) -> Sequence[Value]:
+        """Returns a value for each output of an operation."""
+        try:
+            results = self._called(graph, call)
+        except NoRuleError as error:
+            _log.debug("%s: %s", call.operation.name, error)
+            results = None
+        except Exception:  # a rule that fails must not stop a run: what it cannot tell needs all rows
+            _log.debug("The rule of %s failed:", call.operation.name, exc_info=True)
+            results = None
+        if results is None:
+            self._forget_variables(call)
+            results = [Value(ALL_ROWS)] * len(call.operation.outputs)
+        results = [results] * len(call.operation.outputs) if isinstance(results, Value) else results
+        return [_with_cause(value, call) for value in results]
+
+    def _called(self, graph: Any, call: Call) -> Value | Sequence[Value] | None:
+        kind = call.kind
+        if kind in _CALLS:
+            return self.run(_function(graph, call.attribute("f").name), call.inputs)
+        if kind in _BRANCHES:
+            return self._branches(graph, call)
+        if kind in _LOOPS:
+            return self._loop(graph, call)
+        if rule := RULES.get(kind):
+            return rule(call)
+        if graph._is_function(kind):  # a function called by its name
+            return self.run(_function(graph, kind), call.inputs)
+        self.without_rule.add(kind)
+        is_pure = not call.operation.op_def.is_stateful
+        return Value(REPLICATED) if is_pure and all(value.is_replicated for value in call.inputs) else None
+
+    def _forget_variables(self, call: Call) -> None:
+        """An unknown operation may have assigned each variable that it gets."""
+        for number, tensor in enumerate(call.operation.inputs):
+            if tensor.dtype == tf.resource:
+                call.assign(number, _with_cause(Value(ALL_ROWS), call))
+
+    def _branches(self, graph: Any, call: Call) -> Sequence[Value]:
+        condition, *inputs = call.inputs
+        names = ("then_branch", "else_branch")
+        attributes = call.attribute("branches") if call.kind.endswith("Case") else map(call.attribute, names)
+        before, outputs, after = dict(self.variables), [], []
+        for attribute in attributes:
+            self.variables = dict(before)
+            outputs.append(self.run(_function(graph, attribute.name), inputs))
+            after.append(self.variables)
+        self.variables = {
+            key: join_values([each.get(key) or _unchanged(key, each, after) for each in after])
+            for key in set().union(*after)
+        }
+        if condition.is_replicated:
+            return [join_values(values) for values in zip(*outputs, strict=True)]
+        for key, value in self.variables.items():
+            if any(each.get(key) != before.get(key) for each in after):
+                self.variables[key] = _with_cause(Value(ALL_ROWS, value.dims), call)
+        return [Value(ALL_ROWS)] * len(call.operation.outputs)
+
+    def _loop(self, graph: Any, call: Call) -> Sequence[Value]:
+        """Repeats the body until no label changes; the condition must be the same on all replicas."""
+        body, condition = (_function(graph, call.attribute(name).name) for name in ("body", "cond"))
+        current = [_without_numbers(value) for value in call.inputs]
+        for _ in range(_MOST_ITERATIONS):
+            before = dict(self.variables)
+            results = self.run(body, current)
+            self.variables = {
+                key: join_values([value, before.get(key) or Value(REPLICATED, value.dims, variable=key)])
+                for key, value in self.variables.items()
+            }
+            joined = [
+                _without_numbers(join_values([old, _without_numbers(new)]))
+                for old, new in zip(current, results, strict=True)
+            ]
+            if joined == current and self.variables == before:
+                break
+            current = joined
+        else:
+            return self._unknown_loop(call)
+        (decision,) = self.run(condition, current)
+        return current if decision.is_replicated else self._unknown_loop(call)
+
+    def _unknown_loop(self, call: Call) -> Sequence[Value]:
+        self._forget_variables(call)
+        return [_unknown(value) for value in call.inputs]
+
+
+def _unknown(value: Value) -> Value:
+    return Value(ALL_ROWS) if value.element is None else Value(REPLICATED, element=Value(ALL_ROWS))
+
+
+def _unchanged(key: object, variables: dict[object, Value], others: Sequence[dict[object, Value]]) -> Value:
+    dims = next(each[key].dims for each in others if key in each)
+    return Value(REPLICATED, dims, variable=key)
+
+
+def _without_numbers(value: Value) -> Value:
+    """Returns what stays known of a value that a loop changes."""
+    if value.numbers is None:
+        return value
+    return dataclasses.replace(value, numbers=None)
+
+
+def _with_cause(value: Value, call: Call) -> Value:
+    """Names the operation if it is the first one whose result depends on all rows."""
+    if not isinstance(value.label, AllRows) or value.numbers is not None:
+        return value
+    if value.label.cause is not None:
+        return value
+    earlier = next(
+        (each.label.cause for each in call.inputs if isinstance(each.label, AllRows) and each.label.cause is not None),
+        None,
+    )
+    return dataclasses.replace(value, label=AllRows(earlier or call.operation))
+
+
+def _with_static_shape(tensor: tf.Tensor, value: Value) -> Value:
+    """Adds the dims that TensorFlow knows; other dims of what does not depend on all rows are the same everywhere."""
+    if tensor.dtype in (tf.variant, tf.resource) or tensor.shape.rank is None:
+        return value
+    if value.numbers is not None and value.numbers.ndim == tensor.shape.rank:
+        return dataclasses.replace(value, dims=tuple(size(length) for length in value.numbers.shape))
+    known = value.dims if value.dims is not None and len(value.dims) == tensor.shape.rank else None
+    dims: list[Any] = []
+    for axis, static in enumerate(tensor.shape):
+        if isinstance(value.label, Rows) and axis == value.label.axis:
+            dims.append(value.label.size)
+        elif static is not None:
+            dims.append(size(static))
+        elif known is not None and known[axis] is not None:
+            dims.append(known[axis])
+        else:
+            dims.append(None if isinstance(value.label, AllRows) else symbol(f"{tensor.name}.{axis}"))
+    return dataclasses.replace(value, dims=tuple(dims))
+
+
+def _function(graph: Any, name: str) -> Any:
+    """Returns the graph of a function by its name."""
+    function = graph._get_function(name)
+    if function is None or getattr(function, "graph", None) is None:
+        raise NoRuleError(f"the graph of {name} is not known")
+    return function.graph
+
+
+def _in_order(graph: Any) -> list[tf.Operation]:
+    """Returns a graph's operations so that each follows its inputs and what it must wait for.
+
+    They are not created in this order: the accumulators of a loop's gradient are added to the loop later.
+    """
+    seen, order = set(), []
+    for last in graph.get_operations():
+        stack = [(last, False)]
+        while stack:
+            operation, has_inputs = stack.pop()
+            if has_inputs:
+                order.append(operation)
+            elif operation.name not in seen:
+                seen.add(operation.name)
+                stack.append((operation, True))
+                before = [*operation.control_inputs, *(tensor.op for tensor in operation.inputs)]
+                stack.extend((each, False) for each in before if each.name not in seen)
+    return order

@@ -1,0 +1,384 @@
+"""Operations on one element at a time, with broadcasting."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from tfdist.row_semantics import sizes
+from tfdist.row_semantics.labels import (
+    ALL_ROWS,
+    REPLICATED,
+    ZEROS,
+    AllRows,
+    Label,
+    Partial,
+    Replicated,
+    ReplicatedPlusSum,
+    Rows,
+    common_power,
+    is_zero,
+    join,
+    total,
+)
+from tfdist.row_semantics.rules.registry import RULES, Call, rule
+from tfdist.row_semantics.sizes import Size
+from tfdist.row_semantics.values import UNWRITTEN, NoRuleError, Value, axis_of_rows, broadcast_dims, of_numbers
+
+_Arithmetic = Callable[[Size, Size], Size | None]
+
+
+def _numbers(call: Call, arithmetic: _Arithmetic) -> Value | None:
+    """Returns the value of a result that is computed from known numbers; None if it is not."""
+    arrays = [value.numbers for value in call.inputs]
+    if len(arrays) != 2 or any(each is None for each in arrays):
+        return None
+    left, right = np.broadcast_arrays(*arrays)  # type: ignore[arg-type]
+    pairs = zip(left.flat, right.flat, strict=True)
+    results = [None if a is None or b is None else arithmetic(a, b) for a, b in pairs]
+    if all(each is None for each in results):
+        return None
+    return of_numbers(sizes.array(results, left.shape), broadcast_dims(call.inputs))
+
+
+def rows_label(values: Sequence[Value], power: int | None) -> Label:
+    """Returns the label of broadcast rows."""
+    dims, axis = broadcast_dims(values), axis_of_rows(values)
+    if axis is None or dims is None:
+        return ALL_ROWS
+    return Rows(len(dims) + axis[0], axis[1], power)
+
+
+def choice(values: Sequence[Value], chosen: Sequence[Value]) -> Label:
+    """Returns the label of elements that are each taken from one of `chosen`, or are the sum of them.
+
+    Args:
+      values: everything that is broadcast, the condition included.
+      chosen: what the elements are taken from.
+    """
+    if not any(isinstance(value.label, Rows) for value in values):
+        return join([value.label for value in chosen])
+    if not all(isinstance(value.label, Rows | Replicated) for value in chosen):
+        return ALL_ROWS
+    agrees, power = common_power(value.label.power for value in chosen)  # type: ignore[union-attr]
+    return rows_label(values, power) if agrees else ALL_ROWS
+
+
+def sum_of(values: Sequence[Value]) -> Label:
+    """Returns the label of a broadcast sum."""
+    if any(isinstance(value.label, Rows) for value in values):
+        return choice(values, values)
+    return total([value.label for value in values])
+
+
+def product_of(values: Sequence[Value], signs: Sequence[int]) -> Label:
+    """Returns the label of a broadcast product; the sign of a divisor is -1."""
+    labels = [value.label for value in values]
+    if any(not isinstance(label, Replicated | Rows | Partial) for label in labels):
+        return ALL_ROWS
+    partial = [number for number, label in enumerate(labels) if isinstance(label, Partial)]
+    rows = any(isinstance(label, Rows) for label in labels)
+    if partial:
+        return ALL_ROWS if rows or len(partial) > 1 or partial[0] > 0 else _scaled(values, signs)
+    power: int | None = 0
+    for label, sign in zip(labels, signs, strict=True):
+        if is_zero(label) and sign > 0:
+            power = None  # 0 x inf is the same NaN everywhere
+        elif power is not None:
+            power += sign * (label.power or 0)  # type: ignore[union-attr]
+    return rows_label(values, power) if rows else Replicated(power)
+
+
+def _scaled(values: Sequence[Value], signs: Sequence[int]) -> Label:
+    """Returns the label of a partial result times or divided by replicated values."""
+    first = values[0].label
+    assert isinstance(first, Partial)
+    if first.reduction != "sum":
+        return ALL_ROWS
+    power = first.power
+    for value, sign in zip(values[1:], signs[1:], strict=True):
+        if is_zero(value.label):
+            return ZEROS if sign > 0 else ALL_ROWS
+        power += sign * value.label.power  # type: ignore[union-attr,operator]
+    return Partial("sum", power)
+
+
+@rule("AddV2", "Add", "Sub")
+def _(call: Call) -> Value:
+    is_difference = call.kind == "Sub"
+    numbers = _numbers(call, (lambda a, b: a + -b) if is_difference else (lambda a, b: a + b))
+    if numbers is not None:
+        return numbers
+    label = sum_of(call.inputs)
+    if isinstance(label, ReplicatedPlusSum):
+        label = dataclasses.replace(label, variable=_increased(call.inputs, is_difference))
+    return Value(label, broadcast_dims(call.inputs))
+
+
+def _increased(values: Sequence[Value], is_difference: bool) -> object:
+    """Returns the variable to which a sum is added; None if it is added to another value."""
+    bases = [
+        (number, value.label.variable if isinstance(value.label, ReplicatedPlusSum) else value.variable)
+        for number, value in enumerate(values)
+        if not isinstance(value.label, Partial) and not is_zero(value.label)
+    ]
+    return bases[0][1] if len(bases) == 1 and not (is_difference and bases[0][0] == 1) else None
+
+
+@rule("AddN", "AccumulateNV2")
+def _(call: Call) -> Value:
+    if any(value.element is not None for value in call.inputs):
+        return Value(REPLICATED, element=_sum_of_elements(call.inputs))
+    return Value(sum_of(call.inputs), broadcast_dims(call.inputs))
+
+
+def _sum_of_elements(lists: Sequence[Value]) -> Value:
+    """Returns what is known of the elements of lists that are added up element by element."""
+    elements = [value.element for value in lists if value.element not in (None, UNWRITTEN)]
+    if not elements:
+        return UNWRITTEN
+    if len(elements) == 1:
+        return elements[0]  # type: ignore[return-value]
+    if any(value.label == ALL_ROWS for value in lists) or any(element.element is not None for element in elements):  # type: ignore[union-attr]
+        return Value(ALL_ROWS)
+    return Value(sum_of(elements), broadcast_dims(elements))  # type: ignore[arg-type]
+
+
+@rule("Mul", "MulNoNan")
+def _(call: Call) -> Value:
+    numbers = _numbers(call, lambda a, b: a * b)
+    if numbers is not None:
+        return numbers
+    values = sorted(call.inputs, key=lambda value: not isinstance(value.label, Partial))
+    if call.kind == "MulNoNan" and isinstance(call.inputs[1].label, Partial):
+        return Value(ALL_ROWS, broadcast_dims(call.inputs))
+    return Value(product_of(values, (1, 1)), broadcast_dims(call.inputs))
+
+
+@rule("RealDiv", "DivNoNan", "Div")
+def _(call: Call) -> Value:
+    if call.kind == "Div" and call.operation.inputs[0].dtype.is_integer:
+        raise NoRuleError("integers are divided")
+    numbers = _numbers(call, lambda a, b: a.divided_by(b))
+    return numbers or Value(product_of(call.inputs, (1, -1)), broadcast_dims(call.inputs))
+
+
+@rule("Square")
+def _(call: Call) -> Value:
+    (value,) = call.inputs
+    numbers = None
+    if value.numbers is not None:
+        numbers = of_numbers(sizes.array([each and each * each for each in value.numbers.flat], value.numbers.shape))
+    return numbers or Value(product_of([value, value], (1, 1)), value.dims)
+
+
+def linear(value: Value) -> Label:
+    """Returns the label of a linear function of each element."""
+    label = value.label
+    if isinstance(label, ReplicatedPlusSum):
+        return dataclasses.replace(label, variable=None)
+    return label if not isinstance(label, Partial) or label.reduction == "sum" else ALL_ROWS
+
+
+@rule("Neg")
+def _(call: Call) -> Value:
+    (value,) = call.inputs
+    numbers = None
+    if value.numbers is not None:
+        numbers = sizes.array([None if each is None else -each for each in value.numbers.flat], value.numbers.shape)
+    return Value(linear(value), value.dims, numbers)
+
+
+@rule(
+    "Identity", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "EnsureShape", "PlaceholderWithDefault"
+)
+def _(call: Call) -> Value:
+    return call.inputs[0]
+
+
+@rule("IdentityN")
+def _(call: Call) -> Sequence[Value]:
+    return call.inputs
+
+
+@rule("Cast")
+def _(call: Call) -> Value:
+    (value,) = call.inputs
+    source, target = call.operation.inputs[0].dtype, call.operation.outputs[0].dtype
+    becomes_integer = target.is_integer and not source.is_integer and not source.is_bool
+    if value.numbers is not None and not target.is_bool:
+        if not becomes_integer or all(each is None or each.is_whole for each in value.numbers.flat):
+            return dataclasses.replace(value, variable=None)
+    if target.is_bool or target.is_complex != source.is_complex:
+        return Value(pointwise(call.inputs), value.dims)
+    if becomes_integer and not (value.is_replicated or is_zero(value.label)):
+        is_rows = isinstance(value.label, Rows) and value.label.power == 0
+        return Value(value.label if is_rows else ALL_ROWS, value.dims)
+    # Booleans and numbers keep their meaning, but for `any` and `all`, which are no sums.
+    is_logical = isinstance(value.label, Partial) and value.label.reduction != "sum"
+    return Value(ALL_ROWS if is_logical else value.label, value.dims)
+
+
+def pointwise(values: Sequence[Value]) -> Label:
+    """Returns the label of any function of each element."""
+    if all(value.is_replicated for value in values):
+        return REPLICATED
+    if any(not isinstance(value.label, Replicated | Rows) or value.label.power for value in values):
+        return ALL_ROWS
+    return rows_label(values, 0)
+
+
+def pointwise_rule(call: Call) -> Value:
+    return Value(pointwise(call.inputs), broadcast_dims(call.inputs))
+
+
+_POINTWISE = """
+    Acos Acosh Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor
+    Igamma Igammac IgammaGradA IsFinite IsInf IsNan Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Ndtri NextAfter
+    Polygamma Pow Reciprocal Inv Relu6 Rint Round Rsqrt Selu Sigmoid Sin Sinh Softplus Softsign Sqrt SquaredDifference Tan
+    Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta ClipByValue Betainc Bitcast BitwiseAnd BitwiseOr BitwiseXor Invert
+    LeftShift RightShift ApproximateEqual FloorMod Mod
+    Complex Real Imag Angle Conj StringToHashBucketFast AsString StringLength StringLower
+"""
+for _type in _POINTWISE.split():
+    RULES[_type] = pointwise_rule
+
+
+def _with_numbers(kind: str, arithmetic: _Arithmetic, otherwise: Callable[[Call], Value]) -> None:
+    def apply(call: Call) -> Value:
+        return _numbers(call, arithmetic) or otherwise(call)
+
+    RULES[kind] = apply
+
+
+def _floor_divided(a: Size, b: Size) -> Size | None:
+    quotient = a.divided_by(b)
+    if quotient is None or quotient.is_whole or not quotient.coefficient:
+        return quotient
+    return Size(Fraction(a.coefficient // b.coefficient)) if a.is_known and b.is_known else None
+
+
+def _remainder(a: Size, b: Size) -> Size | None:
+    if a.is_known and b.is_known and b.coefficient:
+        return Size(a.coefficient % b.coefficient)
+    quotient = a.divided_by(b)
+    return Size(Fraction(0)) if quotient is not None and quotient.is_whole else None
+
+
+def _larger(a: Size, b: Size) -> Size | None:
+    """Symbols are at least 1, COUNT included."""
+    ratio = a.divided_by(b) if b.coefficient > 0 else None
+    if a.is_known and b.is_known:
+        return max(a, b, key=lambda each: each.coefficient)
+    if b.is_known and all(power > 0 for _, power in a.powers) and a.coefficient >= max(b.coefficient, 0):
+        return a
+    return a if ratio is not None and ratio.is_whole and ratio.coefficient >= 1 else None
+
+
+def _maximum(a: Size, b: Size) -> Size | None:
+    return _larger(a, b) or _larger(b, a)
+
+
+def _minimum(a: Size, b: Size) -> Size | None:
+    larger = _maximum(a, b)
+    return None if larger is None else b if larger == a else a
+
+
+_with_numbers("FloorDiv", _floor_divided, pointwise_rule)
+_with_numbers("FloorMod", _remainder, pointwise_rule)
+
+
+def _same_power(call: Call) -> Value:
+    """A function f with f(c x) = c f(x) for c > 0: it keeps a power that all inputs have."""
+    if any(not isinstance(value.label, Replicated | Rows) for value in call.inputs):
+        return Value(ALL_ROWS, broadcast_dims(call.inputs))
+    agrees, power = common_power(value.label.power for value in call.inputs)  # type: ignore[union-attr]
+    if not agrees:
+        return Value(ALL_ROWS, broadcast_dims(call.inputs))
+    if any(isinstance(value.label, Rows) for value in call.inputs):
+        return Value(rows_label(call.inputs, power), broadcast_dims(call.inputs))
+    return Value(Replicated(power), broadcast_dims(call.inputs))
+
+
+for _type in ("Relu", "Abs", "LeakyRelu"):
+    RULES[_type] = _same_power
+_with_numbers("Maximum", _maximum, _same_power)
+_with_numbers("Minimum", _minimum, _same_power)
+
+
+@rule("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual")
+def _(call: Call) -> Value:
+    compared = _same_power(call)
+    if isinstance(compared.label, Rows | Replicated):
+        return Value(dataclasses.replace(compared.label, power=0), compared.dims)
+    return compared
+
+
+@rule("Sign")
+def _(call: Call) -> Value:
+    (value,) = call.inputs
+    label = value.label
+    if isinstance(label, Rows):
+        return Value(dataclasses.replace(label, power=0 if label.power is not None else None), value.dims)
+    return Value(label if is_zero(label) else REPLICATED if isinstance(label, Replicated) else ALL_ROWS, value.dims)
+
+
+# Gradients that are linear in one of their inputs: its position.
+_LINEAR_IN = {
+    "ReluGrad": 0,
+    "Relu6Grad": 0,
+    "LeakyReluGrad": 0,
+    "EluGrad": 0,
+    "SeluGrad": 0,
+    "SoftplusGrad": 0,
+    "SoftsignGrad": 0,
+    "SigmoidGrad": 1,
+    "TanhGrad": 1,
+    "RsqrtGrad": 1,
+    "SqrtGrad": 1,
+    "ReciprocalGrad": 1,
+    "InvGrad": 1,
+}
+
+
+def _linear_gradient(call: Call) -> Value:
+    position = _LINEAR_IN[call.kind]
+    gradient, other = call.inputs[position], call.inputs[1 - position]
+    factor = Value(pointwise([other]), other.dims)
+    values = [gradient, factor] if isinstance(gradient.label, Partial) else [factor, gradient]
+    return Value(product_of(values, (1, 1)), broadcast_dims(call.inputs))
+
+
+for _type in _LINEAR_IN:
+    RULES[_type] = _linear_gradient
+
+
+@rule("SelectV2", "Select")
+def _(call: Call) -> Value:
+    condition, *chosen = call.inputs
+    dims = broadcast_dims(call.inputs)
+    if call.kind == "Select" and condition.rank < chosen[0].rank:
+        # A vector selects along the first axis.
+        condition = dataclasses.replace(
+            condition, dims=(*condition.known_dims, *[sizes.ONE] * (chosen[0].rank - condition.rank))
+        )
+    is_given = condition.is_replicated or (isinstance(condition.label, Rows) and not condition.label.power)
+    label = choice([condition, *chosen], chosen) if is_given else ALL_ROWS
+    return Value(label, dims)
+
+
+@rule("ZerosLike", "OnesLike")
+def _(call: Call) -> Value:
+    return _constant_like(call.inputs[0], None if call.kind == "ZerosLike" else 0)
+
+
+def _constant_like(value: Value, power: int | None) -> Value:
+    """Returns a constant with the shape of a value."""
+    if value.element is not None:
+        return Value(REPLICATED, element=_constant_like(value.element, power))
+    if isinstance(value.label, Rows):
+        return Value(dataclasses.replace(value.label, power=power), value.dims)
+    if isinstance(value.label, AllRows) and value.numbers is None:
+        return Value(ALL_ROWS, value.dims)
+    return Value(Replicated(power), value.dims)

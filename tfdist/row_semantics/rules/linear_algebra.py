@@ -1,0 +1,139 @@
+"""Products of matrices and other contractions, by the letters of Einstein's summation."""
+
+from collections.abc import Sequence
+
+from tfdist.row_semantics.labels import (
+    ALL_ROWS,
+    ZEROS,
+    Label,
+    Partial,
+    Replicated,
+    Rows,
+    is_zero,
+)
+from tfdist.row_semantics.rules.elementwise import product_of
+from tfdist.row_semantics.rules.registry import Call, rule
+from tfdist.row_semantics.sizes import ONE
+from tfdist.row_semantics.values import Dims, NoRuleError, Value
+
+_LETTERS = "abcdefgh"  # of dims before those of the matrices
+
+
+def contraction(values: Sequence[Value], letters: Sequence[str], output: str) -> Label:
+    """Returns the label of a sum of products.
+
+    Args:
+      values: the factors.
+      letters: for each factor, a letter for each of its dims.
+      output: the letters of the result; the others are summed over.
+    """
+    labels = [value.label for value in values]
+    if any(is_zero(label) for label in labels) and all(isinstance(label, Replicated) for label in labels):
+        return ZEROS
+    rows = [(label, names[label.axis]) for label, names in zip(labels, letters, strict=True) if isinstance(label, Rows)]
+    if not rows:
+        partial_first = sorted(values, key=lambda value: not isinstance(value.label, Partial))
+        return product_of(partial_first, [1] * len(values))
+    if any(not isinstance(label, Replicated | Rows) for label in labels):
+        return ALL_ROWS
+    (first, name), *_ = rows
+    if len({other for _, other in rows}) > 1 or len({label.size for label, _ in rows}) > 1:
+        return ALL_ROWS
+    for value, names in zip(values, letters, strict=True):
+        if isinstance(value.label, Replicated) and name in names and value.known_dims[names.index(name)] != ONE:
+            return ALL_ROWS
+    powers = [label.power for label in labels]  # type: ignore[union-attr]
+    power = None if None in powers else sum(powers)  # type: ignore[arg-type]
+    if name in output:
+        return Rows(output.index(name), first.size, power)
+    return ZEROS if power is None else Partial("sum", power)
+
+
+def _dims(values: Sequence[Value], letters: Sequence[str], output: str) -> Dims:
+    """Returns the dims of the result: dims of size 1 are broadcast."""
+    found = {}
+    for value, names in zip(values, letters, strict=True):
+        for dim, name in zip(value.known_dims, names, strict=True):
+            if name not in found or dim != ONE:
+                found[name] = dim
+    return tuple(found[name] for name in output)
+
+
+@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def _(call: Call) -> Value:
+    left, right = call.inputs
+    flags = ("transpose_a", "transpose_b") if call.kind == "MatMul" else ("adj_x", "adj_y")
+    rank = max(left.rank, right.rank)
+    names = [
+        _LETTERS[rank - value.rank : rank - 2] + (matrix[::-1] if call.attribute(flag) else matrix)
+        for value, matrix, flag in zip((left, right), ("ik", "kj"), flags, strict=True)
+    ]
+    output = _LETTERS[: rank - 2] + "ij"
+    return Value(contraction(call.inputs, names, output), _dims(call.inputs, names, output))
+
+
+@rule("Einsum")
+def _(call: Call) -> Value:
+    inputs, output = call.attribute("equation").decode().split("->")
+    names = inputs.split(",")
+    if "." in inputs or any(len(set(each)) < len(each) for each in (*names, output)):
+        raise NoRuleError("an ellipsis or a repeated letter in an equation")
+    return Value(contraction(call.inputs, names, output), _dims(call.inputs, names, output))
+
+
+@rule("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2")
+def _(call: Call) -> Value:
+    """Sums over the rows and the positions of the products of an input and a gradient."""
+    value, _, gradient = call.inputs
+    return Value(_of_kernel(value, gradient))
+
+
+def _of_kernel(value: Value, gradient: Value) -> Label:
+    if any(isinstance(each.label, Rows) and each.label.axis for each in (value, gradient)):
+        raise NoRuleError("the rows are not the first axis")
+    names = "abcde"[: value.rank]
+    return contraction([value, gradient], [names, names], "") if value.rank == gradient.rank else ALL_ROWS
+
+
+@rule("BiasAddGrad")
+def _(call: Call) -> Value:
+    (value,) = call.inputs
+    names = _LETTERS[: value.rank]
+    channel = names[1] if call.attribute("data_format") == b"NCHW" else names[-1]
+    return Value(contraction([value], [names], channel))
+
+
+@rule(
+    "MatrixInverse",
+    "Cholesky",
+    "MatrixDeterminant",
+    "LogMatrixDeterminant",
+    "Qr",
+    "Svd",
+    "SelfAdjointEigV2",
+    "Inv",
+    "FFT",
+    "IFFT",
+)
+def _(call: Call) -> list[Value]:
+    """Functions of each matrix."""
+    (value,) = call.inputs
+    inner = 1 if call.kind in ("FFT", "IFFT") else 2
+    outputs = len(call.operation.outputs)
+    if value.is_replicated:
+        return [Value(Replicated())] * outputs
+    if isinstance(value.label, Rows) and not value.label.power and value.label.axis < value.rank - inner:
+        return [Value(Rows(value.label.axis, value.label.size))] * outputs
+    raise NoRuleError("the matrix depends on several rows")
+
+
+@rule("MatrixSolve", "MatrixTriangularSolve")
+def _(call: Call) -> Value:
+    matrix, right = call.inputs
+    if matrix.is_replicated and right.is_replicated:
+        return Value(Replicated(), right.dims)
+    rows = [value for value in call.inputs if isinstance(value.label, Rows)]
+    if matrix.rank == right.rank and len(rows) == 2 and len({(v.label.axis, v.label.size) for v in rows}) == 1:  # type: ignore[union-attr]
+        if not matrix.label.power and rows[0].label.axis < matrix.rank - 2:  # type: ignore[union-attr]
+            return Value(right.label, right.dims)
+    raise NoRuleError("the matrix depends on several rows")

@@ -1,0 +1,63 @@
+"""The table of rules."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.row_semantics.labels import REPLICATED
+from tfdist.row_semantics.values import NoRuleError, Value
+
+
+class Call(NamedTuple):
+    """An operation, and what is known of its inputs.
+
+    Attributes:
+      operation: the operation.
+      inputs: a value for each of its inputs.
+      variables: what is known of the values of variables; missing ones are unchanged.
+    """
+
+    operation: tf.Operation
+    inputs: Sequence[Value]
+    variables: dict[object, Value]
+
+    @property
+    def kind(self) -> str:
+        return self.operation.type
+
+    def attribute(self, name: str) -> Any:
+        return self.operation.get_attr(name)
+
+    def variable(self, number: int) -> Value:
+        """Returns what is known of the variable whose resource is an input."""
+        key = self._key(number)
+        return self.variables.get(key) or Value(REPLICATED, variable=key)
+
+    def assign(self, number: int, value: Value) -> None:
+        """Assigns a value to the variable whose resource is an input."""
+        self.variables[self._key(number)] = value
+
+    def _key(self, number: int) -> object:
+        key = self.inputs[number].variable
+        if key is None:
+            raise NoRuleError("the variable is unknown")
+        return key
+
+
+Rule = Callable[[Call], Value | Sequence[Value]]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*types: str) -> Callable[[Rule], Rule]:
+    """Registers a function as the rule of these types of operations.
+
+    It returns the value of each output, or the one value of all of them, and raises `NoRuleError` if it cannot tell.
+    """
+
+    def register(function: Rule) -> Rule:
+        for each in types:
+            RULES[each] = function
+        return function
+
+    return register

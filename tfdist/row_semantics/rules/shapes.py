@@ -1,0 +1,382 @@
+"""Shapes, and operations that move elements without computing."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.row_semantics import sizes
+from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Label, Replicated, Rows, join
+from tfdist.row_semantics.rules.elementwise import choice, linear
+from tfdist.row_semantics.rules.registry import Call, rule
+from tfdist.row_semantics.sizes import COUNT, ONE, Size
+from tfdist.row_semantics.values import Dims, NoRuleError, Value, of_numbers
+
+_MOST_NUMBERS = 32
+
+
+@rule("Const")
+def _(call: Call) -> Value:
+    value = call.operation.node_def.attr["value"].tensor
+    array = tf.make_ndarray(value)
+    if array.size <= _MOST_NUMBERS and array.dtype.kind in "iuf":
+        return of_numbers(sizes.array(map(sizes.size, array.ravel().tolist()), array.shape))
+    is_zero = array.dtype.kind in "iufb" and array.size and not array.any()
+    return Value(Replicated(None) if is_zero else REPLICATED)
+
+
+@rule("Shape", "ShapeN")
+def _(call: Call) -> list[Value]:
+    results = []
+    for value in call.inputs:
+        if value.dims is not None:
+            results.append(of_numbers(sizes.array(value.dims), (sizes.size(len(value.dims)),)))
+        else:
+            results.append(Value(REPLICATED if value.is_replicated else ALL_ROWS))
+    return results
+
+
+@rule("Size")
+def _(call: Call) -> Value:
+    return of_numbers(sizes.array([sizes.product(call.inputs[0].known_dims)], ()), ())
+
+
+@rule("Rank")
+def _(call: Call) -> Value:
+    return of_numbers(sizes.array([sizes.size(call.inputs[0].rank)], ()), ())
+
+
+@rule("Reshape")
+def _(call: Call) -> Value:
+    value, shape = call.inputs
+    if shape.numbers is None:
+        if value.is_replicated and shape.is_replicated:
+            return Value(REPLICATED)
+        raise NoRuleError("the new shape is unknown")
+    dims = _resolved(value, list(shape.numbers.flat))
+    if value.numbers is not None and all(dim is not None and dim.is_known for dim in dims):
+        return dataclasses.replace(
+            value, dims=dims, numbers=value.numbers.reshape([int(dim) for dim in dims]), variable=None
+        )  # type: ignore[arg-type]
+    label = value.label
+    if isinstance(label, Rows):
+        return Value(_reshaped(label, value.known_dims, dims), dims)
+    return Value(_moved(label) if shape.is_replicated or not _has_count(dims) else ALL_ROWS, dims)
+
+
+def _has_count(dims: Dims) -> bool:
+    return any(dim is None or dim.power for dim in dims)
+
+
+def _resolved(value: Value, shape: list[Size | None]) -> Dims:
+    """Returns the dims of a reshaped tensor: -1 is what the other dims leave over."""
+    free = [number for number, dim in enumerate(shape) if dim is not None and dim.coefficient == -1]
+    if free:
+        others = sizes.product(dim for number, dim in enumerate(shape) if number != free[0])
+        whole = sizes.product(value.dims) if value.dims is not None else None
+        shape[free[0]] = whole.divided_by(others) if whole is not None and others is not None else None
+    return tuple(shape)
+
+
+def _reshaped(label: Rows, old: Dims, new: Dims) -> Label:
+    """Returns the label of reshaped rows: what belongs to a row must stay contiguous, behind the same outer dims."""
+    axes = [axis for axis, dim in enumerate(new) if dim is None or dim.power]
+    if len(axes) != 1 or (size := new[axes[0]]) is None:
+        return ALL_ROWS
+    is_multiple = size.power == 1 and (quotient := size.divided_by(COUNT)) is not None and quotient.is_whole
+    outer, whole = sizes.product(new[: axes[0]]), sizes.product(new)
+    same = outer is not None and outer == sizes.product(old[: label.axis]) and whole == sizes.product(old)
+    return Rows(axes[0], size, label.power) if is_multiple and same else ALL_ROWS
+
+
+def moved(value: Value, axis: int, dims: Dims | None) -> Value:
+    """Returns the value whose elements are moved, and whose rows lie along `axis` then."""
+    label = value.label
+    if isinstance(label, Rows):
+        return Value(dataclasses.replace(label, axis=axis), dims)
+    return Value(_moved(label), dims)
+
+
+def _moved(label: Label) -> Label:
+    return dataclasses.replace(label, variable=None) if hasattr(label, "variable") else label
+
+
+@rule("Transpose", "ConjugateTranspose")
+def _(call: Call) -> Value:
+    value, permutation = call.inputs
+    if permutation.numbers is None:
+        if value.is_replicated and permutation.is_replicated:
+            return Value(REPLICATED)
+        raise NoRuleError("the permutation is unknown")
+    order = permutation.integers
+    axis = order.index(value.label.axis) if isinstance(value.label, Rows) else 0
+    return moved(value, axis, tuple(value.known_dims[number] for number in order))
+
+
+@rule("ExpandDims")
+def _(call: Call) -> Value:
+    value, position = call.inputs
+    at = position.integers[0] % (value.rank + 1)
+    dims = (*value.known_dims[:at], ONE, *value.known_dims[at:])
+    axis = value.label.axis + (at <= value.label.axis) if isinstance(value.label, Rows) else 0
+    numbers = None if value.numbers is None else np.expand_dims(value.numbers, at)
+    return dataclasses.replace(moved(value, axis, dims), numbers=numbers)
+
+
+@rule("Squeeze")
+def _(call: Call) -> Value:
+    (value,) = call.inputs
+    named = {axis % value.rank for axis in call.attribute("squeeze_dims")}
+    if not named and any(dim is None or not dim.is_known for dim in value.known_dims):
+        raise NoRuleError("dims of size 1 are unknown")
+    axes = named or {axis for axis, dim in enumerate(value.known_dims) if dim == ONE}
+    dims = tuple(dim for axis, dim in enumerate(value.known_dims) if axis not in axes)
+    numbers = None if value.numbers is None else np.squeeze(value.numbers, tuple(axes))
+    if isinstance(value.label, Rows):
+        if value.label.axis in axes:
+            raise NoRuleError("the dim of the rows is removed")
+        return moved(value, value.label.axis - sum(axis < value.label.axis for axis in axes), dims)
+    return dataclasses.replace(moved(value, 0, dims), numbers=numbers)
+
+
+@rule("Pack")
+def _(call: Call) -> Value:
+    values = call.inputs
+    if any(value.numbers is not None for value in values) and all(value.dims == () for value in values):
+        numbers = sizes.array([None if value.numbers is None else value.numbers.item() for value in values])
+        result = of_numbers(numbers, (sizes.size(len(values)),))
+        unknown = [value for value in values if value.numbers is None]
+        if unknown and all(value.is_replicated or not isinstance(value.label, AllRows) for value in values):
+            return dataclasses.replace(result, label=join([value.label for value in values]))
+        return result
+    rank = values[0].rank + 1
+    at = call.attribute("axis") % rank
+    dims = (*values[0].known_dims[:at], sizes.size(len(values)), *values[0].known_dims[at:])
+    label = choice(values, values)
+    return Value(
+        dataclasses.replace(label, axis=label.axis + (at <= label.axis)) if isinstance(label, Rows) else _moved(label),
+        dims,
+    )
+
+
+@rule("Unpack")
+def _(call: Call) -> list[Value]:
+    (value,) = call.inputs
+    at = call.attribute("axis") % value.rank
+    dims = value.known_dims[:at] + value.known_dims[at + 1 :]
+    count = len(call.operation.outputs)
+    if value.numbers is not None and value.numbers.ndim == 1:
+        return [of_numbers(sizes.array([each], ()), ()) for each in value.numbers]
+    if isinstance(value.label, Rows) and value.label.axis == at:
+        raise NoRuleError("rows are taken apart")
+    axis = value.label.axis - (at < value.label.axis) if isinstance(value.label, Rows) else 0
+    return [moved(value, axis, dims)] * count
+
+
+@rule("Split", "SplitV")
+def _(call: Call) -> list[Value]:
+    value, axis = (call.inputs[1], call.inputs[0]) if call.kind == "Split" else (call.inputs[0], call.inputs[2])
+    at = axis.integers[0] % value.rank
+    if call.kind == "SplitV" and not call.inputs[1].is_replicated:
+        raise NoRuleError("the sizes depend on rows")
+    if isinstance(value.label, Rows) and value.label.axis == at:
+        raise NoRuleError("rows are taken apart")
+    dims = tuple(None if number == at else dim for number, dim in enumerate(value.known_dims))
+    own_axis = value.label.axis if isinstance(value.label, Rows) else 0
+    return [moved(value, own_axis, dims)] * len(call.operation.outputs)
+
+
+@rule("ConcatV2")
+def _(call: Call) -> Value:
+    *values, axis = call.inputs
+    if all(value.numbers is not None and value.numbers.ndim == 1 for value in values):
+        return of_numbers(np.concatenate([value.numbers for value in values]))  # type: ignore[misc]
+    at = axis.integers[0] % values[0].rank
+    ranks = [value.rank for value in values]
+    parts = [value.known_dims[at] for value in values]
+    total: Size | None = sizes.size(0)
+    for part in parts:
+        total = None if total is None or part is None else total + part
+    dims = tuple(total if number == at else dim for number, dim in enumerate(values[0].known_dims))
+    rows = [value.label for value in values if isinstance(value.label, Rows)]
+    if rows:
+        if any(label.axis == at for label in rows) or len(rows) < len(values) or len(set(ranks)) > 1:
+            raise NoRuleError("rows are joined along their axis, or with what is not rows")
+        aligned = [
+            dataclasses.replace(value, dims=tuple(ONE if n == at else dim for n, dim in enumerate(value.known_dims)))
+            for value in values
+        ]
+        return Value(choice(aligned, aligned), dims)
+    return Value(_moved(join([value.label for value in values])), dims)
+
+
+@rule("Pad", "PadV2", "MirrorPad")
+def _(call: Call) -> Value:
+    value, padding, *constants = call.inputs
+    if not padding.is_replicated or not all(constant.is_replicated for constant in constants):
+        raise NoRuleError("the padding depends on rows")
+    if isinstance(value.label, Rows):
+        if constants and value.label.power:
+            raise NoRuleError("rows divided by their number are padded with a constant")
+        return Value(value.label, _padded_dims(value, padding))
+    return Value(ALL_ROWS if constants and not value.is_replicated else linear(value))
+
+
+def _padded_dims(value: Value, padding: Value) -> Dims:
+    """Returns the dims of padded rows, of which there must not be more."""
+    assert isinstance(value.label, Rows)
+    numbers = padding.numbers
+    if numbers is None or any(each is None or each.coefficient for each in numbers[value.label.axis]):
+        raise NoRuleError("rows are padded")
+    return tuple(dim if axis == value.label.axis else None for axis, dim in enumerate(value.known_dims))
+
+
+@rule("MirrorPadGrad")
+def _(call: Call) -> Value:
+    value, padding = call.inputs
+    if not padding.is_replicated:
+        raise NoRuleError("the padding depends on rows")
+    return Value(linear(value), _padded_dims(value, padding) if isinstance(value.label, Rows) else None)
+
+
+def broadcast(value: Value, dims: Dims) -> Value:
+    """Returns the value that is repeated along new dims, or dims of size 1, to have these dims."""
+    rows = [axis for axis, dim in enumerate(dims) if dim is None or dim.power]
+    label = value.label
+    if isinstance(label, AllRows):
+        numbers = value.numbers
+        return Value(label if numbers is None else ALL_ROWS, dims)
+    if not rows:
+        return Value(_moved(label), dims)
+    size = dims[rows[0]]
+    if len(rows) > 1 or size is None:
+        raise NoRuleError("several dims depend on the number of rows")
+    if isinstance(label, Rows):
+        fits = rows[0] == label.axis + len(dims) - value.rank and size == label.size
+        return Value(Rows(rows[0], size, label.power) if fits else ALL_ROWS, dims)
+    quotient = size.divided_by(COUNT)
+    if not isinstance(label, Replicated) or size.power != 1 or quotient is None or not quotient.is_whole:
+        raise NoRuleError("a value that is not replicated is repeated for each row")
+    return Value(Rows(rows[0], size, label.power), dims)
+
+
+@rule("Fill")
+def _(call: Call) -> Value:
+    shape, value = call.inputs
+    if shape.numbers is None:
+        return Value(REPLICATED if shape.is_replicated and value.is_replicated else ALL_ROWS)
+    dims = tuple(shape.numbers)
+    if value.numbers is not None and len(dims) < 2 and all(dim is not None and dim.is_known for dim in dims):
+        lengths = [int(dim) for dim in dims]
+        if sum(lengths) <= _MOST_NUMBERS:
+            return of_numbers(np.full(lengths, value.numbers.item(), object), dims)
+    return broadcast(dataclasses.replace(value, dims=()), dims)
+
+
+@rule("BroadcastTo")
+def _(call: Call) -> Value:
+    value, shape = call.inputs
+    if shape.numbers is None:
+        return Value(REPLICATED if shape.is_replicated and value.is_replicated else ALL_ROWS)
+    dims, rank = tuple(shape.numbers), value.rank
+    for axis in range(-rank, 0):
+        if dims[axis] != ONE and value.known_dims[axis] not in (ONE, dims[axis]) and not isinstance(value.label, Rows):
+            raise NoRuleError("dims cannot be compared")
+    return broadcast(value, dims)
+
+
+@rule("Tile")
+def _(call: Call) -> Value:
+    value, multiples = call.inputs
+    if multiples.numbers is None:
+        if not multiples.is_replicated or isinstance(value.label, Rows):
+            raise NoRuleError("multiples are unknown")
+        return Value(_moved(value.label))
+    factors = list(multiples.numbers)
+    dims = tuple(None if a is None or b is None else a * b for a, b in zip(value.known_dims, factors, strict=True))
+    if isinstance(value.label, Rows):
+        if factors[value.label.axis] != ONE or any(
+            dim is None or dim.power for n, dim in enumerate(dims) if n != value.label.axis
+        ):
+            raise NoRuleError("rows are repeated")
+        return Value(value.label, dims)
+    return broadcast(value, dims)
+
+
+@rule("Range")
+def _(call: Call) -> Value:
+    bounds = call.inputs
+    if all(value.numbers is not None for value in bounds):
+        start, limit, step = (value.numbers.item() for value in bounds)  # type: ignore[union-attr]
+        if all(each is not None and each.is_known for each in (start, limit, step)) and step.coefficient:
+            count = -((start.coefficient - limit.coefficient) // step.coefficient)
+            if 0 <= count <= _MOST_NUMBERS:
+                return of_numbers(
+                    sizes.array([sizes.size(start.coefficient + n * step.coefficient) for n in range(count)])
+                )
+    dims: Dims = (None,)
+    if all(value.is_replicated for value in bounds):
+        return Value(REPLICATED)
+    return Value(ALL_ROWS, dims)
+
+
+@rule("LinSpace")
+def _(call: Call) -> Value:
+    return Value(REPLICATED if all(value.is_replicated for value in call.inputs) else ALL_ROWS)
+
+
+@rule("ConcatOffset")
+def _(call: Call) -> list[Value]:
+    axis, *shapes = call.inputs
+    at, offset = axis.integers[0], sizes.size(0)
+    results = []
+    for shape in shapes:
+        numbers = sizes.array([sizes.size(0)] * len(shape.known_numbers))
+        numbers[at] = offset
+        results.append(of_numbers(numbers))
+        offset = None if offset is None else offset + shape.known_numbers[at]
+    return results
+
+
+@rule("InvertPermutation")
+def _(call: Call) -> Value:
+    order = call.inputs[0].integers
+    return of_numbers(sizes.array([sizes.size(order.index(number)) for number in range(len(order))]))
+
+
+@rule("DynamicStitch", "ParallelDynamicStitch")
+def _(call: Call) -> Value:
+    count = len(call.inputs) // 2
+    indices, data = call.inputs[:count], call.inputs[count:]
+    if any(value.numbers is None for value in indices) or any(value.numbers is None for value in data):
+        return Value(REPLICATED if all(value.is_replicated for value in call.inputs) else ALL_ROWS)
+    elements: dict[int, Size | None] = {}
+    for where, numbers in zip(indices, data, strict=True):
+        elements.update(zip(where.integers, numbers.numbers.flat, strict=True))  # type: ignore[union-attr]
+    return of_numbers(sizes.array([elements[position] for position in sorted(elements)]))
+
+
+@rule("BroadcastGradientArgs")
+def _(call: Call) -> list[Value]:
+    shapes: list[list[Size]] = [value.known_numbers for value in call.inputs]
+    rank = max(map(len, shapes))
+    padded = [[ONE] * (rank - len(shape)) + shape for shape in shapes]
+    axes: Sequence[list[Size | None]] = ([], [])
+    for axis, (left, right) in enumerate(zip(*padded, strict=True)):
+        if left == right:
+            continue
+        if ONE not in (left, right):
+            raise NoRuleError(f"dims {left} and {right} cannot be compared")
+        axes[0 if left == ONE else 1].append(sizes.size(axis))
+    return [of_numbers(sizes.array(each)) for each in axes]
+
+
+@rule("BroadcastArgs")
+def _(call: Call) -> Value:
+    shapes: list[list[Size]] = [value.known_numbers for value in call.inputs]
+    rank = max(map(len, shapes))
+    padded = [[ONE] * (rank - len(shape)) + shape for shape in shapes]
+    if any(left != right and ONE not in (left, right) for left, right in zip(*padded, strict=True)):
+        raise NoRuleError("dims cannot be compared")
+    return of_numbers(sizes.array([right if left == ONE else left for left, right in zip(*padded, strict=True)]))

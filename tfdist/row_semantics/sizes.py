@@ -1,0 +1,118 @@
+"""Symbolic sizes: monomials in the number of rows of a batch and in other unknown dims.
+
+A traced function with an unknown batch size computes shapes, divisors and axes from them. `COUNT` stands for the rows that a
+replica computes, of which there is at least one.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+_ROWS = ""  # the symbol of COUNT
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A coefficient times powers of symbols, each of which stands for a positive integer.
+
+    Attributes:
+      coefficient: an exact number.
+      powers: pairs (symbol, power that is not 0), sorted.
+    """
+
+    coefficient: Fraction = Fraction(1)
+    powers: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def power(self) -> int:
+        """The power of COUNT."""
+        return dict(self.powers).get(_ROWS, 0)
+
+    @property
+    def is_known(self) -> bool:
+        return not self.powers
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is an integer for all values of its symbols."""
+        return self.coefficient.denominator == 1 and all(power > 0 for _, power in self.powers)
+
+    def __int__(self) -> int:
+        if self.powers or self.coefficient.denominator != 1:
+            raise ValueError(f"{self} is not a known integer")
+        return int(self.coefficient)
+
+    def __mul__(self, other: "Size") -> "Size":
+        if not self.powers or not other.powers:
+            powers = self.powers or other.powers
+        else:
+            sums = dict(self.powers)
+            for symbol, power in other.powers:
+                sums[symbol] = sums.get(symbol, 0) + power
+            powers = tuple(sorted((symbol, power) for symbol, power in sums.items() if power))
+        coefficient = self.coefficient * other.coefficient
+        return Size(coefficient, powers if coefficient else ())
+
+    def __neg__(self) -> "Size":
+        return Size(-self.coefficient, self.powers)
+
+    def __add__(self, other: "Size") -> "Size | None":
+        if not self.coefficient or not other.coefficient:
+            return self if self.coefficient else other
+        if self.powers != other.powers:
+            return None
+        coefficient = self.coefficient + other.coefficient
+        return Size(coefficient, self.powers if coefficient else ())
+
+    def divided_by(self, other: "Size") -> "Size | None":
+        """Returns the quotient; None if `other` is 0."""
+        if not other.coefficient:
+            return None
+        inverse = Size(1 / other.coefficient, tuple((symbol, -power) for symbol, power in other.powers))
+        return self * inverse
+
+    def __str__(self) -> str:
+        symbols = "*".join(f"{symbol or 'COUNT'}{'' if power == 1 else f'^{power}'}" for symbol, power in self.powers)
+        return (
+            str(self.coefficient)
+            if not symbols
+            else symbols
+            if self.coefficient == 1
+            else f"{self.coefficient}*{symbols}"
+        )
+
+
+ONE = Size()
+COUNT = Size(Fraction(1), ((_ROWS, 1),))
+
+
+def size(value: Any) -> Size | None:
+    """Returns a known number; None if it is not finite."""
+    return Size(Fraction(value)) if math.isfinite(value) else None
+
+
+def symbol(name: str) -> Size:
+    """Returns an unknown positive integer, equal on all replicas."""
+    return Size(Fraction(1), ((name, 1),))
+
+
+def product(sizes: Iterable[Size | None]) -> Size | None:
+    """Returns the product; None if a factor is unknown."""
+    total = ONE
+    for each in sizes:
+        if each is None:
+            return None
+        total *= each
+    return total
+
+
+def array(values: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """Returns an array of objects; `values` are sizes or None, in order."""
+    values = list(values)
+    result = np.empty(len(values), object)
+    result[:] = values
+    return result if shape is None else result.reshape(shape)
