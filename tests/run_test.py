@@ -235,6 +235,7 @@ ASSIGN = {
     "keras_internals/models.py": "private functions",
     "keras_internals/optimizers.py": "private methods",
     "keras_internals/laid_out_operations.py": "functions that draw, slice or reverse, while a program for a mesh is traced",
+    "keras_internals/symbolic.py": "private functions, while a step is labelled",
     "keras_internals/saving.py": "whether weights are collected in memory, while a model is saved",
     "keras_internals/tf_internals.py": "variables of tf.distribute",
     "keras_internals/variables.py": "private functions",

@@ -38,9 +38,9 @@ NAMES = """
     warmup_start warmup_steps
 """.split()
 RUN_NAMES = """
-    accumulate_steps all_reduce batch_norm bucket_mb bucket_order check_first_batch clip_norm clip_value communication
+    accumulate_steps all_reduce batch_norm bucket_mb bucket_order clip_norm clip_value communication
     compression compression_min_bytes coordinator devices insecure intra_op_threads jit_compile loss_scale max_skipped_steps
-    precision recompute seed stall_shutdown_seconds start_timeout_seconds steps_per_call strategy token_file topology
+    precision recompute rows seed stall_shutdown_seconds start_timeout_seconds steps_per_call strategy token_file topology
 """.split()
 
 

@@ -47,22 +47,8 @@ def test_draws_of_one_key_differ() -> None:
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.3
 
 
-@pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize("first_row", [None, 0])
-def test_without_chance_two_draws_are_the_same(name: str, first_row: int | None) -> None:
-    with keras_internals.neutral(first_row):
-        np.testing.assert_array_equal(DRAWS[name](), DRAWS[name]())
-
-
-def test_without_chance_the_rows_of_replicas_are_those_of_the_batch() -> None:
-    with keras_internals.neutral(0):
-        whole = tf.random.normal((6, 3))
-    with keras_internals.neutral(4):
-        np.testing.assert_allclose(tf.random.normal((2, 3)), whole[4:], rtol=1e-6)
-
-
 def test_outside_nothing_has_changed() -> None:
-    with keras_internals.neutral(None):
+    with keras_internals.keyed(tf.constant([1, 2]), frozenset()):
         pass
     tf.random.set_seed(5)
     first = tf.random.normal((3,))

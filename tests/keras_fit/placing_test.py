@@ -125,7 +125,7 @@ def test_a_loss_of_a_layer_beside_one_that_communicates(place: int, float64: Non
         model = keras.Sequential([keras.Input((5,)), *layers])
         model.compile("sgd", "sparse_categorical_crossentropy")
         if strategy:
-            tfdist.distribute(model, strategy, batch_norm="synchronized", check_first_batch=False)
+            tfdist.distribute(model, strategy, batch_norm="synchronized")
         return fitted(model), model.get_weights()
 
     assert not differences(fit(mirrored2), fit(None))

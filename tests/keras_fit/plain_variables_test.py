@@ -73,18 +73,15 @@ def compiled(*layers: keras.Layer, kind: Callable[..., keras.Model] = keras.Mode
     ],
     ids=["metric", "layer", "model"],
 )
-@pytest.mark.parametrize("checks", [True, False])
-def test_one_without_copies_is_not_assigned(
-    make: Callable[[], keras.Model], checks: bool, mirrored2: tfdist.Strategy
-) -> None:
+def test_one_without_copies_is_not_assigned(make: Callable[[], keras.Model], mirrored2: tfdist.Strategy) -> None:
     """As in a program without a scope: it would change once for each replica."""
-    model = tfdist.distribute(make(), mirrored2, check_first_batch=checks)
+    model = tfdist.distribute(make(), mirrored2)
     with pytest.raises(InputError, match="must be a Keras variable.*a tf.Variable of .* which 2 replicas would"):
         model.fit(X, Y, batch_size=6, verbose=0)
 
 
-def test_nor_in_an_evaluation_without_a_check(mirrored2: tfdist.Strategy) -> None:
-    model = tfdist.distribute(compiled(metrics=[CountingRows()]), mirrored2, check_first_batch=False)
+def test_nor_in_an_evaluation(mirrored2: tfdist.Strategy) -> None:
+    model = tfdist.distribute(compiled(metrics=[CountingRows()]), mirrored2)
     with pytest.raises(InputError, match="must be a Keras variable"):
         model.evaluate(X, Y, batch_size=6, verbose=0)
 

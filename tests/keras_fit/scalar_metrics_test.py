@@ -85,15 +85,13 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "checked"),
+    "name",
     [
-        *((name, True) for name in MODELS if name != "object"),
-        pytest.param("object", True, marks=pytest.mark.full),  # Keras makes one of "function"
-        pytest.param("function", False, marks=pytest.mark.full),
-        ("layer", False),
+        *(name for name in MODELS if name != "object"),
+        pytest.param("object", marks=pytest.mark.full),  # Keras makes one of "function"
     ],
 )
-def test_by_keras_fit(as_one_device: Compare, name: str, checked: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_by_keras_fit(as_one_device: Compare, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The last batches have one row, of which the second replica has none, or three; no replica computes all rows."""
     y = Y[:, 0] if name == "of_keras" else Y
 
@@ -107,7 +105,7 @@ def test_by_keras_fit(as_one_device: Compare, name: str, checked: bool, caplog: 
         batches = [model.train_on_batch(X[:size], y[:size], return_dict=True) for size in (7, 1)]
         return [each.history for each in fit], evaluated, batches, model.test_on_batch(X[:3], y[:3], return_dict=True)
 
-    as_one_device(MODELS[name], use, check_first_batch=checked)
+    as_one_device(MODELS[name], use)
     assert "needs all rows" not in caplog.text
 
 

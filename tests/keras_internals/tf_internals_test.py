@@ -45,30 +45,6 @@ def test_eagerly_any_variable_may_have_been_assigned():
     assert keras_internals.assigned_since(keras_internals.count_operations(), [keras.Variable(1.0)]) == [True]
 
 
-def test_assignments_from_tensors_are_found_also_by_way_of_variables():
-    """Also in conditions; what is assigned from other variables, or before, is none."""
-    names = ("from_a_tensor", "from_a_variable", "in_condition", "from_another", "before")
-    variables = {name: keras.Variable(tf.ones([2]), name=name) for name in names}
-    found = []
-
-    def assign(rows):
-        variables["in_condition"].assign(rows)
-        return tf.constant(0)
-
-    @tf.function(autograph=False)
-    def step(rows):
-        variables["before"].assign(rows)
-        begun = keras_internals.count_operations()
-        variables["from_another"].assign(2.0 * variables["from_another"])
-        variables["from_a_tensor"].assign_add(rows)
-        variables["from_a_variable"].assign_sub(0.1 * variables["from_a_tensor"])
-        tf.cond(tf.reduce_sum(rows) > 0, lambda: assign(rows), lambda: tf.constant(0))
-        found.extend(keras_internals.assigned_from([rows], begun, list(variables.values())))
-
-    step(tf.ones([2]))
-    assert found == [True, True, True, False, False]
-
-
 X, Y = np.zeros((10, 4)), np.zeros((10, 2))
 ROWS = tf.data.Dataset.from_tensor_slices((X, Y))
 UNKNOWN = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 2]))

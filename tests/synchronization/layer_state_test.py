@@ -9,7 +9,7 @@ import pytest
 import tfdist
 from tests.selection import quick
 from tests.synchronization.linear_regression import BATCH, X, Y, fit, of_replicas, trainer_of
-from tests.workers.coupled_rows import Centering
+from tests.workers.row_dependence import Centering
 
 LAYERS = {
     "centering": Centering,

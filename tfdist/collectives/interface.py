@@ -242,6 +242,10 @@ class Collectives(abc.ABC):
         gathered = self.all_gather([tf.expand_dims(tensor, 0) for tensor in tensors], name=name)
         return [whole[root] for whole in gathered]
 
+    def all_rows_of(self, rows: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns the rows of all replicas of a group of one: its own."""
+        return rows
+
     def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
         """Returns an operation or tensor that completes only when every replica has made the call."""
         return self.all_reduce([tf.zeros([1], tf.float32)], name=name)[0]

@@ -32,7 +32,7 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
     """
     collectives, rows = current(), tf.convert_to_tensor(rows)
     if collectives.size == 1:
-        return rows
+        return collectives.all_rows_of(rows, name)
     if not rows.dtype.is_floating:
         return _gathered(rows, collectives, name)
     mine = tf.shape(rows)[0]

@@ -35,11 +35,12 @@ class RunConfig(JobConfig):
         "program.",
         least=1,
     )
-    check_first_batch: bool = flag_field(
-        True,
+    rows: str = flag_field(
+        "gather",
         CHECKS,
-        "Compare custom losses, metrics and train steps on replicas with one device, on the first batch. If neither "
-        "the mean nor the sum over replicas is equal, every replica computes whole batches.",
+        "What to do with a loss, a metric or a step that needs all rows of a batch, and is neither a mean nor a sum over "
+        "them. gather: every replica computes whole batches, with a warning. strict: refuse it.",
+        choices=("gather", "strict"),
     )
 
     def _complete(self) -> None:

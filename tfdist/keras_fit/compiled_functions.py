@@ -1,6 +1,7 @@
 """The functions of one compilation of a model: training, evaluation and prediction on replicas, and logs."""
 
 import contextlib
+import itertools
 from typing import Any
 
 import keras
@@ -8,17 +9,17 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Recording, using
-from tfdist.collectives.trace_check import agree_on_plan
+from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.config.run_config import RunConfig
-from tfdist.data.batches import ReplicaRows
+from tfdist.data.batches import ReplicaRows, count_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import Place
-from tfdist.keras_fit.first_batch import FirstBatch, ReduceOps, has_custom_code, state_of_rows
 from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.one_device import running
-from tfdist.keras_fit.replica_batch import rows_of, warn_of_all_rows
+from tfdist.keras_fit.replica_batch import rows_of, say_all_rows
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
+from tfdist.keras_fit.step_labels import ReduceOps, reduce_ops, state_of_rows
 from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
 from tfdist.step import randomness
@@ -28,6 +29,7 @@ from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
 
+_numbers = itertools.count()
 _OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
 
 
@@ -54,15 +56,10 @@ class Functions:
         self._tested = 0  # number of batches, which seeds random layers
         self._training: TrainerSteps | CustomSteps | None = None
         self._own: CustomSteps | None = None
-        self._undecided: CustomSteps | None = None
-        # A single replica has all rows, and Keras's own code is correct for any rows.
-        self._has_own_code = has_custom_code(model)
-        self._checks = options.check_first_batch and strategy.replicas > 1 and self._has_own_code
         self._state_of_rows = state_of_rows(model) if strategy.replicas > 1 else ""
         self._recorded = Recording(strategy.collectives)
         self._test_logs: Logs | None = None
-        self._test_reduce_ops: ReduceOps | None = None
-        self._test_returned: Returned | None = None
+        self._test_reduce_ops = ReduceOps()
         self._tests = self._made_tests()
 
     def _find_variables(self) -> None:
@@ -106,67 +103,67 @@ class Functions:
         """
         self.sums.show()
         self.keep_loss_scale()
-        self._training = self._own = self._undecided = None
+        self._training = self._own = None
 
     def forget_tests(self) -> None:
         """Traces the evaluation of a batch again at the next one."""
         self._tests = self._made_tests()
 
     def _first(self, batches: Any, spec: Any, most: int, number: int) -> StepsResult:
-        """Runs the first steps; before them, inspects the first batch if the model has custom code."""
+        """Runs the first steps, as the labels of the model's step require."""
         if self._own is None and any(keras_internals.overridden(self.model, name) for name in _OF_A_STEP):
             self._own = self._own_steps(spec)
-        if self._own is None and not self._checks and not self._state_of_rows:
-            self._training = TrainerSteps(self.model, self._strategy, self._options, self.sums.metrics)
-            return self._training.go(batches, most, number)
-        first = next(batches) if isinstance(batches, BatchReader) else batches
-        reduce_ops = self._reduce_ops("train_step", self._own.returned if self._own else None, first)
-        if reduce_ops is None:
-            made = self._undecided_steps(spec).go(first, 1, number)
-        else:
-            self._training = self._following(reduce_ops, spec)
-            self.sums.use_all_rows(reduce_ops.needs_all_rows)
-            made = self._training.go(first, 1, number)
-        if most == 1 or made.failure or not isinstance(batches, BatchReader) or batches.at_end:
+        if self._own is None or not isinstance(batches, BatchReader):
+            return self._begin(batches, spec, most, number, "")
+        first = next(batches)
+        made = self._begin(first, spec, 1, number, self._with_other_rows(first))
+        if most == 1 or made.failure or batches.at_end:
             return made
         more = self.train(batches, spec, most - 1, number + 1, allows_not_finite=True)
         return more._replace(steps=made.steps + more.steps)
 
-    def _reduce_ops(self, name: str, returned: Returned | None, first: Any) -> ReduceOps | None:
-        """Returns how the replicas' values are combined; None if the batch does not show it.
+    def _begin(self, batches: Any, spec: Any, most: int, number: int, needs_all_rows: str) -> StepsResult:
+        ops = self._reduce_ops("train_step", self._own.returned if self._own else None, spec, needs_all_rows)
+        self._training = self._following(ops, spec)
+        self.sums.use_all_rows(self._training.needs_all_rows)
+        return self._training.go(batches, most, number)
+
+    def _with_other_rows(self, batch: Any) -> str:
+        """Describes tensors of a batch with other numbers of rows, such as labeled and unlabeled ones; empty for none."""
+        leaves = [self._strategy.local(leaf) for leaf in tf.nest.flatten(batch.batch) if leaf is not None]
+        lengths = [[int(count_rows(part)) for part in parts] for parts in leaves]
+        everyone = self._strategy.peers.gather(f"rows of tensors/{next(_numbers)}", lengths, TRACING_SECONDS)
+        totals = {sum(count for own in counts for count in own) for counts in zip(*everyone, strict=True)}
+        return f"its tensors have {' and '.join(map(str, sorted(totals)))} rows" if len(totals) > 1 else ""
+
+    def _reduce_ops(self, name: str, returned: Returned | None, spec: Any, needs_all_rows: str = "") -> ReduceOps:
+        """Returns how the replicas' values are combined; warns if each replica must compute the whole batch.
 
         Args:
           name: name of the model's step.
           returned: description of what the step returns; None for Keras's own step, which returns results of metrics.
-          first: the first batch.
+          spec: structure of `tf.TensorSpec` of a batch.
+          needs_all_rows: why each replica must compute the whole batch, if that is known.
         """
-        if self._state_of_rows:
-            warn_of_all_rows(self.model, name, self._state_of_rows, self._strategy)
-            return ReduceOps(needs_all_rows=True)
-        computed, of_metrics = (returned.computed_from_metrics, returned.sources) if returned else ((), None)
-        if computed:
+        if self._strategy.replicas == 1:  # which has all rows: Keras's own code is correct for them
+            return ReduceOps(needs_all_rows="metrics" if returned and returned.computed_from_metrics else "")
+        if needs_all_rows or self._state_of_rows:
+            ops = ReduceOps(needs_all_rows=needs_all_rows or self._state_of_rows)
+        elif returned and returned.computed_from_metrics:
             # A metric's sum since its reset is available only on a replica that has all rows.
-            if self._strategy.replicas > 1:
-                reason = f'"{computed[0]}" is computed from a metric\'s result'
-                warn_of_all_rows(self.model, name, reason, self._strategy)
-            return ReduceOps(needs_all_rows=True)
-        if not self._checks:
-            return ReduceOps()
-        return FirstBatch(self.model, self._strategy, getattr(self.model, name), name, of_metrics).reduce_ops(first)
+            reason = f'"{returned.computed_from_metrics[0]}" is computed from a metric\'s result'
+            ops = ReduceOps(needs_all_rows=reason)
+        else:
+            ops = reduce_ops(self.model, getattr(self.model, name), spec, returned.sources if returned else None)
+        if ops.needs_all_rows:
+            say_all_rows(self.model, name, ops.needs_all_rows, self._strategy, self._options.rows)
+        return ops
 
-    def _undecided_steps(self, spec: Any) -> CustomSteps:
-        """Returns steps on all rows, to use until a batch shows how values are combined."""
-        if self._undecided is None:
-            self._undecided = self._own_steps(spec)
-            self._undecided.set_reduce_ops(ReduceOps(needs_all_rows=True))
-        self.sums.use_all_rows(True)
-        return self._undecided
-
-    def _following(self, reduce_ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
-        if self._own is None and reduce_ops.are_means:
-            return TrainerSteps(self.model, self._strategy, self._options, self.sums.metrics, reduce_ops.statistics)
+    def _following(self, ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
+        if self._own is None and ops.are_means:
+            return TrainerSteps(self.model, self._strategy, self._options, self.sums.metrics, ops.statistics)
         made = self._own or self._own_steps(spec)
-        made.set_reduce_ops(reduce_ops)
+        made.set_reduce_ops(ops)
         return made
 
     def _own_steps(self, spec: Any) -> CustomSteps:
@@ -177,29 +174,20 @@ class Functions:
     def test(self, batches: Any, spec: Any, most: int) -> StepsResult:
         """Evaluates batches; see `train` for arguments and result."""
         self.sums.hide()
-        before = 0
-        if self._test_logs is None and not self._has_own_code:
-            self._begin_tests(None, spec)
-        while self._test_logs is None or self._test_reduce_ops is None:
-            first = next(batches) if isinstance(batches, BatchReader) else batches
-            self._begin_tests(first, spec)
-            self.sums.use_all_rows(self._tests_need_all_rows)
-            self._test_one(first)
-            before += 1
-            if before == most or not isinstance(batches, BatchReader) or batches.at_end:
-                return self._found_by_test(before)
+        if self._test_logs is None:
+            self._begin_tests(spec)
         self.sums.use_all_rows(self._tests_need_all_rows)
         if not isinstance(batches, BatchReader):
             self._test_one(batches)
             return self._found_by_test(1)
-        steps, (repeatedly, once) = batches.ahead(most - before), self._tests
+        steps, (repeatedly, once) = batches.ahead(most), self._tests
         if self._recorded.has_unknown_shapes:
             one_at_a_time(once, batches, steps, self._tested)
         else:
             repeatedly(batches.rows, self._tested, steps)
             batches.took(steps)
         self._tested += steps
-        return self._found_by_test(before + steps)
+        return self._found_by_test(steps)
 
     def _test_one(self, batch: Any) -> None:
         self._tests[1](batch, self._tested)
@@ -211,22 +199,15 @@ class Functions:
 
     @property
     def _tests_need_all_rows(self) -> bool:
-        return self._test_reduce_ops is None or self._test_reduce_ops.needs_all_rows
+        return bool(self._test_reduce_ops.needs_all_rows)
 
-    def _begin_tests(self, first: Any, spec: Any) -> None:
-        """Traces the test step and inspects the first batch.
-
-        Tests use all rows until a batch shows how values are combined.
-        """
+    def _begin_tests(self, spec: Any) -> None:
+        """Traces the test step and derives how values are combined."""
         is_own = any(keras_internals.overridden(self.model, name) for name in ("test_step", "compute_metrics"))
-        if self._test_returned is None:
-            self._test_returned = self._looked_at_test(spec) if is_own else Returned()
-        found = self._reduce_ops("test_step", self._test_returned if is_own else None, first)
-        if found is None and self._test_logs is not None:
-            return
-        self._test_reduce_ops = found
-        kept, ops = StateStore(self._strategy), (found or ReduceOps()).logs
-        self._test_logs = Logs(self._test_returned, self._strategy, kept, "test_step", ops)
+        returned = self._looked_at_test(spec) if is_own else Returned()
+        self._test_reduce_ops = self._reduce_ops("test_step", returned if is_own else None, spec)
+        kept = StateStore(self._strategy)
+        self._test_logs = Logs(returned, self._strategy, kept, "test_step", self._test_reduce_ops.logs)
         self._tests = self._made_tests()
 
     def _made_tests(self) -> tuple[Any, Any]:

@@ -20,9 +20,9 @@ from tfdist.data.batches import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale, Reducer, unscaled
-from tfdist.keras_fit.first_batch import ReduceOps
 from tfdist.keras_fit.one_device import Apply, running
 from tfdist.keras_fit.replica_batch import rows_of
+from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
 from tfdist.step.compression import Compression
@@ -140,7 +140,7 @@ class CustomTrainStep:
           number: scalar int64; number of steps done so far.
         """
         self._recorded = collectives = Recording(self._strategy.step_collectives)  # of the latest trace
-        mine = rows_of(own_rows, collectives, self._reduce_ops.needs_all_rows)
+        mine = rows_of(own_rows, collectives, bool(self._reduce_ops.needs_all_rows))
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
         replica = mine.replica(self._applying(mine.weights, collectives))

@@ -163,7 +163,7 @@ class Distributed:
     def make_predict_function(self, original: Original, force: bool = False) -> None:
         """Sets the function with which Keras predicts; traces it again if Keras has dropped it, as `compile` does."""
         if force or self._predict is None or self.model.predict_function is None:
-            self._predict = predicting(self.model, self.strategy, self._options.seed, self._options.check_first_batch)
+            self._predict = predicting(self.model, self.strategy, self._options)
         self.model.predict_function = self._predicted
 
     def reset_metrics(self, original: Original) -> None:

@@ -97,8 +97,8 @@ def train_step(replica: Replica, original: Callable[..., Any], model: keras.Mode
     with tf.GradientTape() as tape:
         y_pred = _forward(model, x, training=True)
         loss = model.optimizer.scale_loss(_loss(replica, model, x, y, y_pred, sample_weight, training=True))
-    weights = model.trainable_weights
-    model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+    if weights := model.trainable_weights:
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.gathering import gathered
 from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
-from tfdist.data.row_allocation import share
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Apply, Replica
 from tfdist.keras_fit.step_outputs import ReduceOp
 from tfdist.step.loss import floating
@@ -80,43 +80,22 @@ def all_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
     return ReplicaBatch(batch, rows, rows, weights, OneReplica(), 0, True)
 
 
-class FewRows(NamedTuple):
-    """The first rows of each replica: two if it has them, and in total no more than one replica's share.
+def say_all_rows(model: keras.Model, name: str, reason: str, strategy: HasCollectives, rows: str) -> None:
+    """Warns that replicas do not share the work of a method, and why.
 
-    Attributes:
-      batch: this replica's rows.
-      rows: scalar int32; their number.
-      first: scalar int32; number of rows of the replicas before this one.
-      total: scalar int32; number of rows of all replicas.
+    Raises:
+      InputError: `rows` is "strict".
     """
-
-    batch: Any
-    rows: tf.Tensor
-    first: tf.Tensor
-    total: tf.Tensor
-
-
-def few_rows(own_rows: ReplicaRows, collectives: Collectives) -> FewRows:
-    """Selects the first rows of this replica's part of a batch; inside a replica function, without communication."""
-
-    def few(rows: tf.Tensor) -> tf.Tensor:
-        return tf.maximum(rows // collectives.size, tf.minimum(rows, 2))
-
-    batch, batch_size = with_any_rows(own_rows)
-    _, shares = share(batch_size, tf.range(collectives.size), collectives.size)
-    counts = few(shares)
-    mine = tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[: few(count_rows(leaf))], batch)
-    return FewRows(mine, count_rows(mine), tf.reduce_sum(counts[: collectives.rank]), tf.reduce_sum(counts))
-
-
-def warn_of_all_rows(model: keras.Model, name: str, found: str, strategy: HasCollectives) -> None:
-    """Warns that replicas do not share the work of a method, and why."""
+    text = f"{name} of {model.name} needs all rows of a batch: {reason.rstrip('.')}."
+    remedy = "make the value a mean or a sum over rows, or gather the rows that are compared with tfdist.gather_rows."
+    if rows == "strict":
+        raise InputError(
+            f"With --rows=strict, replicas share the work of each batch. Received: {text} To do so, {remedy}"
+        )
     if strategy.is_chief:
         _log.warning(
-            "%s of %s needs all rows of a batch (computed from a part: %s). Every replica therefore computes the whole "
-            "batch, with the result and the speed of one device. To split the work, make the value a mean or a sum "
-            "over rows, or gather the rows that are compared with tfdist.gather_rows.",
-            name,
-            model.name,
-            found.rstrip("."),
+            "%s Every replica therefore computes the whole batch, with the result and the speed of one device. To split the "
+            "work, %s",
+            text,
+            remedy,
         )

@@ -17,8 +17,8 @@ from tfdist.errors.arguments import with_argument_names
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import CustomTrainStep, Place
-from tfdist.keras_fit.first_batch import ReduceOps
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
+from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step.compiled_loop import compile_loop, compile_one_step, loop_on_the_host, not_finite
 from tfdist.step.compiled_steps import Steps
@@ -143,7 +143,7 @@ class CustomSteps:
 
     def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
         """Sets how the replicas' values are combined."""
-        self.needs_all_rows = reduce_ops.needs_all_rows
+        self.needs_all_rows = bool(reduce_ops.needs_all_rows)
         self._step.set_reduce_ops(reduce_ops)
 
     def go(self, batches: Any, most: int, number: int) -> StepsResult:

@@ -6,7 +6,7 @@
 from tfdist.keras_internals.autograph import with_autograph, without_autograph
 from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
 from tfdist.keras_internals.data import Adapted, adapted, array_of, cache_files, count_rows, is_batched
-from tfdist.keras_internals.dataflow import assigned_from, assigned_since, count_operations, feeds_back
+from tfdist.keras_internals.dataflow import assigned_since, count_operations, feeds_back
 from tfdist.keras_internals.deferred import (
     deferred_weights,
     read_by,
@@ -14,7 +14,7 @@ from tfdist.keras_internals.deferred import (
     refuse_values,
     without_call_context,
 )
-from tfdist.keras_internals.draws import keyed, neutral
+from tfdist.keras_internals.draws import keyed
 from tfdist.keras_internals.empty_batches import empty_batches_supported
 from tfdist.keras_internals.fitting import (
     compilation,
@@ -56,7 +56,6 @@ from tfdist.keras_internals.layers import (
     check_layer_calls,
     is_symbolic_call,
     mask_and_logits,
-    normalizing_by_moving_statistics,
     path_of,
     products_keep_dims,
     replace_call,
@@ -83,6 +82,7 @@ from tfdist.keras_internals.models import (
     build_losses,
     check_fits,
     compiled_functions,
+    compiled_metrics,
     data_losses,
     embeddings,
     flat_losses,
@@ -97,7 +97,6 @@ from tfdist.keras_internals.models import (
     losses_by_layer,
     losses_of_all_rows,
     matched,
-    may_couple_rows,
     not_compiled,
     one_device_losses,
     operations_beside_layers,
@@ -134,6 +133,7 @@ from tfdist.keras_internals.optimizers import (
     with_own_apply,
 )
 from tfdist.keras_internals.saving import weights_in_file
+from tfdist.keras_internals.symbolic import functions_wrapped, symbolic_graph
 from tfdist.keras_internals.tf_internals import (
     add_functions,
     always_run,
@@ -153,7 +153,6 @@ from tfdist.keras_internals.tf_internals import (
     set_first_collective_key,
     traced_inside,
     untuned_device_iterators,
-    variables_restored,
     wait_for_devices,
     without_memory_optimizer,
 )
@@ -187,6 +186,8 @@ from tfdist.keras_internals.variables import (
 )
 
 __all__ = [
+    "functions_wrapped",
+    "symbolic_graph",
     "draws_laid_out",
     "strides_laid_out",
     "concatenations_laid_out",
@@ -230,13 +231,13 @@ __all__ = [
     "build_losses",
     "by_name",
     "overridden",
+    "compiled_metrics",
     "own_compiled_metrics",
     "bytes_of",
     "cache_files",
     "callback_state",
     "captured_through",
     "mask_and_logits",
-    "normalizing_by_moving_statistics",
     "compilation",
     "compiled_functions",
     "constant_learning_rate",
@@ -296,11 +297,9 @@ __all__ = [
     "noted_name_scope",
     "frozen_weights",
     "names_of_compiled_metrics",
-    "neutral",
     "no_gradients_recorded",
     "not_compiled",
     "one_device_losses",
-    "may_couple_rows",
     "operations_beside_layers",
     "operations_of",
     "call_with_captures",
@@ -334,9 +333,7 @@ __all__ = [
     "updating_one_device",
     "user_losses",
     "value_of",
-    "variables_restored",
     "assign_own_copies",
-    "assigned_from",
     "assigned_since",
     "count_operations",
     "feeds_back",

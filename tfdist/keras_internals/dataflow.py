@@ -29,27 +29,6 @@ def assigned_since(operations: int, variables: Sequence[keras.Variable | tf.Vari
     return [id(graph.capture(handle)) in assigned for handle in _handles(variables)]
 
 
-def assigned_from(
-    sources: Sequence[tf.Tensor], operations: int, variables: Sequence[keras.Variable | tf.Variable]
-) -> list[bool]:
-    """Returns which variables may be assigned values computed from tensors, also by way of other variables.
-
-    Args:
-      sources: tensors of the graph that is being built.
-      operations: see `assigned_since`.
-      variables: see `assigned_since`; eagerly, none is found.
-    """
-    if tf.executing_eagerly():
-        return [False] * len(variables)
-    graph = ops.get_default_graph()
-    computed = {tensor.name for tensor in sources}
-    for operation in graph.get_operations()[operations:]:
-        if any(tensor.name in computed for tensor in operation.inputs):
-            _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
-            computed.update(tensor.name for tensor in (*operation.outputs, *written))
-    return [graph.capture(handle).name in computed for handle in _handles(variables)]
-
-
 def feeds_back(
     results: Sequence[tf.Tensor], operations: int, variables: Sequence[keras.Variable | tf.Variable]
 ) -> list[bool]:

@@ -44,19 +44,6 @@ def set_mask_and_logits(tensor: Any, mask: tf.Tensor | None, logits: tf.Tensor |
         tensor._keras_logits = logits
 
 
-@contextlib.contextmanager
-def normalizing_by_moving_statistics(layers: Sequence[keras.Layer]) -> Iterator[None]:
-    """Context in which the BatchNormalization among layers uses and keeps its moving statistics, in training, too."""
-    changed = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization) and layer._trainable]
-    for layer in changed:
-        layer._trainable = False
-    try:
-        yield
-    finally:
-        for layer in changed:
-            layer._trainable = True
-
-
 def same_call_again(layer: keras.Layer) -> Callable[[], contextlib.AbstractContextManager]:
     """Captures the context of a layer's `call` (dtype, training), so that it can be called in it again."""
     context, dtype = global_state.get_global_attribute("current_call_ctx"), layer.compute_dtype

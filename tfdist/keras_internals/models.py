@@ -20,10 +20,6 @@ _one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on
 # Functions of a batch as a whole: of pairs of its rows, or of sums over them.
 LOSSES_OF_ALL_ROWS = (keras.losses.circle, keras.losses.dice, keras.losses.tversky)
 _KNOWN = ("keras", "tfdist")  # packages whose code is trusted
-_ELEMENTWISE = frozenset(  # the usual ones
-    "Absolute Add Cast Clip Divide Exp Gelu LeakyRelu Log Maximum Minimum Multiply Negative Power Relu Sigmoid Silu Sqrt "
-    "Square Subtract Tanh TrueDivide".split()
-)
 
 
 @contextlib.contextmanager
@@ -262,11 +258,6 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
 def operations_beside_layers(layer: keras.Layer) -> list[keras.Operation]:
     """Returns the operations of a functional model that are not layers: `keras.ops` and operators."""
     return [operation for operation in getattr(layer, "operations", ()) if not isinstance(operation, keras.Layer)]
-
-
-def may_couple_rows(operation: keras.Operation) -> bool:
-    """Returns whether an operation of `keras.ops` may compute a row from several rows: it is not one on each element."""
-    return type(operation).__name__ not in _ELEMENTWISE
 
 
 def has_shapes(layer: keras.Layer) -> bool:

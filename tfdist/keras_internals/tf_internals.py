@@ -97,24 +97,6 @@ def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
 
 
 @contextlib.contextmanager
-def variables_restored(function: Any) -> Iterator[None]:
-    """Context in which a concrete function may be called; on exit, every variable that it uses is restored."""
-    handles = [tensor for tensor in function.graph.external_captures if tensor.dtype == tf.resource]
-    of_variables = [handle for handle in handles if getattr(handle, "_handle_data", None) is not None]
-    kept = [
-        (handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=data.shape_and_type[0].dtype))
-        for handle in of_variables
-        if (data := handle._handle_data).is_set and len(data.shape_and_type) == 1
-    ]
-    kept = [(handle, tf.raw_ops.DeepCopy(x=value)) for handle, value in kept]
-    try:
-        yield
-    finally:
-        for handle, value in kept:
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
-@contextlib.contextmanager
 def outside_functions() -> Iterator[None]:
     """As `tf.init_scope`, but gradient tapes record that are entered inside."""
     with tf.init_scope():

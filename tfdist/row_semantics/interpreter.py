@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,9 +39,12 @@ class Interpreter:
           graph: a `FuncGraph`.
           inputs: a value for each of `graph.inputs`.
         """
-        values: dict[Any, Value] = {}
-        for tensor, value in zip(graph.inputs, inputs, strict=True):
-            values[tensor.ref()] = _with_static_shape(tensor, value)
+        values = self.values(graph, dict(zip([tensor.ref() for tensor in graph.inputs], inputs, strict=True)))
+        return [values[tensor.ref()] for tensor in graph.outputs]
+
+    def values(self, graph: Any, inputs: Mapping[Any, Value]) -> dict[Any, Value]:
+        """Returns what is known of each tensor of a graph, by its reference, given its placeholders."""
+        values = {reference: _with_static_shape(reference.deref(), value) for reference, value in inputs.items()}
         declared = declarations(graph)
         for operation in _in_order(graph):
             if operation.outputs and operation.outputs[0].ref() in values:
@@ -53,7 +56,7 @@ class Interpreter:
                 results = [declaration(*[values[tensor.ref()] for tensor in tensors])]
             for tensor, value in zip(operation.outputs, results, strict=True):
                 values[tensor.ref()] = _with_static_shape(tensor, value)
-        return [values[tensor.ref()] for tensor in graph.outputs]
+        return values
 
     def _results(self, graph: Any, call: Call) -> Sequence[Value]:
         """Returns a value for each output of an operation."""

@@ -11,16 +11,15 @@ from tfdist import keras_internals
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data import Examples, Pipeline, Source, explained_reading
 from tfdist.data.adapters import about_evaluation
-from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors import InputError
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import data_check
-from tfdist.step.coupled_metrics import Coupling
-from tfdist.step.coupled_rows import CoupledRows, coupled_rows
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loss import not_means, replicas_and_micro_steps
+from tfdist.step.row_dependence import Coupling, RowDependence, row_dependence
 from tfdist.step.settings import Settings
 
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
@@ -83,17 +82,17 @@ def check_examples(
     found = data_check.findings(model, train) if strategy.is_chief else []
     wrong = [finding.text for finding in found if finding.is_error]
     parts = _micro_batches(strategy, settings.micro_steps)
-    coupled = _coupled(strategy, model, train, parts)  # on every process: replicas run it
+    if found or not strategy.is_chief:
+        warnings.filterwarnings("ignore", message=_OF_KERAS)
+    coupled = _coupled(strategy, model, data, parts)
     if settings.sync.exchanges_weights and parts == 1:
         # Replicas that train locally keep state of their own, of which exchanges take means.
-        coupled = coupled._replace(state=[])
+        coupled = coupled._replace(state=())
     wrong += _refusals(coupled, model, strategy.replicas, parts)
     if test is not None and strategy.is_chief:
         later = data_check.findings(model, test)
         wrong += [f"Evaluation data: {finding.text}" for finding in later if finding.is_error]
     _refuse(strategy, "data/refusal", wrong)
-    if found or not strategy.is_chief:
-        warnings.filterwarnings("ignore", message=_OF_KERAS)
     places = data_check.not_finite(test) if test is not None and strategy.is_chief else []
     of_evaluation = [(_values(places, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if places else []
     unknown = _warnings(coupled, strategy.replicas, parts) if strategy.is_chief else []
@@ -117,7 +116,7 @@ def check_evaluated_alone(strategy: Strategy, model: keras.Model, data: Examples
     parts = _micro_batches(strategy, micro_steps=1)
     if strategy.replicas * parts == 1:
         return
-    found = _coupled(strategy, model, _sample(data), parts)._replace(state=[])  # which only training assigns
+    found = _coupled(strategy, model, data, parts)._replace(state=())  # which only training assigns
     _refuse(strategy, "evaluation/refusal", _refusals(found, model, strategy.replicas, parts))
 
 
@@ -133,13 +132,23 @@ def _refuse(strategy: Strategy, name: str, wrong: list[str]) -> None:
             raise InputError(refusal[0])
 
 
-def _coupled(strategy: Strategy, model: keras.Model, examples: Any, parts: int) -> CoupledRows:
+def _coupled(strategy: Strategy, model: keras.Model, data: Examples, parts: int) -> RowDependence:
     """Returns which results depend on several rows together, and which metrics do not add up over batches."""
-    may_be_called = not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts
-    return coupled_rows(strategy, model, examples, micro_steps=parts, may_be_called=may_be_called)
+    return row_dependence(
+        model,
+        tf.nest.map_structure(_of_batches, tuple(data.element_spec)),
+        is_divided=strategy.replicas * parts > 1,
+        may_be_called=not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts,
+        may_communicate=parts == 1 and isinstance(strategy, HasCollectives),
+    )
 
 
-def _refusals(found: CoupledRows, model: keras.Model, replicas: int, parts: int) -> list[str]:
+def _of_batches(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
+    """Returns the spec of examples in a batch of any size."""
+    return None if spec is None else tf.TensorSpec([None, *spec.shape], spec.dtype)
+
+
+def _refusals(found: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
     """Returns errors about results that depend on several rows together."""
     divided = replicas_and_micro_steps(replicas, parts)
     if found.losses:
@@ -149,16 +158,16 @@ def _refusals(found: CoupledRows, model: keras.Model, replicas: int, parts: int)
     if found.state:
         return [
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them, on "
-            f"several replicas or with several micro-steps. Received: {found.state[0]}, which is not, with {divided}. Leave "
-            "out accumulate_steps, and on several replicas compute it from tfdist.gather_rows(rows); or use a mesh, or "
-            "Keras's own fit under tfdist.run."
+            f"several replicas or with several micro-steps. Received: {found.state[0]}, with {divided}. Leave out "
+            "accumulate_steps, and on several replicas compute it from tfdist.gather_rows(rows); or use a mesh, or Keras's "
+            "own fit under tfdist.run."
         ]
     if not found.outputs:
         return []
     return [
         "The outputs for a row must not depend on the other rows, on several replicas or with several micro-steps. Received: "
-        f"{model.name}, whose outputs for some rows differ from those for parts of them, with {divided}. Use one "
-        "device, or a mesh, without micro-steps; tfdist.gather_rows in a layer; or Keras's own fit under tfdist.run."
+        f"{model.name}, whose output is {found.outputs}, with {divided}. Use one device, or a mesh, without micro-steps; "
+        "tfdist.gather_rows in a layer; or Keras's own fit under tfdist.run."
     ]
 
 
@@ -180,7 +189,7 @@ def _of_metric(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
     )
 
 
-def _warnings(found: CoupledRows, replicas: int, parts: int) -> list[str]:
+def _warnings(found: RowDependence, replicas: int, parts: int) -> list[str]:
     """Returns a warning if several replicas or micro-steps share a batch whose rows could not be compared."""
     if not found.error or replicas * parts == 1:
         return []

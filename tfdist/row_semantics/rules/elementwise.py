@@ -24,7 +24,15 @@ from tfdist.row_semantics.labels import (
 )
 from tfdist.row_semantics.rules.registry import RULES, Call, rule
 from tfdist.row_semantics.sizes import Size
-from tfdist.row_semantics.values import UNWRITTEN, NoRuleError, Value, axis_of_rows, broadcast_dims, of_numbers
+from tfdist.row_semantics.values import (
+    UNWRITTEN,
+    NoRuleError,
+    Value,
+    axis_of_rows,
+    broadcast_dims,
+    join_values,
+    of_numbers,
+)
 
 _Arithmetic = Callable[[Size, Size], Size | None]
 
@@ -121,7 +129,7 @@ def _increased(values: Sequence[Value], is_difference: bool) -> object:
     bases = [
         (number, value.label.variable if isinstance(value.label, ReplicatedPlusSum) else value.variable)
         for number, value in enumerate(values)
-        if not isinstance(value.label, Partial) and not is_zero(value.label)
+        if value.label == REPLICATED or isinstance(value.label, ReplicatedPlusSum)
     ]
     return bases[0][1] if len(bases) == 1 and not (is_difference and bases[0][0] == 1) else None
 
@@ -129,7 +137,7 @@ def _increased(values: Sequence[Value], is_difference: bool) -> object:
 @rule("AddN", "AccumulateNV2")
 def _(call: Call) -> Value:
     if any(value.element is not None for value in call.inputs):
-        return Value(REPLICATED, element=_sum_of_elements(call.inputs))
+        return Value(REPLICATED, join_values(call.inputs).dims, element=_sum_of_elements(call.inputs))
     return Value(sum_of(call.inputs), broadcast_dims(call.inputs))
 
 
@@ -376,7 +384,7 @@ def _(call: Call) -> Value:
 def _constant_like(value: Value, power: int | None) -> Value:
     """Returns a constant with the shape of a value."""
     if value.element is not None:
-        return Value(REPLICATED, element=_constant_like(value.element, power))
+        return Value(REPLICATED, value.dims, element=_constant_like(value.element, power))
     if isinstance(value.label, Rows):
         return Value(dataclasses.replace(value.label, power=power), value.dims)
     if isinstance(value.label, AllRows) and value.numbers is None:

@@ -1,17 +1,18 @@
-"""Lists of tensors, in which loops accumulate."""
+"""Lists of tensors, in which loops accumulate. The only dim of a list is its length."""
 
 import dataclasses
 
+from tfdist.row_semantics import sizes
 from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, Rows
 from tfdist.row_semantics.rules.registry import Call, rule
 from tfdist.row_semantics.sizes import symbol
-from tfdist.row_semantics.values import UNWRITTEN, Value, join_values
+from tfdist.row_semantics.values import UNWRITTEN, Dims, Value, join_values, of_numbers
 
 _UNKNOWN = Value(ALL_ROWS)
 
 
-def _list(element: Value) -> Value:
-    return Value(REPLICATED, element=element)
+def _list(element: Value, dims: Dims | None = None) -> Value:
+    return Value(REPLICATED, dims, element=element)
 
 
 def _element(value: Value) -> Value:
@@ -20,12 +21,15 @@ def _element(value: Value) -> Value:
 
 def _written(call: Call, element: Value) -> Value:
     """Returns the list into which a tensor is written."""
-    return _list(join_values([_element(call.inputs[0]), dataclasses.replace(element, variable=None)]))
+    return _list(
+        join_values([_element(call.inputs[0]), dataclasses.replace(element, variable=None)]), call.inputs[0].dims
+    )
 
 
 @rule("TensorListReserve", "EmptyTensorList")
 def _(call: Call) -> Value:
-    return _list(UNWRITTEN)
+    length = call.inputs[1].numbers if call.kind == "TensorListReserve" else None
+    return _list(UNWRITTEN, None if length is None else (length.item(),))
 
 
 @rule("TensorListSetItem")
@@ -35,7 +39,7 @@ def _(call: Call) -> Value:
 
 @rule("TensorListPushBack")
 def _(call: Call) -> Value:
-    return _written(call, call.inputs[1])
+    return dataclasses.replace(_written(call, call.inputs[1]), dims=None)
 
 
 @rule("TensorListGetItem")
@@ -45,17 +49,19 @@ def _(call: Call) -> Value:
 
 @rule("TensorListPopBack")
 def _(call: Call) -> list[Value]:
-    return [call.inputs[0], _element(call.inputs[0])]
+    return [dataclasses.replace(call.inputs[0], dims=None), _element(call.inputs[0])]
 
 
 @rule("TensorListLength")
 def _(call: Call) -> Value:
+    if call.inputs[0].dims is not None:
+        return of_numbers(sizes.array(call.inputs[0].dims, ()), ())
     return Value(REPLICATED if call.inputs[0].element is not None else ALL_ROWS)
 
 
 @rule("TensorListResize")
 def _(call: Call) -> Value:
-    return call.inputs[0] if call.inputs[1].is_replicated else _list(_UNKNOWN)
+    return dataclasses.replace(call.inputs[0], dims=None) if call.inputs[1].is_replicated else _list(_UNKNOWN)
 
 
 @rule("TensorListElementShape")
@@ -74,7 +80,8 @@ def _taken_apart(value: Value) -> Value:
 
 @rule("TensorListFromTensor")
 def _(call: Call) -> Value:
-    return _list(_taken_apart(call.inputs[0]))
+    tensor = call.inputs[0]
+    return _list(_taken_apart(tensor), tensor.dims[:1] if tensor.dims is not None else None)
 
 
 @rule("TensorListScatterV2", "TensorListScatter")
@@ -89,7 +96,10 @@ def _(call: Call) -> Value:
     if call.kind == "TensorListGather" and not call.inputs[1].is_replicated:
         return _UNKNOWN
     label = element.label
-    dims = None if element.dims is None else (symbol(f"{call.operation.name}:length"), *element.dims)
+    dims: Dims | None = None
+    if element.dims is not None:
+        length = call.inputs[0].dims[0] if call.inputs[0].dims is not None and call.kind == "TensorListStack" else None
+        dims = (length or symbol(f"{call.operation.name}:length"), *element.dims)
     if isinstance(label, Rows):
         return Value(dataclasses.replace(label, axis=label.axis + 1), dims)
     return Value(label, dims)

@@ -37,6 +37,8 @@ def _(call: Call) -> Value:
     keeps = call.attribute("keep_dims")
     reduced = axes_of(axes, value.rank)
     dims = tuple(ONE if axis in reduced else dim for axis, dim in enumerate(value.dims) if keeps or axis not in reduced)
+    if not reduced and value.numbers is not None:
+        return value
     if call.kind == "Prod" and value.numbers is not None and value.numbers.ndim == 1 and reduced and not keeps:
         return of_numbers(sizes.array([sizes.product(value.numbers)], ()), ())
     return Value(_reduced(call.kind, value, reduced, keeps), dims)

@@ -20,7 +20,7 @@ _MOST_NUMBERS = 32
 def _(call: Call) -> Value:
     value = call.operation.node_def.attr["value"].tensor
     array = tf.make_ndarray(value)
-    if array.size <= _MOST_NUMBERS and array.dtype.kind in "iuf":
+    if array.size <= _MOST_NUMBERS and array.dtype.kind in "iuf" and np.isfinite(array).all():
         return of_numbers(sizes.array(map(sizes.size, array.ravel().tolist()), array.shape))
     is_zero = array.dtype.kind in "iufb" and array.size and not array.any()
     return Value(Replicated(None) if is_zero else REPLICATED)
@@ -110,6 +110,8 @@ def _(call: Call) -> Value:
             return Value(REPLICATED)
         raise NoRuleError("the permutation is unknown")
     order = permutation.integers
+    if value.numbers is not None:
+        return of_numbers(np.transpose(value.numbers, order))
     axis = order.index(value.label.axis) if isinstance(value.label, Rows) else 0
     return moved(value, axis, tuple(value.known_dims[number] for number in order))
 
@@ -152,6 +154,8 @@ def _(call: Call) -> Value:
         return result
     rank = values[0].rank + 1
     at = call.attribute("axis") % rank
+    if all(value.numbers is not None for value in values):
+        return of_numbers(np.stack([value.numbers for value in values], at))  # type: ignore[misc]
     dims = (*values[0].known_dims[:at], sizes.size(len(values)), *values[0].known_dims[at:])
     label = choice(values, values)
     return Value(

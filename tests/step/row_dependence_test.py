@@ -1,7 +1,6 @@
 """Losses of a user that are not means over rows, and outputs that depend on other rows."""
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.step.row_dependence import dependence, names
 from tests.step.user_metrics import Count, Moving, Peak, mean, per_row, root, total, where_positive
 from tfdist.errors import InputError
-from tfdist.step.coupled_rows import CoupledRows, coupled_rows
+from tfdist.step.row_dependence import RowDependence
 
 ops = keras.ops
 X, Y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Any, list[Callable[[], keras.layers.Layer]], list[str]]] 
     "root": (root, [], ["root"]),
     "mean over a mask": (where_positive, [], ["where_positive"]),
     "class": (OfClass(), [], ["of_class"]),
-    "function for one size": (of_pairs, [], []),
+    "function for one size": (of_pairs, [], ["of_pairs"]),
     "added mean": (mean, [lambda: Adding(lambda x: ops.mean(ops.square(x)))], []),
     "added sum": (mean, [lambda: Adding(lambda x: ops.sum(ops.square(x)))], ["what adding adds"]),
     "added mean of draws": (mean, [Sampling], []),
@@ -108,26 +108,22 @@ def network(loss: Any, layers: list[Callable[[], keras.layers.Layer]]) -> keras.
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_no_mean_is_found(case: str, single: tfdist.Strategy) -> None:
+def test_what_is_no_mean_is_found(case: str) -> None:
     loss, layers, expected = CASES[case]
     model = network(loss, layers)
     model.evaluate(X, Y, batch_size=16, verbose=0)  # builds the loss
-    before = model.get_weights()
-    found = coupled_rows(single, model, (X, Y), micro_steps=2, may_be_called=True)
-    assert found._replace(error="") == CoupledRows(expected, outputs="couples" in case)
-    assert bool(found.error) == (case == "function for one size")
-    for ours, kept in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(ours, kept)
+    found = dependence(model, X, Y, micro_steps=2)
+    assert (names(found.losses), bool(found.outputs)) == (expected, "couples" in case)
+    assert not (found.state or found.metrics or found.error)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(mean, []), (root, ["root"])])
-def test_losses_are_compared_without_calling_the_model(loss: Any, expected: list[str], single: tfdist.Strategy) -> None:
+def test_losses_are_labelled_without_calling_the_model(loss: Any, expected: list[str]) -> None:
     """As on a mesh, or for the stages of a pipeline."""
     model = network(loss, [])
     model.evaluate(X, Y, verbose=0)
-    assert coupled_rows(single, model, (X, Y), micro_steps=2, may_be_called=False) == CoupledRows(
-        expected, outputs=False
-    )
+    found = dependence(model, X, Y, micro_steps=2, may_be_called=False)
+    assert (names(found.losses), found.outputs) == (expected, "")
 
 
 class Measuring(keras.layers.Layer):
@@ -158,33 +154,8 @@ def test_metrics_that_layers_update(value: Any, expected: dict[str, str], mirror
         model = network("mse", [lambda: Measuring(value)])
     kept = model.layers[1].kept.variables
     mirrored2.run(lambda: [variable.assign(2.0) for variable in kept])
-    found = coupled_rows(mirrored2, model, (X, Y), micro_steps=1, may_be_called=True)
-    assert found == CoupledRows([], outputs=False, metrics=expected)
+    assert dependence(model, X, Y, replicas=2) == RowDependence(metrics=expected)
     assert [float(copy) for variable in kept for copy in mirrored2.local(variable.value)] == [2.0] * 4
-
-
-@pytest.mark.parametrize("left", [1e7, np.nan], ids=["large", "NaN"])
-def test_metrics_of_layers_are_compared_from_zero(left: float, mirrored2: tfdist.Strategy) -> None:
-    for value, expected in ((ops.mean, {}), (ops.sum, {"measuring_kept": "rows"})):
-        with mirrored2.scope():
-            model = network("mse", [functools.partial(Measuring, value)])
-        kept = model.layers[1].kept.variables
-        mirrored2.run(lambda kept=kept: [variable.assign(left) for variable in kept])
-        assert coupled_rows(mirrored2, model, (X, Y), micro_steps=1, may_be_called=True).metrics == expected
-
-
-def test_metrics_of_layers_of_low_precision_have_its_rounding_errors(mirrored2: tfdist.Strategy) -> None:
-    keras.utils.set_random_seed(0)
-    x = np.random.default_rng(1).normal(size=(32, 8, 16)).astype("float32")
-    with mirrored2.scope():
-        measuring = Measuring(lambda rows: ops.mean(ops.square(rows)))
-        measuring.dtype_policy = "mixed_bfloat16"
-        dense, last = keras.layers.Dense(64, dtype="mixed_bfloat16"), keras.layers.Dense(1, dtype="float32")
-        model = keras.Sequential([keras.Input([16]), dense, measuring, last])
-        model.compile("sgd", "mse")
-    for batch in x:
-        found = coupled_rows(mirrored2, model, (batch, batch[:, :1]), micro_steps=1, may_be_called=True)
-        assert found == CoupledRows([], outputs=False)
 
 
 class Watching(keras.layers.Layer):
@@ -200,31 +171,39 @@ class Watching(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("kind", [Peak, Moving, Count])
-def test_metrics_of_layers_must_add_up_over_batches(
-    kind: type[keras.Metric], single: tfdist.Strategy, mirrored2: tfdist.Strategy
-) -> None:
+def test_metrics_of_layers_must_add_up_over_batches(kind: type[keras.Metric]) -> None:
     expected = {} if kind is Count else {f"watching_{kind.__name__.lower()}": "batches"}
-    for strategy in (single, mirrored2):
-        with strategy.scope():
-            model = network("mse", [lambda: Watching(kind())])
-        assert coupled_rows(strategy, model, (X, Y), micro_steps=1, may_be_called=True).metrics == expected
+    model = network("mse", [lambda: Watching(kind())])
+    for replicas in (1, 2):
+        assert dependence(model, X, Y, replicas=replicas).metrics == expected
 
 
-def test_one_row_shows_nothing(single: tfdist.Strategy) -> None:
-    model = network(root, [])
-    model.evaluate(X, Y, verbose=0)
-    assert coupled_rows(single, model, (X[:1], Y[:1]), micro_steps=2, may_be_called=True) == CoupledRows(
-        [], outputs=False
-    )
-
-
-def test_losses_of_several_outputs_are_told_apart(single: tfdist.Strategy) -> None:
+def test_losses_of_several_outputs_are_told_apart() -> None:
     inputs = keras.Input([4])
     model = keras.Model(inputs, {name: keras.layers.Dense(4, name=name)(inputs) for name in ("a", "b", "c")})
     model.compile("sgd", {"a": root, "b": mean, "c": root})
     targets = {"a": Y, "b": Y, "c": Y}
     model.evaluate(X, targets, verbose=0)
-    assert coupled_rows(single, model, (X, targets), micro_steps=2, may_be_called=True).losses == ["root", "root"]
+    assert names(dependence(model, X, targets, micro_steps=2).losses) == ["root", "root"]
+
+
+class OfKnownRows(keras.Loss):
+    """Takes a number of rows that is known when it is traced, once it is built."""
+
+    is_built = False
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        if self.is_built and y_pred.shape[0] is None:
+            raise ValueError("The number of rows is unknown")
+        return per_row(y_true, y_pred)
+
+
+def test_what_cannot_be_traced_for_any_number_of_rows_is_said() -> None:
+    loss = OfKnownRows()
+    model = network(loss, [])
+    model.evaluate(X, Y, verbose=0)
+    loss.is_built = True
+    assert dependence(model, X, Y, replicas=2).error == "ValueError: The number of rows is unknown"
 
 
 def fit(strategy: tfdist.Strategy, loss: Any, **options: Any) -> Any:
@@ -237,7 +216,10 @@ def test_a_trainer_refuses_it_on_several_replicas_and_with_micro_steps(
     single: tfdist.Strategy, mirrored2: tfdist.Strategy
 ) -> None:
     fit(mirrored2, mean)
-    with pytest.raises(InputError, match="Received: root, which is computed from all rows together, with 2"):
+    with pytest.raises(
+        InputError,
+        match=r"Received: root \(by Sqrt in .*user_metrics.py:.*\), which is computed from all rows together, with 2",
+    ):
         fit(mirrored2, root)
     fit(single, root)
     with pytest.raises(InputError, match="with 1 replica and 2 micro-steps"):

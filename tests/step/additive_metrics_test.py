@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfdist
+from tests.step.row_dependence import dependence
 from tests.step.user_metrics import (
     Count,
     Gathered,
@@ -28,9 +28,7 @@ from tests.step.user_metrics import (
     where_positive,
     where_second_is_positive,
 )
-from tfdist import keras_internals
 from tfdist.errors import InputError
-from tfdist.step.coupled_metrics import coupled_metrics
 from tfdist.trainer import evaluation
 
 ops = keras.ops
@@ -69,45 +67,37 @@ def network(**metrics: Any) -> keras.Model:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_does_not_add_up_is_found(case: str, single: tfdist.Strategy, mirrored2: tfdist.Strategy) -> None:
+def test_what_does_not_add_up_is_found(case: str) -> None:
     make, expected = CASES[case]
     model = network(metrics=[make()])
     model.evaluate(X, Y, verbose=0)  # builds the metrics
-    before = values_of(model)
-    given = (model, (tf.constant(Y),), model(X))
     with_gathering = {name: found for name, found in expected.items() if name != "gathered_root"}
-    assert coupled_metrics(mirrored2, *given, replicas=2, micro_steps=1) == with_gathering
-    assert coupled_metrics(single, *given, replicas=1, micro_steps=2) == expected
-    assert coupled_metrics(None, *given, replicas=1, micro_steps=2) == expected
+    assert dependence(model, X, Y, replicas=2).metrics == with_gathering
+    assert dependence(model, X, Y, micro_steps=2).metrics == expected
+    assert dependence(model, X, Y, micro_steps=2, may_be_called=False).metrics == expected
     of_batches = {name: found for name, found in expected.items() if found == "batches"}
-    assert coupled_metrics(single, *given, replicas=1, micro_steps=1) == of_batches
-    for values, kept in zip(values_of(model), before, strict=True):
-        np.testing.assert_array_equal(values, kept)
+    assert dependence(model, X, Y).metrics == of_batches
 
 
-def values_of(model: keras.Model) -> list[np.ndarray]:
-    return [np.asarray(variable) for metric in model.metrics for variable in metric.variables]
-
-
-def test_metrics_that_communicate_are_summed_over_replicas(mirrored2: tfdist.Strategy) -> None:
-    for metrics, expected in (
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
         ([gathered_root, root], {"root": "rows"}),
         ([Gathered(is_shared=True)], {}),
         ([Gathered(is_shared=False)], {"gathered": "rows"}),
-    ):
-        with mirrored2.scope():
-            model = network(metrics=metrics)
-            model.build([None, 4])
-        keras_internals.build(model, (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 4])))
-        assert coupled_metrics(mirrored2, model, (tf.constant(Y),), model(X), 2, 1) == expected
+    ],
+)
+def test_metrics_that_communicate_are_summed_over_replicas(metrics: list[Any], expected: dict[str, str]) -> None:
+    model = network(metrics=metrics)
+    model.evaluate(X, Y, verbose=0)
+    assert dependence(model, X, Y, replicas=2).metrics == expected
 
 
-def test_weights_are_passed_on(single: tfdist.Strategy) -> None:
+def test_weights_are_passed_on() -> None:
     model = network(weighted_metrics=[Count(), Heaviest()])
     weights = np.arange(16, dtype="float32")
     model.evaluate(X, Y, sample_weight=weights, verbose=0)
-    found = coupled_metrics(single, model, (tf.constant(Y), tf.constant(weights)), model(X), 1, 2)
-    assert found == {"heaviest": "rows"}
+    assert dependence(model, X, Y, weights, micro_steps=2).metrics == {"heaviest": "rows"}
 
 
 def fit(strategy: tfdist.Strategy, metric: Any, **options: Any) -> list[float]:

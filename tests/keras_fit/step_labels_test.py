@@ -114,11 +114,6 @@ def test_what_needs_all_rows_is_computed_by_each_replica(
     assert "tfdist.gather_rows" in warning
 
 
-def test_no_row_is_sent_if_the_check_is_switched_off(mirrored2: tfdist.Strategy) -> None:
-    model = tfdist.distribute(OF_ALL_ROWS["a variance over the batch"](), mirrored2, check_first_batch=False)
-    assert len(fitted(model)["loss"]) == 2
-
-
 class PairsInABatch(keras.metrics.Metric):
     """Counts pairs of rows with similar predictions."""
 
@@ -142,7 +137,7 @@ def test_a_metric_that_compares_rows_counts_them_once(as_one_device: Compare, ca
         return model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X[:9], Y[:9]), verbose=0).history
 
     as_one_device(make, use)
-    assert any('the metric "pairs"' in message for message in caplog.messages)
+    assert any("pairs/total" in message for message in caplog.messages)
 
 
 def test_predictions_of_rows_that_depend_on_others(as_one_device: Compare) -> None:
@@ -210,11 +205,10 @@ def test_synchronized_batch_normalization_in_a_step_of_one_s_own_with_uneven_row
         return model.fit(X[:21], Y[:21], batch_size=8, epochs=2, verbose=0).history
 
     make = contrastive(lambda outputs: tf.stop_gradient(outputs[:1]), of_own_rows=True)
-    options = {"batch_norm": "synchronized", "check_first_batch": False}
 
     def with_a_mean() -> keras.Model:
         model = make()
         type(model).train_step = stepping(lambda y, x: tf.reduce_mean((y - x) ** 2))().__class__.train_step
         return model
 
-    as_one_device(with_a_mean, use, **options)
+    as_one_device(with_a_mean, use, batch_norm="synchronized")

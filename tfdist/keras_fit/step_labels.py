@@ -1,0 +1,231 @@
+"""How the values that replicas compute in a model's step are combined: derived from the operations of the step.
+
+A replica computes with its own rows only. Whether a custom step takes their mean for the loss, or their sum, or something
+that needs all rows at once (pairs in a batch, a mean over weights) is read from the traced step; see
+`tfdist.row_semantics`. What needs all rows is computed from all of them, by each replica.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import using
+from tfdist.collectives.differentiable import losses_weighted
+from tfdist.data.batches import count_rows
+from tfdist.errors.engine_errors import described
+from tfdist.keras_fit.one_device import Apply, Replica, running
+from tfdist.keras_fit.step_outputs import ReduceOp, flat
+from tfdist.row_semantics import keras_parts
+from tfdist.row_semantics.explanation import explained
+from tfdist.row_semantics.labels import Label, Replicated, ReplicatedPlusSum, Rows, is_zero, sum_power
+from tfdist.row_semantics.sizes import COUNT
+from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of
+from tfdist.step.loss import floating
+from tfdist.step.metrics import KerasMetrics
+
+_log = logging.getLogger(__name__)
+_OPS: dict[int, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a sum
+
+
+class ReduceOps(NamedTuple):
+    """How the replicas' values are combined into the value of the whole batch.
+
+    Attributes:
+      gradients: for each call of an optimizer's `apply` in a step, in order.
+      logs: by name, for numbers that a step returns; missing ones are means.
+      statistics: variables that a step assigns from its rows, which are means over replicas after each step: a later step
+        may compute with them.
+      needs_all_rows: why neither means nor sums are right, so that each replica must compute the whole batch; empty if
+        they are.
+    """
+
+    gradients: Sequence[ReduceOp] = ()
+    logs: Mapping[str, ReduceOp] = {}
+    statistics: Sequence[keras.Variable] = ()
+    needs_all_rows: str = ""
+
+    @property
+    def of_gradients(self) -> ReduceOp:
+        """How gradients of a step are combined; "mean" if its applications differ."""
+        return "sum" if self.gradients and set(self.gradients) == {"sum"} else "mean"
+
+    @property
+    def are_means(self) -> bool:
+        """Whether each value of the whole batch is a mean over rows."""
+        return not self.needs_all_rows and {*self.gradients, *self.logs.values()} <= {"mean"}
+
+
+class _NeedsAllRowsError(Exception):
+    """A value of the whole batch cannot be combined from the replicas' values; the message says which and why."""
+
+
+def state_of_rows(model: keras.Model) -> str:
+    """Describes the state that a model keeps for each row of a batch, which replicas cannot split; empty for none."""
+    stateful = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "stateful", False)]
+    return f"{stateful[0].name} is stateful: it has a state for each row of a batch" if stateful else ""
+
+
+def reduce_ops(
+    model: keras.Model, step: Callable[[Any], Any], spec: Any, results_of_metrics: Collection[str] | None
+) -> ReduceOps:
+    """Returns how the values of a step are combined.
+
+    Args:
+      model: compiled and built model.
+      step: its `train_step` or `test_step`.
+      spec: structure of `tf.TensorSpec` of a batch.
+      results_of_metrics: names of the returned values that are results of metrics; None if all are.
+    """
+    step_labels = _StepLabels(model, step, spec, results_of_metrics)
+    try:
+        return step_labels.reduce_ops("mean")
+    except _NeedsAllRowsError as error:
+        if step_labels.communicates:  # in which gradients of sums have other weights
+            with contextlib.suppress(_NeedsAllRowsError):
+                return step_labels.reduce_ops("sum")
+        return ReduceOps(needs_all_rows=str(error))
+
+
+def not_of_rows(model: keras.Model, function: Callable[[Any], Any], spec: Any) -> str:
+    """Returns why the outputs for rows depend on other rows; empty if they do not.
+
+    Args:
+      model: built model.
+      function: function of a batch that returns outputs [rows, ...].
+      spec: structure of `tf.TensorSpec` of a batch.
+    """
+
+    def called(batch: Any, size: tf.Tensor) -> Any:
+        with _in_replica(model, LabelledCollectives(None), count_rows(batch), size):
+            return function(batch)
+
+    try:
+        labels = labels_of(called, spec, [], model.non_trainable_variables)
+    except FAILURES as error:
+        return described(error)
+    found = (label for label in tf.nest.flatten(labels.results) if label is not None)
+    return next((_named("an output", label) for label in found if label != Rows(0, COUNT)), "")
+
+
+class _StepLabels:
+    """The labels of a model's step."""
+
+    def __init__(
+        self, model: keras.Model, step: Callable[[Any], Any], spec: Any, results_of_metrics: Collection[str] | None
+    ):
+        self._model, self._step, self._spec, self._results_of_metrics = model, step, spec, results_of_metrics
+        self._metrics = KerasMetrics(model).variables
+        self._weights = list(model.trainable_variables)
+        self._state = list(model.non_trainable_variables)
+        self.communicates = False
+        self._applications: list[list[str]] = []
+
+    def reduce_ops(self, op: ReduceOp) -> ReduceOps:
+        """Returns how values are combined, if losses are means or sums over rows."""
+        variables = [*self._metrics, *self._weights, *self._state]
+        state = variables_of_state(self._metrics, self._state)
+        try:
+            labels = labels_of(
+                lambda batch, size: self._called(batch, size, op),
+                self._spec,
+                variables,
+                state,
+            )
+        except FAILURES as error:
+            raise _NeedsAllRowsError(described(error)) from None
+        gradients, logs = labels.results
+        ops = [self._of_gradients(paths, each) for paths, each in zip(self._applications, gradients, strict=True)]
+        if self.communicates and set(ops) - {op}:
+            raise _NeedsAllRowsError("gradients are sums over rows and means, in layers that communicate")
+        of_logs = {key: _of(label, f'"{key}", which it returns,') for key, label in logs.items()}
+        return ReduceOps(ops, of_logs, self._statistics(labels))
+
+    def _called(self, batch: Any, size: tf.Tensor, op: ReduceOp) -> tuple[Any, dict[str, tf.Tensor]]:
+        gradients: list[list[tf.Tensor]] = []
+        self._applications = []
+
+        def apply(
+            original: Any, optimizer: keras.Optimizer, given: Sequence[Any], variables: Sequence[keras.Variable]
+        ) -> None:
+            pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(given, variables, strict=True) if g is not None]
+            gradients.append([gradient for gradient, _ in pairs])
+            self._applications.append([variable.path for _, variable in pairs])
+
+        rows = count_rows(batch)
+        weight = floating(rows) / floating(size) if op == "mean" else None
+        collectives = LabelledCollectives(weight)
+        with _in_replica(self._model, collectives, rows, size, apply), losses_weighted(weight):
+            returned = flat(self._step(batch) or {})
+        self.communicates = collectives.was_called
+        logs = {
+            key: tf.convert_to_tensor(value)
+            for key, value in returned.items()
+            if not self._is_of_metric(key) and tf.convert_to_tensor(value).shape.is_fully_defined()
+        }
+        return gradients, logs
+
+    def _is_of_metric(self, key: str) -> bool:
+        return self._results_of_metrics is None or key in self._results_of_metrics
+
+    def _of_gradients(self, paths: Sequence[str], labels: Sequence[Label]) -> ReduceOp:
+        """Returns how the gradients of one application are combined."""
+        ops = {
+            _of(label, f"the gradient of {path}")
+            for path, label in zip(paths, labels, strict=True)
+            if not is_zero(label)
+        }
+        if len(ops) > 1:
+            raise _NeedsAllRowsError("some gradients of an optimizer are sums over rows and some means")
+        return ops.pop() if ops else "mean"
+
+    def _statistics(self, labels: Labels) -> list[keras.Variable]:
+        """Returns the variables that a step assigns means over rows; what else it assigns must be the same everywhere."""
+        documented = {id(variable) for layer in keras_parts.normalizations(self._model) for variable in layer.variables}
+        of_variables = zip([*self._metrics, *self._weights, *self._state], labels.variables, strict=True)
+        metrics = {id(variable) for variable in self._metrics}
+        statistics = []
+        for variable, label in of_variables:
+            if label is None or id(variable) in documented:
+                continue
+            if id(variable) in metrics:
+                if not (isinstance(label, ReplicatedPlusSum) and label.power == 0):
+                    raise _NeedsAllRowsError(_named(f"the metric variable {variable.path}", label))
+            elif label not in (Replicated(0), Replicated(None)):
+                is_mean = tf.as_dtype(variable.dtype).is_floating and sum_power(label) == -1
+                if not is_mean or variable.trainable:
+                    raise _NeedsAllRowsError(_named(f"{variable.path}, which it assigns,", label))
+                statistics.append(variable)
+        for label in labels.others:
+            if label not in (Replicated(0), Replicated(None)):
+                raise _NeedsAllRowsError(_named("a tf.Variable that it assigns", label))
+        return statistics
+
+
+@contextlib.contextmanager
+def _in_replica(
+    model: keras.Model, collectives: LabelledCollectives, rows: tf.Tensor, size: tf.Tensor, apply: Apply | None = None
+) -> Iterator[None]:
+    replica = Replica(collectives, rows, size, apply, scales_losses=False)
+    with using(collectives), running(replica), keras_internals.functions_inlined(), keras_parts.declared(model):
+        yield
+
+
+def variables_of_state(*groups: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """Returns the variables of groups, each once."""
+    return list({id(variable): variable for group in groups for variable in group}.values())
+
+
+def _of(label: Label, what: str) -> ReduceOp:
+    power = -1 if is_zero(label) else sum_power(label)
+    if power not in _OPS:
+        raise _NeedsAllRowsError(_named(what, label))
+    return _OPS[power]
+
+
+def _named(what: str, label: Label) -> str:
+    return f"{what} is {explained(label)}"

@@ -1,0 +1,207 @@
+"""Traces code of one replica with symbolic rows, and labels what it computes and assigns."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import OneReplica, Op
+from tfdist.row_semantics.declarations import all_rows_of, declare, summed
+from tfdist.row_semantics.interpreter import Interpreter
+from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, Label, ReplicatedPlusSum, Rows
+from tfdist.row_semantics.sizes import COUNT
+from tfdist.row_semantics.values import Value
+
+# What code raises that cannot be traced with an unknown number of rows.
+FAILURES = (tf.errors.OpError, ValueError, TypeError, AttributeError)
+
+
+class LabelledCollectives(OneReplica):
+    """Collectives of a replica that is traced to be labelled: they communicate nothing, and declare what they return."""
+
+    def __init__(self, weight: tf.Tensor | None, *, communicates: bool = True):
+        """Initializes the collectives.
+
+        Args:
+          weight: scalar, by which the replica's loss is weighted after differentiation; None for 1.
+          communicates: whether what is called a replica here is one; a micro-step of one has no collectives.
+        """
+        self._weight, self._communicates = weight, communicates
+        self.was_called = False
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        self.was_called = True
+        if not self._communicates:
+            return list(tensors)
+        return [summed(tensor) if op == "sum" else _unknown(tensor) for tensor in tensors]
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        self.was_called = True
+        if not self._communicates:
+            return list(tensors)
+        return [all_rows_of(tensor, name, self._weight) for tensor in tensors]
+
+    def all_rows_of(self, rows: tf.Tensor, name: str) -> tf.Tensor:
+        """See base class."""
+        [whole] = self.all_gather([rows], name=name)
+        return whole
+
+
+def _unknown(tensor: tf.Tensor) -> tf.Tensor:
+    return declare(tensor, lambda value: Value(REPLICATED if value.is_replicated else ALL_ROWS, value.dims), [tensor])
+
+
+class _Scope(keras.StatelessScope):
+    """Holds the values of variables; those that are differentiated keep theirs, since a tape knows them by their resources.
+
+    What is assigned to them must be replicated, and so is the value that is read instead.
+    """
+
+    def __init__(self, held: Sequence[tuple[keras.Variable, tf.Tensor]]):
+        super().__init__(held, collect_losses=True)
+        self._held = {id(variable) for variable, _ in held}
+        self._assigned: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """See base class."""
+        if id(update[0]) in self._held:
+            super().add_update(update)
+        else:
+            self._assigned[id(update[0])] = update[1]
+
+    def value_of(self, variable: keras.Variable) -> Any:
+        """Returns the last value of a variable; None if it has not been assigned."""
+        return self._assigned.get(id(variable), self.get_current_value(variable))
+
+
+class Labels(NamedTuple):
+    """The labels of one call of a function.
+
+    Attributes:
+      results: structure like what the function returned; None for what is no tensor.
+      variables: for each variable, the label of its value afterwards; None if it has not been assigned. A
+        `ReplicatedPlusSum` is a sum that was added to the variable's own value.
+      are_increments: for each variable, whether it has been assigned its own value plus something independent of it, if
+        it has been assigned.
+      are_used: for each variable, whether results are computed from its value before.
+      others: labels of the values that were assigned to TensorFlow's variables.
+      without_rule: types of operations without a rule.
+    """
+
+    results: Any
+    variables: list[Label | None]
+    are_increments: list[bool]
+    are_used: list[bool]
+    others: list[Label]
+    without_rule: set[str]
+
+
+def labels_of(
+    function: Callable[..., Any], batch: Any, variables: Sequence[keras.Variable], state: Sequence[keras.Variable]
+) -> Labels:
+    """Traces a function of a batch, without executing anything, and labels its results.
+
+    Args:
+      function: called with the batch and the size of the global batch, a scalar int32.
+      batch: structure of `tf.TensorSpec` [rows, ...], with None for what is left out; the number of rows is ignored.
+      variables: variables that the function may assign.
+      state: those of them that are not differentiated.
+    """
+    with keras_internals.symbolic_graph("row_labels") as graph:
+        rows = tf.nest.map_structure(lambda spec: None if spec is None else _placeholder(spec), batch)
+        size = tf.compat.v1.placeholder(tf.int32, [])
+        held = [(variable, tf.compat.v1.placeholder(variable.dtype, variable.shape)) for variable in state]
+        with _Scope(held) as scope:
+            results = function(rows, size)
+            values = [scope.value_of(variable) for variable in variables]
+    inputs = {size.ref(): Value(REPLICATED)}
+    for leaf in tf.nest.flatten(rows):
+        inputs |= _of_rows(leaf)
+    inputs |= {placeholder.ref(): Value(REPLICATED, variable=id(variable)) for variable, placeholder in held}
+    for outside, inside in graph.captures:
+        inputs[inside.ref()] = Value(REPLICATED, variable=id(outside) if inside.dtype == tf.resource else None)
+    interpreter = Interpreter()
+    known = interpreter.values(graph, inputs)
+    unchanged = {id(variable): placeholder for variable, placeholder in held}
+
+    def assigned(variable: keras.Variable, value: Any) -> Label | None:
+        return (
+            None if value is None or value is unchanged.get(id(variable)) else _assigned(variable, _known(known, value))
+        )
+
+    def is_increment(variable: keras.Variable, value: Any) -> bool:
+        before = unchanged.get(id(variable))
+        return value is None or value is before or (before is not None and _adds_to(value, before))
+
+    flat = [each for each in tf.nest.flatten(results) if isinstance(each, tf.Tensor)]
+    return Labels(
+        tf.nest.map_structure(lambda each: _known(known, each).label if isinstance(each, tf.Tensor) else None, results),
+        list(map(assigned, variables, values)),
+        list(map(is_increment, variables, values)),
+        [_depends(flat, unchanged.get(id(variable))) for variable in variables],
+        [value.label for value in interpreter.variables.values()],
+        interpreter.without_rule,
+    )
+
+
+def _adds_to(value: tf.Tensor, before: tf.Tensor) -> bool:
+    """Returns whether a value is an earlier one plus something that does not depend on it."""
+    if value is before:
+        return True
+    if value.op.type in ("Identity", "Cast", "TensorScatterAdd"):
+        return _adds_to(value.op.inputs[0], before) and not _depends(list(value.op.inputs)[1:], before)
+    if value.op.type not in ("AddV2", "Add", "Sub"):
+        return False
+    left, right = value.op.inputs
+    if _adds_to(left, before):
+        return not _depends([right], before)
+    return value.op.type != "Sub" and _adds_to(right, before) and not _depends([left], before)
+
+
+def _depends(tensors: Sequence[tf.Tensor], source: tf.Tensor | None) -> bool:
+    """Returns whether any of some tensors of a graph is computed from another one."""
+    if source is None:
+        return False
+    stack, seen = [tensor for tensor in tensors if tensor.graph is source.graph], set()
+    while stack:
+        tensor = stack.pop()
+        if tensor is source:
+            return True
+        if tensor.op.name not in seen:
+            seen.add(tensor.op.name)
+            stack.extend(tensor.op.inputs)
+    return False
+
+
+def _placeholder(spec: Any) -> Any:
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.compat.v1.ragged.placeholder(spec.dtype, spec.ragged_rank, spec.shape[spec.ragged_rank + 1 :])
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.compat.v1.sparse_placeholder(spec.dtype, [None, *spec.shape[1:]])
+    return tf.compat.v1.placeholder(spec.dtype, [None, *spec.shape[1:]] if spec.shape.rank else spec.shape)
+
+
+def _of_rows(leaf: Any) -> dict[Any, Value]:
+    """Returns what is known of a part of a batch; there are no rules for ragged and sparse tensors."""
+    if not isinstance(leaf, tf.Tensor):
+        return {
+            part.ref(): Value(ALL_ROWS) for part in tf.nest.flatten(leaf, expand_composites=True) if part is not None
+        }
+    rank = leaf.shape.rank
+    return {leaf.ref(): Value(Rows(0, COUNT), (COUNT, *[None] * (rank - 1))) if rank else Value(ALL_ROWS)}
+
+
+def _known(known: dict[Any, Value], tensor: tf.Tensor) -> Value:
+    """Returns what is known of a tensor; those of inner functions, which have been left, are unknown."""
+    return known.get(tensor.ref(), Value(ALL_ROWS))
+
+
+def _assigned(variable: keras.Variable, value: Value) -> Label:
+    label = value.label
+    if isinstance(label, ReplicatedPlusSum) and label.variable != id(variable):
+        return ALL_ROWS
+    return label

@@ -1,0 +1,181 @@
+"""What of a model depends on several rows of a batch together, derived from the operations of its code.
+
+Replicas compute their own rows, and micro-steps a part of them. That has the result of one device if losses are means over
+rows, outputs are those of single rows, and metrics add up; see `tfdist.row_semantics`.
+"""
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import using
+from tfdist.data.batches import count_rows
+from tfdist.errors.engine_errors import described
+from tfdist.pipelining.staged_model import StagedModel
+from tfdist.row_semantics import keras_parts
+from tfdist.row_semantics.explanation import explained
+from tfdist.row_semantics.labels import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power
+from tfdist.row_semantics.sizes import COUNT
+from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of
+from tfdist.step import loss
+from tfdist.step.loss import floating
+from tfdist.step.scalar_metrics import scalars_weighted
+
+Coupling = Literal["batches", "rows"]
+
+
+class RowDependence(NamedTuple):
+    """What depends on several rows of a batch together.
+
+    Attributes:
+      losses: losses that are not means over rows, with the reason.
+      outputs: why outputs for a row depend on other rows; empty if they do not.
+      state: variables that layers assign in training, of which the mean over replicas is not that of one device.
+      metrics: names of metrics that do not add up over batches, or not over rows.
+      error: why the code could not be traced for an unknown number of rows; empty if it could.
+    """
+
+    losses: Sequence[str] = ()
+    outputs: str = ""
+    state: Sequence[str] = ()
+    metrics: Mapping[str, Coupling] = types.MappingProxyType({})
+    error: str = ""
+
+
+def row_dependence(
+    model: keras.Model, spec: Any, *, is_divided: bool, may_be_called: bool, may_communicate: bool
+) -> RowDependence:
+    """Returns what depends on several rows together.
+
+    Args:
+      model: compiled and built model.
+      spec: structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec` [rows, ...].
+      is_divided: whether a batch is divided, over replicas or in micro-steps. Otherwise only metrics are checked.
+      may_be_called: whether replicas have the whole model, without layouts. Otherwise only compiled losses and metrics are
+        checked, and not what layers add, outputs and state.
+      may_communicate: whether code may gather the rows of all replicas.
+    """
+    traced = _Traced(model, may_be_called, may_communicate)
+    if not (is_divided or traced.own_metrics):
+        return RowDependence()
+    try:
+        return traced.dependence(spec, is_divided)
+    except FAILURES as error:  # for example, code for a certain number of rows
+        return RowDependence(error=described(error))
+
+
+class _Traced:
+    """The forward pass of a model, its losses and metrics, traced with symbolic rows."""
+
+    def __init__(self, model: keras.Model, may_be_called: bool, may_communicate: bool):
+        self._model, self._may_be_called, self._may_communicate = model, may_be_called, may_communicate
+        compiled = [(metric.name, metric) for metric in keras_internals.compiled_metrics(model)]
+        updated = keras_internals.metrics_updated_by_calls(model) if may_be_called else []
+        self._metrics = [*compiled, *updated]
+        own = {id(metric) for metric in keras_internals.own_compiled_metrics(model)}
+        own |= {id(metric) for _, metric in updated if keras_internals.is_own(metric)}
+        self.own_metrics = own
+
+    def dependence(self, spec: Any, is_divided: bool) -> RowDependence:
+        """See `row_dependence`."""
+        variables = [variable for _, metric in self._metrics for variable in metric.variables]
+        others = self._model.non_trainable_variables if self._may_be_called else []
+        state = list({id(variable): variable for variable in (*variables, *others)}.values())
+        outputs = () if self._may_be_called else self._specs_of_outputs()
+        labels = labels_of(self._evaluated, (tuple(spec), outputs), variables, state)
+        metrics = self._coupled_metrics(labels, is_divided)
+        if not is_divided:
+            return RowDependence(metrics=metrics)
+        of_outputs, of_losses, added = labels.results
+        dependent = [label for label in tf.nest.flatten(of_outputs) if label not in (None, Rows(0, COUNT))]
+        if dependent:  # and so is what is computed from them
+            return RowDependence(outputs=explained(dependent[0]))
+        state = self._coupled_state(spec) if self._may_be_called else []
+        return RowDependence(tuple(_not_means(of_losses, added)), state=tuple(state), metrics=metrics)
+
+    def _evaluated(self, batch: Any, size: tf.Tensor) -> Any:
+        ((x, y, *weights), outputs) = batch
+        model, rows = self._model, count_rows(batch)
+        share = floating(rows) / floating(size)
+        with using(self._collectives()), keras_internals.functions_inlined(), keras_parts.declared(model):
+            with scalars_weighted(share):
+                outputs = model(x, training=False) if self._may_be_called else outputs
+                added = keras_internals.losses_by_layer(model) if self._may_be_called else {}
+                weight = weights[0] if weights else None
+                terms = loss.terms(model, y, outputs, weight)
+                names = [flat.loss.name for flat in keras_internals.flat_losses(model)]
+                keras_internals.update_metrics(model, y, outputs, weight)
+        of_losses = {
+            f"{number}/{name}": [term.numerator, term.denominator]
+            for number, (name, term) in enumerate(zip(names, terms, strict=True))
+        }
+        return outputs, of_losses, added
+
+    def _collectives(self) -> LabelledCollectives:
+        return LabelledCollectives(None, communicates=self._may_communicate)
+
+    def _specs_of_outputs(self) -> Any:
+        whole = self._model.whole if isinstance(self._model, StagedModel) else self._model
+        specs = [tf.TensorSpec([None, *output.shape[1:]], output.dtype) for output in whole.outputs]
+        return specs if len(specs) > 1 else specs[0]
+
+    def _coupled_metrics(self, labels: Labels, is_divided: bool) -> dict[str, Coupling]:
+        found: dict[str, Coupling] = {}
+        of_variables = iter(zip(labels.variables, labels.are_increments, strict=True))
+        for name, metric in self._metrics:
+            each = [next(of_variables) for _ in metric.variables]
+            if id(metric) in self.own_metrics and not all(increases for _, increases in each):
+                found[name] = "batches"
+            elif is_divided and not all(_adds_up(label) for label, _ in each):
+                found[name] = "rows"
+        return found
+
+    def _coupled_state(self, spec: Any) -> list[str]:
+        """Returns the paths of state that replicas cannot average.
+
+        That is an integer that depends on the rows; a sum over them; and what is no mean, if later steps compute with it.
+        A variance, such as one of batch normalization, only describes a replica's own rows.
+        """
+        variables = keras_internals.own_state(self._model)
+        if not variables:
+            return []
+
+        def trained(batch: Any, size: tf.Tensor) -> Any:
+            with using(self._collectives()), keras_internals.functions_inlined(), keras_parts.declared(self._model):
+                return self._model(batch, training=True), self._model.losses
+
+        labels = labels_of(trained, spec[0], variables, self._model.non_trainable_variables)
+        found = zip(variables, labels.variables, labels.are_used, strict=True)
+        return [
+            f"{variable.path}, {explained(label)}"
+            for variable, label, is_used in found
+            if label not in (None, REPLICATED, ZEROS) and not _may_be_averaged(variable, label, is_used)
+        ]
+
+
+def _may_be_averaged(variable: keras.Variable, label: Label, is_used: bool) -> bool:
+    if not tf.as_dtype(variable.dtype).is_floating:
+        return False
+    is_sum = label == SUM or isinstance(label, ReplicatedPlusSum)
+    return sum_power(label) == -1 or not (is_used or is_sum)
+
+
+def _adds_up(label: Label | None) -> bool:
+    return label is None or (isinstance(label, ReplicatedPlusSum) and label.power == 0 and label.variable is not None)
+
+
+def _not_means(of_losses: Mapping[str, list[Label]], added: Mapping[str, list[Label]]) -> list[str]:
+    """Returns the losses that are not means over rows, with reasons: numerator and denominator must add up."""
+    checked = [(key.partition("/")[2], labels, 0) for key, labels in of_losses.items()]
+    checked += [(f"what {layer} adds", labels, -1) for layer, labels in added.items()]
+    found = []
+    for name, labels, power in checked:
+        wrong = [label for label in labels if sum_power(label) != power and label != ZEROS]
+        if wrong:
+            where = explained(wrong[0]).removeprefix("computed from all rows together, ")
+            found.append(f"{name} ({where})")
+    return found
