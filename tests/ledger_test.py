@@ -12,7 +12,7 @@ from tfdist import ledger
 from tfdist.cli.output import Output
 from tfdist.errors import InputError, WriteError
 from tfdist.reporting import LedgerFile, RunDirectory
-from tfdist.reporting.ledger_file import read_dropped, read_ledger
+from tfdist.reporting.ledger_file import read_ledger
 
 SIZE, BATCH = 10, 4
 OPEN: list[LedgerFile] = []
@@ -89,32 +89,6 @@ def test_json_of_a_run_that_is_not_proved(directory, said):
     assert code == 1 and not record["proved"]
     *problems, last = said(1).splitlines()
     assert record["problems"] == problems and f"{record['problem_count']} problems" in last
-
-
-def test_examples_that_late_ranks_left_out(directory, said, capsys):
-    first, late = start(directory, 0, 2)
-    rows = STREAM[: 5 * BATCH].reshape(5, 2, -1)
-    first.write(0, 5, rows[:, 0].ravel())
-    late.write(0, 3, rows[:3, 1].ravel())
-    late.write(3, 0, rows[3, 1, 1:])
-    late.write(3, 1, rows[3, 1, :1])
-    late.write(4, 1, rows[4, 1])
-    assert said(0) == (
-        "Proved: 5 steps, 1 start. Each of 10 examples was allocated exactly once in each of 2 epochs; 0 in the next one, none "
-        "twice. Late ranks left out 1 of them (--straggler=drop).\n"
-    )
-    assert in_json(directory)[1]["dropped_examples"] == 1
-    capsys.readouterr()
-    path = directory.ledger(0, 1)
-    assert [(step, list(numbers)) for step, numbers in read_dropped(path)] == [(3, list(rows[3, 1, 1:]))]
-    assert [len(numbers) for _, numbers in read_ledger(path)] == [2, 2, 2, 1, 2]
-
-
-def test_an_example_that_was_neither_used_nor_left_out(directory, said):
-    first, late = start(directory, 0, 2)
-    first.write(0, 1, STREAM[:2])
-    late.write(0, 1, STREAM[2:3])
-    assert "step 0: 3 examples, where a batch has 4" in said(1)
 
 
 def test_restarts_and_resizes(directory, said):

@@ -1,7 +1,7 @@
 """Prove from the records of a run that it used each example of each epoch exactly once, across restarts and resizes."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from tfdist.cli.output import TEXT, Output
 from tfdist.errors import ExitCode, InputError
 from tfdist.errors.counts import count_of
 from tfdist.reporting import RunDirectory
-from tfdist.reporting.ledger_file import read_dropped, read_ledger
+from tfdist.reporting.ledger_file import read_ledger
 from tfdist.storage import StoragePath, path_of, storage_of
 
 _NAMED_AT_MOST = 10
@@ -51,7 +51,6 @@ class Proof(NamedTuple):
       examples: number of examples per epoch.
       epochs: number of complete epochs.
       next_examples: number of examples that were used in the epoch that has not ended.
-      dropped: how many of all these examples late ranks left out of their step, with `--straggler=drop`.
       problems: what contradicts the proof.
     """
 
@@ -60,7 +59,6 @@ class Proof(NamedTuple):
     examples: int
     epochs: int
     next_examples: int
-    dropped: int
     problems: list[str]
 
 
@@ -73,12 +71,10 @@ def main(run: str, output: Output = TEXT) -> int:
     if proof.problems:
         output.line(f"Not proved: {len(proof.problems)} problems, of which {len(shown)} are above.")
     else:
-        verb = "allocated" if proof.dropped else "used"
-        left_out = f" Late ranks left out {proof.dropped} of them (--straggler=drop)." if proof.dropped else ""
         output.line(
             f"Proved: {proof.steps} steps, {count_of(proof.starts, 'start')}. Each of "
-            f"{proof.examples} examples was {verb} exactly once in each of {proof.epochs} epochs; {proof.next_examples} "
-            f"in the next one, none twice.{left_out}"
+            f"{proof.examples} examples was used exactly once in each of {proof.epochs} epochs; {proof.next_examples} "
+            "in the next one, none twice."
         )
     output.result(
         {
@@ -89,7 +85,6 @@ def main(run: str, output: Output = TEXT) -> int:
             "examples_per_epoch": proof.examples,
             "complete_epochs": proof.epochs,
             "examples_of_next_epoch": proof.next_examples,
-            "dropped_examples": proof.dropped,
             "problem_count": len(proof.problems),
             "problems": shown,
         }
@@ -109,11 +104,10 @@ def prove(directory: RunDirectory) -> Proof:
     steps, epochs = 0, 0
     wrong = _other_sizes(starts)
     used: list[np.ndarray] = []  # of the current epoch, concatenated at its end
-    count, dropped = 0, 0
-    for found, numbers, left_out in _stream(starts, _steps_done(directory)):
+    count = 0
+    for found, numbers in _stream(starts, _steps_done(directory)):
         wrong += found
         steps += 1
-        dropped += left_out
         used.append(numbers)
         count += len(numbers)
         while count >= size - before:
@@ -123,7 +117,7 @@ def prove(directory: RunDirectory) -> Proof:
             epoch, count, epochs, before = epoch + 1, len(used[0]), epochs + (not before), 0
     rest = np.concatenate([np.zeros([0], np.int64), *used])
     wrong += _problems(f"epoch {epoch}, which has not ended", rest, size, whole=False)
-    return Proof(steps, len(starts), size, epochs, len(rest), dropped, wrong)
+    return Proof(steps, len(starts), size, epochs, len(rest), wrong)
 
 
 def _starts(directory: RunDirectory) -> list[Start]:
@@ -208,30 +202,25 @@ def _earliest(later: list[int | None]) -> int | None:
     return min(known) if known else None
 
 
-def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndarray, int]]:
-    """Yields, for each step that counts, its errors, the examples in the order of use, and how many were left out."""
+def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Yields, for each step that counts, its errors and the examples in the order of use."""
     expected = starts[0].first
     for start in starts:
         if start.first > expected:
-            yield [f"steps {expected} to {start.first - 1}: not recorded"], np.zeros([0], np.int64), 0
+            yield [f"steps {expected} to {start.first - 1}: not recorded"], np.zeros([0], np.int64)
             expected = start.first
-        ranks = [_of_one_process(path, read_ledger) for path in start.files]
-        left_out = [_of_one_process(path, read_dropped) for path in start.files]
+        ranks = [_of_one_process(path) for path in start.files]
         last = max((step for steps in ranks for step in steps), default=-1)
         for step in range(expected, max(last + 1, done) if start.end is None else start.end):
             parts = [steps.get(step) for steps in ranks]
             missing = [rank for rank, part in enumerate(parts) if part is None]
-            dropped = [steps[step] for steps in left_out if step in steps]
-            allocated = [*(part for part in parts if part is not None), *dropped]
-            numbers = np.concatenate([*allocated, np.zeros([0], np.int64)])
-            yield _wrong_step(step, missing, len(numbers), start), numbers, sum(map(len, dropped))
+            numbers = np.concatenate([*(part for part in parts if part is not None), np.zeros([0], np.int64)])
+            yield _wrong_step(step, missing, len(numbers), start), numbers
             expected = step + 1
 
 
-def _of_one_process(
-    path: StoragePath, read: Callable[[StoragePath], Iterable[tuple[int, np.ndarray]]]
-) -> dict[int, Any]:
-    return dict(read(path)) if storage_of(path).exists(path) else {}
+def _of_one_process(path: StoragePath) -> dict[int, np.ndarray]:
+    return dict(read_ledger(path)) if storage_of(path).exists(path) else {}
 
 
 def _wrong_step(step: int, missing: list[int], count: int, start: Start) -> list[str]:

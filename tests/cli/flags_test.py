@@ -34,7 +34,7 @@ NAMES = """
     lr_scaling max_skipped_steps measure_every mesh_shape metrics micro_batches model momentum_correction optimizer output_dir
     overwrite pipeline_schedule precision
     profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds
-    stall_warning_seconds start_timeout_seconds steps steps_per_call straggler strategy sync token_file topology tpu
+    stall_warning_seconds start_timeout_seconds steps steps_per_call strategy sync token_file topology tpu
     warmup_start warmup_steps
 """.split()
 RUN_NAMES = """

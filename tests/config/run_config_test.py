@@ -209,7 +209,6 @@ ROWS = [
     ({"sync": "hierarchical_local_sgd"}, ONE, {"sync": "easgd"}, ONE),
     ({"compression_check_every": 5, **LOCAL}, TWO, {"sync": "every_step"}, TWO),
     ({"balance": "measured"}, ONE, {}, TWO),
-    ({"straggler": "drop", "accumulate_steps": 4}, ONE, {}, TWO),
     ({"compression_min_bytes": 0}, TWO, {"compression": "fp16"}, TWO),
     ({"compression_check_every": 5}, TWO, {"compression": "fp16"}, TWO),
     ({"measure_every": 50}, ONE, {}, TWO),

@@ -10,9 +10,6 @@ from tests.selection import quick
 from tfdist.collectives import Recording
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import accumulated
-from tfdist.gradients.accumulation import accumulated_until
-from tfdist.grammar.balance import Balance
-from tfdist.grammar.straggler import Straggler
 from tfdist.testing import parity
 
 CASES = [
@@ -78,46 +75,6 @@ def test_parts_are_as_equal_as_they_can_be():
     sizes.clear()
     compiled(tf.range(6.0))
     assert set(sizes) == {2}, "static where the parts are equal"
-
-
-@pytest.mark.parametrize(("limit", "computed"), [(0.0, 1), (1.0, 1), (1.5, 2), (2.5, 3), (9.0, 3), (np.inf, 3)])
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_no_micro_step_begins_after_the_limit(limit, computed, is_compiled):
-    """Each micro-step takes a second, as the number of rows so far says."""
-
-    def compute(rows):
-        return [{"rows": tf.size(rows)}, tf.reduce_sum(rows)]
-
-    def elapsed(sums):
-        return tf.cast(sums[0]["rows"], tf.float64) / 2
-
-    def run(rows, limit):
-        return accumulated_until(compute, rows, 3, elapsed, limit)
-
-    run = tf.function(run, autograph=False) if is_compiled else run
-    found = run(tf.range(6.0), tf.constant(limit, tf.float64))
-    assert int(found.micro_steps) == computed and int(found.planned) == 3
-    assert int(found.sums[0]["rows"]) == 2 * computed
-    assert float(found.sums[1]) == sum(range(2 * computed))
-    assert found.seconds.numpy().tolist() == [min(i, computed) for i in (1, 2, 3)]
-
-
-@pytest.mark.parametrize("rows", [0, 1, 2])
-def test_fewer_rows_than_micro_steps(rows):
-    now, limit = tf.zeros([], tf.float64), tf.ones([], tf.float64)
-    found = accumulated_until(tf.size, tf.range(float(rows)), 3, lambda sums: now, limit)
-    assert (int(found.sums), int(found.micro_steps)) == (rows, max(rows, 1))
-
-
-@pytest.mark.parametrize("case", quick(CASES, CASES[1]), ids=str)
-def test_a_step_that_may_drop_rows_and_drops_none(case, single, mirrored2, float64, monkeypatch):
-    """In one process, where users cannot have it, as the replicas would not be late alone."""
-    expected, late = parity.run_case(single, case), Straggler("drop", 1e9)
-    monkeypatch.setattr("tfdist.trainer.trainer.straggler_on", lambda *_: (late, Balance()))
-    outcome = parity.run_case(mirrored2, case, accumulate_steps=3)
-    for path, a in expected.variables.items():
-        assert np.max(np.abs(a - outcome.variables[path])) <= 1e-9 * max(1.0, np.max(np.abs(a))), path
-    assert outcome.losses == pytest.approx(expected.losses, rel=1e-9)
 
 
 def test_what_cannot_be_split_is_refused(single):

@@ -46,7 +46,6 @@ from tfdist.grammar.pipeline_schedule import (
 from tfdist.grammar.search import BatchSizeSearch, LearningRateSearch, parse_search, search_text
 from tfdist.grammar.spec import Spec
 from tfdist.grammar.spec_list import parse_specs
-from tfdist.grammar.straggler import Straggler, balanced, parse_straggler
 from tfdist.grammar.sync import EASGD, Adaptive, DiLoCo, EveryStep, FedAvg, LocalSGD, PostLocalSGD, SlowMo, parse_sync
 from tfdist.grammar.topology import parse_topology
 
@@ -93,15 +92,6 @@ WRITTEN = {
         ("csv:schedule.csv", FromCSV(file="schedule.csv")),
         ("csv:runs/my run/schedule (2).csv", FromCSV(file="runs/my run/schedule (2).csv")),
         ("csv:s3://bucket/schedule.csv", FromCSV(file="s3://bucket/schedule.csv")),
-    ],
-    parse_straggler: [
-        ("wait", Straggler()),
-        ("balance", Straggler("balance")),
-        ("drop(after=1.5)", Straggler("drop", 1.5)),
-        ("drop( after = 2 )", Straggler("drop", 2.0)),
-        ("drop(after=auto)", Straggler("drop")),
-        ("drop(after='auto')", Straggler("drop")),
-        ("drop", Straggler("drop")),
     ],
     parse_sync: [
         ("every_step", EveryStep()),
@@ -238,10 +228,6 @@ REFUSED = {
         ("a,b,a(x=1)", "a is given twice"),
         ("a,b(", "column 2"),
     ],
-    parse_straggler: [
-        *((f"drop(after={after})", "") for after in ("-1", "True", "None", "'1'", "(1,)", "often", "1e999")),
-        *((text, "") for text in ("", "late", "wait(after=1)", "balance()", "drop(after=1, until=2)", "drop(1)")),
-    ],
     parse_sync: [
         ("local", 'Did you mean "local_sgd"'),
         ("local_sgd(period=2.5)", "period must be a number of steps of at least 1, not 2.5"),
@@ -332,16 +318,10 @@ def test_other_texts_are_refused_in_one_line(parse, text, message):
 
 
 def test_what_is_measured():
-    """An algorithm without a table, and the seconds after which a replica drops micro-steps if none are given."""
+    """An algorithm without a table."""
     assert [parse_all_reduce(text).is_measured for text, _ in READ[parse_all_reduce]] == [
         text == "auto" for text, _ in READ[parse_all_reduce]
     ]
-    assert [parse_straggler(text).is_measured for text in ("drop", "drop(after=1)", "balance")] == [True, False, False]
-
-
-def test_balance_is_measured_balance():
-    assert balanced(Straggler("balance"), "equal") == "measured"
-    assert balanced(Straggler(), "weights(2,1)") == "weights(2,1)"
 
 
 TABLE = AlgorithmTable((Band(0, 65536, "tree"), Band(65537, 2**20, "engine"), Band(2**20 + 1, LARGEST, "hierarchical")))

@@ -96,7 +96,6 @@ def test_arguments_of_the_trainer():
         == """
         model optimizer loss metrics weighted_metrics loss_weights seed jit_compile accumulate_steps loss_scale
         max_skipped_steps clip ema compression compression_min_bytes bucket_bytes bucket_order sync balance
-        straggler
     """.split()
     )
     assert (

@@ -186,27 +186,6 @@ def test_training_loss(case, strategy, float64, request):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_summands_that_are_divided_at_the_end(case, mirrored4, float64):
-    """Few of them: means over rows have the same divisor, so that one backward pass is enough for most models."""
-    make, options, batch = CASES[case]
-    model = compiled(mirrored4, make, options, batch)
-
-    def summands(x, y, weight):
-        outputs = model(x, training=True)
-        found = loss.summands(model, loss.terms(model, y, outputs, weight), tf.shape(x)[0])
-        assert len(found.divided) + len(found.whole) <= (2 if "two sample" in case or "mask" in case else 1)
-        return found
-
-    of_replicas = on_replicas(mirrored4, batch, summands)
-    divided, divisors, whole, recorded = (
-        np.sum([getattr(part, name) for part in of_replicas], axis=0) for name in loss.Summands._fields
-    )
-    means = np.sum(divided / divisors)
-    found = means + np.sum(whole), means + np.sum(recorded[:1]) + np.sum(recorded[1:]) / ROWS
-    assert found == pytest.approx(keras_losses(model, batch), rel=1e-12)
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_evaluation_loss(case, mirrored4, float64):
     make, options, batch = CASES[case]
     model = compiled(mirrored4, make, options, batch)

@@ -88,7 +88,6 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
             ema=config.ema,
             sync=config.sync,
             balance=config.balance,
-            straggler=config.straggler,
             **_gradient_options(config),
         )
 

@@ -7,12 +7,10 @@ from typing import Any
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import declared, taking
 from tfdist.errors import InputError
-from tfdist.grammar.balance import EQUAL, MEASURED
 from tfdist.grammar.compression import OF_GRADIENTS, is_chosen, is_for_gradients
 from tfdist.grammar.decay import DECAYS, parse_decay
 from tfdist.grammar.search import LearningRateSearch
 from tfdist.grammar.spec import parse
-from tfdist.grammar.straggler import BALANCE, parse_straggler
 from tfdist.grammar.sync import parse_sync
 
 _WITHOUT_WARMUP = {name: kind.without_warmup for name, kind in DECAYS.items() if kind.without_warmup}
@@ -109,32 +107,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         ("sync", "balance"),
         lambda c: parse_sync(c.sync).trains_clients and c.balance != "equal",
         "Whole clients are allocated to replicas, by their examples: leave out --balance.",
-    ),
-    (
-        ("sync", "straggler"),
-        lambda c: parse_sync(c.sync).trains_clients and c.straggler == BALANCE,
-        "Whole clients are allocated to replicas, by their examples: leave out --straggler.",
-    ),
-    (
-        ("straggler", "sync"),
-        lambda c: parse_straggler(c.straggler).drops and parse_sync(c.sync).exchanges_weights,
-        "Replicas that train locally do not wait for each other in a step: leave out --straggler or use --sync=every_step.",
-    ),
-    (
-        ("straggler", "accumulate_steps"),
-        lambda c: parse_straggler(c.straggler).drops and c.accumulate_steps == 1,
-        "A late replica leaves out micro-steps, and needs several of them: add --accumulate_steps=4 or leave out --straggler.",
-    ),
-    (
-        ("straggler", "balance"),
-        lambda c: c.straggler == BALANCE and c.balance not in (EQUAL, MEASURED),
-        "Rows are allocated by measured speed or by given weights: leave out --straggler or --balance.",
-    ),
-    (
-        ("straggler", "balance"),
-        lambda c: parse_straggler(c.straggler).drops and c.balance == MEASURED,
-        "Speeds are measured over full steps, but late replicas drop micro-steps: use --balance=weights(...) or leave out "
-        "--straggler or --balance.",
     ),
     (
         ("sync", "augment"),

@@ -125,7 +125,6 @@ EFFECTS = (
         lambda c, job: job.replicas > 1 or c.balance != "measured",  # weights of other replicas are refused
         "one replica computes all rows. Leave it out, or use several replicas",
     ),
-    Effect("straggler", _sends, "one replica waits for no other. Leave it out, or use several replicas"),
     Effect("compression_min_bytes", _compresses, _NO_COMPRESSION),
     Effect("compression_check_every", _compresses, _NO_COMPRESSION),
     Effect(

@@ -19,7 +19,6 @@ from tfdist.grammar.monitor import parse_best, parse_early_stopping
 from tfdist.grammar.rules import parse_rules
 from tfdist.grammar.spec import nearest, parse
 from tfdist.grammar.spec_list import parse_specs
-from tfdist.grammar.straggler import parse_straggler
 from tfdist.grammar.sync import parse_sync
 from tfdist.sharding.layouts import rules_text, split_rules
 from tfdist.sharding.mesh import parse_mesh
@@ -173,11 +172,6 @@ def period_text(text: str) -> str:
 def balance_text(text: str) -> str:
     """Normalizes how rows are allocated to replicas."""
     return str(parse_balance(text))
-
-
-def straggler_text(text: str) -> str:
-    """Normalizes what is done about a replica that is late."""
-    return str(parse_straggler(text))
 
 
 def best_text(text: str) -> str:

@@ -18,7 +18,6 @@ from tfdist.errors import InputError
 from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS
 from tfdist.grammar.compression import is_chosen
 from tfdist.grammar.spec import nearest
-from tfdist.grammar.straggler import parse_straggler
 from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of
 from tfdist.sharding.process_grid import parse_grid
@@ -36,15 +35,6 @@ def _check_mesh(config: Any) -> None:
     parse_shard(config.shard, config.shard_axis or rules["batch"], config.shard_min_elements, mesh)
 
 
-def _check_leaves_no_step(config: Any) -> None:
-    straggler = getattr(config, "straggler", "")
-    if straggler and parse_straggler(straggler).drops:
-        raise InputError(
-            "Only replicas in processes of their own can leave a step early: use --strategy=multiworker or horovod, or leave "
-            f"out --straggler. Received: --straggler={straggler} --strategy={config.strategy}."
-        )
-
-
 def _check_pipeline(config: Any) -> None:
     check_mesh(config)
     compression = getattr(config, "compression", "none")
@@ -60,12 +50,6 @@ _EQUAL_ROWS = Refusal(
     "balance",
     "equal",
     "Every replica needs equally many rows on a mesh and on a TPU: leave out --balance or use another --strategy.",
-)
-_NO_STRAGGLERS = Refusal(
-    "straggler",
-    "wait",
-    "On a mesh and on a TPU, all devices run one program with equally many rows: leave out --straggler or use another "
-    "--strategy.",
 )
 
 _INSTALL = "python -m tfdist.install_horovod"
@@ -88,7 +72,6 @@ DECLARATIONS = (
         processes=Processes.ONE,
         options=("devices", *_OF_ALL_REDUCE),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
-        check=_check_leaves_no_step,
         with_one_device="Give --devices=N for N of them, or use --strategy=single.",
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
         smoke_tests=(SmokeTest(options={"devices": 2}),),
@@ -118,7 +101,6 @@ DECLARATIONS = (
                 "On a TPU, all replicas run one program and cannot have weights of their own: use --sync=every_step.",
             ),
             _EQUAL_ROWS,
-            _NO_STRAGGLERS,
             Refusal(
                 "all_reduce",
                 ENGINE,
@@ -160,7 +142,6 @@ DECLARATIONS = (
         ),
         refuses=(
             _EQUAL_ROWS,
-            _NO_STRAGGLERS,
             Refusal(
                 "compression",
                 "none",
@@ -214,7 +195,6 @@ DECLARATIONS = (
                 "A pipeline computes a step in micro-batches: use --micro_batches instead of --accumulate_steps.",
             ),
             Refusal("balance", "equal", "All micro-batches of a pipeline have equally many rows: leave out --balance."),
-            Refusal("straggler", "wait", "The stages of a pipeline wait for each other: leave out --straggler."),
             Refusal(
                 "all_reduce", ENGINE, "The stages of a pipeline use the engine's all-reduce: leave out --all_reduce."
             ),

@@ -8,6 +8,7 @@ from tfdist.config.data_set_names import DATA_SETS, OF_RUNS
 from tfdist.config.fields import (
     ANY_TEXT,
     CATALOG_NAME,
+    balance_text,
     best_text,
     chain_text,
     decay_text,
@@ -24,13 +25,11 @@ from tfdist.config.fields import (
 from tfdist.config.job_config import OWN, JobConfig
 from tfdist.config.strategy_registry import TrainerOptions
 from tfdist.config.topics import CHECKS, DURATION, GRADIENTS, MODEL, OUTPUT, TRAINING
-from tfdist.config.uneven_options import UnevenOptions
 from tfdist.errors import InputError
 from tfdist.grammar.decay import DECAYS
 from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH, parse_pipeline_schedule
 from tfdist.grammar.search import search_text
 from tfdist.grammar.spec import parse
-from tfdist.grammar.straggler import parse_straggler
 from tfdist.grammar.sync import SYNCS, parse_sync
 
 _DEFAULT_EPOCHS = 10
@@ -44,7 +43,7 @@ _WHOLE_RUN = (  # flags of a run with a directory, which compare and plan nothin
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
+class TrainConfig(TrainerOptions, JobConfig):
     """Configuration of a training run; `python -m tfdist.train --help` lists its fields."""
 
     model: str = flag_field(
@@ -107,6 +106,13 @@ class TrainConfig(TrainerOptions, UnevenOptions, JobConfig):
         "result) or replica (the batch size per replica; the global batch size and the learning rate scale with the "
         "number of replicas).",
         choices=("global", "replica"),
+    )
+    balance: str = flag_field(
+        "equal",
+        TRAINING,
+        "How rows are allocated to replicas: equal, measured (by speed) or weights(2,1,1). Affects time, not the result.",
+        check=balance_text,
+        training_only=True,
     )
     optimizer: str = flag_field(
         "adamw",
@@ -365,11 +371,6 @@ class VerifyConfig(TrainConfig):
             raise InputError(
                 "Replicas that train locally do not match one device, whatever the tolerance: leave out --sync. "
                 f"Received: {flag_text('sync', self.sync)}."
-            )
-        if parse_straggler(self.straggler).drops:
-            raise InputError(
-                "A step without the rows of late ranks does not match one device, whatever the tolerance: leave out "
-                f"--straggler. Received: {flag_text('straggler', self.straggler)}."
             )
         if isinstance(parse_pipeline_schedule(self.pipeline_schedule), WITHOUT_FLUSH):
             raise InputError(

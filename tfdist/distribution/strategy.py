@@ -213,24 +213,6 @@ class Strategy(abc.ABC):
             loss, rest = loss_fn(*batch)
         return tape.gradient(loss, [variable.value for variable in variables]), loss, rest
 
-    def gradients_of_each(
-        self, losses_fn: Callable[..., tuple[list[tf.Tensor], Any]], variables: Sequence[keras.Variable], *batch: Any
-    ) -> tuple[list[list[tf.Tensor | tf.IndexedSlices | None]], Any]:
-        """Runs one forward pass, and a backward pass for each of several losses, inside a replica function.
-
-        Args:
-          losses_fn: called with the replica's batch; returns the scalars to differentiate and anything else.
-          variables: variables with respect to which to differentiate.
-          *batch: arguments of `losses_fn`.
-
-        Returns:
-          This replica's gradients of each loss, as `gradients` returns them, and whatever else `losses_fn` returned.
-        """
-        with tf.GradientTape(persistent=True) as tape:
-            losses, rest = losses_fn(*batch)
-        values = [variable.value for variable in variables]
-        return [tape.gradient(loss, values) for loss in losses], rest
-
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:

@@ -96,19 +96,9 @@ class TensorFlowStrategy(HasCollectives):
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
         """See base class."""
-        self._watch_copies(variables)
-        return super().gradients(loss_fn, variables, *batch)
-
-    def gradients_of_each(
-        self, losses_fn: Callable[..., tuple[list[tf.Tensor], Any]], variables: Sequence[keras.Variable], *batch: Any
-    ) -> tuple[list[list[tf.Tensor | tf.IndexedSlices | None]], Any]:
-        """See base class."""
-        self._watch_copies(variables)
-        return super().gradients_of_each(losses_fn, variables, *batch)
-
-    def _watch_copies(self, variables: Sequence[keras.Variable]) -> None:
         for variable in variables:
             keras_internals.watch_copies(self.local(variable.value))
+        return super().gradients(loss_fn, variables, *batch)
 
     def own_copies(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
         """See base class."""

@@ -1,7 +1,7 @@
 """Gradient accumulation: a replica's rows are split into micro-steps, whose gradients are summed before reduction."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -57,61 +57,6 @@ def accumulated(
         maximum_iterations=micro_steps,
     )
     return gradients, loss
-
-
-class Accumulated(NamedTuple):
-    """The sums over the micro-steps that were computed.
-
-    Attributes:
-      sums: sums of what each micro-step has returned.
-      micro_steps: scalar int32; how many were computed, of the first rows of the batch.
-      planned: scalar int32; how many the batch has.
-      seconds: [micro-steps] float64; when each ended; those that were not computed have the last value.
-    """
-
-    sums: Any
-    micro_steps: tf.Tensor
-    planned: tf.Tensor
-    seconds: tf.Tensor
-
-
-def accumulated_until(
-    compute: Callable[[Any], Any],
-    batch: Any,
-    micro_steps: int,
-    elapsed: Callable[[Any], tf.Tensor],
-    limit: tf.Tensor,
-) -> Accumulated:
-    """Adds what consecutive micro-steps return, and begins no further micro-step after a limit of time.
-
-    The first micro-step is always computed. The graph contains it, and another one in a loop.
-
-    Args:
-      compute: returns a structure of tensors for the rows of a micro-step, such that sums are meaningful; must not
-        communicate.
-      batch: structure of tensors, whose first dim is this replica's rows.
-      micro_steps: number of micro-steps, at least 2; with fewer rows than that, one per row.
-      elapsed: returns the seconds so far, a scalar float64, once a structure of tensors has been computed.
-      limit: scalar float64; seconds after which no micro-step begins.
-    """
-    rows = tf.shape(tf.nest.flatten(batch)[0])[0]
-    planned = tf.maximum(tf.minimum(micro_steps, rows), 1)  # a batch without rows is one micro-step
-    part = _successive_rows(batch, micro_steps, rows, planned)
-    number = tf.range(micro_steps)
-
-    def body(done: tf.Tensor, sums: Any, seconds: tf.Tensor) -> tuple[Any, ...]:
-        sums = tf.nest.map_structure(tf.add, sums, compute(part(done)))
-        return done + 1, sums, tf.where(number < done, seconds, elapsed(sums))
-
-    first = compute(part(tf.constant(0)))
-    done, sums, seconds = tf.while_loop(
-        lambda done, sums, seconds: tf.logical_and(done < planned, seconds[-1] < limit),
-        body,
-        (tf.constant(1), first, tf.fill([micro_steps], elapsed(first))),
-        parallel_iterations=1,
-        maximum_iterations=micro_steps - 1,
-    )
-    return Accumulated(sums, done, planned, seconds)
 
 
 def _unrolled(

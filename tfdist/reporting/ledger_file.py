@@ -3,9 +3,6 @@
 A file is a sequence of calls of the compiled loop. Each has three numbers (first step, number of steps, number of
 examples), followed by the indices of the examples in the order of use. Every number is a little-endian int64. A crash
 may leave the last call incomplete.
-
-If a rank has dropped rows of a step (`--straggler=drop`), an entry before that of the step has the indices of these examples;
-its number of steps is 0.
 """
 
 from collections.abc import Iterator
@@ -51,7 +48,7 @@ class LedgerFile(NullLedger):
 
         Args:
           first_step: first step of the call.
-          steps: number of steps; 0 for examples that this process has left out of the first step, written before it.
+          steps: number of steps.
           numbers: [examples] integers, in the order of use, with the same number per step.
         """
         head = np.asarray([first_step, steps, len(numbers)], _NUMBER)
@@ -72,19 +69,6 @@ def read_ledger(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
     Raises:
       InputError: the file is not a ledger.
     """
-    for first, steps, numbers in _entries(path):
-        if steps:
-            yield from enumerate(numbers.reshape(steps, -1), first)
-
-
-def read_dropped(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
-    """Same as `read_ledger`, for the examples that were left out of steps; yields no step that used all of its examples."""
-    for step, steps, numbers in _entries(path):
-        if not steps:
-            yield step, numbers
-
-
-def _entries(path: AnyPath) -> Iterator[tuple[int, int, np.ndarray]]:
     with storage_of(path).open(path_of(path)) as file:
 
         def numbers(at: int, count: int) -> np.ndarray:
@@ -93,12 +77,12 @@ def _entries(path: AnyPath) -> Iterator[tuple[int, int, np.ndarray]]:
         at, size = 0, file.size // _NUMBER.itemsize
         while at + _HEAD <= size:
             first, steps, count = map(int, numbers(at, _HEAD))
-            if first < 0 or steps < 0 or count < 0 or count % max(steps, 1):
+            if first < 0 or steps < 1 or count < 0 or count % steps:
                 raise InputError(
                     f"A ledger file must contain calls of the loop. Received: {path}, which does not at entry {at}."
                 )
             end = at + _HEAD + count
             if end > size:
                 return
-            yield first, steps, numbers(at + _HEAD, count)
+            yield from enumerate(numbers(at + _HEAD, count).reshape(steps, count // steps), first)
             at = end

@@ -19,13 +19,9 @@ class StepTimer:
     Args:
       batch_size: number of examples in a global batch.
       clock: monotonic clock in seconds.
-
-    Attributes:
-      last_seconds: seconds of the last call.
     """
 
     def __init__(self, batch_size: int, clock: Callable[[], float] = perf_counter):
-        self.last_seconds = 0.0
         self._batch_size = batch_size
         self._clock = clock
         self._reset()
@@ -35,21 +31,18 @@ class StepTimer:
         """Measures a compiled call of `steps` steps; its result must be complete when the context exits."""
         began = self._clock()
         yield
-        self.last_seconds = self._clock() - began
-        self._seconds += self.last_seconds
+        self._seconds += self._clock() - began
         self._steps += steps
 
-    def inside(self, waited: float, busy: float, dropped: int = 0) -> None:
+    def inside(self, waited: float, busy: float) -> None:
         """Adds times that a call measured internally.
 
         Args:
           waited: seconds spent waiting for input.
           busy: seconds of computation until this process had its own gradients.
-          dropped: number of examples of its batches that no replica has used.
         """
         self._waited += waited
         self._busy += busy
-        self._dropped += dropped
 
     @property
     def own_seconds(self) -> float | None:
@@ -70,7 +63,7 @@ class StepTimer:
             return {}
         fields = {"step_seconds": self._seconds / self._steps, "data_wait_seconds": self._waited / self._steps}
         if self._seconds > 0:
-            fields["examples_per_second"] = (self._batch_size * self._steps - self._dropped) / self._seconds
+            fields["examples_per_second"] = self._batch_size * self._steps / self._seconds
         return fields
 
     def window(self) -> dict[str, float]:
@@ -80,7 +73,7 @@ class StepTimer:
         return fields
 
     def _reset(self) -> None:
-        self._steps, self._seconds, self._waited, self._busy, self._dropped = 0, 0.0, 0.0, 0.0, 0
+        self._steps, self._seconds, self._waited, self._busy = 0, 0.0, 0.0, 0.0
 
 
 def cost_of_slowest(own_seconds: Sequence[float | None], step_seconds: float) -> float | None:

@@ -37,8 +37,6 @@ class LoopResult(NamedTuple):
       skipped: [replicas] int32; number of steps that each replica has skipped while others have not; empty if replicas
         can only skip a step together.
       sizes: [steps done] int32, how many of `numbers` belong to each step; empty if all steps have equally many.
-      dropped: [steps done, 2, replicas] int32 and [steps done, local replicas, micro-steps] float64, see `Computed`; empty if
-        no step leaves out rows.
       stage_updates: [stages] int32, how often each stage of a pipeline was updated; empty if all are updated together.
       sums: the result of `drain`, if the call has drained the metrics.
     """
@@ -53,37 +51,22 @@ class LoopResult(NamedTuple):
     numbers: tf.Tensor
     skipped: tf.Tensor
     sizes: tf.Tensor
-    dropped: Sequence[tf.Tensor] = ()
     stage_updates: tf.Tensor | tuple[()] = ()
     sums: Sequence[tf.Tensor] = ()
 
-    def used(self, first_step: int, replica: int = 0) -> Iterator[tuple[int, int, np.ndarray]]:
+    def used(self, first_step: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yields (first step, number of steps, indices of their examples), such that steps have equally many.
-
-        Examples that were left out come before those of their step, with 0 as the number of steps.
 
         Args:
           first_step: first step of the call.
-          replica: the replica of this process, if replicas leave out rows.
         """
         numbers = self.numbers.numpy()
         sizes = self.sizes.numpy()
-        if self.dropped and len(numbers):
-            yield from self._used_and_dropped(first_step, self.dropped[0].numpy()[:, 0, replica])
-            return
         if not len(sizes):
             yield first_step, len(self.losses), numbers
             return
         for i, part in enumerate(np.split(numbers, np.cumsum(sizes)[:-1])):
             yield first_step + i, 1, part
-
-    def _used_and_dropped(self, first_step: int, dropped: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-        of_steps = self.numbers.numpy().reshape(len(dropped), -1)  # an allocation does not change within a call
-        for step, (numbers, count) in enumerate(zip(of_steps, dropped, strict=True), first_step):
-            used = len(numbers) - count
-            if count:
-                yield step, 0, numbers[used:]
-            yield step, 1, numbers[:used]
 
 
 class _StepResult(NamedTuple):
@@ -96,7 +79,6 @@ class _StepResult(NamedTuple):
     gradient_finite: tf.Tensor
     arrived: tf.Tensor
     busy: tf.Tensor
-    dropped: list[tf.Tensor]
 
 
 Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], LoopResult]
@@ -131,7 +113,6 @@ def compile_one_step(metrics: ModelMetrics, step: Step, strategy: HasCollectives
             numbers=numbers,
             skipped=tf.zeros([0], tf.int32),
             sizes=tf.zeros([0], tf.int32),
-            dropped=[part[None] for part in made.dropped],
             sums=drain(metrics, strategy),
         )
 
@@ -210,7 +191,6 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
                 numbers=so_far.numbers.write(done, numbers),
                 skipped=so_far.skipped,
                 sizes=so_far.sizes,
-                dropped=[array.write(done, part) for array, part in zip(so_far.dropped, made.dropped, strict=True)],
             )
 
         start = LoopResult(
@@ -224,7 +204,6 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
             numbers=tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
             skipped=tf.zeros([0], tf.int32),
             sizes=tf.zeros([0], tf.int32),
-            dropped=[tf.TensorArray(dtype, size=0, dynamic_size=True) for dtype in step.dropped_dtypes],
         )
         _, end = tf.while_loop(
             lambda done, so_far: tf.logical_and(done < steps, so_far.may_continue),
@@ -232,12 +211,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
             (tf.constant(0), start),
             parallel_iterations=1,
         )
-        return end._replace(
-            losses=end.losses.stack(),
-            counted=end.counted.stack(),
-            numbers=end.numbers.concat(),
-            dropped=[array.stack() for array in end.dropped],
-        )
+        return end._replace(losses=end.losses.stack(), counted=end.counted.stack(), numbers=end.numbers.concat())
 
     return loop
 
@@ -287,10 +261,6 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
             tf.concat(numbers[: len(made)], 0),
             tf.zeros([0], tf.int32),
             tf.zeros([0], tf.int32),
-            [
-                tf.stack([whole(each) for each in of_steps])
-                for of_steps in zip(*(each.dropped for each in made), strict=True)
-            ],
         )
 
     def whole(value: tf.Tensor) -> tf.Tensor:
@@ -343,9 +313,6 @@ def _one(
         gradient_finite=gradient_finite,
         arrived=strategy.local(computed.arrived)[0],
         busy=tf.stack(strategy.local(computed.busy)),
-        dropped=[
-            found(strategy.local(part)) for found, part in zip((_first, tf.stack), computed.dropped, strict=False)
-        ],
     )
 
 
@@ -366,10 +333,6 @@ def taken_apart(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]
     if not isinstance(element, IndexedBatch):
         return element, tf.zeros([0], tf.int64)
     return element.batch, tf.concat(strategy.local(element.numbers), 0)
-
-
-def _first(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    return values[0]
 
 
 def _first_local(strategy: HasCollectives, batch: Any) -> list[tf.Tensor]:

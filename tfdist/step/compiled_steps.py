@@ -26,7 +26,6 @@ from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.compression import Compression, SummedByEngine
 from tfdist.step.delayed_loop import compile_delayed_loop, compile_timed_steps
 from tfdist.step.delayed_step import DelayedStep
-from tfdist.step.dropping_step import DroppingStep
 from tfdist.step.local_loop import compile_local_loop
 from tfdist.step.local_step import LocalSGDStep
 from tfdist.step.metrics import ModelMetrics
@@ -142,8 +141,7 @@ class Steps:
 
     def _step(self, batch_size: int | None) -> Step:
         settings = replace(self._settings, batch_size=batch_size)
-        kind = DroppingStep if settings.straggler.drops else self._kind
-        return kind(self.model, self.strategy, self.reducer(), self._store, settings, self._metrics)
+        return self._kind(self.model, self.strategy, self.reducer(), self._store, settings, self._metrics)
 
     @property
     def _kind(self) -> type[Step]:

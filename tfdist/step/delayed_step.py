@@ -232,7 +232,7 @@ class DelayedStep(PipelinedStep):
         )
         nothing = tf.zeros([], tf.float64)
         clipped = self.settings.clip(whole, zero)  # by value: a norm is refused
-        computed = Computed(clipped, reduced.state, [], before, value, finite, squares, nothing, nothing, [])
+        computed = Computed(clipped, reduced.state, [], before, value, finite, squares, nothing, nothing)
         unused = self.unused()
 
         def update() -> tf.Tensor:

@@ -171,62 +171,6 @@ def recorded_loss(
     return training_loss(model, recorded, whole, rows, batch_size=batch_size), shares
 
 
-class Summands(NamedTuple):
-    """One replica's parts of the loss of some rows, before they are divided by what only all rows together determine.
-
-    Attributes:
-      divided: scalars to differentiate, one for each divisor; the first contains the penalties and all means over rows.
-      divisors: scalars float64; this replica's part of the divisor of each of `divided`.
-      whole: scalars to differentiate that are sums over rows and not divided; at most one.
-      recorded: what is recorded for `whole`: a sum, and a sum whose quotient by the number of rows is recorded; empty
-        without `whole`.
-    """
-
-    divided: list[tf.Tensor]
-    divisors: list[tf.Tensor]
-    whole: list[tf.Tensor]
-    recorded: list[tf.Tensor]
-
-
-def summands(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> Summands:
-    """Returns one replica's parts of the loss such that few have to be differentiated separately.
-
-    With the sums over all rows, the loss is the sum of `divided / divisors`, and of `whole`.
-
-    Args:
-      model: model that has just made its forward pass, so that its own losses are up to date.
-      parts: result of `terms`.
-      rows: scalar integer; the rows of the forward pass.
-
-    Raises:
-      InputError: the model has no loss.
-    """
-    count = floating(rows)
-    own = [tf.cast(tf.reduce_sum(loss), count.dtype) for loss in keras_internals.data_losses(model)]
-    means = [tf.math.multiply_no_nan(value, count) for value in own]
-    means += [tf.cast(tf.reduce_sum(loss), count.dtype) * count for loss in keras_internals.weight_losses(model)]
-    means += [floating(part.numerator) * (part.weight / part.per_row) for part in parts if part.per_row]
-    sums = [part for part in parts if part.per_row == 0]
-    whole = [floating(part.numerator) * part.weight for part in sums]
-    of_means = [
-        tf.zeros_like(value) if part.is_sum else tf.math.divide_no_nan(value, floating(part.values_per_row))
-        for part, value in zip(sums, whole, strict=True)
-    ]
-    of_sums = [value if part.is_sum else tf.zeros_like(value) for part, value in zip(sums, whole, strict=True)]
-    others = [part for part in parts if part.per_row is None]
-    if not (means or whole or others):
-        raise InputError(_NO_LOSS)
-    return Summands(
-        divided=[*([tf.add_n(means)] if means else []), *(floating(part.numerator) * part.weight for part in others)],
-        divisors=[
-            *([tf.cast(rows, tf.float64)] if means else []),
-            *(tf.cast(part.denominator, tf.float64) for part in others),
-        ],
-        whole=[tf.add_n(whole)] if whole else [],
-        recorded=[tf.add_n(of_sums), tf.add_n(of_means)] if whole else [],
-    )
-
-
 def shares_of_losses(
     of_data: Sequence[tf.Tensor],
     of_weights: Sequence[tf.Tensor],

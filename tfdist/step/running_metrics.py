@@ -14,7 +14,6 @@ class RunningMetrics:
 
     Attributes:
       skipped: number of steps that were not finite.
-      dropped: [2, replicas]; numbers of rows and of micro-steps that each replica left out; [2, 0] if none can.
     """
 
     def __init__(self, saved: Mapping[str, Any] | None = None):
@@ -22,7 +21,6 @@ class RunningMetrics:
         saved = saved or {"loss": 0.0, "counted": 0, "skipped": 0, "sums": []}
         self._loss = float(saved["loss"])
         self._counted, self.skipped = int(saved["counted"]), int(saved["skipped"])
-        self.dropped = np.asarray(saved.get("dropped", np.zeros([2, 0])), np.int64)
         self._totals = Totals()
         if saved["sums"]:
             self._totals.add([_array(values) for values in saved["sums"]])
@@ -45,12 +43,6 @@ class RunningMetrics:
         self.skipped += int((~counted).sum())
         self._totals.add(sums)
 
-    def drop(self, counts: np.ndarray) -> None:
-        """Adds [2, replicas], the numbers of rows and of micro-steps that each replica left out."""
-        replicas = max(counts.shape[1], self.dropped.shape[1])  # a resumed run may have other replicas
-        both = (np.pad(x, ((0, 0), (0, replicas - x.shape[1]))) for x in (self.dropped, counts))
-        self.dropped = sum(both, start=np.zeros([2, replicas], np.int64))
-
     def results(self, metrics: ModelMetrics) -> dict[str, float]:
         """Returns the mean loss over the finite steps, NaN if there are none, and the metrics."""
         mean = self._loss / self._counted if self._counted else float("nan")
@@ -59,8 +51,7 @@ class RunningMetrics:
     def to_json(self) -> dict[str, Any]:
         """Returns all sums as JSON, without loss of precision."""
         sums = [{"shape": list(v.shape), "values": [float(x).hex() for x in v.flat]} for v in self._totals.sums]
-        dropped = {"dropped": self.dropped.tolist()} if self.dropped.size else {}
-        return {"loss": self._loss, "counted": self._counted, "skipped": self.skipped, "sums": sums, **dropped}
+        return {"loss": self._loss, "counted": self._counted, "skipped": self.skipped, "sums": sums}
 
 
 def _array(saved: Mapping[str, Any]) -> np.ndarray:

@@ -7,7 +7,6 @@ import keras
 
 from tfdist.distribution.strategy import State
 from tfdist.gradients import Clip, LossScale
-from tfdist.grammar.straggler import Straggler
 from tfdist.grammar.sync import EveryStep, Sync
 
 
@@ -26,7 +25,6 @@ class Settings:
       max_skipped_steps: with loss scaling, number of consecutive skipped steps that ends the run.
       sparse: names, as of `named_specs`, of the gradients that the reducer accepts as rows.
       sync: how replicas are synchronized.
-      straggler: what is done about a replica that is late in a step.
       averaged: statistics that the forward pass assigns from a replica's rows, and with which a later step computes: they
         are averaged over replicas after each step. Others are averaged before they are used or saved.
     """
@@ -40,7 +38,6 @@ class Settings:
     max_skipped_steps: int = 50
     sparse: frozenset[str] = frozenset()
     sync: Sync = EveryStep()
-    straggler: Straggler = Straggler()
     averaged: Sequence[keras.Variable] = dataclasses.field(default=(), compare=False)
 
     def scale_state(self) -> list[State]:

@@ -19,12 +19,12 @@ from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
 from tfdist.distribution import clock
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
 from tfdist.gradients import Reducer, accumulated, unscaled
 from tfdist.step import loss, randomness
 from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.metrics import LossShare, ModelMetrics
-from tfdist.step.micro_step_collectives import MicroStepCollectives
 from tfdist.step.micro_step_state import MicroStepState
 from tfdist.step.named_specs import named_specs
 from tfdist.step.scalar_metrics import scalars_weighted
@@ -50,8 +50,6 @@ class Computed(NamedTuple):
       norm: scalar; global gradient norm before clipping, if requested or needed, else 0.
       arrived: scalar float64; time at which the batch was available, in seconds since the epoch; 0 if there is no clock.
       busy: scalar float64; seconds from then to this replica's own gradients; 0 if there is no clock.
-      dropped: [2, replicas] int32, numbers of rows and of micro-steps that each replica left out, and [micro-steps] float64,
-        seconds from the arrival of the batch to the end of each; empty if the step leaves out none.
     """
 
     gradients: list[tf.Tensor]
@@ -63,17 +61,10 @@ class Computed(NamedTuple):
     norm: tf.Tensor
     arrived: tf.Tensor
     busy: tf.Tensor
-    dropped: list[tf.Tensor]
 
 
 class Step:
-    """The two halves of a step of one model, as replica functions of one strategy.
-
-    Attributes:
-      dropped_dtypes: dtypes of `Computed.dropped`.
-    """
-
-    dropped_dtypes: tuple[tf.DType, ...] = ()
+    """The two halves of a step of one model, as replica functions of one strategy."""
 
     def __init__(
         self,
@@ -138,17 +129,16 @@ class Step:
         step, replica, replicas = self._drawn_from(step)
         randomness.reseed(self._seeds, self.settings.seed, step, replica)
         with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
-            gradients, found = self._local_gradients(batch, self._divisor(batch, batch_size))
+            gradients, value = self._local_gradients(batch, self._divisor(batch, batch_size))
         before = self._side_effects.end(values)
         self.sends_rows = self._recorded.has_unknown_shapes
         is_one = self._collectives.size == 1
-        averaged = [] if is_one else self._side_effects.averaged((gradients, found), values)
+        averaged = [] if is_one else self._side_effects.averaged((gradients, value), values)
         if has_batch_size and not is_one:  # one replica has all rows
             gradients = self._of_rows(count_rows(batch), gradients, values)
         if averaged:
             average_over_rows(averaged, count_rows(batch), self._recorded)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
-        gradients, value, dropped = self._divided(gradients, found)
         state = [tf.convert_to_tensor(variable) for variable in self._state]
         self.sent = Recording(self._recorded)  # the calls that send gradients
         reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
@@ -159,8 +149,7 @@ class Step:
             finite = tf.reduce_all(tf.stack(checked))
         whole, value, finite, norm = self._agreed(whole, value, finite, with_norm)
         clipped = self.settings.clip(whole, norm)
-        scale = self._scale_after(finite)
-        return Computed(clipped, reduced.state, scale, before, value, finite, norm, arrived, busy, dropped)
+        return Computed(clipped, reduced.state, self._scale_after(finite), before, value, finite, norm, arrived, busy)
 
     def apply(self, computed: Computed, unused: frozenset[int]) -> None:
         """Applies the step: updates weights, optimizer state and all other state. A replica function.
@@ -223,7 +212,7 @@ class Step:
             _log.warning("The loss does not depend on these variables, which are not updated: %s", names)
         return unused
 
-    def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], Any]:
+    def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns this replica's gradients and its share of the loss, computed at once or in micro-steps."""
         differentiate = self._compiled(self._differentiate)
         if self.settings.micro_steps == 1:
@@ -250,7 +239,7 @@ class Step:
 
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
         dtype, every = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]
-        with using(MicroStepCollectives(self._recorded)):
+        with using(_MicroStepCollectives(self._recorded)):
             sums, value = accumulated(micro_step, batch, self.settings.micro_steps, every, dtype, shards)
         with once.micro_step() if shards else contextlib.nullcontext():
             state.set_means(sums[len(specs) :])
@@ -264,15 +253,6 @@ class Step:
     def _divisor(self, batch: Any, batch_size: int | tf.Tensor) -> int | tf.Tensor:
         """Returns the number of rows over which the loss is a mean."""
         return batch_size
-
-    def _divided(self, gradients: list[tf.Tensor], found: Any) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-        """Returns this replica's shares of the gradients and of the loss, and what was dropped; see `Computed`.
-
-        Args:
-          gradients: the gradients that `_local_gradients` has returned.
-          found: what else it has returned; here the share of the loss, which is already divided by its denominator.
-        """
-        return gradients, found, []
 
     def _of_rows(
         self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: Values
@@ -339,20 +319,16 @@ class Step:
         return (whole if scale is None else [unscaled(g, scale) for g in whole]), share, outputs
 
     def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Any, ...]:
-        rows, outputs, parts = self._forward(batch, batch_size)
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        rows = tf.shape(keras.tree.flatten(x)[0])[0]
+        with scalars_weighted(loss.floating(rows) / loss.floating(batch_size)):
+            outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
+        parts = self._terms(y, outputs, weight)
         if totals is None:
             totals = loss.totals(parts, batch_size, self._recorded)
         value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
         recorded = loss.recorded_loss(self._model, value, parts, totals, rows, batch_size)
         return value, LossShare(*recorded, rows, batch_size), outputs
-
-    def _forward(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[tf.Tensor, Any, list[loss.Term]]:
-        """Returns the number of rows, the outputs and the parts of the losses."""
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        with scalars_weighted(loss.floating(rows) / loss.floating(batch_size)):
-            outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
-        return rows, outputs, self._terms(y, outputs, weight)
 
     def _terms(self, y: Any, outputs: Any, weight: Any) -> list[loss.Term]:
         replicas, micro_steps = self._strategy.replicas, self.settings.micro_steps
@@ -371,6 +347,17 @@ class Step:
         if self.settings.loss_scale is None:
             return []
         return list(self.settings.loss_scale.after([tf.convert_to_tensor(v) for v in self._scale], finite))
+
+
+class _MicroStepCollectives(Recording):
+    """Rejects communication between micro-steps, whose number may differ between replicas."""
+
+    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+        """See base class."""
+        raise InputError(
+            "A layer or loss that communicates takes the whole batch at once. Received: accumulate_steps > 1 and a "
+            f"call of {operation} ({name}). Leave out accumulate_steps."
+        )
 
 
 def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

@@ -139,7 +139,7 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     if not session.strategy.is_chief:
         return None
     single = create(REFERENCE, Cluster(), lambda _: LocalGroup())
-    whole = dataclasses.replace(session.config, compression="none", balance="equal", straggler="wait")
+    whole = dataclasses.replace(session.config, compression="none", balance="equal")
     rounding = _Rounding(dataclasses.replace(session, config=whole), single) if in_roundings(whole) else None
     reference = make_trainer(dataclasses.replace(session, config=whole), single)
     reference.build(session.data.train)

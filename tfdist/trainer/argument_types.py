@@ -56,7 +56,6 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
     _check_type("loss_scale", scale, LossScale | None, rule, "tfdist.gradients.LossScale(initial=1024)")
     _check_type("sync", options["sync"], str | Sync, "a text", '"local_sgd(period=8)"')
     _check_type("balance", options["balance"], str, "a text", '"measured" or "weights(2,1)"')
-    _check_type("straggler", options["straggler"], str, "a text", '"balance" or "drop(after=0.5)"')
     compression = options["compression"]
     _check_type("compression", compression, str | Reducer, "a text or a tfdist.gradients.Reducer", '"topk(ratio=0.01)"')
     if isinstance(compression, str):

@@ -22,7 +22,6 @@ from tfdist.step.validation import (
     without_loss_scale,
 )
 from tfdist.synchronization.federated import check_options
-from tfdist.trainer.straggling import checked_straggler
 
 
 def compile_model(
@@ -73,7 +72,7 @@ def compile_model(
             loss_scale=str(found.loss_scale or ""),
             shared=next((variable.path for variable, _ in model.cut.shared), ""),
         )
-    return checked_straggler(found, strategy)
+    return found
 
 
 def takes_one_hot(model: keras.Model) -> bool | None:

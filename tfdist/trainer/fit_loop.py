@@ -36,7 +36,6 @@ from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program
 from tfdist.trainer.records import Recorder
 from tfdist.trainer.run_warnings import RunFacts, warn_of_run
-from tfdist.trainer.straggling import Straggling
 from tfdist.trainer.train_state import TrainState
 
 _log = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ class FitLoop:
         self._end, self._schedule, self._epochs = end, schedule, epochs
         self._first_epoch = batches.epochs_from // self._source.size
         self._reporting, self._saving, self._watchdog = reporting, saving, watchdog
-        self._balancing, self._straggling = balancing, Straggling(program, batch_size)
+        self._balancing = balancing
         self._note = ProgressFile()
         self._callbacks = Callbacks(
             callbacks,
@@ -237,7 +236,6 @@ class FitLoop:
         if log:
             self._recorder.train(float(result.norm), self._inspected)
         self._balancing.after_call(state.step, count, result.busy.numpy())
-        self._straggling.after_call(result, self._timer.last_seconds)
         # Not earlier: to write a record or to allocate rows, the ranks wait for each other.
         self._watchdog.reached(state.step)
         self._callbacks.on_train_batch_end(state.step - 1, logs)
@@ -272,16 +270,14 @@ class FitLoop:
             if bool(result.may_continue):
                 self._program.exchanges.observe(losses[counted].tolist())
                 self._inspected |= self._program.exchange(state.step + count)
-        dropped = result.dropped[0].numpy().sum(axis=0) if result.dropped else np.zeros([2, 0], np.int64)
-        self._timer.inside(float(result.waited), float(result.busy.numpy().max()), int(dropped[0].sum()))
+        self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
         if not bool(result.may_continue):
             self._end_not_finite(result, losses, counted)
         self._warn_of_skipped(result.skipped.numpy(), count)
-        for entry in result.used(state.step, self._strategy.local_replicas[0]):
+        for entry in result.used(state.step):
             self._reporting.ledger.write(*entry)
         state.step += count
         state.progress.add(losses, counted, self._program.drain())
-        state.progress.window.drop(dropped)
         initial = state.progress.divergence.add(losses[counted], self._batch_size)
         if initial is not None and self._strategy.is_chief:
             warn_once(divergence.describe(state.step, float(losses[-1]), initial))

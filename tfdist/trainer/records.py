@@ -16,7 +16,6 @@ from tfdist.reporting.memory import peak_memory
 from tfdist.reporting.timing import cost_of_slowest, over_ranks
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step.running_metrics import RunningMetrics
-from tfdist.trainer.dropped_rows import DroppedRows, fields_of
 from tfdist.trainer.history import History
 from tfdist.trainer.program import Program
 from tfdist.trainer.slow_rank import SlowRank
@@ -59,7 +58,6 @@ class Recorder:
         self._slow_rank = SlowRank()
         parts = program.strategy.optimizer_shards.state_bytes(program.model.optimizer)
         self._state_bytes = parts[0] if len(parts) > 1 else None
-        self._dropped_rows = DroppedRows(state.step, batches.position.batch_size)
 
     def train(self, gradient_norm: float, inspected: Mapping[str, float]) -> None:
         """Records training since the last record; every process must call it, as timings are gathered.
@@ -80,7 +78,6 @@ class Recorder:
             **timings,
             **over_ranks(everyone),
             **({} if cost is None else {"slowest_rank_cost": cost}),
-            **fields_of(window.dropped),
             "gradient_norm": gradient_norm,
             **({} if scale is None else {"loss_scale": scale, "skipped_steps": window.skipped}),
             **program.cost,
@@ -91,15 +88,9 @@ class Recorder:
         }
         self._state.progress.window = RunningMetrics()
         self._write(record)
-        self._log_dropped_rows(self._dropped_rows.observe(window.dropped, self._state.step))
         self._advise(record)
-        # Otherwise, rows are allocated by speed, or late ranks have been named.
-        if self._state.speeds is None and not program.settings.straggler.drops:
+        if self._state.speeds is None:  # otherwise, rows are allocated by speed
             self._name_slow_rank(everyone, timings.get("step_seconds", 0.0))
-
-    def _log_dropped_rows(self, found: str | None) -> None:
-        if found and self._program.strategy.is_chief:
-            _log.info("%s", found)
 
     def _name_slow_rank(self, own_seconds: Sequence[Any], step_seconds: float) -> None:
         found = self._slow_rank.observe(own_seconds, step_seconds, self._state.step)

@@ -35,6 +35,7 @@ from tfdist.synchronization.catalog import checked_sync
 from tfdist.synchronization.federated import examples_per_step
 from tfdist.trainer import saved_fit
 from tfdist.trainer.argument_types import check_fit, check_targets_of, check_trainer
+from tfdist.trainer.balancing import balance_on
 from tfdist.trainer.checkpoint_contents import run_variables
 from tfdist.trainer.compilation import compile_model, takes_one_hot
 from tfdist.trainer.evaluation import Evaluates
@@ -44,7 +45,6 @@ from tfdist.trainer.model_file import save_model
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.progress import reported
-from tfdist.trainer.straggling import straggler_on
 from tfdist.trainer.train_state import TrainState
 
 
@@ -78,7 +78,6 @@ class Trainer(Evaluates):
         bucket_order: str = BACKWARD,
         sync: str | Sync = DEFAULT,
         balance: str = "equal",
-        straggler: str = "wait",
     ):
         """Compiles the model.
 
@@ -105,12 +104,10 @@ class Trainer(Evaluates):
           sync: how often replicas exchange weights, as in `--sync`, such as "local_sgd(period=8)"; what each has changed
             since the last exchange is summed by `compression`. "every_step" sums gradients in every step.
           balance: how rows are allocated to replicas: "equal", "measured" (by their speeds) or "weights(2,1,1)"; affects time.
-          straggler: what to do about a late replica: "wait"; "balance", as balance="measured"; or "drop(after=0.5)": it
-            skips its micro-steps that would begin later than 0.5 s into a step; "drop(after=auto)" measures the limit.
         """
         numbers = {"seed": seed, "accumulate_steps": accumulate_steps, "max_skipped_steps": max_skipped_steps}
         others: dict[str, Any] = {"ema": ema, "clip": clip, "loss_scale": loss_scale, "compression": compression}
-        others |= {"sync": sync, "balance": balance, "straggler": straggler, "bucket_order": bucket_order}
+        others |= {"sync": sync, "balance": balance, "bucket_order": bucket_order}
         check_trainer(model, optimizer, loss, (metrics, weighted_metrics), numbers | others)
         self._has_loss = loss is not None
         self.strategy = with_collectives(current_strategy())
@@ -118,7 +115,7 @@ class Trainer(Evaluates):
         self.train_state = TrainState(self.strategy.is_chief)
         buckets: dict[str, Any] = {"bucket_bytes": bucket_bytes, "bucket_order": bucket_order}
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, **buckets)
-        late, self._balance = straggler_on(straggler, balance, self.strategy)
+        self._balance = balance_on(balance, self.strategy)
         check_engine_sums(self.strategy, jit_compile, compression)
         check_stages(self.strategy, jit_compile, accumulate_steps, compression, sync)
         settings = Settings(
@@ -130,7 +127,6 @@ class Trainer(Evaluates):
             loss_scale=loss_scale,
             max_skipped_steps=max_skipped_steps,
             sync=checked_sync(sync, self.strategy, compression),
-            straggler=late,
         )
         given = {"metrics": metrics, "weighted_metrics": weighted_metrics, "loss": loss, "loss_weights": loss_weights}
         self._settings = compile_model(model, self.strategy, optimizer, settings, ema, **given)
