@@ -28,9 +28,7 @@ SHOWN = (
     "post_local_sgd(",
     "diloco(period=50",
     "hierarchical",
-    "slowmo",
     "easgd",
-    "adaptive",
     "fedavg",
 )
 STEP = "step"  # the method of a line with the time of a step

@@ -115,11 +115,7 @@ TASKS = {
             Method(f"diloco(period=50, {OUTER}, fragments=4, overlap=True)", "int8"),
             Method("post_local_sgd(warmup_steps=1200, period=16)"),
             Method("hierarchical_local_sgd(periods=(4, 16))"),
-            Method("slowmo(period=16)"),
             Method("easgd(period=16)"),
-            Method("adaptive(rule=adacomm)"),
-            Method("adaptive(rule=qsr, period=4, alpha=0.04)"),
-            Method("adaptive(rule=divergence)"),
         ),
     ),
     "images_adamw": Task(

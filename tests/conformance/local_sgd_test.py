@@ -23,8 +23,6 @@ OTHERS = (
     "local_sgd(period=3, state=averaged)",
     "diloco(period=3)",
     "easgd(period=3)",
-    "slowmo(period=3)",
-    "adaptive(rule=divergence, period=2, target=0.01)",
 )
 JOBS = (("horovod", 3), pytest.param("multiworker", 3, marks=pytest.mark.full))
 

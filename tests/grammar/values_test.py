@@ -46,7 +46,7 @@ from tfdist.grammar.pipeline_schedule import (
 from tfdist.grammar.search import BatchSizeSearch, LearningRateSearch, parse_search, search_text
 from tfdist.grammar.spec import Spec
 from tfdist.grammar.spec_list import parse_specs
-from tfdist.grammar.sync import EASGD, Adaptive, DiLoCo, EveryStep, FedAvg, LocalSGD, PostLocalSGD, SlowMo, parse_sync
+from tfdist.grammar.sync import EASGD, DiLoCo, EveryStep, FedAvg, LocalSGD, PostLocalSGD, parse_sync
 from tfdist.grammar.topology import parse_topology
 
 # By the function that reads them. What is written is read back as the same value.
@@ -103,9 +103,6 @@ WRITTEN = {
         ("diloco(outer='adam(learning_rate=0.1)')", DiLoCo(period=50, outer="adam(learning_rate=0.1)")),
         ("easgd", EASGD(period=10)),
         ("easgd(period=4, alpha=0.1)", EASGD(period=4, alpha=0.1)),
-        ("slowmo(momentum=0.5, state=reset)", SlowMo(period=12, momentum=0.5, learning_rate=1.0, state="reset")),
-        ("adaptive(rule=qsr, alpha=0.2)", Adaptive(rule="qsr", alpha=0.2, period=8)),
-        ("adaptive(rule=adacomm, interval=50, period=20)", Adaptive(rule="adacomm", interval=50, period=20)),
         ("fedavg", FedAvg(clients=100, fraction=0.1, local_epochs=1, outer="sgd(learning_rate=1.0)")),
         (
             "fedavg(clients=8, shards_per_client=2, client_sizes=power_law)",
@@ -261,16 +258,6 @@ REFUSED = {
         ("easgd(alpha=1.5)", "alpha must be a number above 0 and below 1, not 1.5"),
         ("easgd(alpha='x')", "alpha must be a number above 0 and below 1, not 'x'"),
         ("easgd(state=reset)", 'easgd has no parameter "state"'),
-        ("slowmo(momentum=1)", "momentum must be a number of at least 0 and below 1, not 1"),
-        ("slowmo(learning_rate=0)", "learning_rate must be a number above 0, not 0"),
-        ("slowmo(learning_rate=None)", "learning_rate must be a number above 0, not None"),
-        ("adaptive", "adaptive needs a value for rule"),
-        ("adaptive(rule=loss)", "rule must be one of adacomm, qsr, divergence, not 'loss'"),
-        ("adaptive(rule=qsr)", "rule=qsr needs alpha"),
-        ("adaptive(rule=adacomm, alpha=0.1)", "alpha is for rule=qsr, not for rule=adacomm"),
-        ("adaptive(rule=divergence, target=-1)", "target must be a number above 0, not -1"),
-        ("adaptive(rule=divergence, max_period=4)", "max_period must be a number of steps of at least 8, not 4"),
-        ("adaptive(rule=adacomm, interval=0)", "interval must be a number of steps of at least 1, not 0"),
     ],
     search_text: [
         ("lr", "lr cannot be searched for. Known: batch_size, learning_rate."),

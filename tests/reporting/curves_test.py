@@ -165,7 +165,7 @@ def test_the_best_evaluation_is_marked_and_the_learning_rate_has_a_panel():
 def test_the_divergence_of_replicas_has_a_panel(tmp_path):
     reporter = CurvesReporter(tmp_path / "curves.png")
     for step in (10, 20):
-        reporter.record(train(step, loss=1.0, learning_rate=0.1, replica_divergence=step / 1000, sync_period=8))
+        reporter.record(train(step, loss=1.0, learning_rate=0.1, replica_divergence=step / 1000))
     _, metrics, rate, divergence = draw(reporter._curves).axes
     assert not metrics.lines
     assert (rate.get_title("left"), divergence.get_title("left")) == ("Learning rate", "Replica divergence")

@@ -110,7 +110,6 @@ def training_record() -> dict:
         "payload_bytes": 400,
         "message_bytes": 100,
         "compression_ratio": 2.0,
-        "sync_period": 8,
         "replica_divergence": 0.5,
         "staleness": 0.5,
         "exposed_communication_seconds": 0.5,

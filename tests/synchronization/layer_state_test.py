@@ -22,8 +22,6 @@ SYNCS = [
     "diloco(period=4, fragments=2)",
     "local_sgd(period=4, delay=1)",
     "easgd(period=3)",
-    "slowmo(period=4)",
-    "adaptive(rule=adacomm, period=3)",
     "hierarchical_local_sgd(periods=(2, 4), group_sizes=(2,))",
 ]
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import keras_internals
+from tfdist.reporting import NullLedger
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(40, 5)), RANDOM.normal(size=(40, 2))
@@ -57,7 +58,7 @@ def assert_close(found, wanted, tolerance=1e-9):
         assert np.linalg.norm(one - other) <= tolerance * np.linalg.norm(other)
 
 
-class Seen(tfdist.reporting.NullLedger):
+class Seen(NullLedger):
     """Keeps the indices of the examples of each step."""
 
     def __init__(self):

@@ -82,7 +82,6 @@ def test_the_state_of_the_optimizer(state, mirrored3):
     [
         "local_sgd(period=2)",
         "diloco(period=2)",
-        "slowmo(period=2)",
         "easgd(period=2)",
         "hierarchical_local_sgd(periods=(2, 8), group_sizes=(2,))",
         "local_sgd(period=2, delay=2)",
@@ -126,7 +125,7 @@ def test_a_reset_restores_initial_values_other_than_zero(mirrored3):
         trained(mirrored3, "local_sgd(period=4, state=reset)", steps=4, optimizer=rprop)
 
 
-@pytest.mark.parametrize("sync", ["local_sgd(period=4, state=reset)", "slowmo(state=reset)", "fedavg(clients=3)"])
+@pytest.mark.parametrize("sync", ["local_sgd(period=4, state=reset)", "fedavg(clients=3)"])
 def test_state_that_begins_as_a_copy_of_the_weights_cannot_be_reset(sync, mirrored3):
     with pytest.raises(InputError, match="at constants. Received: ScheduleFreeAdamW, .* Use a new optimizer"):
         trained(mirrored3, sync, steps=1, optimizer="schedulefreeadamw")

@@ -170,7 +170,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "every_step",
         GRADIENTS,
         "How replicas are synchronized: every_step (gradients are summed in every step), or exchanges of weights by local_sgd, "
-        "post_local_sgd, hierarchical_local_sgd, diloco, slowmo, easgd, adaptive or fedavg (docs/guides/local_sgd.md).",
+        "post_local_sgd, hierarchical_local_sgd, diloco, easgd or fedavg (docs/guides/local_sgd.md).",
         check=sync_text,
         fixed=True,
         known=tuple(SYNCS),

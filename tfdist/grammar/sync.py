@@ -13,8 +13,8 @@ from tfdist.grammar.sync_base import (
     Periodic,
     Sync,
     check_choice,
+    check_fraction,
     check_integer,
-    check_number,
     check_outer,
     wrong,
 )
@@ -22,7 +22,6 @@ from tfdist.grammar.sync_base import (
 __all__ = [
     "EASGD",
     "SYNCS",
-    "Adaptive",
     "Averaging",
     "DiLoCo",
     "EveryStep",
@@ -31,12 +30,11 @@ __all__ = [
     "LocalSGD",
     "Periodic",
     "PostLocalSGD",
-    "SlowMo",
     "Sync",
     "parse_sync",
 ]
 CLIENT_SIZES = ("equal", "power_law")
-_WORDS = ("state", "rule", "client_sizes")  # may be without quotes
+_WORDS = ("state", "client_sizes")  # may be without quotes
 DEFAULT = "every_step"
 
 
@@ -61,7 +59,7 @@ class EASGD(Periodic):
         """Validates the parameters."""
         super().__post_init__()
         if self.alpha is not None:
-            check_number(self, "alpha", above=0, below=1)
+            check_fraction(self, "alpha")
 
     def effective_alpha(self, replicas: int) -> float:
         """Returns `alpha`, or its default for a number of replicas."""
@@ -72,79 +70,6 @@ class EASGD(Periodic):
         alpha = self.effective_alpha(replicas)
         if alpha * replicas > 1:
             raise wrong(self, f"alpha must be at most 1/{replicas} with {replicas} replicas, not {alpha:g}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SlowMo(Averaging):
-    """Slow momentum: the global weights have a momentum of their own (Wang et al., arXiv:1910.00643).
-
-    With momentum=0 and learning_rate=1 it is local SGD. What the paper calls the buffer strategies reset, maintain and
-    average is `state`.
-
-    Attributes:
-      period: see base class; 12 in the paper's experiments with CIFAR-10, 48 with ImageNet.
-      momentum: factor of the slow momentum in each exchange, in [0, 1).
-      learning_rate: the slow learning rate, above 0.
-    """
-
-    name: ClassVar[str] = "slowmo"
-    period: int = 12
-    momentum: float = 0.7
-    learning_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Validates the parameters."""
-        super().__post_init__()
-        check_number(self, "momentum", least=0, below=1)
-        check_number(self, "learning_rate", above=0)
-
-    @property
-    def acts_on_one_replica(self) -> bool:
-        """See base class."""
-        return True
-
-
-_OF_RULE = {"adacomm": "interval", "qsr": "alpha", "divergence": "target"}  # the parameter that only this rule has
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Adaptive(Averaging):
-    """Local SGD with a period that a rule changes; see `tfdist.synchronization.period_rules` for the equations.
-
-    Attributes:
-      rule: "adacomm" (Wang and Joshi, arXiv:1810.08313), which shortens the period as the loss falls; "qsr" (Gu et al.,
-        arXiv:2310.14423), which lengthens it as the learning rate falls; or "divergence" (Jiang and Agrawal,
-        arXiv:2007.06134), which holds the distance between replicas at a target.
-      period: the first period; with qsr, the shortest.
-      max_period: the longest period.
-      interval: of adacomm: number of steps between decisions, at least 1.
-      alpha: of qsr, required: the period is (alpha / learning rate) squared.
-      target: of divergence: `replica_divergence` to hold; None for that of the first exchanges, in proportion to the
-        learning rate.
-    """
-
-    name: ClassVar[str] = "adaptive"
-    rule: str
-    max_period: int = 1000
-    interval: int = 100
-    alpha: float | None = None
-    target: float | None = None
-
-    def __post_init__(self) -> None:
-        """Validates the parameters."""
-        super().__post_init__()
-        check_choice(self, "rule", tuple(_OF_RULE))
-        check_integer(self, "max_period", self.period, "steps")
-        check_integer(self, "interval", 1, "steps")
-        for rule, parameter in _OF_RULE.items():
-            default = next(field.default for field in dataclasses.fields(self) if field.name == parameter)
-            if rule != self.rule and getattr(self, parameter) != default:
-                raise wrong(self, f"{parameter} is for rule={rule}, not for rule={self.rule}")
-        if self.rule == "qsr" and self.alpha is None:
-            raise wrong(self, "rule=qsr needs alpha, such as alpha=0.2: the period is (alpha / learning rate) squared")
-        for parameter in ("alpha", "target"):
-            if getattr(self, parameter) is not None:
-                check_number(self, parameter, above=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,8 +137,6 @@ SYNCS: dict[str, type[Sync]] = {
         HierarchicalLocalSGD,
         DiLoCo,
         EASGD,
-        SlowMo,
-        Adaptive,
         FedAvg,
     )
 }

@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-import math
-import operator
 from typing import ClassVar
 
 from tfdist.errors import InputError
@@ -79,6 +77,11 @@ class Periodic(Sync):
         """The step from which on replicas train locally."""
         return 0
 
+    @property
+    def outer(self) -> str:
+        """The optimizer of the global weights, whose gradient is the mean of what replicas have changed; "" for none."""
+        return ""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Averaging(Periodic):
@@ -101,11 +104,6 @@ class Averaging(Periodic):
         """See base class."""
         return bool(self.outer) or self.state == "reset"
 
-    @property
-    def outer(self) -> str:
-        """The optimizer of the global weights, whose gradient is the mean of what replicas have changed; "" for none."""
-        return ""
-
 
 def check_integer(sync: Sync, parameter: str, least: int, unit: str) -> None:
     """Raises `InputError` unless a parameter is an integer of at least `least`."""
@@ -114,13 +112,11 @@ def check_integer(sync: Sync, parameter: str, least: int, unit: str) -> None:
         raise wrong(sync, f"{parameter} must be a number of {unit} of at least {least}, not {value!r}")
 
 
-def check_number(sync: Sync, parameter: str, **bounds: float) -> None:
-    """Raises `InputError` unless a parameter is a finite number within bounds, by name: "above", "least" or "below"."""
-    value, compare = getattr(sync, parameter), {"above": operator.gt, "least": operator.ge, "below": operator.lt}
-    if not is_number(value) or not math.isfinite(value) or not all(compare[k](value, b) for k, b in bounds.items()):
-        words = {"above": "above", "least": "of at least", "below": "below"}
-        said = " and ".join(f"{words[name]} {bound:g}" for name, bound in bounds.items())
-        raise wrong(sync, f"{parameter} must be a number {said}, not {value!r}")
+def check_fraction(sync: Sync, parameter: str) -> None:
+    """Raises `InputError` unless a parameter is a number above 0 and below 1."""
+    value = getattr(sync, parameter)
+    if not is_number(value) or not 0 < value < 1:
+        raise wrong(sync, f"{parameter} must be a number above 0 and below 1, not {value!r}")
 
 
 def check_choice(sync: Sync, parameter: str, choices: tuple[str, ...]) -> None:

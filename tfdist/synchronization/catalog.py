@@ -10,20 +10,17 @@ from tfdist.gradients import Reducer
 from tfdist.grammar.compression import OF_GRADIENTS, is_for_gradients
 from tfdist.grammar.sync import (
     EASGD,
-    Adaptive,
     DiLoCo,
     FedAvg,
     HierarchicalLocalSGD,
     LocalSGD,
     PostLocalSGD,
-    SlowMo,
     Sync,
     parse_sync,
 )
 from tfdist.step.compression import Compression
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
-from tfdist.synchronization.adaptive import AdaptiveExchanges
 from tfdist.synchronization.elastic_averaging import ElasticExchanges
 from tfdist.synchronization.exchange import specs_of, states_of
 from tfdist.synchronization.federated import FederatedRounds
@@ -31,7 +28,6 @@ from tfdist.synchronization.hierarchical import HierarchicalExchanges
 from tfdist.synchronization.interface import Exchanges
 from tfdist.synchronization.periodic import PeriodicExchanges
 from tfdist.synchronization.round_exchange import round_specs
-from tfdist.synchronization.slow_momentum import SlowMomentumExchanges
 from tfdist.synchronization.streaming import StreamingExchanges
 
 _KINDS: Mapping[type[Sync], Callable[..., Exchanges]] = {
@@ -40,8 +36,6 @@ _KINDS: Mapping[type[Sync], Callable[..., Exchanges]] = {
     HierarchicalLocalSGD: HierarchicalExchanges,
     DiLoCo: PeriodicExchanges,
     EASGD: ElasticExchanges,
-    SlowMo: SlowMomentumExchanges,
-    Adaptive: AdaptiveExchanges,
 }
 
 

@@ -99,11 +99,11 @@ class ElasticExchanges(PeriodicExchanges):
         """See base class."""
         return ElasticExchange(*args, alpha=self._sync.effective_alpha(self._strategy.replicas))
 
-    def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
+    def begin(self, step: int, batch_size: int) -> None:
         """See base class."""
         self._sync.check_alpha(self._strategy.replicas)
         if self._last is None:
-            super().begin(step, batch_size, rate)
+            super().begin(step, batch_size)
             return
         self._batch_size = batch_size
         self._center.take_over_if_in_agreement()

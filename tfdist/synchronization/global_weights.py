@@ -62,17 +62,13 @@ class GlobalWeights:
         Args:
           changes: global weights minus the mean of the replicas' weights: the outer optimizer's gradient.
         """
-        self._update(changes)
-        if any(variable.constraint is not None for variable in self._weights):
-            self.assign(constrained(self._weights, self.values()))
-        return self.values()
-
-    def _update(self, changes: Sequence[tf.Tensor]) -> None:
-        """Updates the global weights, without the constraints of the weights; see `update`."""
         if self._optimizer is None:
             self.assign([value - change for value, change in zip(self.values(), changes, strict=True)])
         else:
             self._strategy.apply(self._optimizer, changes, self.copies)
+        if any(variable.constraint is not None for variable in self._weights):
+            self.assign(constrained(self._weights, self.values()))
+        return self.values()
 
 
 def constrained(weights: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from tfdist.step.communication_cost import cost_of
 from tfdist.step.compiled_loop import Loop
 from tfdist.step.compiled_steps import Steps
 
@@ -45,17 +44,13 @@ class Exchanges:
         """Returns the next step after `step` at which `at` must be called; None if there is none."""
         return None
 
-    def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
+    def begin(self, step: int, batch_size: int) -> None:
         """Prepares for training from this step on.
 
         Args:
           step: number of updates done.
           batch_size: size of global batches.
-          rate: factor of the optimizer's learning rate.
         """
-
-    def observe(self, losses: Sequence[float]) -> None:
-        """Receives the losses of the steps done since the last call, the same on every process, before `at`."""
 
     def at(self, step: int) -> Mapping[str, float]:
         """Exchanges what is due once `step` updates have been done; returns fields for training records."""
@@ -71,10 +66,6 @@ class Exchanges:
     def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Context in which all replicas have the global weights, for evaluation; their own are restored on exit."""
         return contextlib.nullcontext()
-
-    def cost(self, exact_bytes: int) -> dict[str, float]:
-        """Returns what a step sends on average; see `cost_of`. Empty if steps count it themselves."""
-        return cost_of(self.payload_per_step, exact_bytes)
 
     @property
     def payload_per_step(self) -> float:

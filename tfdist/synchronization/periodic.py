@@ -1,7 +1,7 @@
 """Exchanges at regular intervals: local SGD, with or without an optimizer of the global weights."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -39,24 +39,17 @@ class PeriodicExchanges(Exchanges):
           store: store of the state.
         """
         self._sync, self._strategy = sync, strategy
-        self._weights, self._optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
+        self._weights, optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
         self._statistics = keras_internals.moving_statistics(model)
-        self._global_weights = self._make_global_weights(self._weights)
+        self._global_weights = GlobalWeights(self._weights, strategy, sync.outer)
         self.variables = self._global_weights.variables
-        self._exchange = self._make_exchange(
-            self._weights, self._optimizer, strategy, reducer, self._global_weights, store
-        )
-        averages = [average for _, average in keras_internals.weight_averages(self._optimizer)]
+        self._exchange = self._make_exchange(self._weights, optimizer, strategy, reducer, self._global_weights, store)
+        averages = [average for _, average in keras_internals.weight_averages(optimizer)]
         self._mean = ReplicaMean([*self._weights, *averages], strategy, self._rows)
         self._mean_in_agreement = ReplicaMean(averages, strategy, self._rows)
         self._compiled: Any = None
-        self._batch_size, self._rate = 0, 1.0
+        self._batch_size = 0
         self._last: int | None = None  # step of the last exchange; None before local training begins
-
-    def _make_global_weights(self, weights: Sequence[keras.Variable]) -> GlobalWeights:
-        """Creates the global weights of trainable variables."""
-        outer = self._sync.outer if isinstance(self._sync, Averaging) else ""
-        return GlobalWeights(weights, self._strategy, outer)
 
     def _make_exchange(self, *args: Any) -> Exchange:
         """Creates what happens in an exchange, from the positional arguments of `Exchange`."""
@@ -72,9 +65,9 @@ class PeriodicExchanges(Exchanges):
         first, period = self._sync.first_local_step, self._sync.period
         return first if step < first else first + ((step - first) // period + 1) * period
 
-    def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
+    def begin(self, step: int, batch_size: int) -> None:
         """See base class; in agreement, replicas' weights are the global ones, even if the program has changed them."""
-        self._batch_size, self._rate = batch_size, rate
+        self._batch_size = batch_size
         if self.is_local_step(step) and self._last in (None, step):
             self._last = step
             tf.function(self._take_over_global_weights, autograph=False).get_concrete_function()()
@@ -82,7 +75,7 @@ class PeriodicExchanges(Exchanges):
     def at(self, step: int) -> Mapping[str, float]:
         """See base class; returns `replica_divergence`."""
         if self.is_local_step(step) and self._last is None:
-            self.begin(step, self._batch_size, self._rate)
+            self.begin(step, self._batch_size)
             return {}
         if not self.is_local_step(step) or self.next(step - 1) != step or self._last == step:
             return {}
@@ -110,15 +103,10 @@ class PeriodicExchanges(Exchanges):
         return self._strategy.run(self._exchange.exchange, rows)
 
     @property
-    def _period(self) -> int:
-        """The number of steps until the next exchange, after the last one."""
-        return self._sync.period
-
-    @property
     def payload_per_step(self) -> float:
         """See base class; an exchange's payload divided by the period."""
         recording = self._exchange.recording
-        return recording.payload_bytes / self._period if recording else 0
+        return recording.payload_bytes / self._sync.period if recording else 0
 
     def to_json(self) -> dict[str, Any]:
         """See base class."""

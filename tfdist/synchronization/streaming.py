@@ -122,7 +122,7 @@ class StreamingExchanges(Exchanges):
         first = self._sync.first_local_step + (offset or period)
         return first if step < first else first + ((step - first) // period + 1) * period
 
-    def begin(self, step: int, batch_size: int, rate: float = 1.0) -> None:
+    def begin(self, step: int, batch_size: int) -> None:
         """See base class."""
         self._batch_size = batch_size
         if self.is_local_step(step) and not self._since:

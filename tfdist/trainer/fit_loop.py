@@ -135,7 +135,7 @@ class FitLoop:
         self._callbacks.on_train_begin()
         state.callbacks.train_begun()
         # Not earlier: a callback may have assigned weights or a learning rate.
-        self._program.exchanges.begin(state.step, self._batch_size, self._batches.rate)
+        self._program.exchanges.begin(state.step, self._batch_size)
         over = self._was_stopped()
         with (
             contextlib.closing(self._reporting.profile),
@@ -268,7 +268,6 @@ class FitLoop:
             result = loop(self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm))
             losses, counted = result.losses.numpy(), result.counted.numpy()
             if bool(result.may_continue):
-                self._program.exchanges.observe(losses[counted].tolist())
                 self._inspected |= self._program.exchange(state.step + count)
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
         if not bool(result.may_continue):

@@ -16,6 +16,7 @@ from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
 from tfdist.step.averaged_statistics import AveragedStatistics
 from tfdist.step.averaged_weights import AveragedWeights
+from tfdist.step.communication_cost import cost_of
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.data_mismatch import must_fit
@@ -110,7 +111,7 @@ class Program(NamedTuple):
     @property
     def cost(self) -> dict[str, float]:
         """What a step sends; see `Steps.cost`."""
-        return self.exchanges.cost(self.steps.gradient_bytes) or self.steps.cost
+        return cost_of(self.exchanges.payload_per_step, self.steps.gradient_bytes) or self.steps.cost
 
     @property
     def loss_scale(self) -> float | None:

@@ -41,10 +41,6 @@ OPTIONS = {
     "fedavg": {"sync": "fedavg(clients=5, fraction=0.6, outer='adam(learning_rate=0.01)')", **FEEDBACK},
     "post_local_sgd": {"sync": "post_local_sgd(warmup_steps=7, period=2)"},
     "easgd": {"sync": "easgd(period=3)", **FEEDBACK},
-    "slowmo": {"sync": "slowmo(period=3)"},
-    "adacomm": {"sync": "adaptive(rule=adacomm, period=4, interval=3)"},
-    "qsr": {"sync": "adaptive(rule=qsr, period=2, alpha=0.015)"},
-    "divergence": {"sync": "adaptive(rule=divergence, period=2, target=0.01)"},
 }
 
 
@@ -115,12 +111,9 @@ def uninterrupted(mirrored2, tmp_path_factory):
     return made
 
 
-# What these restore is part of other runs: `plain` of each, `local_sgd` and `post_local_sgd` of `local_sgd_overlap`,
-# `diloco` of `diloco_fragments`, and the period that adapts of `adacomm`.
-FULL = (
-    *("plain", "randomk", "accumulation", "powersgd"),
-    *("local_sgd", "post_local_sgd", "diloco", "qsr", "divergence"),
-)
+# What these restore is part of other runs: `plain` of each, `local_sgd` and `post_local_sgd` of `local_sgd_overlap`, and
+# `diloco` of `diloco_fragments`.
+FULL = ("plain", "randomk", "accumulation", "powersgd", "local_sgd", "post_local_sgd", "diloco")
 
 
 @pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.full] * (k in FULL)) for k in OPTIONS])
