@@ -3,7 +3,7 @@
     python benchmarks/attack.py [--connections=2000] [--seconds=20] [--rounds=4]
     python benchmarks/attack.py --namespace        # from another network namespace, over a virtual Ethernet link: needs root
 
-A job of two processes trains under `tfdist.launch`; with `--namespace`, it has two hosts, which are both this one. A process
+A job of two processes trains under `tfdist launch`; with `--namespace`, it has two hosts, which are both this one. A process
 of another user (65534, if this one is root) keeps connections open and sends a byte on each from time to time; it sends
 garbage, and hellos and old messages with a wrong token; and it connects again when it is closed. In turn, it does so at a port
 of its own and at the job's. The result is the ratio of the steps per second.

@@ -1,7 +1,7 @@
 r"""Where the time of a step goes: a table by category of operation, from a profile of TensorFlow.
 
-    python -m tfdist.launch --processes=2 --launcher=horovod -- \
-        python -m tfdist.train --strategy=horovod ... --profile_steps=40:50 --output_dir=RUN
+    tfdist launch --processes=2 --launcher=horovod -- \
+        tfdist train --strategy=horovod ... --profile_steps=40:50 --output_dir=RUN
     python benchmarks/breakdown.py RUN
 
 Each moment of the profiled steps belongs to the operations that run in it, in equal parts. If none runs, it is waiting: for

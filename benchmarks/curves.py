@@ -2,7 +2,7 @@
 
     python benchmarks/curves.py -- "--mesh_shape=data:4" "--mesh_shape=data:1;model:4 --layout=heads:model;ffn:model"
 
-Each side is flags of `python -m tfdist.train` in addition to those that all have. Prints a Markdown table: bits a byte on
+Each side is flags of `tfdist train` in addition to those that all have. Prints a Markdown table: bits a byte on
 held-out text at each evaluation, the largest difference from the first side, and the minutes that training took.
 """
 

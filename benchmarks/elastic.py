@@ -2,7 +2,7 @@
 
     python benchmarks/elastic.py --launchers=horovod,tensorflow --rounds=5
 
-Each round starts `tfdist.launch --processes=2:3`, kills a rank after its first checkpoint, and follows what the launcher
+Each round starts `tfdist launch --processes=2:3`, kills a rank after its first checkpoint, and follows what the launcher
 prints and the run's directory shows, every few milliseconds:
 
 - detect: from SIGKILL until the launcher has ended the two others, and starts two processes;

@@ -1,9 +1,9 @@
-r"""One operation over several libraries: a table and a picture, from runs of `python -m tfdist.bench collectives`.
+r"""One operation over several libraries: a table and a picture, from runs of `tfdist bench collectives`.
 
 Medians alone: repeat the runs to see how much they vary.
 
     for library in gloo mpi; do
-        python -m tfdist.launch --launcher=horovod --processes=2 -- python -m tfdist.bench collectives --strategy=horovod \
+        tfdist launch --launcher=horovod --processes=2 -- tfdist bench collectives --strategy=horovod \
             --communication=$library --operations=all_reduce --sizes=4KB:64MB --output_dir=runs/$library
     done
     python benchmarks/engines.py docs/guides/engines.png Gloo=runs/gloo MPI=runs/mpi

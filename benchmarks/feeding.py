@@ -3,7 +3,7 @@
     python benchmarks/feeding.py --strategy=mirrored --devices=2
     python benchmarks/feeding.py --strategy=mirrored --devices=2 --augment="flip|crop(padding=4)"
 
-Takes the flags of `python -m tfdist.train`, and by default trains a workload of `workload.py` on two replicas' rows. Prints the
+Takes the flags of `tfdist train`, and by default trains a workload of `workload.py` on two replicas' rows. Prints the
 median, over the windows of ten steps that count, of a step's time, of the time that it waited, and of their ratio.
 """
 

@@ -1,4 +1,4 @@
-"""The side `fit`: Keras's own `fit` of a workload, plain or under this library with any flags of `python -m tfdist.run`.
+"""The side `fit`: Keras's own `fit` of a workload, plain or under this library with any flags of `tfdist run`.
 
     python benchmarks/fitted.py --plain
     python benchmarks/fitted.py --strategy=horovod ...
@@ -62,7 +62,7 @@ def fit(given: argparse.Namespace) -> tuple[list[float], float]:
 
 
 def under_tfdist(config: RunConfig, given: argparse.Namespace) -> None:
-    """As `python -m tfdist.run` runs a script."""
+    """As `tfdist run` runs a script."""
     with (
         open_strategy.opened_strategy(config, config.stall_shutdown_seconds) as (config, _, strategy),
         contextlib.ExitStack() as on,

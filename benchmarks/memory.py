@@ -1,9 +1,9 @@
 """Memory of one device in training steps, by its process's peak beyond what was there before them.
 
     python benchmarks/memory.py --model="transformer(layers=2,width=64)" --dataset="text(length=1024)" --batch_size=1
-    python -m tfdist.launch --processes=4 -- python benchmarks/memory.py --strategy=mesh --mesh_shape=... --layout=...
+    tfdist launch --processes=4 -- python benchmarks/memory.py --strategy=mesh --mesh_shape=... --layout=...
 
-Takes the flags of `python -m tfdist.train`. One device a process; each prints a line. `building` is the peak while the model
+Takes the flags of `tfdist train`. One device a process; each prints a line. `building` is the peak while the model
 and the optimizer's slots are made, `steps` that of three steps, `state` what parameters and slots take of a device's
 memory. On Linux alone.
 """

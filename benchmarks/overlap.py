@@ -1,7 +1,7 @@
 """Whether communication and the backward pass overlap: a picture of one step, from a profile of TensorFlow.
 
-    python -m tfdist.launch --processes=2 --launcher=horovod -- \
-        python -m tfdist.train --strategy=horovod ... --profile_steps=40:43 --output_dir=RUN
+    tfdist launch --processes=2 --launcher=horovod -- \
+        tfdist train --strategy=horovod ... --profile_steps=40:43 --output_dir=RUN
     python benchmarks/overlap.py RUN docs/guides/overlap.png
 
 Above the engine's operations, below a bar for each message of gradients, from when it was handed to Horovod to when its

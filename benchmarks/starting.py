@@ -49,7 +49,7 @@ class Side:
     Attributes:
       text: as written, a name and its flags: `tfdist --strategy=horovod`, `horovod --compression=fp16`.
       command: the program and its arguments.
-      launcher: `--launcher` of `tfdist.launch`, or "mpirun"; empty for one process.
+      launcher: `--launcher` of `tfdist launch`, or "mpirun"; empty for one process.
       ranks: how many processes a launcher starts.
     """
 

@@ -1,4 +1,4 @@
-"""This library's side: the trainer as `python -m tfdist.train` makes it, with any of its flags.
+"""This library's side: the trainer as `tfdist train` makes it, with any of its flags.
 
     python benchmarks/trained.py --strategy=horovod --compression=none ...
 

@@ -4,7 +4,7 @@
 
 The same file trains on two processes, with another strategy (`auto` chooses by the environment):
 
-    python -m tfdist.launch --processes=2 -- python examples/keras_tfdist.py 20 auto
+    tfdist launch --processes=2 -- python examples/keras_tfdist.py 20 auto
 """
 
 import sys

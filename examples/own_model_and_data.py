@@ -1,6 +1,6 @@
 """A custom model and data set, given by the names of two functions.
 
-    cd examples && python -m tfdist.train --model="own_model_and_data:network(width=32)" \
+    cd examples && tfdist train --model="own_model_and_data:network(width=32)" \
         --dataset=own_model_and_data:tumours --batch_size=32 --epochs=20
 
 The module is searched for in the current directory and PYTHONPATH. Arguments in parentheses are passed to the function.

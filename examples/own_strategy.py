@@ -1,6 +1,6 @@
 """A custom strategy: `mirrored`, with a report of what each replica sends.
 
-    PYTHONPATH=examples python -m tfdist.train --strategy=own_strategy:Measured --devices=2 --steps=50
+    PYTHONPATH=examples tfdist train --strategy=own_strategy:Measured --devices=2 --steps=50
 
 A strategy subclasses `tfdist.Strategy` or an existing strategy, as here. Its constructor takes `cluster` (the processes of the
 job, and which of them this is), `join` (creates the control plane), and its own options as keywords.

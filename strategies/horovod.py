@@ -16,8 +16,7 @@ try:
     import horovod.tensorflow as hvd
 except ImportError as missing:
     raise InputError(
-        f"--strategy=horovod needs Horovod built for this TensorFlow. Received: {missing}. "
-        "Run `python -m tfdist.install_horovod`."
+        f"--strategy=horovod needs Horovod built for this TensorFlow. Received: {missing}. Run `tfdist install_horovod`."
     ) from missing
 
 from tfdist.collectives.declared_groups import distinct_groups

@@ -38,7 +38,7 @@ def test_help_lists_the_flags(capsys):
     for arguments in (("--help",), ("collectives", "--help")):
         assert bench.start(["bench", *arguments]) == 0
         text = capsys.readouterr().out
-        assert text.startswith("Usage: python -m tfdist.bench collectives [--flag=value ...]")
+        assert text.startswith("Usage: tfdist bench collectives [--flag=value ...]")
         assert "--operations" in text
 
 
@@ -53,8 +53,8 @@ def test_one_replica_has_nothing_to_measure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert bench.start(["bench", "collectives", "--strategy=single"]) == 2
     assert capsys.readouterr().err == (
-        "tfdist.bench collectives: A benchmark of collectives needs a strategy with collectives and at least two replicas. "
-        "Received: --strategy=single, 1 replicas. Use --strategy=mirrored --devices=2, `python -m tfdist.launch` or "
+        "tfdist bench collectives: A benchmark of collectives needs a strategy with collectives and at least two replicas. "
+        "Received: --strategy=single, 1 replicas. Use --strategy=mirrored --devices=2, `tfdist launch` or "
         "horovodrun.\n"
     )
     assert not list(tmp_path.iterdir())

@@ -88,7 +88,7 @@ def test_a_horovod_that_cannot_be_imported_fails_alone(tmp_path: pathlib.Path):
     reason = "Horovod cannot be imported: ImportError: undefined symbol: _ZN10tensorflow6Status"
     assert f"failed {reason}" in said
     at = said.index(f"failed horovod over Gloo, 2 processes {reason}")
-    assert said[at + 1].endswith("python -m tfdist.install_horovod --force")
+    assert said[at + 1].endswith("tfdist install_horovod --force")
     assert "ok TensorFlow can be imported, and finds no GPU" in said
     assert "ok TFDIST_TOKEN=(set, not shown)" in said and SECRET not in done.stdout
 
@@ -113,7 +113,7 @@ def test_bad_input(flag: str, message: str):
     done = run(flag)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"tfdist.doctor: {message}")
+    assert line.startswith(f"tfdist doctor: {message}")
 
 
 class _Fake(contextlib.nullcontext):
@@ -176,10 +176,10 @@ def test_what_is_not_installed_is_missing_with_the_command_that_installs_it():
     gloo, sharded, mpi = tried("horovod", works)
     assert (gloo.status, sharded.status) == ("ok", "ok")
     assert (mpi.status, mpi.reason) == ("missing", "Horovod was built without MPI")
-    assert mpi.remedy.endswith("pip install mpich && python -m tfdist.install_horovod --mpi")
+    assert mpi.remedy.endswith("pip install mpich && tfdist install_horovod --mpi")
     gloo, *_ = tried("horovod", works, Frameworks("", 0, None, None))
     assert (gloo.status, gloo.reason) == ("missing", "Horovod is not installed")
-    assert gloo.remedy.endswith("python -m tfdist.install_horovod")
+    assert gloo.remedy.endswith("tfdist install_horovod")
     open_mpi = HOROVOD | {"libraries": ["Gloo", "MPI"], "mpi_library": "Open MPI 4.1", "starts_without_mpirun": False}
     *_, mpi = tried("horovod", works, Frameworks("", 0, open_mpi, None))
     assert (mpi.status, mpi.reason) == ("missing", "not tried: only mpirun can start Open MPI 4.1")
@@ -192,7 +192,7 @@ def test_an_engine_that_fails_says_why_and_how_to_see_more():
     assert engines.finding(sharded) == Finding(
         Status.FAILED,
         f"{'multiworker, 2 processes, sharded':<39}  1.0 s  the processes did not end within 1 s",
-        "To see its output: python -m tfdist.launch --processes=2 -- python -m tfdist.verify '--model=mlp(hidden=(8,))' "
+        "To see its output: tfdist launch --processes=2 -- tfdist verify '--model=mlp(hidden=(8,))' "
         "--dataset=synthetic:4x4x1 --batch_size=8 --steps=2 --strategy=multiworker --shard=optimizer",
     )
 
@@ -212,12 +212,12 @@ def test_the_fastest_engine_is_named_with_its_flags():
         speeds.finding(multiworker).text.split() == "multiworker 64.0 KiB 0.4 ms 4.0 MiB 8.7 ms 32.0 MiB 50 ms".split()
     )
     assert (mpi.status, failed.status, failed.reason) == ("missing", "failed", "rank 1 is lost")
-    assert speeds.finding(mpi).remedy.endswith("python -m tfdist.install_horovod --mpi")
+    assert speeds.finding(mpi).remedy.endswith("tfdist install_horovod --mpi")
     assert failed.command.endswith("--sizes=65536,4194304,33554432 --strategy=horovod --communication=gloo")
     assert speeds.fastest([multiworker, gloo, mpi, failed]) == Finding(
         Status.OK,
         "fastest for 4.0 MiB: horovod over Gloo, 2.9 times as fast as multiworker",
-        "python -m tfdist.launch --processes=2 -- python -m tfdist.train --strategy=horovod --communication=gloo",
+        "tfdist launch --processes=2 -- tfdist train --strategy=horovod --communication=gloo",
     )
     assert speeds.fastest([multiworker, mpi, failed]) is None
 

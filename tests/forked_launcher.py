@@ -1,4 +1,4 @@
-"""`python -m tfdist.launch`, with the imports of its fork server done: the launcher is a fork of a test's fork server.
+"""`tfdist launch`, with the imports of its fork server done: the launcher is a fork of a test's fork server.
 
     python tests/forked_launcher.py FLAGS -- COMMAND ...
 

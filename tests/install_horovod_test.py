@@ -65,7 +65,7 @@ def test_a_missing_tool_ends_the_command_with_code_2(no_tools, tmp_path, capsys)
     code = run("--force", f"--cache_dir={tmp_path / 'cache'}")
     assert code == ExitCode.BAD_INPUT
     assert capsys.readouterr().err == (
-        "tfdist.install_horovod: Horovod's build needs g++. Received: none. Install the Debian package g++.\n"
+        "tfdist install_horovod: Horovod's build needs g++. Received: none. Install the Debian package g++.\n"
     )
 
 
@@ -130,7 +130,7 @@ def test_without_tensorflow_there_is_nothing_to_build_for(monkeypatch, capsys):
 
     monkeypatch.setattr(install_horovod.importlib.metadata, "version", version)
     assert run() == ExitCode.BAD_INPUT
-    assert capsys.readouterr().err.startswith("tfdist.install_horovod: TensorFlow must be installed.")
+    assert capsys.readouterr().err.startswith("tfdist install_horovod: TensorFlow must be installed.")
 
 
 WHEEL = "horovod-0.28.1+tfdist.6-cp311-cp311-linux_x86_64.whl"

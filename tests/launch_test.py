@@ -39,7 +39,7 @@ def test_every_rank_gets_its_place_and_its_lines_and_its_log(launch, tmp_path):
     (directory,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in directory.iterdir()) == ["rank-0.log", "rank-1.log", "rank-2.log"]
     assert "no\n" in (directory / "rank-1.log").read_text()
-    assert one.said[0] == f"tfdist.launch: ranks 0, 1, 2 of 3, logs in {directory.relative_to(tmp_path)}"
+    assert one.said[0] == f"tfdist launch: ranks 0, 1, 2 of 3, logs in {directory.relative_to(tmp_path)}"
     assert len(one.said) == 2 and "accept anyone who can reach their ports" in one.said[1]
 
 
@@ -77,7 +77,7 @@ def test_one_that_fails_ends_all_and_gives_its_code(launch, code):
         *python(f"time.sleep(0.2)\nif rank == 1: sys.exit({code})\ntime.sleep(1000)"), flags=("--processes=3",)
     )
     assert one.wait() == code
-    assert one.said[-1].startswith(f"tfdist.launch: rank 1 ended with code {code}")
+    assert one.said[-1].startswith(f"tfdist launch: rank 1 ended with code {code}")
     assert one.said[-1].endswith("rank-1.log")
 
 
@@ -87,7 +87,7 @@ def test_a_program_whose_input_is_bad_is_not_started_again(launch):
     one = launch(*python(body), flags=("--processes=1", "--max_restarts=9"))
     assert one.wait() == 2
     assert [line for line in one.err.splitlines() if line not in one.said] == ["[0] tfdist: <string>, line 4: No."]
-    assert one.said[-1].startswith("tfdist.launch: rank 0 ended with code 2 (bad input)")
+    assert one.said[-1].startswith("tfdist launch: rank 0 ended with code 2 (bad input)")
 
 
 def test_one_that_ignores_the_wish_is_killed(launch):
@@ -168,7 +168,7 @@ def test_a_signal_is_passed_on_and_waited_for(launch, number):
         one.process.send_signal(number)
         assert one.wait() == expected
         assert sorted(one.out.splitlines()) == ["[0] saved", "[1] saved"]
-    assert one.said[-1] == f"tfdist.launch: ended by {signal.Signals(number).name}."
+    assert one.said[-1] == f"tfdist launch: ended by {signal.Signals(number).name}."
 
 
 def test_a_second_signal_kills(launch):
@@ -197,7 +197,7 @@ def test_output_that_nobody_reads_ends_the_job(launch):
 def test_a_rank_that_does_not_join_is_named(launch):
     one = launch(*member(absent=(1, 2)), flags=("--processes=3", "--start_timeout_seconds=0.5"))
     assert one.wait() == 5
-    assert one.said[-1].startswith("tfdist.launch: ranks 1, 2 did not join the job's group within 0.5 s")
+    assert one.said[-1].startswith("tfdist launch: ranks 1, 2 did not join the job's group within 0.5 s")
 
 
 HOROVOD = """

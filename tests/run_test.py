@@ -1,4 +1,4 @@
-"""`python -m tfdist.run`: an unchanged script on replicas and processes, with its arguments and its exit code."""
+"""`tfdist run`: an unchanged script on replicas and processes, with its arguments and its exit code."""
 
 import ast
 import json
@@ -73,7 +73,7 @@ def test_flags_come_from_the_environment_too(script: str, tmp_path: pathlib.Path
     assert done.returncode == 2 and "--clip_norm" in done.stdout.splitlines()[-1], done.stdout
     done = run(["-m", "tfdist.run", "--clip_norm=1", script, "0"], tmp_path, TFDIST_FLAGS="--clip_value=1")
     assert done.returncode == 2
-    assert "tfdist.run: Gradients are clipped by their norm or by value" in done.stdout.splitlines()[-1]
+    assert "tfdist run: Gradients are clipped by their norm or by value" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.smoke("run")
@@ -83,7 +83,7 @@ def test_a_mistake_in_a_script_is_one_line_with_the_place(tmp_path: pathlib.Path
     done = run(["-m", "tfdist.run", "own.py"], tmp_path)
     assert done.returncode == 2, done.stdout
     [line] = done.stdout.splitlines()
-    assert line.startswith("tfdist.run: own.py, line 3: devices must be"), line
+    assert line.startswith("tfdist run: own.py, line 3: devices must be"), line
 
 
 def test_the_hook_of_a_script_gets_errors_that_are_not_those_of_tfdist(tmp_path: pathlib.Path) -> None:
@@ -100,7 +100,7 @@ def test_the_hook_of_a_script_gets_errors_that_are_not_those_of_tfdist(tmp_path:
         ([], ("The script must follow the flags",)),
         (["nowhere.py"], ("The script must be a file. Received: nowhere.py.",)),
         (["--strategy=mesh", "script.py"], ("Keras's own fit runs on single", "--strategy=mesh")),
-        (["--compresion=fp16", "script.py"], ("--compresion is not a flag of tfdist.run", '"--compression"')),
+        (["--compresion=fp16", "script.py"], ("--compresion is not a flag of tfdist run", '"--compression"')),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -1,6 +1,6 @@
 """Benchmark collectives: time and bandwidth of each operation between replicas, by message size.
 
-Works in one process (`--strategy=mirrored --devices=2`), under `python -m tfdist.launch` and under horovodrun.
+Works in one process (`--strategy=mirrored --devices=2`), under `tfdist launch` and under horovodrun.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 BENCHMARKS = ("collectives",)
 _EXAMPLES = (
-    "python -m tfdist.bench collectives --strategy=mirrored --devices=2 --sizes=64KB,1MB",
-    "python -m tfdist.launch --processes=2 -- python -m tfdist.bench collectives --operations=all_reduce --sizes=4B:1MB",
+    "tfdist bench collectives --strategy=mirrored --devices=2 --sizes=64KB,1MB",
+    "tfdist launch --processes=2 -- tfdist bench collectives --operations=all_reduce --sizes=4B:1MB",
 )
 
 
@@ -89,7 +89,7 @@ def _measurable(strategy: "Strategy", config: BenchConfig) -> "HasCollectives":
         raise InputError(
             "A benchmark of collectives needs a strategy with collectives and at least two replicas. Received: "
             f"--strategy={config.strategy}, {strategy.replicas} replicas. Use --strategy=mirrored --devices=2, "
-            "`python -m tfdist.launch` or horovodrun."
+            "`tfdist launch` or horovodrun."
         )
     names = ("all_reduce",) if config.all_reduce else parse_operations(config.operations)
     check_dtype(strategy.collectives, names, tf.as_dtype(config.dtype))
@@ -130,7 +130,7 @@ def start(argv: Sequence[str]) -> int:
     def call(values: flags.absl_flags.FlagValues, output: Output) -> int:
         if name not in BENCHMARKS:
             raise InputError(
-                "The benchmark's name comes first, as in `python -m tfdist.bench collectives`. Received: "
+                "The benchmark's name comes first, as in `tfdist bench collectives`. Received: "
                 f"{name or 'none'}.{nearest(name, BENCHMARKS)}"
             )
         return main(flags.config(values, BenchConfig), output)

@@ -107,13 +107,13 @@ def _facts(found: Found) -> dict[str, Any]:
 
 
 def _run(values: Any, arguments: list[str], output: Output) -> int:
-    run = command.only(arguments, "tfdist.checkpoints takes one directory.", "Give the directory of a run.")
+    run = command.only(arguments, "tfdist checkpoints takes one directory.", "Give the directory of a run.")
     return main(run, output)
 
 
 _EXAMPLES = (
-    "python -m tfdist.checkpoints runs/one",
-    "python -m tfdist.checkpoints runs/one/checkpoints/step-000000040",
+    "tfdist checkpoints runs/one",
+    "tfdist checkpoints runs/one/checkpoints/step-000000040",
 )
 
 if __name__ == "__main__":

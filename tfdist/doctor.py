@@ -134,8 +134,8 @@ def _names(text: str) -> Sequence[str]:
 
 
 _EXAMPLES = (
-    "python -m tfdist.doctor --quick --speed",
-    "python -m tfdist.doctor --only=mirrored,multiworker --json",
+    "tfdist doctor --quick --speed",
+    "tfdist doctor --only=mirrored,multiworker --json",
 )
 
 if __name__ == "__main__":

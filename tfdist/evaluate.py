@@ -39,7 +39,7 @@ def main(run: str, config: EvaluateConfig) -> int:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    run = command.only(arguments, "tfdist.evaluate takes one directory.", "Give the directory of a run.")
+    run = command.only(arguments, "tfdist evaluate takes one directory.", "Give the directory of a run.")
     return main(run, flags.config(values, EvaluateConfig))
 
 
@@ -49,8 +49,8 @@ def _define(values: Any) -> None:
 
 
 _EXAMPLES = (
-    "python -m tfdist.evaluate runs/one --output=results.json",
-    "python -m tfdist.launch --processes=2 -- python -m tfdist.evaluate runs/one --split=train",
+    "tfdist evaluate runs/one --output=results.json",
+    "tfdist launch --processes=2 -- tfdist evaluate runs/one --split=train",
 )
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
 
 def _run(values: Any, arguments: list[str]) -> int:
     run = command.only(
-        arguments, "tfdist.export takes one directory.", "Give the directory of a run or of a checkpoint."
+        arguments, "tfdist export takes one directory.", "Give the directory of a run or of a checkpoint."
     )
     return main(run, flags.config(values, ExportConfig))
 
@@ -157,8 +157,8 @@ def _define(values: Any) -> None:
 
 
 _EXAMPLES = (
-    "python -m tfdist.export runs/one",
-    "python -m tfdist.export runs/one/checkpoints/step-000000040 --format=saved_model --output=served",
+    "tfdist export runs/one",
+    "tfdist export runs/one/checkpoints/step-000000040 --format=saved_model --output=served",
 )
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ def main(values: flags.FlagValues) -> None:
     install(Options(pathlib.Path(values.cache_dir).expanduser().resolve(), values.gpu, values.mpi, values.force))
 
 
-_EXAMPLES = ("python -m tfdist.install_horovod", "python -m tfdist.install_horovod --mpi")
+_EXAMPLES = ("tfdist install_horovod", "tfdist install_horovod --mpi")
 
 if __name__ == "__main__":
     about = __doc__.partition("\n")[0]

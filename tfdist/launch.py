@@ -1,4 +1,4 @@
-"""Start the processes of a job on this host: python -m tfdist.launch --processes=2 -- python -m tfdist.train ...
+"""Start the processes of a job on this host: tfdist launch --processes=2 -- tfdist train ...
 
 On several hosts, run the same command on each, with --nodes, --coordinator, and its own --node_rank. An elastic job,
 --processes=MIN:MAX, continues with fewer processes when one fails, and with more when slots become available again.
@@ -98,7 +98,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
       The exit code of the process that caused a failure, or 0; 130 if Ctrl-C has interrupted a job that has saved.
     """
     if not arguments:
-        raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
+        raise InputError("The command to start must follow: tfdist launch --processes=2 -- tfdist train ...")
     given: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
     job = Job(**given | parse_processes(given["processes"]))
     _put_own_programs_first()
@@ -149,12 +149,12 @@ def parse_processes(text: str) -> dict[str, int]:
 
 def _say(line: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be closed, while the job continues
-        print(f"tfdist.launch: {line}", file=sys.stderr, flush=True)
+        print(f"tfdist launch: {line}", file=sys.stderr, flush=True)
 
 
 _EXAMPLES = (
-    "python -m tfdist.launch --processes=2 -- python -m tfdist.train --model=mlp --epochs=2 --output_dir=runs/two",
-    "python -m tfdist.launch --launcher=horovod -- python -m tfdist.train --model=mlp --epochs=2 --output_dir=runs/ring",
+    "tfdist launch --processes=2 -- tfdist train --model=mlp --epochs=2 --output_dir=runs/two",
+    "tfdist launch --launcher=horovod -- tfdist train --model=mlp --epochs=2 --output_dir=runs/ring",
 )
 
 if __name__ == "__main__":

@@ -146,8 +146,8 @@ def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
 
 
 _EXAMPLES = (
-    "python -m tfdist.layout --model=transformer --dataset=text --mesh_shape='data:2;model:4' --layout='heads:model;ffn:model'",
-    "python -m tfdist.layout --model=transformer --dataset=text --mesh_shape=stage:2 --micro_batches=8 --measure_stages",
+    "tfdist layout --model=transformer --dataset=text --mesh_shape='data:2;model:4' --layout='heads:model;ffn:model'",
+    "tfdist layout --model=transformer --dataset=text --mesh_shape=stage:2 --micro_batches=8 --measure_stages",
 )
 
 if __name__ == "__main__":

@@ -245,13 +245,13 @@ def _problems(epoch: str, numbers: np.ndarray, size: int, whole: bool) -> list[s
 
 
 def _run(values: Any, arguments: list[str], output: Output) -> int:
-    run = command.only(arguments, "tfdist.ledger takes one directory.", "Give the directory of a run.")
+    run = command.only(arguments, "tfdist ledger takes one directory.", "Give the directory of a run.")
     return main(run, output)
 
 
 _EXAMPLES = (
-    "python -m tfdist.ledger runs/one",
-    "python -m tfdist.ledger runs/one && python -m tfdist.export --output=proved.keras runs/one",
+    "tfdist ledger runs/one",
+    "tfdist ledger runs/one && tfdist export --output=proved.keras runs/one",
 )
 
 if __name__ == "__main__":

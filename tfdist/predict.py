@@ -98,7 +98,7 @@ def _text(value: Any, is_integer: bool) -> str:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    run = command.only(arguments, "tfdist.predict takes one directory.", "Give the directory of a run.")
+    run = command.only(arguments, "tfdist predict takes one directory.", "Give the directory of a run.")
     return main(run, flags.config(values, PredictConfig))
 
 
@@ -108,8 +108,8 @@ def _define(values: Any) -> None:
 
 
 _EXAMPLES = (
-    "python -m tfdist.predict runs/one --output=predictions.npy",
-    "python -m tfdist.predict runs/one --classes --output=classes.csv --strategy=mirrored --devices=2",
+    "tfdist predict runs/one --output=predictions.npy",
+    "tfdist predict runs/one --classes --output=classes.csv --strategy=mirrored --devices=2",
 )
 
 if __name__ == "__main__":

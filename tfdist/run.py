@@ -104,13 +104,13 @@ def _is_of_executor(thread: threading.Thread) -> bool:
 
 def _call(values: absl_flags.FlagValues, rest: list[str]) -> int:
     if not rest:
-        raise InputError("The script must follow the flags: python -m tfdist.run --strategy=auto script.py ...")
+        raise InputError("The script must follow the flags: tfdist run --strategy=auto script.py ...")
     return main(flags.config(values, RunConfig), rest[0], rest[1:])
 
 
 _EXAMPLES = (
-    "python -m tfdist.run --strategy=mirrored --devices=2 script.py",
-    "python -m tfdist.launch --processes=2 -- python -m tfdist.run --compression=fp16 script.py",
+    "tfdist run --strategy=mirrored --devices=2 script.py",
+    "tfdist launch --processes=2 -- tfdist run --compression=fp16 script.py",
 )
 
 if __name__ == "__main__":

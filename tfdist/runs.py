@@ -86,7 +86,7 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
     found, skipped = _found([path_of(path) for path in paths])
     if not found:
         raise InputError(
-            f"tfdist.runs needs a directory with runs. Received: {', '.join(paths)}{_because(skipped)}. Give the directory of "
+            f"tfdist runs needs a directory with runs. Received: {', '.join(paths)}{_because(skipped)}. Give the directory of "
             "a run, or one that contains such directories, such as the parent of an --output_dir."
         )
     _check_metrics(config.metric, found)
@@ -117,7 +117,7 @@ def _found(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
         try:
             if not storage.is_directory(path):
                 raise InputError(
-                    f"tfdist.runs takes directories. Received: {path}, which is not a directory. Give the parent of an "
+                    f"tfdist runs takes directories. Received: {path}, which is not a directory. Give the parent of an "
                     "--output_dir."
                 )
             inner = sorted(entry.name for entry in storage.entries(path) if storage.is_directory(path / entry.name))
@@ -232,8 +232,8 @@ def _define(values: absl_flags.FlagValues) -> None:
 def _run(values: Any, arguments: list[str], output: Output) -> int:
     if not arguments:
         raise InputError(
-            "tfdist.runs takes a directory with runs, or the directories of runs. Received: 0 arguments. Write "
-            "python -m tfdist.runs runs."
+            "tfdist runs takes a directory with runs, or the directories of runs. Received: 0 arguments. Write "
+            "tfdist runs runs."
         )
     with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
         return main(arguments, flags.config(values, RunsConfig), output)
@@ -241,8 +241,8 @@ def _run(values: Any, arguments: list[str], output: Output) -> int:
 
 
 _EXAMPLES = (
-    "python -m tfdist.runs runs --filter=strategy=mirrored --sort=accuracy",
-    "python -m tfdist.runs runs/one runs/two --output=comparison.png",
+    "tfdist runs runs --filter=strategy=mirrored --sort=accuracy",
+    "tfdist runs runs/one runs/two --output=comparison.png",
 )
 
 if __name__ == "__main__":

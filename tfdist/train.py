@@ -69,8 +69,8 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
 
 
 _EXAMPLES = (
-    "python -m tfdist.train --strategy=mirrored --devices=2 --model=mlp --epochs=2 --checkpoint_every=20 --output_dir=runs/one",
-    "python -m tfdist.train --flagfile=runs/one/flags.txt --optimizer='sgd(momentum=0.9)' --learning_rate=0.1",
+    "tfdist train --strategy=mirrored --devices=2 --model=mlp --epochs=2 --checkpoint_every=20 --output_dir=runs/one",
+    "tfdist train --flagfile=runs/one/flags.txt --optimizer='sgd(momentum=0.9)' --learning_rate=0.1",
 )
 
 if __name__ == "__main__":

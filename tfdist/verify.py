@@ -70,8 +70,8 @@ def _facts(result: "Comparison", session: "Session") -> dict[str, Any]:
 
 
 _EXAMPLES = (
-    "python -m tfdist.verify --strategy=mirrored --devices=2 --model=mlp --steps=5 --float64",
-    "python -m tfdist.launch --processes=2 -- python -m tfdist.verify --model='mlp(hidden=(64,))' --optimizer=sgd --steps=5",
+    "tfdist verify --strategy=mirrored --devices=2 --model=mlp --steps=5 --float64",
+    "tfdist launch --processes=2 -- tfdist verify --model='mlp(hidden=(64,))' --optimizer=sgd --steps=5",
 )
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """tf_distribute_before.py with one added line, and its import. It trains on all processes that TF_CONFIG names.
 
-python -m tfdist.launch --processes=2 -- python examples/migration/tf_distribute_after.py [EPOCHS]
+tfdist launch --processes=2 -- python examples/migration/tf_distribute_after.py [EPOCHS]
 """
 
 import json

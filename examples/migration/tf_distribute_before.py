@@ -1,6 +1,6 @@
 """As in TensorFlow's multi-worker tutorial: each process that TF_CONFIG names runs this. It fails on two processes.
 
-python -m tfdist.launch --processes=2 -- python examples/migration/tf_distribute_before.py [EPOCHS]
+tfdist launch --processes=2 -- python examples/migration/tf_distribute_before.py [EPOCHS]
 """
 
 import json

@@ -135,7 +135,7 @@ def test_the_end_has_the_result_the_best_value_what_is_next_and_the_directory_la
     assert summary(run(tmp_path / "a run", 83.2, monkeypatch), RECORDS, None, "--checkpoint=best") == [
         "eval after 20 steps: loss 0.4000  accuracy 0.8000",
         "best accuracy 0.9000 at step 10; trained to step 20 in 1 min 23 s",
-        f"next: python -m tfdist.evaluate '{tmp_path}/a run' --checkpoint=best, or tfdist.predict, or tfdist.export",
+        f"next: tfdist evaluate '{tmp_path}/a run' --checkpoint=best, or tfdist predict, or tfdist export",
         "or train longer: the same command with more --epochs or --steps",
         "model.keras, curves.png, metrics.jsonl and logs are in",
         f"{tmp_path}/a run",
@@ -167,7 +167,7 @@ def test_the_next_command_has_what_the_flags_of_the_run_need(named, said, tmp_pa
 def test_the_best_of_one_evaluation_or_of_none_is_not_mentioned(records, line, tmp_path, monkeypatch):
     found = summary(run(tmp_path, 4.25, monkeypatch, every="0"), records, None)
     assert found[1] == f"{line}trained to step {records[-1]['step']} in 4.2 s"
-    assert found[2].endswith("or tfdist.export") and len(found) == 5
+    assert found[2].endswith("or tfdist export") and len(found) == 5
 
 
 def test_a_best_value_that_was_exported_is_mentioned_instead(tmp_path, monkeypatch):

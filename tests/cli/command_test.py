@@ -59,10 +59,10 @@ def test_arguments_behind_the_flags():
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (InputError("Rule.\n  Received: 3."), 2, "tfdist.train: Rule. Received: 3."),
-        (NotFiniteError("Step 7."), 3, "tfdist.train: Step 7."),
-        (PeerLostError("Rank 1."), 5, "tfdist.train: Rank 1."),
-        (KeyboardInterrupt(), 130, "tfdist.train: Interrupted."),
+        (InputError("Rule.\n  Received: 3."), 2, "tfdist train: Rule. Received: 3."),
+        (NotFiniteError("Step 7."), 3, "tfdist train: Step 7."),
+        (PeerLostError("Rank 1."), 5, "tfdist train: Rank 1."),
+        (KeyboardInterrupt(), 130, "tfdist train: Interrupted."),
     ],
 )
 def test_errors_with_a_code_are_one_line(capsys, error, code, line):
@@ -140,7 +140,7 @@ def test_an_explained_error_is_one_line(capsys, caplog):
 
     with caplog.at_level(logging.DEBUG, "tfdist.cli.command"):
         assert _run(_raiser(error), explain=explain) == 5
-    assert _only_line(capsys) == "tfdist.train: Rank 1 was lost."
+    assert _only_line(capsys) == "tfdist train: Rank 1 was lost."
     assert "connection reset" in caplog.text
 
 
@@ -155,7 +155,7 @@ def test_help(capsys, argument):
     captured = capsys.readouterr()
     assert captured.err == ""
     lines = captured.out.splitlines()
-    assert lines[0] == "Usage: python -m tfdist.train [--flag=value ...] -- COMMAND"
+    assert lines[0] == "Usage: tfdist train [--flag=value ...] -- COMMAND"
     assert lines[2] == "Trains a model."
     assert [line for line in lines if line.endswith(":") and not line.startswith(" ")] == [
         "Model and data:",
@@ -171,14 +171,14 @@ def test_help(capsys, argument):
 
 
 def test_help_ends_with_the_examples(capsys):
-    examples = ["python -m tfdist.train --steps=3", f"python -m tfdist.train {'--steps=3 ' * 20}"]
+    examples = ["tfdist train --steps=3", f"tfdist train {'--steps=3 ' * 20}"]
     assert _run(_raiser(AssertionError()), "--help", examples=examples) == 0
     assert capsys.readouterr().out.splitlines()[-3:] == ["Examples:", *(f"  {example}" for example in examples)]
 
 
 def test_help_without_flags_names_no_files_with_flags(capsys):
     assert command.run("ledger", lambda values: None, _raiser(AssertionError()), ["program", "--help"]) == 0
-    shown = "Usage: python -m tfdist.ledger\n\nEvery command:\n  --help  Show this help.\n"
+    shown = "Usage: tfdist ledger\n\nEvery command:\n  --help  Show this help.\n"
     assert capsys.readouterr().out == shown
 
 

@@ -134,11 +134,11 @@ def test_the_launcher_takes_it_too(write):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr: 0.1\n", "run.yaml, line 1: lr is not a flag of tfdist.train. Use --learning_rate=0.1."),
+        ("lr: 0.1\n", "run.yaml, line 1: lr is not a flag of tfdist train. Use --learning_rate=0.1."),
         ("batch-size: 3\n", "in lower case: --batch_size=3."),
-        ("help: true\n", "run.yaml, line 1: help is not a flag of tfdist.train."),
-        ("config: other.yaml\n", "run.yaml, line 1: config is not a flag of tfdist.train."),
-        ("flagfile: flags.txt\n", "run.yaml, line 1: flagfile is not a flag of tfdist.train."),
+        ("help: true\n", "run.yaml, line 1: help is not a flag of tfdist train."),
+        ("config: other.yaml\n", "run.yaml, line 1: config is not a flag of tfdist train."),
+        ("flagfile: flags.txt\n", "run.yaml, line 1: flagfile is not a flag of tfdist train."),
         ("batch_size: [3, 4]\n", "run.yaml, line 1: batch_size must be a single value. Received: a list."),
         ("model: {name: mlp}\n", "run.yaml, line 1: model must be a single value. Received: a mapping."),
         (

@@ -171,7 +171,7 @@ def test_a_mesh_is_checked_when_flags_are_read(given, message):
 
 def test_a_search_for_a_layout_is_no_training():
     LayoutConfig(mesh_shape="data:2;model:2", layout="auto", memory_gb=0.5)
-    with pytest.raises(InputError, match="--layout: auto is only for `python -m tfdist.layout`"):
+    with pytest.raises(InputError, match="--layout: auto is only for `tfdist layout`"):
         TrainConfig(strategy="mesh", layout="auto")
 
 

@@ -23,7 +23,7 @@ DEADLINE_SECONDS = 300
 _COPIED, _LINKED = ("examples", "benchmarks"), ("tests", "docs", "pyproject.toml", "setup.cfg")
 _KEY = "^C"  # what a terminal shows for Ctrl-C
 _TRAINS = re.compile(r"(\[\d+\] )?step \d+")  # the line of progress after which the key is pressed
-_FAILED = re.compile(r"(\[\d+\] )?tfdist(\.\w+)?: |\^C$")  # a page shows errors, too
+_FAILED = re.compile(r"(\[\d+\] )?tfdist( \w+)*: |\^C$")  # a page shows errors, too
 
 
 @dataclasses.dataclass

@@ -72,6 +72,6 @@ def test_a_command_that_fails_is_a_problem(tmp_path: pathlib.Path):
     page = tmp_path / "page.md"
     page.write_text("```console\n$ false\n```\n", encoding="utf-8")
     assert "ended with code 1" in run(page).stdout
-    page.write_text("```console\n$ python -m tfdist.ledger\n...\ntfdist.ledger: ...\n```\n", encoding="utf-8")
+    page.write_text("```console\n$ tfdist ledger\n...\ntfdist ledger: ...\n```\n", encoding="utf-8")
     checked = run(page)
     assert checked.returncode == 0, checked.stdout

@@ -113,7 +113,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     **{
         name: (f"--strategy=mesh --mesh_shape={flags}", *words)
         for name, (flags, *words) in {
-            "mesh has too many CPU devices": ("data:2000", "at most 32 logical CPU", "2000 devices", "tfdist.layout"),
+            "mesh has too many CPU devices": ("data:2000", "at most 32 logical CPU", "2000 devices", "tfdist layout"),
             "mesh has another grammar": ("data=4", "--mesh_shape", "'data=4'"),
             "mesh has other devices": ("data:4 --devices=2", "of size 4", "--devices=2"),
             "mesh has no such axis": ("data:4 --layout=out:modle", "The mesh data:4 has no axis modle"),
@@ -177,7 +177,7 @@ def assert_one_line(code: int, out: str, err: str, words: Sequence[str]) -> None
     ours = r".* INFO rank 0: Loading TensorFlow took |(model|data|strategy|chosen|batch|length|output) +\S|run ended: bad input"
     lines = [line for line in err.splitlines() if not re.match(ours, line)]
     assert len(lines) == 1, err
-    assert lines[0].startswith("tfdist.train: ")
+    assert lines[0].startswith("tfdist train: ")
     for word in words:
         assert word in lines[0], lines[0]
 
@@ -228,7 +228,7 @@ def test_without_horovod(tmp_path: pathlib.Path) -> None:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('no Horovod here')")
     result = start(("--strategy=horovod",), {"PYTHONPATH": str(package.parent)})
-    assert_one_line(*result, ("no Horovod here", "python -m tfdist.install_horovod"))
+    assert_one_line(*result, ("no Horovod here", "tfdist install_horovod"))
 
 
 @pytest.mark.processes
@@ -249,6 +249,6 @@ def test_the_worker_s_own_port_is_in_use() -> None:
     with processes.job([sys.executable, "-c", PORT_OF_RANK_1, *argv], 2) as job:
         ended = job.wait(300)
     assert ended[1].code == 2, ended[1].output
-    [line] = [line for line in ended[1].output.splitlines() if line.startswith("tfdist.train: ")]
+    [line] = [line for line in ended[1].output.splitlines() if line.startswith("tfdist train: ")]
     assert "free port" in line and "TF_CONFIG" in line, line
     assert ended[0].code == 5 and "rank 1" in ended[0].output, ended[0].output

@@ -60,11 +60,11 @@ def test_a_loss_that_is_not_finite(size: int, tmp_path: pathlib.Path) -> None:
     steps = set()
     for rank, output in enumerate(outputs):
         said = line_with(output, "The loss is")  # once, not also from the reporter
-        found = re.match(r"tfdist.train: The loss is (nan|inf) at step (\d+)\.", said)
+        found = re.match(r"tfdist train: The loss is (nan|inf) at step (\d+)\.", said)
         assert found, output
         steps.add(int(found[2]))
         log = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
-        assert said.removeprefix("tfdist.train: ") in log
+        assert said.removeprefix("tfdist train: ") in log
     [step] = steps
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, step + 1))
@@ -130,20 +130,20 @@ def test_a_peer_that_never_comes() -> None:
     with processes.job([sys.executable, "-c", come, "{rank}", *train(*flags)], 2) as job:
         ended = job.wait(START_SECONDS)
     assert [end.code for end in ended] == [5, 0], ended[0].output
-    line = line_with(ended[0].output, "tfdist.train: ")
+    line = line_with(ended[0].output, "tfdist train: ")
     assert "rank 1" in line and "4 s" in line, line
 
 
 def test_flags_that_differ() -> None:
     flags = ("--strategy=multiworker", "--output_dir=run", "--seed={rank}")
     for output in processes.finish(train(*LONG, *flags), 2, code=2):
-        assert "--seed" in line_with(output, "tfdist.train: ")
+        assert "--seed" in line_with(output, "tfdist train: ")
 
 
 def test_out_of_memory() -> None:
     flags = ("--dataset=digits", "--model=own_of_test:absurd", "--steps=2", "--output_dir=run")
     [output] = processes.finish(train(*flags), code=6)
-    line = line_with(output, "tfdist.train: ")
+    line = line_with(output, "tfdist train: ")
     assert "36.4 TiB" in line and "--batch_size" in line, line
 
 
@@ -154,7 +154,7 @@ def test_interrupted() -> None:
         job.processes[0].send_signal(signal.SIGINT)
         [end] = job.wait(END_SECONDS)
     assert end.code == 75, end.output
-    line_with(end.output, "tfdist.train: Preempted: stopped at step ")
+    line_with(end.output, "tfdist train: Preempted: stopped at step ")
 
 
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -175,7 +175,7 @@ def test_a_file_that_cannot_be_written(strict: bool, tmp_path: pathlib.Path) -> 
         "A run must be able to write its files during training. Received: run/ledger/start-0-rank-1.bin: File too large. Free "
         "space, or repair the directory; the same command resumes from the last checkpoint, if there is one."
     )
-    assert line_with(ended[1].output, "ledger") == f"tfdist.train: {said}"
+    assert line_with(ended[1].output, "ledger") == f"tfdist train: {said}"
     assert line_with(ended[0].output, "ledger") == (
         f"rank 0 of 2: rank 1 is lost: ended with code 1 (failed): {said} Ending with code 5."
     )

@@ -77,7 +77,7 @@ def test_a_rank_that_sleeps() -> None:
     assert any(f"rank {rank} of 3: {why}. Ending with code 4.\n" in log for rank, log in enumerate(logs))
     # A rank that is notified of another's end before its own reports that, too; only the launcher's line is checked.
     said = [
-        text for text in done.stderr.splitlines() if text.startswith("tfdist.launch: ") and "ended with code" in text
+        text for text in done.stderr.splitlines() if text.startswith("tfdist launch: ") and "ended with code" in text
     ]
     assert len(said) == 1 and f"ended with code 4 (stalled): {why}" in said[0]
 

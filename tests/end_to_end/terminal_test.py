@@ -114,8 +114,8 @@ def test_ctrl_c_in_a_terminal_saves_and_the_same_command_resumes(launch, tmp_pat
     said = one.said.decode()
     [saved] = newest(tmp_path / "run" / "checkpoints")
     if launch:
-        assert said.count("tfdist.launch: Interrupted: all ranks have saved. Resume with the same command") == 1
+        assert said.count("tfdist launch: Interrupted: all ranks have saved. Resume with the same command") == 1
     else:
         step = int(saved.name[-9:])
-        assert said.count(f"tfdist.train: Interrupted: saved at step {step} in run/checkpoints. Resume with") == 1
+        assert said.count(f"tfdist train: Interrupted: saved at step {step} in run/checkpoints. Resume with") == 1
         assert "Received Ctrl-C: saving and stopping at the next agreed step; a second Ctrl-C exits at once." in said

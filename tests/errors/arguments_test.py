@@ -16,7 +16,7 @@ def wrong(message):
     [
         ("--batch_size must be at least 1. Received: 0.", "batch_size must be at least 1. Received: 0."),
         ("Received: --a=1 and --b. Use --a=2.", "Received: a=1 and b. Use a=2."),
-        ("Run `python -m tfdist.install_horovod --mpi`.", "Run `python -m tfdist.install_horovod --mpi`."),
+        ("Run `tfdist install_horovod --mpi`.", "Run `tfdist install_horovod --mpi`."),
         ("a--b -- c", "a--b -- c"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_rank_that_is_killed_is_restarted_from_a_checkpoint() -> None:
         job.wait_for(0, f"Saved step {int(step) + 10} ", START_SECONDS)  # a signal before the first step would end it
         job.wait_for(0, "restart 1 of 1 after step ", 1)
         [why] = [line for line in job.output(0).splitlines() if "restart 1 of 1" in line]
-        assert "tfdist.launch: rank 1 ended with code 137 (killed by SIGKILL). Its log: " in why, why
+        assert "tfdist launch: rank 1 ended with code 137 (killed by SIGKILL). Its log: " in why, why
         preempted(job)
 
 
@@ -116,4 +116,4 @@ def test_a_rank_that_is_too_late_is_named() -> None:
     with processes.job(command, 1) as job:
         [end] = job.wait(START_SECONDS)
     assert end.code == 5, end.output
-    assert "[0] tfdist.train: rank 1 did not reach 'start' within 8 s (never connected: rank 1)." in end.output
+    assert "[0] tfdist train: rank 1 did not reach 'start' within 8 s (never connected: rank 1)." in end.output

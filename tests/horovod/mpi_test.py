@@ -72,7 +72,7 @@ def test_a_killed_rank_ends_the_job_although_the_others_poll_for_it() -> None:
     with processes.job(launched("tensorflow", "-c", PROGRAM, "killed"), 1, {"TFDIST_COMMUNICATION": "mpi"}) as job:
         [end] = job.wait(300)
     assert end.code == 137, end.output
-    assert "tfdist.launch: rank 1 ended with code 137 (killed by SIGKILL)" in end.output
+    assert "tfdist launch: rank 1 ended with code 137 (killed by SIGKILL)" in end.output
 
 
 def test_a_lost_rank_ends_the_others_without_a_launcher() -> None:

@@ -71,7 +71,7 @@ def test_a_rank_that_fails_ends_the_job(launcher, end, others, code, reason, tmp
     assert ended.code == code, ended.output
     assert time.monotonic() - began < PATIENCE
     last = ended.output.splitlines()[-1]
-    assert last.startswith("tfdist.launch: rank 1 ended with code") and reason in last
+    assert last.startswith("tfdist launch: rank 1 ended with code") and reason in last
 
 
 @pytest.mark.processes

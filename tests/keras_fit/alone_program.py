@@ -1,6 +1,6 @@
 """A user's program in which the chief does many things alone, and all processes do some; run by `alone_test.py`.
 
-python -m tfdist.run --strategy=multiworker alone_program.py RANK
+tfdist run --strategy=multiworker alone_program.py RANK
 """
 
 import pathlib

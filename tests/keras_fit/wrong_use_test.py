@@ -65,7 +65,7 @@ WRONG: dict[str, tuple[Callable[[tfdist.Strategy], None], tuple[str, ...]]] = {
     ),
     "measured compression": (
         in_scope(lambda model: tfdist.distribute(model, compression="auto").fit(X, Y, verbose=0)),
-        ("compression=auto", "python -m tfdist.train"),
+        ("compression=auto", "tfdist train"),
     ),
 }
 

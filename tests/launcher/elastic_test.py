@@ -51,7 +51,7 @@ def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Launched]]:
 
 def sizes(one: Launched) -> list[int]:
     """Returns the number of ranks in each attempt, from the launcher's output."""
-    first = re.findall(r"^tfdist.launch: ranks? .* of (\d+), logs in", one.output, re.MULTILINE)
+    first = re.findall(r"^tfdist launch: ranks? .* of (\d+), logs in", one.output, re.MULTILINE)
     return [int(size) for size in first + re.findall(r"Attempt \d+: (\d+) processes\.", one.output)]
 
 
@@ -150,7 +150,7 @@ def test_the_others_go_on_without_one_that_dies(how: str, launch) -> None:
     assert sizes(one) == [3, 2]
     assert {(restart, step) for _, step, restart, _, _ in one.begun()} == {(0, 0), (1, 6)}
     assert re.search(r"rank 1 ended with code \d+ .* At once: restart 1 after step 7\.", one.said[1])
-    assert one.said[2] == "tfdist.launch: Attempt 1: 2 processes."
+    assert one.said[2] == "tfdist launch: Attempt 1: 2 processes."
 
 
 def test_the_others_go_on_without_one_that_is_silent(launch) -> None:
@@ -177,8 +177,8 @@ def test_a_job_that_never_has_its_least_processes_gives_up(launch, tmp_path) -> 
     assert one.end() == 5
     assert one.begun() == []
     assert one.said == [
-        "tfdist.launch: Waiting for processes: 1 can run, at least 2 are needed; giving up in 1 s.",
-        "tfdist.launch: fewer than 2 processes could run for 1 s (--elastic_timeout_seconds).",
+        "tfdist launch: Waiting for processes: 1 can run, at least 2 are needed; giving up in 1 s.",
+        "tfdist launch: fewer than 2 processes could run for 1 s (--elastic_timeout_seconds).",
     ]
 
 
@@ -221,7 +221,7 @@ def test_the_end_of_the_coordinators_launcher_ends_the_others(number, why, launc
     two = TwoHosts(launch, tmp_path, last=FOREVER)
     two.first.job.processes[0].send_signal(number)
     assert two.second.end() == 5
-    assert two.second.said[-1].startswith(f"tfdist.launch: the coordinator's launcher is lost: {why}")
+    assert two.second.said[-1].startswith(f"tfdist launch: the coordinator's launcher is lost: {why}")
 
 
 def test_the_job_of_both_ends_with_75_when_the_first_launcher_is_asked_to_end(launch, tmp_path) -> None:

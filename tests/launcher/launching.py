@@ -58,7 +58,7 @@ class Launch:
 
     @property
     def said(self) -> list[str]:
-        return [line for line in self.err.splitlines() if line.startswith("tfdist.launch: ")]
+        return [line for line in self.err.splitlines() if line.startswith("tfdist launch: ")]
 
     def read_line(self) -> str:
         return read_line(self.process.stdout)

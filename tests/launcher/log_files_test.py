@@ -67,5 +67,5 @@ def test_a_log_on_a_full_disk_is_given_up_with_one_warning(caplog, monkeypatch):
     with Log(pathlib.Path("/dev/full"), 0) as log:
         log.write(b"one\n")
         log.write(b"two\n")
-    said = "tfdist.launch: /dev/full can no longer be written (No space left on device); the job continues without it."
+    said = "tfdist launch: /dev/full can no longer be written (No space left on device); the job continues without it."
     assert caplog.messages == [said]

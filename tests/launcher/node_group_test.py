@@ -84,7 +84,7 @@ def test_a_host_that_does_not_come_is_named(launch):
     nodes = [launch("true", flags=(*flags, f"--node_rank={node}")) for node in (0, 2)]
     assert [one.wait() for one in nodes] == [5, 5]
     for one in nodes:
-        assert one.said[-1] == "tfdist.launch: node 1 did not reach 'start' within 8 s (never connected: node 1)."
+        assert one.said[-1] == "tfdist launch: node 1 did not reach 'start' within 8 s (never connected: node 1)."
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
@@ -104,7 +104,7 @@ def test_a_coordinators_port_in_use_is_bad_input(launch):
         one = launch("true", flags=("--nodes=2", f"--coordinator={address}"))
         assert one.wait() == 2
     assert one.said == [
-        f"tfdist.launch: The group must be served at {address}. Received: port in use. "
+        f"tfdist launch: The group must be served at {address}. Received: port in use. "
         "Choose another --coordinator, the same on every host."
     ]
 

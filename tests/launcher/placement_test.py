@@ -114,7 +114,7 @@ def test_horovods_rendezvous_is_served_and_closed():
 
 def test_without_horovod_the_command_that_builds_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.runner.common.util.hosts", None)
-    with pytest.raises(InputError, match=r"Run `python -m tfdist.install_horovod`"):
+    with pytest.raises(InputError, match=r"Run `tfdist install_horovod`"):
         ENGINES["horovod"].serve(PLACEMENT).__enter__()
 
 

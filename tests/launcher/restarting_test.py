@@ -63,7 +63,7 @@ def test_a_signal_to_one_rank_ends_all_with_75(launch) -> None:
     os.kill(one.wait_for_ranks(2)[1], signal.SIGTERM)
     assert one.end() == 75
     assert len(set(re.findall(r"preempted at step \d+", one.output))) == 1
-    assert one.said[-1] == "tfdist.launch: all ranks ended with code 75 (preempted)."
+    assert one.said[-1] == "tfdist launch: all ranks ended with code 75 (preempted)."
     assert one.output.count("Received SIGTERM") == 1  # the launcher did not signal those that were saving
 
 
@@ -92,7 +92,7 @@ def test_a_signal_to_the_launcher_is_final(number: signal.Signals, launch) -> No
     one.job.processes[0].send_signal(number)
     assert one.end() == 75
     assert len(one.begun()) == 2 and (one.directory / "saved").exists()
-    assert len(one.said) == 2 and one.said[1] == "tfdist.launch: all ranks ended with code 75 (preempted)."
+    assert len(one.said) == 2 and one.said[1] == "tfdist launch: all ranks ended with code 75 (preempted)."
 
 
 def test_a_signal_ends_the_pause(launch) -> None:
@@ -101,7 +101,7 @@ def test_a_signal_ends_the_pause(launch) -> None:
     began = time.monotonic()
     one.job.processes[0].send_signal(signal.SIGTERM)
     assert one.end() == 143
-    assert time.monotonic() - began < 40.0 and one.said[-1] == "tfdist.launch: ended by SIGTERM."
+    assert time.monotonic() - began < 40.0 and one.said[-1] == "tfdist launch: ended by SIGTERM."
 
 
 def test_the_grace_is_the_flags(launch) -> None:

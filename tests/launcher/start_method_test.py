@@ -1,4 +1,4 @@
-"""Ranks that are forked from a process which has imported TensorFlow, through `tfdist.launch`."""
+"""Ranks that are forked from a process which has imported TensorFlow, through `tfdist launch`."""
 
 import contextlib
 import os

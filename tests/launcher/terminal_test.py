@@ -125,7 +125,7 @@ def test_the_bar_of_rank_0_is_below_the_lines_of_all_ranks(terminal, tmp_path, m
     monkeypatch.setenv("TERM", "xterm")
     one = terminal(BAR, is_controlled=True)
     assert one.end() == 0
-    shown = [line for line in rendered(one.output) if not line.startswith("tfdist.launch: ")]
+    shown = [line for line in rendered(one.output) if not line.startswith("tfdist launch: ")]
     assert sorted(shown) == sorted(
         ["", "[0] bar 100%", "[0] columns 75", *(f"[1] line {number}" for number in range(5))]
     )

@@ -87,7 +87,7 @@ class Launched:
     def said(self) -> list[str]:
         """The launcher's lines, without that about TensorFlow's ports."""
         lines = self.output.splitlines()
-        return [line for line in lines if line.startswith("tfdist.launch: ") and "accept anyone who can" not in line]
+        return [line for line in lines if line.startswith("tfdist launch: ") and "accept anyone who can" not in line]
 
     @property
     def log(self) -> str:

@@ -64,7 +64,7 @@ def test_an_exception_is_its_last_line(run: Run):
 
 
 def test_an_error_of_a_command(run: Run):
-    source = "import sys\nprint('tfdist.verify: It must be so. Received: not so.', file=sys.stderr)\nsys.exit(2)"
+    source = "import sys\nprint('tfdist verify: It must be so. Received: not so.', file=sys.stderr)\nsys.exit(2)"
     ended = run("refuses", source)
     assert (ended.code, ended.reason) == (2, "It must be so. Received: not so.")
 

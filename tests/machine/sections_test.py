@@ -70,7 +70,7 @@ def test_versions_that_are_not_supported(monkeypatch: pytest.MonkeyPatch):
     assert {each.text.partition(" is not")[0]: each.remedy for each in rest} == {
         "Python 3.99.1": "Use a supported version.",
         "TensorFlow 2.99.0": "pip install 'tensorflow<2.22,>=2.21'",
-        "Horovod 0.28.1": "python -m tfdist.install_horovod",
+        "Horovod 0.28.1": "tfdist install_horovod",
     }
     assert section.facts["horovod"] == {"version": "0.28.1", "supported": PATCHED, "is_supported": False}
 

@@ -16,7 +16,7 @@ class Program(NamedTuple):
       tolerance: largest relative difference from one device that counts as rounding; 0 for that of the precision.
       refused: part of the error message if it is rejected; empty if it trains.
       distribution: why it has the same distribution as on one device, but not the same numbers; empty if they are equal.
-      own_strategy: the only strategy, if the script creates it itself; empty if `tfdist.run` chooses.
+      own_strategy: the only strategy, if the script creates it itself; empty if `tfdist run` chooses.
     """
 
     path: str

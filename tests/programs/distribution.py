@@ -29,7 +29,7 @@ _RANDOM = re.compile(
 
 
 def applies(program: Program) -> bool:
-    """Returns whether a program trains on the strategies that `tfdist.run` chooses, with randomness that `--quiet` removes.
+    """Returns whether a program trains on the strategies that `tfdist run` chooses, with randomness that `--quiet` removes.
 
     Without, its numbers equal those of one device also as it is written.
     """

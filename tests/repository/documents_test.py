@@ -68,7 +68,7 @@ def uses(text: str) -> list[tuple[str, list[str]]]:
     shown = shell_lines(text) + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     found: list[tuple[str, list[str]]] = []
     for line in shown:
-        for part in re.split(r"python -m tfdist\.|(?<![\w./-])tfdist (?:help )?(?=[a-z])(?!help )", line)[1:]:
+        for part in re.split(r"python -m tfdist\.|(?<![\w./-])tfdist (?:help )?(?=[a-z])(?!help |[a-z ]+: )", line)[1:]:
             command, *arguments = shlex.split(part.replace("\\|", "|").replace("...", ""), comments=True)
             own = itertools.takewhile(lambda argument: argument != "--", arguments)
             if not command.startswith("<"):

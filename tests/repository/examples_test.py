@@ -69,7 +69,7 @@ def run(arguments: list[str], directory: pathlib.Path, start: processes.Start = 
 
 
 def parsed(arguments: list[str]) -> train_config.TrainConfig:
-    """Returns the configuration that `python -m tfdist.train` would parse."""
+    """Returns the configuration that `tfdist train` would parse."""
     values = absl_flags.FlagValues()
     flags.define(values)
     rest = values(["train", *arguments])[1:]
@@ -153,7 +153,7 @@ def test_the_run_of_the_mesh_shows_nothing_but_the_run(tmp_path: pathlib.Path):
     path = EXAMPLES / "flagfiles" / "mesh.flags"
     smaller = ["--model=transformer(layers=1,width=16,heads=2)", "--dataset=text(length=16)", "--steps=1"]
     output = run(["-m", "tfdist.train", f"--flagfile={path}", *smaller, "--output_dir=run"], tmp_path, processes.start)
-    described = r"^(model|data|strategy|chosen|batch|length|output) +\S|^(next: python -m|model\.keras, .* are in$)"
+    described = r"^(model|data|strategy|chosen|batch|length|output) +\S|^(next: tfdist|model\.keras, .* are in$)"
     took = r"(Loading TensorFlow|compiling the training step) took |trained to step 1 in "
     shown = rf"{described}|{took}|^step 1/1 |^run ended: done|^eval after 1 steps: |^run$"
     assert [line for line in output.splitlines() if not re.search(shown, line)] == []

@@ -66,7 +66,7 @@ def test_a_flag(tmp_path):
     code, text = run(tmp_path, "-m", "tfdist.layout", "--help")
     assert code == 0 and re.search(r"--paths +Number of paths", text)
     code, text = run(tmp_path, "-m", "tfdist.layout", "--paths=0")
-    assert (code, text) == (2, "tfdist.layout: --paths must be at least 1 and at most 100. Received: 0.\n")
+    assert (code, text) == (2, "tfdist layout: --paths must be at least 1 and at most 100. Received: 0.\n")
 
 
 def test_a_strategy(tmp_path):

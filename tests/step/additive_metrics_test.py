@@ -146,7 +146,7 @@ def test_a_trainer_refuses_a_maximum_on_any_number_of_replicas(
     single: tfdist.Strategy, mirrored2: tfdist.Strategy, mesh2x2: tfdist.Strategy
 ) -> None:
     for strategy in (single, mirrored2, mesh2x2):
-        with pytest.raises(InputError, match="must be sums over batches. Received: peak, .* under tfdist.run"):
+        with pytest.raises(InputError, match="must be sums over batches. Received: peak, .* under tfdist run"):
             fit(strategy, Peak())
 
 

@@ -25,7 +25,7 @@ def launched(
     seconds: float,
     launcher: str = "tensorflow",
 ) -> list[Any]:
-    """Runs a job of `tfdist.launch`, as `outcomes` runs one."""
+    """Runs a job of `tfdist launch`, as `outcomes` runs one."""
     launch = [sys.executable, "-m", "tfdist.launch", f"--processes={size}", f"--launcher={launcher}"]
     of_worker = command(worker, strategy, directory, *arguments)
     with processes.job([*launch, f"--log_dir={directory}", "--", *of_worker], 1) as job:

@@ -1,1 +1,1 @@
-"""Benchmarks of `python -m tfdist.bench`: time and bandwidth of collectives. Imports TensorFlow only when needed."""
+"""Benchmarks of `tfdist bench`: time and bandwidth of collectives. Imports TensorFlow only when needed."""

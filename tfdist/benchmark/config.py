@@ -103,7 +103,7 @@ def _same(name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """Configuration of a benchmark; `python -m tfdist.bench --help` lists its fields.
+    """Configuration of a benchmark; `tfdist bench --help` lists its fields.
 
     Raises:
       InputError: a field is out of range, or two fields exclude each other.

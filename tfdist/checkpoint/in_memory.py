@@ -33,7 +33,7 @@ def home(every: int, given: str, environment: Mapping[str, str] = os.environ) ->
     if every and not found:
         raise InputError(
             f"Commits need a directory that outlives the run's processes. Received: --commit_every={every}, without "
-            f"--commit_dir, and without {VARIABLE}, which tfdist.launch sets. Add --commit_dir, such as /dev/shm/mine."
+            f"--commit_dir, and without {VARIABLE}, which tfdist launch sets. Add --commit_dir, such as /dev/shm/mine."
         )
     return found if every else ""
 

@@ -32,12 +32,12 @@ INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 _CONFIG = "config"
 _JSON = "helpjson"  # the same as data, for completion and other programs
 _HELP = ("help", "helpshort", "helpfull", _JSON)
-_FILES = {
+FILES = {
     "--flagfile": "Read flags from a file, one per line; later flags win.",
     f"--{_CONFIG}": "Read flags from a YAML file that maps their names to values; the command line and --flagfile win.",
 }
 _KINDS = {"int": "an integer", "float": "a number, such as 0.001", "bool": "true or false"}  # by absl's names of types
-_HELP_LINE = {"--help": "Show this help."}
+HELP_LINE = {"--help": "Show this help."}
 _log = logging.getLogger(__name__)
 
 
@@ -76,7 +76,7 @@ def run(
     """Parses a command line, calls the command and reports errors.
 
     Args:
-      name: name of the command, as in `python -m tfdist.<name>`.
+      name: name of the command, as in `tfdist <name>`.
       define: defines the command's flags on the given values.
       call: the command: takes the parsed values; if `arguments` is given, the arguments after the flags; and if `has_json`,
         an `Output`. Returns an exit code, or None for 0.
@@ -93,7 +93,7 @@ def run(
     Returns:
       The exit code, after flushing all output; the caller exits the process with it.
     """
-    program = f"tfdist.{name}"
+    program = f"tfdist {name}"
     places: dict[str, str] = {}
     values = _FlagValues()
     values.set_gnu_getopt(False)  # the first argument may be another command, whose flags follow it
@@ -117,7 +117,7 @@ def run(
             text = json.dumps({**described, "flags": [_as_data(flag) for flag in _own_flags(values)]})
         else:
             width = min(shutil.get_terminal_size().columns, 120)
-            text = help_text.render(f"python -m {program}", _topics(values), about, arguments, width, examples)
+            text = help_text.render(program, _topics(values), about, arguments, width, examples)
         with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
             print(text)
         return ExitCode.DONE
@@ -193,7 +193,7 @@ def parse(
     Raises:
       InputError: the command line, or a file that it names, is invalid; the message is one line.
     """
-    remedy = f"`python -m {program} --help` lists the flags."
+    remedy = f"`{program} --help` lists the flags."
     absl_flags.DEFINE_multi_string(_CONFIG, [], "", flag_values=values, module_name=__name__)
     try:
         rest = values(argv)[1:]
@@ -226,7 +226,7 @@ def _unknown(values: absl_flags.FlagValues, written: str, program: str) -> str:
     remedy = flag_aliases.hint(written, known, program)
     if not remedy:
         similar = did_you_mean(name.lstrip("-"), known, form="--{}")
-        remedy = f"{similar} `python -m {program} --help` lists the flags."
+        remedy = f"{similar} `{program} --help` lists the flags."
     return f"{name} is not a flag of {program}.{remedy}"
 
 
@@ -279,12 +279,12 @@ def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
     topics: dict[str, list[tuple[str, str]]] = {}
     for topic, flag in _own_flags(values):
         topics.setdefault(topic, []).append(_described(flag))
-    files = _FILES if topics else {}
+    files = FILES if topics else {}
     if idle := topics.pop(WITHOUT_EFFECT, []):
         topics[WITHOUT_EFFECT] = [
             ("", ", ".join(f"--{name.removeprefix('--').removeprefix('[no]')}" for name, _ in idle))
         ]
-    return {**topics, help_text.EVERY_COMMAND: [*files.items(), *_HELP_LINE.items()]}
+    return {**topics, help_text.EVERY_COMMAND: [*files.items(), *HELP_LINE.items()]}
 
 
 def _own_flags(values: absl_flags.FlagValues) -> Iterator[tuple[str, absl_flags.Flag]]:

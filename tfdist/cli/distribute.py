@@ -32,12 +32,12 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
 
     * under `strategy.scope()` of `MirroredStrategy`, `MultiWorkerMirroredStrategy` or a strategy of tfdist;
     * or under no scope: then the environment decides whether this is one process of a Horovod job (`horovodrun`,
-    `tfdist.launch --launcher=horovod`), or a single process.
+    `tfdist launch --launcher=horovod`), or a single process.
 
     Args:
       model: the model, which need not be built or compiled yet.
       strategy: strategy in whose scope it was created; by default it is detected.
-      **options: flags of `python -m tfdist.run`, such as `compression="fp16"`, which override those in the environment
+      **options: flags of `tfdist run`, such as `compression="fp16"`, which override those in the environment
         variable TFDIST_FLAGS.
 
     Returns:
@@ -64,7 +64,7 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
         raise InputError(
             f"--precision must be the precision with which the model was created. Received: {config.precision} and "
             f"{model.name}, which has {model.dtype_policy.name}. Call keras.config.set_dtype_policy before the model "
-            "is created, or use tfdist.run."
+            "is created, or use tfdist run."
         )
     found = strategy or _found(model, config)
     if isinstance(found, HasCollectives) and found.optimizer_shards.parts > 1:

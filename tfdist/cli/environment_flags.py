@@ -24,7 +24,7 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     """
     values = absl_flags.FlagValues()
     flags.define(values, RunConfig)
-    command.parse(values, [VARIABLE, *flags_of(environment)], "tfdist.run", "")
+    command.parse(values, [VARIABLE, *flags_of(environment)], "tfdist run", "")
     config = flags.config(values, RunConfig)
     known = [field.name for field in dataclasses.fields(RunConfig)]
     for name in given:

@@ -49,7 +49,7 @@ SAME = {  # other names of our flags
     "strategy": "distribution_strategy distribute_strategy distributed_type",
     "warmup_steps": "num_warmup_steps lr_warmup_steps lr_warmup_iters warmup warmup_iters",
 }
-LAUNCHER = {  # other names of flags of `tfdist.launch`
+LAUNCHER = {  # other names of flags of `tfdist launch`
     "elastic_timeout_seconds": "elastic_timeout",
     "hosts": "hostfile host_discovery_script",
     "max_restarts": "reset_limit",
@@ -91,7 +91,7 @@ OTHER = {  # what is written differently: our flags, and what else to know
     "weight_decay": ("--optimizer='adamw(weight_decay=0.01)'", ""),
     "xla": ("--jit_compile", ""),
 }
-_LAUNCH = "python -m tfdist.launch"
+_LAUNCH = "tfdist launch"
 
 
 def _by_alias(names: Mapping[str, str]) -> dict[str, str]:
@@ -107,7 +107,7 @@ def hint(written: str, known: Mapping[str, Any], program: str) -> str:
     Args:
       written: the unknown flag as it was written, such as "--lr=0.1" or "-np".
       known: the flags of the command, by name, each with a `parser` and `boolean` as in absl.
-      program: name of the command, such as "tfdist.train".
+      program: name of the command, such as "tfdist train".
 
     Returns:
       The hint, or "" if the flag has no equivalent in this command.
@@ -127,13 +127,13 @@ def hint(written: str, known: Mapping[str, Any], program: str) -> str:
     if _LAUNCHER.get(name) in known:
         return _use(_LAUNCHER[name], value, known[_LAUNCHER[name]])
     if name in _LAUNCHER and "strategy" in known:
-        return f" The launcher has it: `{_LAUNCH} --{_LAUNCHER[name]}={value or 'N'} -- python -m {program} ...`."
+        return f" The launcher has it: `{_LAUNCH} --{_LAUNCHER[name]}={value or 'N'} -- {program} ...`."
     ours = _SAME.get(name, name)
     if name == "local_rank" and "strategy" in known:
         return " Each process learns its rank from the launcher's environment variables: leave it out."
     if "processes" in known and ours in TrainConfig.__dataclass_fields__:
         return f" It belongs to the command that is started: write --{ours} after `--`."
-    is_of_a_script = program == "tfdist.run" and not difflib.get_close_matches(name, known)
+    is_of_a_script = program == "tfdist run" and not difflib.get_close_matches(name, known)
     return " Arguments of the script follow its name." if is_of_a_script else ""
 
 

@@ -1,4 +1,4 @@
-"""The run of `tfdist.train`: its directory, from the choice of a path to the summary at the end."""
+"""The run of `tfdist train`: its directory, from the choice of a path to the summary at the end."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Prints what the axis `model` of a pipeline shards, for `python -m tfdist.layout`."""
+"""Prints what the axis `model` of a pipeline shards, for `tfdist layout`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any

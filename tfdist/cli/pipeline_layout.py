@@ -1,4 +1,4 @@
-"""Prints the plan of a pipeline, for `python -m tfdist.layout`."""
+"""Prints the plan of a pipeline, for `tfdist layout`."""
 
 import dataclasses
 from collections.abc import Iterator

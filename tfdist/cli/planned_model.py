@@ -1,4 +1,4 @@
-"""The model and the optimizer of which `python -m tfdist.layout` prints a plan."""
+"""The model and the optimizer of which `tfdist layout` prints a plan."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Prints the plan of replicas in processes of their own, for `python -m tfdist.layout`."""
+"""Prints the plan of replicas in processes of their own, for `tfdist layout`."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any

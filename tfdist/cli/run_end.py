@@ -1,4 +1,4 @@
-"""The run of `tfdist.train` at its end: its model, results, where its files are, and what can be done with them."""
+"""The run of `tfdist train` at its end: its model, results, where its files are, and what can be done with them."""
 
 import shlex
 import time
@@ -92,7 +92,7 @@ def summary(run: Run, records: Sequence[Mapping[str, Any]], best: Best | None, f
     return [
         f"{last['kind']} after {last['step']} steps: {numbers}",
         f"best {value}; {took}" if value else took,
-        f"next: python -m tfdist.evaluate {given}, or tfdist.predict, or tfdist.export",
+        f"next: tfdist evaluate {given}, or tfdist predict, or tfdist export",
         *longer,
         f"{directory.model.name}, {directory.curves.name}, {directory.metrics.name} and {directory.logs.name} are in",
         str(directory.path),

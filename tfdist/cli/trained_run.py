@@ -126,7 +126,7 @@ def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
         flags = _parsed(RunDirectory(path_of(run)).last_flags())
     if not {"model", "dataset"} <= flags.keys():
         raise InputError(
-            "A run must have been saved by python -m tfdist.train, with its flags. Received: "
+            "A run must have been saved by tfdist train, with its flags. Received: "
             f"{sources[0]}, which has none, as a program wrote it. In that program, build the trainer, call "
             f"trainer.resume({run!r}), then trainer.evaluate, predict or save."
         )

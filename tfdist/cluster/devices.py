@@ -40,7 +40,7 @@ def check_available(count: int) -> None:
     if not gpus and count > _MOST_LOGICAL_CPUS:
         raise InputError(
             f"Without GPUs, a process has at most {_MOST_LOGICAL_CPUS} logical CPU devices, which share its cores. Received: "
-            f"{count} devices. Use fewer, or python -m tfdist.layout, which describes larger meshes without any devices."
+            f"{count} devices. Use fewer, or tfdist layout, which describes larger meshes without any devices."
         )
 
 

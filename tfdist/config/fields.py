@@ -152,7 +152,7 @@ AUTO = "auto"  # searches for a layout
 def layout_text(text: str) -> str:
     """Normalizes the rules of a layout."""
     if text == AUTO:
-        raise InputError("auto is only for `python -m tfdist.layout`, which prints the layout that it finds as a flag")
+        raise InputError("auto is only for `tfdist layout`, which prints the layout that it finds as a flag")
     return rules_text(split_rules(text))
 
 

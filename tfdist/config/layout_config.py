@@ -1,4 +1,4 @@
-"""The configuration of `tfdist.layout`."""
+"""The configuration of `tfdist layout`."""
 
 import dataclasses
 from typing import ClassVar
@@ -23,7 +23,7 @@ _OF_A_PLAN = (  # flags on which memory and communication of a step depend
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayoutConfig(TrainConfig):
-    """Configuration of `tfdist.layout`: the fields of training, for strategies that split a model or its state."""
+    """Configuration of `tfdist layout`: the fields of training, for strategies that split a model or its state."""
 
     without_effect: ClassVar[tuple[str, ...]] = tuple(
         field.name for field in dataclasses.fields(TrainConfig) if field.name not in _OF_A_PLAN

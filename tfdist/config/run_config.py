@@ -54,5 +54,5 @@ class RunConfig(JobConfig):
             raise InputError(
                 "--all_reduce=auto is measured by tfdist's own trainer only. Received: "
                 f"{flag_text('all_reduce', self.all_reduce)}. Name an algorithm, give the table of another run as "
-                "auto(table=FILE), or use `python -m tfdist.train`."
+                "auto(table=FILE), or use `tfdist train`."
             )

@@ -34,7 +34,7 @@ class Refusal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SmokeTest:
-    """How `python -m tfdist.doctor` tests a strategy: a few steps on one machine.
+    """How `tfdist doctor` tests a strategy: a few steps on one machine.
 
     Attributes:
       processes: number of processes.

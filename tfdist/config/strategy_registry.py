@@ -52,7 +52,7 @@ _EQUAL_ROWS = Refusal(
     "Every replica needs equally many rows on a mesh and on a TPU: leave out --balance or use another --strategy.",
 )
 
-_INSTALL = "python -m tfdist.install_horovod"
+_INSTALL = "tfdist install_horovod"
 _OVER_GLOO = SmokeTest(
     processes=2, options={"communication": "gloo"}, package="horovod", library="Gloo", install=_INSTALL
 )
@@ -125,7 +125,7 @@ DECLARATIONS = (
                 install=f"pip install mpich && {_INSTALL} --mpi",
             ),
         ),
-        with_one_device="No launcher started this process: start it by `python -m tfdist.launch --processes=N "
+        with_one_device="No launcher started this process: start it by `tfdist launch --processes=N "
         "--launcher=horovod -- ...` or horovodrun, or use strategy single.",
     ),
     Declaration(
@@ -220,7 +220,7 @@ DECLARATIONS = (
                 options={"micro_batches": 2, "mesh_shape": "stage:2;model:2", "layout": "in:model"},
             ),
         ),
-        with_one_device="Start several processes by `python -m tfdist.launch --processes=N -- ...`, or use --strategy=single.",
+        with_one_device="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
     ),
 )
 AUTO = "auto"

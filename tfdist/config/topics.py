@@ -8,4 +8,4 @@ GRADIENTS = "Gradients"
 OUTPUT = "Output and checkpoints"
 CHECKS = "Checks"
 TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
-WITHOUT_EFFECT = "Accepted but ignored, so that flag files of tfdist.train can be used"
+WITHOUT_EFFECT = "Accepted but ignored, so that flag files of tfdist train can be used"

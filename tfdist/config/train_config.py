@@ -44,7 +44,7 @@ _WHOLE_RUN = (  # flags of a run with a directory, which compare and plan nothin
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(TrainerOptions, JobConfig):
-    """Configuration of a training run; `python -m tfdist.train --help` lists its fields."""
+    """Configuration of a training run; `tfdist train --help` lists its fields."""
 
     model: str = flag_field(
         "cnn",
@@ -341,7 +341,7 @@ class TrainConfig(TrainerOptions, JobConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyConfig(TrainConfig):
-    """Configuration of `tfdist.verify`: the fields of training, and the tolerance of the comparison."""
+    """Configuration of `tfdist verify`: the fields of training, and the tolerance of the comparison."""
 
     without_effect: ClassVar[tuple[str, ...]] = tuple(_WHOLE_RUN)
     steps: int = flag_field(10, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")

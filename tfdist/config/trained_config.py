@@ -71,14 +71,14 @@ class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(TrainedConfig):
-    """Configuration of `tfdist.evaluate`."""
+    """Configuration of `tfdist evaluate`."""
 
     output: str = flag_field("", OUTPUT, "File to write the results to, as JSON. By default, they are only printed.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictConfig(TrainedConfig):
-    """Configuration of `tfdist.predict`."""
+    """Configuration of `tfdist predict`."""
 
     output: str = flag_field(
         "",

@@ -41,7 +41,7 @@ def load_strategy(
       start_timeout_seconds: how long to wait for the other processes.
       environment: environment variables; by default those of the process.
       **options: options of the strategy, for example `devices=2` for mirrored: the flags of `--strategy` in the help of
-        `python -m tfdist.train`, or those of your own class.
+        `tfdist train`, or those of your own class.
 
     Raises:
       InputError: the name, an option or the environment is invalid.

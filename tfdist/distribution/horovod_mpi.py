@@ -77,12 +77,12 @@ def _check_library() -> None:
     if not name:
         raise InputError(
             "--communication=mpi needs a Horovod that was built with MPI. Received: one without. Run `pip install mpich` "
-            "and `python -m tfdist.install_horovod --mpi`."
+            "and `tfdist install_horovod --mpi`."
         )
     if not starts_without_mpirun(name):
         raise InputError(
             f"Only mpirun can start processes of Open MPI. Received: Horovod with {name}. Run the command with `mpirun -np N`, "
-            "or build Horovod with MPICH: `pip install mpich` and `python -m tfdist.install_horovod --mpi --force`."
+            "or build Horovod with MPICH: `pip install mpich` and `tfdist install_horovod --mpi --force`."
         )
 
 

@@ -121,7 +121,7 @@ def _check_size(cluster: Cluster, options: Mapping[str, Any]) -> None:
 def _other_mpirun(received: str) -> InputError:
     return InputError(
         f"mpirun must be of the MPI library with which Horovod was built. Received: {received}. Use that library's mpirun, "
-        "or set MPI_HOME to the directory of this one and run `python -m tfdist.install_horovod --mpi --force`."
+        "or set MPI_HOME to the directory of this one and run `tfdist install_horovod --mpi --force`."
     )
 
 
@@ -139,7 +139,7 @@ def _choice(communication: str, cluster: Cluster) -> Choice:
         if communication == "gloo":
             raise InputError(
                 "--communication=gloo is for processes that mpirun has not started. Received: mpirun's variables. Leave it "
-                "out, or use `python -m tfdist.launch`."
+                "out, or use `tfdist launch`."
             )
         return Choice("mpi", "because mpirun started the processes")
     if communication in ("gloo", "mpi"):
@@ -149,7 +149,7 @@ def _choice(communication: str, cluster: Cluster) -> Choice:
     if choice.library == "mpi" and "HOROVOD_RANK" in os.environ and not _knows_coordinator(cluster):
         raise InputError(
             f"{origin}=mpi is for jobs whose processes know where rank 0 is before Horovod starts. Received: a job of "
-            "horovodrun. Use `python -m tfdist.launch` or `horovodrun --mpi`, or set TFDIST_COORDINATOR=host:port."
+            "horovodrun. Use `tfdist launch` or `horovodrun --mpi`, or set TFDIST_COORDINATOR=host:port."
         )
     return choice
 
@@ -201,7 +201,7 @@ def start_through(group: Group, cluster: Cluster, communication: str = "", **opt
     if cluster.source == "MPI":
         raise InputError(
             "Under mpirun, a process can start Horovod only once, because its shutdown ends MPI. Received: a second start. "
-            "Keep it running, or use `python -m tfdist.launch`."
+            "Keep it running, or use `tfdist launch`."
         )
     communication = _choice(communication, cluster).library
     if communication != _used.setdefault("communication", communication):

@@ -4,7 +4,7 @@ It replaces `horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras`
 Keras 3. Operations are Horovod's; gradients are summed by tfdist's reducers, in buckets, with any of its compression
 methods.
 
-If Horovod is not installed, the same script runs on tf.distribute's collectives, under `python -m tfdist.launch` or in
+If Horovod is not installed, the same script runs on tf.distribute's collectives, under `tfdist launch` or in
 a single process: `init` must come before any other use of TensorFlow, and gradients, broadcasts, gathers, objects and
 callbacks work. What does not work raises `InputError` and names the alternative: process sets of some ranks, `join`,
 `elastic`, timelines, arguments of `init`, a second `init`, and `steps_per_execution` above 1. `alltoall`,

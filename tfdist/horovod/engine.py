@@ -132,8 +132,7 @@ class Engine(abc.ABC):
 def needs_horovod(what: str, instead: str) -> InputError:
     """Returns the error for a feature that needs Horovod; `instead` names the alternative."""
     return InputError(
-        f"{what} needs Horovod. Received: a job on tf.distribute's collectives. {instead}, or run "
-        "`python -m tfdist.install_horovod`."
+        f"{what} needs Horovod. Received: a job on tf.distribute's collectives. {instead}, or run `tfdist install_horovod`."
     )
 
 

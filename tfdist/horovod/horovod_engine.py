@@ -69,7 +69,7 @@ class HorovodEngine(Engine):
         if "comm" in options and cluster.size > 1 and "HOROVOD_RANK" not in os.environ and cluster.source != "MPI":
             raise InputError(
                 f"hvd.init(comm=...) needs Horovod's or MPI's launcher. Received: {options['comm']!r} under "
-                f"{cluster.source}. Start the job with tfdist.launch --launcher=horovod, or leave out comm and use "
+                f"{cluster.source}. Start the job with tfdist launch --launcher=horovod, or leave out comm and use "
                 "process_sets."
             )
 

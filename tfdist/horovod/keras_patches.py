@@ -35,7 +35,7 @@ def train_with_communication() -> None:
         if needs_communication(self) and self.steps_per_execution > 1 and not horovod_is_installed():
             raise InputError(
                 f"Without Horovod steps_per_execution is 1. Received: {self.steps_per_execution}. Leave it out, or run "
-                "`python -m tfdist.install_horovod`."
+                "`tfdist install_horovod`."
             )
         return make(self, *args, **kwargs)
 

@@ -29,7 +29,7 @@ exit_status.watch()  # before the program's `sys.exit(main())` is evaluated, in 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
     """Starts the engine: Horovod or, if it is not installed, tf.distribute's collectives. Call it before anything else.
 
-    The processes are those of `tfdist.launch` (either launcher), horovodrun, mpirun or srun; otherwise there is only
+    The processes are those of `tfdist launch` (either launcher), horovodrun, mpirun or srun; otherwise there is only
     this one. Further calls do nothing.
 
     Args:
@@ -160,14 +160,14 @@ def is_homogeneous() -> bool:
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Starts writing Horovod's timeline."""
-    _of_horovod("start_timeline", "Use the profiler, --profile_steps of tfdist.train")(
+    _of_horovod("start_timeline", "Use the profiler, --profile_steps of tfdist train")(
         file_path, mark_cycles=mark_cycles
     )
 
 
 def stop_timeline() -> None:
     """Stops writing Horovod's timeline."""
-    _of_horovod("stop_timeline", "Use the profiler, --profile_steps of tfdist.train")()
+    _of_horovod("stop_timeline", "Use the profiler, --profile_steps of tfdist train")()
 
 
 def add_process_set(process_set: Any) -> Any:

@@ -28,7 +28,7 @@ except ImportError:
             if list(ranks_or_comm):
                 raise InputError(
                     f"A set of some ranks needs Horovod. Received: ProcessSet({ranks_or_comm!r}) without it. "
-                    "Run `python -m tfdist.install_horovod`, or leave out process_set."
+                    "Run `tfdist install_horovod`, or leave out process_set."
                 )
             self.ranks: list[int] = []
             self._rank: int | None = None

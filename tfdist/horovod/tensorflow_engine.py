@@ -84,7 +84,7 @@ class EnteredCollectives(Collectives):
 
 
 class TensorFlowEngine(Engine):
-    """tf.distribute's collectives under `tfdist.launch` (TF_CONFIG), or a single process.
+    """tf.distribute's collectives under `tfdist launch` (TF_CONFIG), or a single process.
 
     Missing operations are composed: minimum, maximum, product and all-to-all gather all tensors, n (N - 1) bytes
     received for n sent. TensorFlow matches calls by order, so every rank must make the same calls in the same order:

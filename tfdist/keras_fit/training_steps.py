@@ -201,6 +201,6 @@ def _compression(options: RunConfig) -> Compression:
     if found.choice:
         raise InputError(
             "--compression=auto is supported only by tfdist's own trainer. Received: "
-            f"--compression={options.compression}. Name a method, or use `python -m tfdist.train`."
+            f"--compression={options.compression}. Name a method, or use `tfdist train`."
         )
     return found

@@ -86,7 +86,7 @@ class Child:
             if self._is_out_of_memory():
                 self.code = ExitCode.OUT_OF_MEMORY
                 _log.warning(
-                    "tfdist.launch: the kernel killed rank %d (process %d), because the memory of its control group or "
+                    "tfdist launch: the kernel killed rank %d (process %d), because the memory of its control group or "
                     "of this host was used up. Lower --batch_size, start fewer processes here, or raise the limit.",
                     self.rank,
                     self.pid,
@@ -117,7 +117,7 @@ class Child:
         if not self._process.reap(max(0.0, self._killed + REAP_SECONDS - time.monotonic())):
             self.ended, self.code = time.monotonic(), SIGNALLED + signal.SIGKILL
             _log.warning(
-                "tfdist.launch: giving up on rank %d: its process, %d, has not ended %g s after SIGKILL. It is blocked "
+                "tfdist launch: giving up on rank %d: its process, %d, has not ended %g s after SIGKILL. It is blocked "
                 "in the kernel, for example by a file server that does not answer.",
                 self.rank,
                 self.pid,

@@ -45,7 +45,7 @@ def _serve_rendezvous(placement: Placement) -> Iterator[int]:
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
     except ImportError as error:
         raise InputError(
-            f"--launcher=horovod needs Horovod. Received: {error}. Run `python -m tfdist.install_horovod`."
+            f"--launcher=horovod needs Horovod. Received: {error}. Run `tfdist install_horovod`."
         ) from error
     hosts = [HostInfo(_node_name(node), len(ports)) for node, ports in enumerate(placement.ports)]
     with horovod_store.served(placement.hosts[0], get_host_assignments(hosts, placement.size, placement.size)) as port:

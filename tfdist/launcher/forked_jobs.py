@@ -8,6 +8,7 @@ import dataclasses
 import io
 import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -82,7 +83,7 @@ def last_line(log: str) -> str:
     """Returns the last line that a process has printed, without the name of its command; empty if there is none."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
-    return last.partition(": ")[2] if last.startswith("tfdist.") else last
+    return re.sub(r"^tfdist \w+( \w+)?: ", "", last)
 
 
 def read_log(path: pathlib.Path | None) -> str:

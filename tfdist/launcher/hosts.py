@@ -189,7 +189,7 @@ class Hosts:
             except InputError as error:
                 if str(error) != problem and not self._ended.is_set():
                     problem = str(error)
-                    _log.warning("tfdist.launch: %s The previous list of hosts stays in use.", problem)
+                    _log.warning("tfdist launch: %s The previous list of hosts stays in use.", problem)
 
 
 def own_names() -> list[str]:

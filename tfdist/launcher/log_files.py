@@ -80,7 +80,7 @@ class Log:
     def _give_up(self, error: OSError) -> None:
         self._close()
         _log.warning(
-            "tfdist.launch: %s can no longer be written (%s); the job continues without it.",
+            "tfdist launch: %s can no longer be written (%s); the job continues without it.",
             self._path,
             error.strerror,
         )

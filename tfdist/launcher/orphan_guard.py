@@ -74,7 +74,7 @@ class OrphanGuard:
         if not self._is_missed and self._process.poll() is not None:
             self._is_missed = True
             _log.warning(
-                "tfdist.launch: process %d, the guard of this job's processes, was killed: if SIGKILL ends this "
+                "tfdist launch: process %d, the guard of this job's processes, was killed: if SIGKILL ends this "
                 "launcher now, they outlive it.",
                 self._process.pid,
             )

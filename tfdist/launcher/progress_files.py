@@ -68,7 +68,7 @@ class ProgressFiles:
         """Warns once, because later failures have the same cause."""
         if not self._is_warned:
             _log.warning(
-                "tfdist.launch: %s is missing (%s); other files of the launcher in %s, including commits, may be "
+                "tfdist launch: %s is missing (%s); other files of the launcher in %s, including commits, may be "
                 "missing, too. The job continues without them.",
                 path,
                 error.strerror,

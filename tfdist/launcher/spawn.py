@@ -26,7 +26,7 @@ def spawn(
 ) -> list[Any]:
     """Calls a function in new processes, and returns its return values, ordered by rank.
 
-    The processes are new interpreters with the environment of `python -m tfdist.launch`, so that
+    The processes are new interpreters with the environment of `tfdist launch`, so that
     `tfdist.load_strategy("auto")` works in them. Their output is printed here, with the rank as prefix. When one fails,
     all are ended; none outlives this process.
 

@@ -122,7 +122,7 @@ class _Forks:
                 self._server = None
                 if not self._interrupted():
                     _log.warning(
-                        "tfdist.launch: the process that imports TensorFlow for all ranks is not available, so that each "
+                        "tfdist launch: the process that imports TensorFlow for all ranks is not available, so that each "
                         "rank imports it: %s",
                         error,
                     )

@@ -1,5 +1,5 @@
 """What this machine has, and which engines work on it: versions, hardware, limits, variables, network, smoke tests.
 
-Reported by `python -m tfdist.doctor`. Nothing here imports TensorFlow or Horovod into the process that reports: what could
+Reported by `tfdist doctor`. Nothing here imports TensorFlow or Horovod into the process that reports: what could
 crash or hang runs in processes of its own. Measuring communication belongs to `benchmark`.
 """

@@ -1,4 +1,4 @@
-"""Tries each engine: two training steps, compared with those of one device by `tfdist.verify`."""
+"""Tries each engine: two training steps, compared with those of one device by `tfdist verify`."""
 
 import json
 from collections.abc import Iterator, Sequence

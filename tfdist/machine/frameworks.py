@@ -15,7 +15,7 @@ from tfdist.process import keras_backend
 _HOROVOD = "horovod"
 _PROCESSES = 2  # for which `auto` is asked
 _ILLEGAL = 132  # exit code: killed by SIGILL
-_REBUILD = "python -m tfdist.install_horovod --force"
+_REBUILD = "tfdist install_horovod --force"
 _REBUILD_FOR_OLDER = f'HOROVOD_BUILD_ARCH_FLAGS="-march=x86-64-v2" {_REBUILD}'
 
 

@@ -94,8 +94,8 @@ def run_smoke_test(
     module, *arguments = [*command, *_flags(strategy, test)]
     all_arguments = [*arguments, *unshown, "--json"]
     ended = children.run(module, all_arguments, test.processes, seconds, _variables(test, frameworks))
-    launch = f"python -m tfdist.launch --processes={test.processes} -- " if test.processes > 1 else ""
-    repeated = f"{launch}python -m {module} {shlex.join(arguments)}"
+    launch = f"tfdist launch --processes={test.processes} -- " if test.processes > 1 else ""
+    repeated = f"{launch}{module.replace('.', ' ')} {shlex.join(arguments)}"
     status = Status.FAILED if ended.code else Status.OK
     return SmokeTestResult(strategy, test, status, ended.reason, command=repeated, ended=ended)
 

@@ -1,4 +1,4 @@
-"""Measures an all-reduce of each engine between two processes, by `tfdist.bench`, and names the fastest."""
+"""Measures an all-reduce of each engine between two processes, by `tfdist bench`, and names the fastest."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +56,7 @@ def fastest(speeds: Iterable[SmokeTestResult]) -> Finding | None:
     best, second, *_ = known
     ratio = _seconds(second)[_BUCKET] / _seconds(best)[_BUCKET]
     text = f"fastest for {byte_size(_BUCKET)}: {best.engine}, {ratio:.2g} times as fast as {second.engine}"
-    return Finding(Status.OK, text, f"python -m tfdist.launch --processes=2 -- python -m tfdist.train {best.flags}")
+    return Finding(Status.OK, text, f"tfdist launch --processes=2 -- tfdist train {best.flags}")
 
 
 def _seconds(speed: SmokeTestResult) -> dict[int, float]:

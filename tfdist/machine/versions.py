@@ -15,7 +15,7 @@ from tfdist.machine.report import Finding, Section, Status
 from tfdist.reporting.environment import versions
 
 _PACKAGES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
-_HOROVOD, _INSTALL_HOROVOD = "horovod", "python -m tfdist.install_horovod"
+_HOROVOD, _INSTALL_HOROVOD = "horovod", "tfdist install_horovod"
 
 
 class _Supported(NamedTuple):

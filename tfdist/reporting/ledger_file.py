@@ -1,4 +1,4 @@
-"""Records the examples that a process has used, to prove with `python -m tfdist.ledger` that each was used once.
+"""Records the examples that a process has used, to prove with `tfdist ledger` that each was used once.
 
 A file is a sequence of calls of the compiled loop. Each has three numbers (first step, number of steps, number of
 examples), followed by the indices of the examples in the order of use. Every number is a little-endian int64. A crash

@@ -1,4 +1,4 @@
-"""Writes outcome.json: how the last start of a run ended, for `python -m tfdist.runs`."""
+"""Writes outcome.json: how the last start of a run ended, for `tfdist runs`."""
 
 import contextlib
 import json

@@ -80,5 +80,5 @@ class SummedByEngine(Compression):
         return Sum()
 
     def payload_bytes(self, sent: Recording) -> int:
-        """See base class; `python -m tfdist.layout` predicts the engine's messages."""
+        """See base class; `tfdist layout` predicts the engine's messages."""
         return 0

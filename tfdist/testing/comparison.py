@@ -129,7 +129,7 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     if session.strategy.is_chief and session.strategy.devices_in_total == 1:
         warn_once(
             f"Strategy {session.strategy.name} has one device here, so one device is compared with itself, which shows "
-            "nothing about several. Add --devices=2, or start several processes by `python -m tfdist.launch`.",
+            "nothing about several. Add --devices=2, or start several processes by `tfdist launch`.",
             situation=ONE_DEVICE,
         )
     warn_of_flags(session.config, session.strategy, tested.model)

@@ -160,14 +160,14 @@ def _refusals(found: RowDependence, model: keras.Model, replicas: int, parts: in
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them, on "
             f"several replicas or with several micro-steps. Received: {found.state[0]}, with {divided}. Leave out "
             "accumulate_steps, and on several replicas compute it from tfdist.gather_rows(rows); or use a mesh, or Keras's "
-            "own fit under tfdist.run."
+            "own fit under tfdist run."
         ]
     if not found.outputs:
         return []
     return [
         "The outputs for a row must not depend on the other rows, on several replicas or with several micro-steps. Received: "
         f"{model.name}, whose output is {found.outputs}, with {divided}. Use one device, or a mesh, without micro-steps; "
-        "tfdist.gather_rows in a layer; or Keras's own fit under tfdist.run."
+        "tfdist.gather_rows in a layer; or Keras's own fit under tfdist run."
     ]
 
 
@@ -177,7 +177,7 @@ def _of_metric(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
         return (
             "The variables of a metric must be sums over batches. Received: "
             f"{name}, whose variables after two batches are not the sums of those after each, as of a maximum. Compute it in "
-            "a callback, or use Keras's own fit under tfdist.run."
+            "a callback, or use Keras's own fit under tfdist run."
         )
     gathered = ", or one from tfdist.gather_rows(rows)" if parts == 1 else ""
     undivided = "" if parts == 1 else " train without micro-steps;"
@@ -185,7 +185,7 @@ def _of_metric(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
         "A metric must be a mean or a sum over rows, on several replicas or with several micro-steps. Received: "
         f"{name}, whose variables for some rows are not the sums of those for parts of them, with "
         f"{replicas_and_micro_steps(replicas, parts)}. Let a function return a value for each row{gathered}, and a class count "
-        f"rows rather than batches;{undivided} or use Keras's own fit under tfdist.run."
+        f"rows rather than batches;{undivided} or use Keras's own fit under tfdist run."
     )
 
 

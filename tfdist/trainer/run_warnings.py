@@ -20,7 +20,7 @@ from tfdist.optimizers import WarmupAndDecay
 from tfdist.reporting.warn_once import warn_once
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
-ONE_DEVICE = "one device"  # a situation of which `tfdist.verify` has its own text
+ONE_DEVICE = "one device"  # a situation of which `tfdist verify` has its own text
 
 
 class RunFacts(NamedTuple):

@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     """The plan of one run.
 
     Attributes:
-      launched: whether `tfdist.launch` starts and supervises the ranks; otherwise they are not supervised.
+      launched: whether `tfdist launch` starts and supervises the ranks; otherwise they are not supervised.
       interruptions: one for each start of the run except the last.
       commits: whether the run also makes in-memory checkpoints.
     """

@@ -31,8 +31,8 @@ class Setting(NamedTuple):
     Attributes:
       name: strategy and number of processes.
       processes: number of processes.
-      launcher: `--launcher` of `tfdist.launch`.
-      flags: flags of `tfdist.train`, in addition to the common ones.
+      launcher: `--launcher` of `tfdist launch`.
+      flags: flags of `tfdist train`, in addition to the common ones.
       memory: suffix of the directory for in-memory checkpoints. By default each rank has its own, as on separate hosts; empty
         if the engine has no collectives to copy them.
     """

@@ -1,4 +1,4 @@
-"""`python -m tfdist.train`, run repeatedly in one directory: the visible results of a resumed run."""
+"""`tfdist train`, run repeatedly in one directory: the visible results of a resumed run."""
 
 import errno
 import json

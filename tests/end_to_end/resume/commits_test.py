@@ -1,4 +1,4 @@
-"""`python -m tfdist.train` with in-memory checkpoints (commits): which of them a killed and restarted run resumes from."""
+"""`tfdist train` with in-memory checkpoints (commits): which of them a killed and restarted run resumes from."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""How a run of `python -m tfdist.train` ends: at its best, early, finished, or replaced by another one."""
+"""How a run of `tfdist train` ends: at its best, early, finished, or replaced by another one."""
 
 import json
 import pathlib
