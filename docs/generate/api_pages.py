@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import flag_pages
+
 import tfdist
 from tfdist.config.run_config import RunConfig
 from tfdist.config.strategy_registry import JobOptions, TrainerOptions
@@ -92,7 +94,7 @@ def _options(path: str) -> str:
     ]
     if path == "tfdist.load_strategy":
         fields = [field for field in fields if field.metadata["flag"].is_option]
-    names = [f"[`{name}`](../flags.md#{name})" for name in sorted({field.name for field in fields})]
+    names = [f"[`{name}`](../{flag_pages.link(name)})" for name in sorted({field.name for field in fields})]
     return f"\nOptions, with the meaning of the flags: {', '.join(names)}.\n" if names else ""
 
 

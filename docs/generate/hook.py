@@ -4,20 +4,21 @@ import pathlib
 from typing import Any
 
 import api_pages
-import flags_page
+import flag_pages
 import notebook_page
 import repository_pages
 from mkdocs.structure.files import File, Files
 
 _SHIM = "https://unpkg.com/iframe-worker/shim"
+_SECTIONS = {"Flags": flag_pages.pages, "API": api_pages.pages}  # of the navigation
 _places: dict[str, str] = {}  # a page's path in the site, and that of its source from the root of the repository
 
 
 def on_config(config: Any) -> Any:
-    """Replaces the entry of the API in the navigation by its pages."""
+    """Replaces the entries of the flags and of the API in the navigation by their pages."""
     for entry in config.nav:
-        if entry.get("API") == "reference/api/*":
-            entry["API"] = [path for path, _ in api_pages.pages()]
+        for title in _SECTIONS.keys() & entry.keys():
+            entry[title] = [path for path, _ in _SECTIONS[title]()]
     return config
 
 
@@ -32,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
             _add(files, config, page, _markdown(root / place))
     sources = [(_markdown(root / place), place) for place in _places.values()]
     generated = {
-        "reference/flags.md": flags_page.text(),
+        **dict(flag_pages.pages()),
         **dict(api_pages.pages()),
         **dict(repository_pages.code_pages(sources)),
     }
