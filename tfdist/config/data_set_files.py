@@ -1,13 +1,17 @@
 """Where the files of a data set are, and errors about those that are not there."""
 
+import functools
 import glob
 import hashlib
 import os
+from collections.abc import Callable
 
 from tfdist.config.data_set_names import AFTER_COLON
 from tfdist.errors import InputError
 from tfdist.grammar import spec
 from tfdist.grammar.spec import did_you_mean
+
+_EXISTS = {"file": os.path.isfile, "folder": os.path.isdir}
 
 
 def located(path: str, data_dir: str | None) -> str:
@@ -20,27 +24,15 @@ def located(path: str, data_dir: str | None) -> str:
     return os.path.join(folder, os.path.expanduser(path))
 
 
-def existing_file(kind: str, path: str, data_dir: str | None) -> str:
-    """Returns the location of a file.
+def existing(kind: str, path: str, data_dir: str | None, what: str = "file") -> str:
+    """Returns the location of a file, or of a "folder".
 
     Raises:
-      InputError: there is no such file; suggests a similar name.
+      InputError: there is no such file or folder; suggests a similar name.
     """
     found = located(path, data_dir)
-    if not os.path.isfile(found):
-        raise _missing(kind, "file", found)
-    return found
-
-
-def existing_folder(kind: str, path: str, data_dir: str | None) -> str:
-    """Returns the location of a folder.
-
-    Raises:
-      InputError: there is no such folder; suggests a similar name.
-    """
-    found = located(path, data_dir)
-    if not os.path.isdir(found):
-        raise _missing(kind, "folder", found)
+    if not _EXISTS[what](found):
+        raise _missing(kind, what, found)
     return found
 
 
@@ -57,7 +49,12 @@ def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
     return files
 
 
-_FILES = {"csv": existing_file, "images": existing_folder, "npz": existing_file, "tfrecord": matching_files}
+_FILES: dict[str, Callable[[str, str, str | None], object]] = {
+    "csv": existing,
+    "images": functools.partial(existing, what="folder"),
+    "npz": existing,
+    "tfrecord": matching_files,
+}
 
 
 def check_files(name: str, data_dir: str | None) -> None:
@@ -75,9 +72,8 @@ def checksum_of(content: bytes) -> int:
 
 def _missing(kind: str, what: str, path: str) -> InputError:
     folder, name = os.path.split(path.rstrip(os.sep))
-    is_kind = os.path.isfile if what == "file" else os.path.isdir
     try:
-        there = [entry for entry in os.listdir(folder or ".") if is_kind(os.path.join(folder, entry))]
+        there = [entry for entry in os.listdir(folder or ".") if _EXISTS[what](os.path.join(folder, entry))]
         place = f"in {folder or os.getcwd()}"
     except OSError:
         there, place = [], f"and no folder {folder}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfdist.config.data_set_files import existing_file
+from tfdist.config.data_set_files import existing
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Origins
 from tfdist.data.formats.csv_columns import ColumnEncoding, column_encoding, is_numeric, numbers
@@ -55,7 +55,7 @@ def csv(
         raise InputError(
             f"Give test or validation_split, not both. Received: test={test!r}, validation_split={validation_split}."
         )
-    whole = read_table(existing_file(_KIND, path, data_dir), delimiter, header)
+    whole = read_table(existing(_KIND, path, data_dir), delimiter, header)
     if label is None:
         raise InputError(
             f"The data set {_KIND} needs the column of the label. Received: {_KIND}:{path} without label. Add label=..., "
@@ -77,7 +77,7 @@ def csv(
         rest = _rows(whole, held)
         other = TableRows(encoding.encoded(rest), y[held], rest.lines)
     if test:
-        table = read_table(existing_file(_KIND, test, data_dir), delimiter, header)
+        table = read_table(existing(_KIND, test, data_dir), delimiter, header)
         table.column(target, "label")
         other = _test_part(_with_values(table, [*names, target], drop_missing), target, encoding, classes)
     shape = tuple(source.element_spec[0].shape)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.config.data_set_files import checksum_of, existing_folder
+from tfdist.config.data_set_files import checksum_of, existing
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element, Origins, inputs_alone
 from tfdist.data.formats.image_decoding import ImageDecoding, decoded_shape, image_decoding
@@ -90,7 +90,7 @@ def images(
     Raises:
       InputError: a folder is missing or empty, the first image of a class cannot be decoded, or an argument is invalid.
     """
-    folder = existing_folder(_KIND, path, data_dir)
+    folder = existing(_KIND, path, data_dir, "folder")
     if not labels:
         return _without_labels(path, folder, size, channels, crop_to_aspect_ratio)
     train_folder, test_folder = _parts(folder)

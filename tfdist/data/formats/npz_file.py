@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfdist.config.data_set_files import existing_file
+from tfdist.config.data_set_files import existing
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Transform, as_is
 from tfdist.data.formats.labels import class_labels
@@ -33,7 +33,7 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
     Raises:
       InputError: the file is missing or is no archive of such arrays.
     """
-    file = existing_file(_KIND, path, data_dir)
+    file = existing(_KIND, path, data_dir)
     arrays = _arrays(file)
     train, test = _pair(_TRAIN, arrays, file), _pair(_TEST, arrays, file)
     if train is None:
