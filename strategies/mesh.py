@@ -28,7 +28,6 @@ from tfdist.distribution.dtensor import (
 from tfdist.distribution.dtensor_variables import MeshBlocks, MeshVariables
 from tfdist.distribution.outside_calls import refuse_calls_outside
 from tfdist.distribution.strategy import HasCollectives, State
-from tfdist.distribution.tf_server import port_held
 from tfdist.distribution.unsafe_operations import refuse_unsafe_operations
 from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of
 from tfdist.layers.rematerialization import rematerialize
@@ -86,8 +85,7 @@ class MeshOfDevices(HasCollectives):
         self.shard = parse_shard(shard, shard_axis or self.rules["batch"], shard_min_elements, mesh)
         share_cores(cluster, intra_op_threads)
         sum_together(self.shard.sums_together)
-        with port_held(cluster):
-            self.group = join(cluster)
+        self.group = join(cluster)
         self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()
         self._abstract_model: list[keras_internals.UninitializedVariable] = []

@@ -16,7 +16,7 @@ from tfdist.coordination import Group
 from tfdist.distribution.all_reduce_plan import plan_all_reduce
 from tfdist.distribution.sharded_optimizer import optimizer_shards
 from tfdist.distribution.tf_distribute import TensorFlowStrategy
-from tfdist.distribution.tf_server import port_held, starting, with_addresses
+from tfdist.distribution.tf_server import starting, with_addresses
 from tfdist.distribution.variable_creation import VariableCreation
 
 
@@ -51,8 +51,7 @@ class MultiWorker(TensorFlowStrategy):
           shard: which state is divided among the replicas, `none` or `optimizer`, as in `--shard`.
         """
         share_cores(cluster, intra_op_threads)
-        with port_held(cluster):
-            group = join(cluster)
+        group = join(cluster)
         plan = plan_all_reduce(all_reduce, topology, group, cluster)
         sets = distinct_groups([*groups, *plan.groups], cluster.size)
         cluster = with_addresses(cluster, group)

@@ -1,4 +1,6 @@
 import contextlib
+import os
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +102,13 @@ def test_rank_0_that_does_not_come_is_named_with_its_address(coordinator):
     assert str(error).startswith(f"rank 0 did not answer at {coordinator} within 0.3 s")
 
 
+@pytest.mark.parametrize("ranks", [(0, 0), (0, 1, 1)])
+def test_a_rank_that_two_processes_have_is_said_by_all_at_once(coordinator, ranks):
+    errors = members(len(ranks), coordinator, ranks=ranks)
+    twice = rf"unique rank. Received: rank {ranks[-1]} \(pid {os.getpid()} on .*\), already taken by pid {os.getpid()}"
+    assert [isinstance(e, InputError) and bool(re.search(twice, str(e))) for e in errors].count(False) == ranks.count(0) - 1
+
+
 def test_a_port_in_use_is_bad_input(coordinator):
     port = int(coordinator.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
@@ -139,19 +148,6 @@ def test_processes_of_another_job_are_refused_by_default(coordinator):
     for thread in threads:
         thread.join(DEADLINE)
     leave(results)
-
-
-def test_the_token_comes_from_the_environment(coordinator):
-    first = Cluster(0, 2, 0, 2, coordinator=coordinator)
-    second = Cluster(1, 2, 1, 2, coordinator=coordinator)
-    groups = outcomes(
-        [
-            lambda: join(first, environment={"TFDIST_TOKEN": "a"}, start_timeout=4.0),
-            lambda: join(second, environment={"TFDIST_TOKEN": "b"}, start_timeout=4.0),
-        ]
-    )
-    assert isinstance(groups[0], PeerLostError) and "never connected: rank 1" in str(groups[0])
-    assert isinstance(groups[1], InputError) and "TFDIST_TOKEN" in str(groups[1])
 
 
 def test_a_process_of_another_job_with_the_same_token_is_refused(coordinator):

@@ -152,6 +152,7 @@ def test_a_second_process_with_a_rank_is_refused_naming_both(job):
     two = job(2)
     with pytest.raises(InputError, match=rf"rank 1 \(pid {os.getpid()} on .*\), already taken by pid {os.getpid()}"):
         two.join(1)
+    assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
 
 
 def test_a_message_above_the_limit_is_an_error_of_the_one_who_sends_it(job):

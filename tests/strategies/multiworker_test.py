@@ -1,12 +1,13 @@
 """Multiworker with an engine that does not start; tests/end_to_end/exit_codes_test.py has real processes."""
 
+import socket
+
 import pytest
 import tensorflow as tf
 from tfdist.strategies import mesh, multiworker
 
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
-from tfdist.coordination.addresses import free_port
 from tfdist.coordination.group import LostMember
 from tfdist.distribution import tf_server
 from tfdist.errors import InputError, PeerLostError
@@ -46,8 +47,8 @@ def test_servers_that_are_late(monkeypatch, loss, message):
 
 
 @pytest.mark.parametrize("kind", [multiworker.MultiWorker, mesh.MeshOfDevices])
-def test_a_second_process_with_the_same_task_waits_for_nobody(kind, monkeypatch):
-    cluster = Cluster(1, 2, 1, 2, addresses=("localhost:1", f"localhost:{free_port()}"))
+def test_a_port_in_use_is_bad_input(kind, monkeypatch):
     monkeypatch.setattr(f"{kind.__module__}.share_cores", lambda *_: None)
-    with tf_server.port_held(cluster), pytest.raises(InputError, match="Give each process a task of its own"):
-        kind(cluster=cluster, join=None)
+    with socket.create_server(("", 0)) as held, pytest.raises(InputError, match="End the program that uses it"):
+        cluster = Cluster(1, 2, 1, 2, addresses=("localhost:1", f"localhost:{held.getsockname()[1]}"))
+        kind(cluster=cluster, join=lambda _: LocalGroup())

@@ -46,7 +46,10 @@ class Handshake(NamedTuple):
         if not 0 <= rank < self.size:
             return f"A {self.noun} must be in [0, {self.size}). Received: {mine}."
         if rank in came:
-            return f"Every process must have a unique {self.noun}. Received: {mine}, already taken by {came[rank]}."
+            return (
+                f"Every process must have a unique {self.noun}. Received: {mine}, already taken by {came[rank]}. Correct "
+                "the environment of one of them."
+            )
         return ""
 
 

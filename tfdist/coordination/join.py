@@ -1,5 +1,7 @@
 """How a process of a job joins the job's group."""
 
+import contextlib
+import functools
 import os
 from collections.abc import Mapping
 
@@ -10,10 +12,11 @@ from tfdist.coordination.job_token import bound, job_token
 from tfdist.coordination.local import LocalGroup
 from tfdist.coordination.remote import RemoteGroup
 from tfdist.coordination.server import Server
-from tfdist.errors import InputError, TfdistError
+from tfdist.errors import ExitCode, InputError, TfdistError
 
 ADDRESS_VARIABLE = "TFDIST_GROUP"  # host:port at which a launcher serves the group
 ELASTIC_VARIABLE = "TFDIST_ELASTIC"  # "1" if the number of processes may change between attempts of a launcher's job
+_NOTICE_SECONDS = 2.0  # for the process that has the address already
 
 
 def join(
@@ -86,13 +89,18 @@ def serve_group(
       places: expected location of each member, for messages.
     """
     token = bound(token, noun, address)
+    member = functools.partial(RemoteGroup, rank=rank, size=size, token=token, noun=noun)
     if rank != 0:
-        return RemoteGroup(address, rank=rank, size=size, token=token, timeout=timeout, noun=noun)
-    server = Server(listen(address, remedy), size=size, token=token, noun=noun, places=places)
+        return member(address, timeout=timeout)
     try:
-        return RemoteGroup(
-            _reachable(server.address), rank=0, size=size, token=token, timeout=timeout, noun=noun, on_left=server.close
-        )
+        listener = listen(address, remedy)
+    except InputError:  # if another first member serves the group, it learns of this one, and tells all
+        with contextlib.suppress(TfdistError):
+            member(address, timeout=_NOTICE_SECONDS).leave(ExitCode.BAD_INPUT)
+        raise
+    server = Server(listener, size=size, token=token, noun=noun, places=places)
+    try:
+        return member(_reachable(server.address), timeout=timeout, on_left=server.close)
     except BaseException:
         server.close()
         raise

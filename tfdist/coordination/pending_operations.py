@@ -84,6 +84,7 @@ class PendingOperations:
         self._absence = absence
         self._rounds: dict[tuple[Sequence[int], str], list[PendingOperation]] = {}
         self._gone: dict[int, str] = {}  # why members can arrive nowhere any more, in the order of their ends
+        self._misuse = ""  # why some members will never join
 
     def add(
         self,
@@ -203,6 +204,11 @@ class PendingOperations:
         is_of_all = len(entry.ranks) == self._size
         return "" if is_of_all else f" of {name_ranks(list(entry.ranks), self._noun)}"
 
+    def fail_all(self, misuse: str) -> list[Answer]:
+        """Fails all operations, and later ones, as the job was started such that some members will never join."""
+        self._misuse = misuse
+        return [answer for entry in self._open() for answer in self._outcome(entry)]
+
     def member_left(self, rank: int, how: str) -> list[Answer]:
         """Records that a member left without an error, and fails the operations that still need it."""
         self._gone[rank] = f"{self._noun} {rank} {how}"
@@ -225,6 +231,8 @@ class PendingOperations:
                 Answer(rank, {"type": "values", "ticket": ticket, "values": values})
                 for rank, ticket in entry.tickets.items()
             ]
+        if self._misuse:
+            return list(entry.fail(self._misuse, is_misuse=True))
         gone = next((how for rank, how in self._gone.items() if rank in missing), "")
         return list(entry.fail(f"'{entry.name}' cannot complete: {gone}.")) if gone else []
 

@@ -225,7 +225,11 @@ class Server:
 
     def _admit(self, connection: Connection, hello: Message) -> None:
         if refusal := self._handshake.refusal(hello, self._came):
-            self._refuse(connection, refusal)
+            if hello["rank"] in self._came and self.absent():  # nobody has the rank that this process should have
+                connection.refuse(refusal)
+                self._send(self._rounds.fail_all(refusal))
+            else:
+                self._refuse(connection, refusal)
             return
         rank: int = hello["rank"]
         connection.admit(rank)

@@ -39,37 +39,27 @@ def starting(group: Group, processes: int, seconds: float) -> Iterator[None]:
 
 
 def with_addresses(cluster: Cluster, group: Group) -> Cluster:
-    """Returns the cluster; if the environment has no addresses, with those that the processes choose and exchange."""
+    """Returns the cluster; if the environment has no addresses, with those that the processes choose and exchange.
+
+    Raises:
+      InputError: the environment has an address for this process, whose port is in use.
+    """
     if cluster.addresses:
-        group.barrier("servers/ports")  # none of `port_held` is listened at any more, to which an engine could connect
+        _check_port(cluster.addresses[cluster.rank])
+        group.barrier("servers/ports")  # nobody waits for a server that cannot start, while no other thread can run
         return cluster
     host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
     addresses = group.gather("servers/addresses", f"{host}:{free_port()}")
     return dataclasses.replace(cluster, addresses=tuple(addresses))
 
 
-@contextlib.contextmanager
-def port_held(cluster: Cluster) -> Iterator[None]:
-    """Context in which this process joins its group: holds its port in TF_CONFIG, if any, which no other may use.
-
-    A second process with the same task is refused, for which the others would wait until their deadline.
-
-    Raises:
-      InputError: the port is in use.
-    """
-    if not cluster.addresses:
-        yield
-        return
-    address = cluster.addresses[cluster.rank]
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does
+def _check_port(address: str) -> None:
+    with socket.socket() as probe:  # which does not listen: an engine of another process could connect to it
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does
         try:
-            holder.bind(("", int(address.rpartition(":")[2])))
-            holder.listen()
+            probe.bind(("", int(address.rpartition(":")[2])))
         except OSError as error:
             raise InputError(
                 f"This process's TensorFlow server needs a free port. Received: {address}, which is in use "
-                f"({error.strerror}). Give each process a task of its own in TF_CONFIG; if another program uses the port "
-                "(`ss -ltnp`), end it, or choose another port on every process."
+                f"({error.strerror}). End the program that uses it (`ss -ltnp`), or give all processes another TF_CONFIG."
             ) from error
-        yield
