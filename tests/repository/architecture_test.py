@@ -14,9 +14,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 # A package imports only itself and packages before it. The commands, which are the modules in tfdist/, may import any.
 PACKAGES = (
-    "errors grammar storage keras_internals cluster sharding config process coordination reporting collectives row_semantics"
-    " data distribution gradients layers pipelining models optimizers step synchronization checkpoint diagnostics trainer keras_fit"
-    " horovod launcher finders benchmark planner cli machine testing"
+    "errors grammar storage keras_internals cluster sharding config process coordination reporting collectives"
+    " row_semantics data distribution gradients layers pipelining models optimizers step synchronization checkpoint"
+    " diagnostics trainer keras_fit horovod launcher finders benchmark planner cli machine testing"
 ).split()
 STRATEGIES = "strategies"  # plugins, which import packages up to this one:
 BELOW_STRATEGIES = "pipelining"
