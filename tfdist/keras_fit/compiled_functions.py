@@ -113,20 +113,19 @@ class Functions:
         """Runs the first steps, as the labels of the model's step require."""
         if self._own is None and any(keras_internals.overridden(self.model, name) for name in _OF_A_STEP):
             self._own = self._own_steps(spec)
-        if self._own is None or not isinstance(batches, BatchReader):
-            return self._begin(batches, spec, most, number, "")
-        first = next(batches)
-        made = self._begin(first, spec, 1, number, self._with_other_rows(first))
+        first = next(batches) if self._own is not None and isinstance(batches, BatchReader) else None
+        needs_all_rows = "" if first is None else self._with_other_rows(first)
+        ops = self._reduce_ops("train_step", self._own.returned if self._own else None, spec, needs_all_rows)
+        self._training = self._following(ops, spec)
+        self.sums.use_all_rows(self._training.needs_all_rows)
+        if isinstance(self._training, TrainerSteps) or not isinstance(batches, BatchReader):
+            return self._training.go(batches, most, number)
+        # Whether a step sends rows, of which there may be other numbers in the next one, is known when it is traced.
+        made = self._training.go(next(batches) if first is None else first, 1, number)
         if most == 1 or made.failure or batches.at_end:
             return made
         more = self.train(batches, spec, most - 1, number + 1, allows_not_finite=True)
         return more._replace(steps=made.steps + more.steps)
-
-    def _begin(self, batches: Any, spec: Any, most: int, number: int, needs_all_rows: str) -> StepsResult:
-        ops = self._reduce_ops("train_step", self._own.returned if self._own else None, spec, needs_all_rows)
-        self._training = self._following(ops, spec)
-        self.sums.use_all_rows(self._training.needs_all_rows)
-        return self._training.go(batches, most, number)
 
     def _with_other_rows(self, batch: Any) -> str:
         """Describes tensors of a batch with other numbers of rows, such as labeled and unlabeled ones; empty for none."""
@@ -174,20 +173,22 @@ class Functions:
     def test(self, batches: Any, spec: Any, most: int) -> StepsResult:
         """Evaluates batches; see `train` for arguments and result."""
         self.sums.hide()
-        if self._test_logs is None:
+        begins = self._test_logs is None
+        if begins:
             self._begin_tests(spec)
         self.sums.use_all_rows(self._tests_need_all_rows)
-        if not isinstance(batches, BatchReader):
-            self._test_one(batches)
-            return self._found_by_test(1)
-        steps, (repeatedly, once) = batches.ahead(most), self._tests
+        if begins or not isinstance(batches, BatchReader):
+            self._test_one(next(batches) if isinstance(batches, BatchReader) else batches)
+            if most == 1 or not isinstance(batches, BatchReader) or batches.at_end:
+                return self._found_by_test(1)
+        steps, (repeatedly, once) = batches.ahead(most - begins), self._tests
         if self._recorded.has_unknown_shapes:
             one_at_a_time(once, batches, steps, self._tested)
         else:
             repeatedly(batches.rows, self._tested, steps)
             batches.took(steps)
         self._tested += steps
-        return self._found_by_test(steps)
+        return self._found_by_test(steps + begins)
 
     def _test_one(self, batch: Any) -> None:
         self._tests[1](batch, self._tested)
