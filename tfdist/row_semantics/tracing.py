@@ -10,10 +10,11 @@ from tfdist import keras_internals
 from tfdist.collectives import OneReplica, Op
 from tfdist.row_semantics.declarations import all_rows_of, declare, summed
 from tfdist.row_semantics.interpreter import Interpreter
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, Label, ReplicatedPlusSum, Rows
+from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Label, ReplicatedPlusSum, Rows
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.values import Value
 
+_OF_GRADIENTS = "gradient_tape/"  # names of operations that a tape creates
 # What code raises that cannot be traced with an unknown number of rows.
 FAILURES = (tf.errors.OpError, ValueError, TypeError, AttributeError)
 
@@ -87,7 +88,7 @@ class Labels(NamedTuple):
         `ReplicatedPlusSum` is a sum that was added to the variable's own value.
       are_increments: for each variable, whether it has been assigned its own value plus something independent of it, if
         it has been assigned.
-      are_used: for each variable, whether results are computed from its value before.
+      is_used: returns whether results are computed from a variable's value before.
       others: labels of the values that were assigned to TensorFlow's variables.
       without_rule: types of operations without a rule.
     """
@@ -95,7 +96,7 @@ class Labels(NamedTuple):
     results: Any
     variables: list[Label | None]
     are_increments: list[bool]
-    are_used: list[bool]
+    is_used: Callable[[keras.Variable], bool]
     others: list[Label]
     without_rule: set[str]
 
@@ -139,10 +140,10 @@ def labels_of(
 
     flat = [each for each in tf.nest.flatten(results) if isinstance(each, tf.Tensor)]
     return Labels(
-        tf.nest.map_structure(lambda each: _known(known, each).label if isinstance(each, tf.Tensor) else None, results),
+        tf.nest.map_structure(lambda each: _label(known, each) if isinstance(each, tf.Tensor) else None, results),
         list(map(assigned, variables, values)),
         list(map(is_increment, variables, values)),
-        [_depends(flat, unchanged.get(id(variable))) for variable in variables],
+        lambda variable: _depends(flat, unchanged.get(id(variable))),
         [value.label for value in interpreter.variables.values()],
         interpreter.without_rule,
     )
@@ -198,6 +199,23 @@ def _of_rows(leaf: Any) -> dict[Any, Value]:
 def _known(known: dict[Any, Value], tensor: tf.Tensor) -> Value:
     """Returns what is known of a tensor; those of inner functions, which have been left, are unknown."""
     return known.get(tensor.ref(), Value(ALL_ROWS))
+
+
+def _label(known: dict[Any, Value], tensor: tf.Tensor) -> Label:
+    """Returns the label of a result; a gradient that needs all rows names an operation of the loss, if there is one."""
+    label = _known(known, tensor).label
+    if not isinstance(label, AllRows) or label.cause is None or not label.cause.name.startswith(_OF_GRADIENTS):
+        return label
+    stack, seen = [tensor], {tensor.op.name}
+    while stack:
+        operation = stack.pop().op
+        labels = [known[output.ref()].label for output in operation.outputs if output.ref() in known]
+        is_cause = any(isinstance(each, AllRows) and each.cause is operation for each in labels)
+        if is_cause and not operation.name.startswith(_OF_GRADIENTS):
+            return AllRows(operation)
+        stack.extend(each for each in operation.inputs if each.op.name not in seen)
+        seen.update(each.op.name for each in operation.inputs)
+    return label
 
 
 def _assigned(variable: keras.Variable, value: Value) -> Label:

@@ -149,19 +149,18 @@ class _Traced:
                 return self._model(batch, training=True), self._model.losses
 
         labels = labels_of(trained, spec[0], variables, self._model.non_trainable_variables)
-        found = zip(variables, labels.variables, labels.are_used, strict=True)
         return [
             f"{variable.path}, {explained(label)}"
-            for variable, label, is_used in found
-            if label not in (None, REPLICATED, ZEROS) and not _may_be_averaged(variable, label, is_used)
+            for variable, label in zip(variables, labels.variables, strict=True)
+            if label not in (None, REPLICATED, ZEROS) and not _may_be_averaged(variable, label, labels)
         ]
 
 
-def _may_be_averaged(variable: keras.Variable, label: Label, is_used: bool) -> bool:
+def _may_be_averaged(variable: keras.Variable, label: Label, labels: Labels) -> bool:
     if not tf.as_dtype(variable.dtype).is_floating:
         return False
     is_sum = label == SUM or isinstance(label, ReplicatedPlusSum)
-    return sum_power(label) == -1 or not (is_used or is_sum)
+    return sum_power(label) == -1 or not (is_sum or labels.is_used(variable))
 
 
 def _adds_up(label: Label | None) -> bool:
