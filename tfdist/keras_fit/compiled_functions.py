@@ -118,7 +118,8 @@ class Functions:
         ops = self._reduce_ops("train_step", self._own.returned if self._own else None, spec, needs_all_rows)
         self._training = self._following(ops, spec)
         self.sums.use_all_rows(self._training.needs_all_rows)
-        if isinstance(self._training, TrainerSteps) or not isinstance(batches, BatchReader):
+        sends_rows = ops.communicates or isinstance(self._training, CustomSteps)
+        if not (sends_rows and isinstance(batches, BatchReader)):
             return self._training.go(batches, most, number)
         # Whether a step sends rows, of which there may be other numbers in the next one, is known when it is traced.
         made = self._training.go(next(batches) if first is None else first, 1, number)

@@ -42,12 +42,14 @@ class ReduceOps(NamedTuple):
         may compute with them.
       needs_all_rows: why neither means nor sums are right, so that each replica must compute the whole batch; empty if
         they are.
+      communicates: whether the step's code communicates, as by `tfdist.gather_rows`.
     """
 
     gradients: Sequence[ReduceOp] = ()
     logs: Mapping[str, ReduceOp] = {}
     statistics: Sequence[keras.Variable] = ()
     needs_all_rows: str = ""
+    communicates: bool = False
 
     @property
     def of_gradients(self) -> ReduceOp:
@@ -143,7 +145,7 @@ class _StepLabels:
         if self.communicates and set(ops) - {op}:
             raise _NeedsAllRowsError("gradients are sums over rows and means, in layers that communicate")
         of_logs = {key: _of(label, f'"{key}", which it returns,') for key, label in logs.items()}
-        return ReduceOps(ops, of_logs, self._statistics(labels))
+        return ReduceOps(ops, of_logs, self._statistics(labels), communicates=self.communicates)
 
     def _called(self, batch: Any, size: tf.Tensor, op: ReduceOp) -> tuple[Any, dict[str, tf.Tensor]]:
         gradients: list[list[tf.Tensor]] = []

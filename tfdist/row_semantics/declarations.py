@@ -35,7 +35,7 @@ def row_wise(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
 
     @tf.custom_gradient
     def declared(*inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:  # gradients may be differentiated, too
             tape.watch([each for each in inputs if each.dtype.is_floating])
             y = function(*inputs)
 
