@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.row_semantics.interpreter import Interpreter
-from tfdist.row_semantics.labels import REPLICATED, Label, Rows
+from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, Label, Rows
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.values import Value
 
@@ -30,22 +30,23 @@ def label_function(function: Any) -> FunctionLabels:
 
     What it captures is replicated.
     """
-    graph = function.graph
-    captured = {id(inside): outside for outside, inside in graph.captures}
-    inputs = [_input(tensor, captured.get(id(tensor))) for tensor in graph.inputs]
     interpreter = Interpreter()
-    values = interpreter.run(graph, inputs)
+    values = interpreter.run(function.graph, argument_values(function))
     assigned = {key: value.label for key, value in interpreter.variables.items()}
-    return FunctionLabels(
-        [value.label for value in values],
-        assigned,
-        frozenset(interpreter.without_rule),  # type: ignore[arg-type]
-    )
+    return FunctionLabels([value.label for value in values], assigned, frozenset(interpreter.without_rule))
+
+
+def argument_values(function: Any) -> list[Value]:
+    """Returns what is known of the inputs of a concrete function's graph before it runs."""
+    captured = {id(inside): outside for outside, inside in function.graph.captures}
+    return [_input(tensor, captured.get(id(tensor))) for tensor in function.graph.inputs]
 
 
 def _input(tensor: tf.Tensor, captured: Any) -> Value:
     if captured is not None:
         return Value(REPLICATED, variable=id(captured) if tensor.dtype == tf.resource else None)
-    if not tensor.shape.rank:
+    if tensor.shape.rank == 0:
         return Value(REPLICATED)
+    if tensor.shape.rank is None or tensor.shape[0] is not None:
+        return Value(ALL_ROWS)  # a known number of rows is part of what was traced
     return Value(Rows(0, COUNT), (COUNT, *[None] * (tensor.shape.rank - 1)))

@@ -368,11 +368,11 @@ def _(call: Call) -> list[Value]:
     padded = [[ONE] * (rank - len(shape)) + shape for shape in shapes]
     axes: Sequence[list[Size | None]] = ([], [])
     for axis, (left, right) in enumerate(zip(*padded, strict=True)):
-        if left == right:
-            continue
-        if ONE not in (left, right):
+        if left != right and ONE not in (left, right):
             raise NoRuleError(f"dims {left} and {right} cannot be compared")
-        axes[0 if left == ONE else 1].append(sizes.size(axis))
+        for number, dim in enumerate((left, right)):
+            if dim == ONE and shapes[0] != shapes[1]:
+                axes[number].append(sizes.size(axis))
     return [of_numbers(sizes.array(each)) for each in axes]
 
 
