@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
 
 from tests.row_semantics import oracle
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.row_semantics.interpreter import Interpreter
 from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, Label, Rows
-from tfdist.row_semantics.sizes import COUNT
+from tfdist.row_semantics.sizes import COUNT, symbol
 from tfdist.row_semantics.values import Value
 
 
@@ -28,12 +28,12 @@ class FunctionLabels(NamedTuple):
 def label_function(function: Any) -> FunctionLabels:
     """Labels the results of a concrete function, whose arguments all have rows along their first axis, of unknown number.
 
-    What it captures is replicated.
+    What it captures is replicated. No dim of its arguments is 0.
     """
     interpreter = Interpreter()
     values = interpreter.run(function.graph, argument_values(function))
-    assigned = {key: value.label for key, value in interpreter.variables.items()}
-    return FunctionLabels([value.label for value in values], assigned, frozenset(interpreter.without_rule))
+    assigned = {key: value.known_label for key, value in interpreter.variables.items()}
+    return FunctionLabels([value.known_label for value in values], assigned, frozenset(interpreter.without_rule))
 
 
 def argument_values(function: Any) -> list[Value]:
@@ -49,4 +49,5 @@ def _input(tensor: tf.Tensor, captured: Any) -> Value:
         return Value(REPLICATED)
     if tensor.shape.rank is None or tensor.shape[0] is not None:
         return Value(ALL_ROWS)  # a known number of rows is part of what was traced
-    return Value(Rows(0, COUNT), (COUNT, *[None] * (tensor.shape.rank - 1)))
+    others = [symbol(tensor.name, is_positive=True) for _ in tensor.shape[1:]]
+    return Value(Rows(0, COUNT), (COUNT, *others))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from tfdist.row_semantics.declarations import declarations
 from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Rows
 from tfdist.row_semantics.rules import RULES, Call
 from tfdist.row_semantics.sizes import size, symbol
-from tfdist.row_semantics.values import NoRuleError, Value, join_values
+from tfdist.row_semantics.values import UNWRITTEN, NoRuleError, Value, join_values
 
 _log = logging.getLogger(__name__)
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -29,7 +30,7 @@ class Interpreter:
     """
 
     def __init__(self) -> None:
-        self.variables: dict[object, Value] = {}
+        self.variables: ChainMap[object, Value] = ChainMap()
         self.without_rule: set[str] = set()
 
     def run(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
@@ -72,6 +73,8 @@ class Interpreter:
             self._forget_variables(call)
             results = [Value(ALL_ROWS)] * len(call.operation.outputs)
         results = [results] * len(call.operation.outputs) if isinstance(results, Value) else results
+        if call.is_replicated and not call.operation.op_def.is_stateful:
+            results = [_replicated_at_least(value) for value in results]
         return [_with_cause(value, call) for value in results]
 
     def _called(self, graph: Any, call: Call) -> Value | Sequence[Value] | None:
@@ -86,78 +89,80 @@ class Interpreter:
             return rule(call)
         if graph._is_function(kind):  # a function called by its name
             return self.run(_function(graph, kind), call.inputs)
-        self.without_rule.add(kind)
-        is_pure = not call.operation.op_def.is_stateful
-        return Value(REPLICATED) if is_pure and all(value.is_replicated for value in call.inputs) else None
+        if call.operation.op_def.is_stateful or not call.is_replicated:
+            self.without_rule.add(kind)
+        return None
 
     def _forget_variables(self, call: Call) -> None:
         """An unknown operation may have assigned each variable that it gets."""
-        for number, tensor in enumerate(call.operation.inputs):
-            if tensor.dtype == tf.resource:
-                call.assign(number, _with_cause(Value(ALL_ROWS), call))
+        for value in call.inputs:
+            if value.variable is not None:
+                self.variables[value.variable] = Value(AllRows(call.operation))
+
+    def _run_apart(self, graph: Any, inputs: Sequence[Value]) -> tuple[list[Value], dict[object, Value]]:
+        """Runs a graph, and returns its outputs and the variables that it assigns, without assigning them."""
+        outer = self.variables
+        self.variables = outer.new_child()
+        try:
+            outputs = self.run(graph, inputs)
+            return outputs, dict(self.variables.maps[0])
+        finally:
+            self.variables = outer
+
+    def _assigned(self, assigned: Sequence[dict[object, Value]], call: Call, *, is_known: bool) -> dict[object, Value]:
+        """Returns the variables after one of several runs; it must be known, on all replicas equally, which one it was."""
+        joined = {}
+        for key in set().union(*assigned):
+            dims = next(each[key].dims for each in assigned if key in each)
+            before = self.variables.get(key) or Value(REPLICATED, dims, variable=key)
+            joined[key] = (
+                join_values([each.get(key, before) for each in assigned])
+                if is_known
+                else Value(AllRows(call.operation), dims)
+            )
+        return joined
 
     def _branches(self, graph: Any, call: Call) -> Sequence[Value]:
         condition, *inputs = call.inputs
         names = ("then_branch", "else_branch")
         attributes = call.attribute("branches") if call.kind.endswith("Case") else map(call.attribute, names)
-        before, outputs, after = dict(self.variables), [], []
-        for attribute in attributes:
-            self.variables = dict(before)
-            outputs.append(self.run(_function(graph, attribute.name), inputs))
-            after.append(self.variables)
-        self.variables = {
-            key: join_values([each.get(key) or _unchanged(key, each, after) for each in after])
-            for key in set().union(*after)
-        }
+        runs = [self._run_apart(_function(graph, attribute.name), inputs) for attribute in attributes]
+        outputs, assigned = zip(*runs, strict=True)
+        self.variables.update(self._assigned(assigned, call, is_known=condition.is_replicated))
         if condition.is_replicated:
             return [join_values(values) for values in zip(*outputs, strict=True)]
-        for key, value in self.variables.items():
-            if any(each.get(key) != before.get(key) for each in after):
-                self.variables[key] = _with_cause(Value(ALL_ROWS, value.dims), call)
         return [Value(ALL_ROWS)] * len(call.operation.outputs)
 
     def _loop(self, graph: Any, call: Call) -> Sequence[Value]:
-        """Repeats the body until no label changes; the condition must be the same on all replicas."""
+        """Repeats the body until nothing that is known changes; the condition must be the same on all replicas."""
         body, condition = (_function(graph, call.attribute(name).name) for name in ("body", "cond"))
-        current = [_without_numbers(value) for value in call.inputs]
-        for _ in range(_MOST_ITERATIONS):
-            before = dict(self.variables)
-            results = self.run(body, current)
-            self.variables = {
-                key: join_values([value, before.get(key) or Value(REPLICATED, value.dims, variable=key)])
-                for key, value in self.variables.items()
-            }
-            joined = [
-                _without_numbers(join_values([old, _without_numbers(new)]))
-                for old, new in zip(current, results, strict=True)
-            ]
-            if joined == current and self.variables == before:
-                break
-            current = joined
-        else:
-            return self._unknown_loop(call)
-        (decision,) = self.run(condition, current)
-        return current if decision.is_replicated else self._unknown_loop(call)
-
-    def _unknown_loop(self, call: Call) -> Sequence[Value]:
-        self._forget_variables(call)
-        return [_unknown(value) for value in call.inputs]
+        current = list(call.inputs)
+        outer = self.variables
+        self.variables = outer.new_child()
+        try:
+            for _ in range(_MOST_ITERATIONS):
+                before = dict(self.variables.maps[0])
+                (decision,), of_condition = self._run_apart(condition, current)
+                self.variables.update(self._assigned([{}, of_condition], call, is_known=True))
+                results, of_body = self._run_apart(body, current)
+                self.variables.update(self._assigned([{}, of_body], call, is_known=True))
+                joined = [join_values([old, new]) for old, new in zip(current, results, strict=True)]
+                if joined == current and dict(self.variables.maps[0]) == before:
+                    break
+                current = joined
+            else:
+                decision = Value(ALL_ROWS)
+            assigned = dict(self.variables.maps[0])
+        finally:
+            self.variables = outer
+        self.variables.update(self._assigned([assigned], call, is_known=decision.is_replicated))
+        return current if decision.is_replicated else [Value(ALL_ROWS)] * len(current)
 
 
-def _unknown(value: Value) -> Value:
-    return Value(ALL_ROWS) if value.element is None else Value(REPLICATED, element=Value(ALL_ROWS))
-
-
-def _unchanged(key: object, variables: dict[object, Value], others: Sequence[dict[object, Value]]) -> Value:
-    dims = next(each[key].dims for each in others if key in each)
-    return Value(REPLICATED, dims, variable=key)
-
-
-def _without_numbers(value: Value) -> Value:
-    """Returns what stays known of a value that a loop changes."""
-    if value.numbers is None:
-        return value
-    return dataclasses.replace(value, numbers=None)
+def _replicated_at_least(value: Value) -> Value:
+    """Returns what is known of a function of replicated values."""
+    is_unknown = isinstance(value.label, AllRows) and value.numbers is None
+    return dataclasses.replace(value, label=REPLICATED) if is_unknown else value
 
 
 def _with_cause(value: Value, call: Call) -> Value:
@@ -174,7 +179,10 @@ def _with_cause(value: Value, call: Call) -> Value:
 
 
 def _with_static_shape(tensor: tf.Tensor, value: Value) -> Value:
-    """Adds the dims that TensorFlow knows; other dims of what does not depend on all rows are the same everywhere."""
+    """Adds the dims that TensorFlow knows; other dims of what does not depend on all rows are the same everywhere.
+
+    A list's items that are not written yet are zeros of any shape.
+    """
     if tensor.dtype in (tf.variant, tf.resource) or tensor.shape.rank is None:
         return value
     if value.numbers is not None and value.numbers.ndim == tensor.shape.rank:
@@ -183,13 +191,15 @@ def _with_static_shape(tensor: tf.Tensor, value: Value) -> Value:
     dims: list[Any] = []
     for axis, static in enumerate(tensor.shape):
         if isinstance(value.label, Rows) and axis == value.label.axis:
+            if static is not None:
+                return Value(ALL_ROWS)  # a known number of rows is part of what was traced
             dims.append(value.label.size)
         elif static is not None:
             dims.append(size(static))
         elif known is not None and known[axis] is not None:
             dims.append(known[axis])
         else:
-            dims.append(None if isinstance(value.label, AllRows) else symbol(f"{tensor.name}.{axis}"))
+            dims.append(None if isinstance(value.label, AllRows) or value == UNWRITTEN else symbol(tensor.name))
     return dataclasses.replace(value, dims=tuple(dims))
 
 

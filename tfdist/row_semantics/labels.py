@@ -90,7 +90,7 @@ REPLICATED, ZEROS, SUM, MEAN, ALL_ROWS = Replicated(), Replicated(None), Partial
 
 
 def is_zero(label: Label) -> bool:
-    """Returns whether all elements are known to be 0."""
+    """Returns whether a label says that all elements are 0."""
     return isinstance(label, Replicated | Rows) and label.power is None
 
 

@@ -5,6 +5,7 @@ replica computes, of which there is at least one.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable
 from fractions import Fraction
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 
 _ROWS = ""  # the symbol of COUNT
+_POSITIVE = "+"  # the first letter of other symbols that are not 0
+_numbers = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A coefficient times powers of symbols, each of which stands for a positive integer.
+    """A coefficient times powers of symbols, each of which stands for an integer that is not negative.
 
     Attributes:
       coefficient: an exact number.
@@ -34,12 +37,18 @@ class Size:
 
     @property
     def is_known(self) -> bool:
+        """Whether it has no symbols."""
         return not self.powers
 
     @property
     def is_whole(self) -> bool:
         """Whether it is an integer for all values of its symbols."""
         return self.coefficient.denominator == 1 and all(power > 0 for _, power in self.powers)
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether it is positive for all values of its symbols."""
+        return self.coefficient > 0 and all(symbol[:1] in (_ROWS, _POSITIVE) for symbol, _ in self.powers)
 
     def __int__(self) -> int:
         if self.powers or self.coefficient.denominator != 1:
@@ -95,9 +104,9 @@ def size(value: Any) -> Size | None:
     return Size(Fraction(value)) if math.isfinite(value) else None
 
 
-def symbol(name: str) -> Size:
-    """Returns an unknown positive integer, equal on all replicas."""
-    return Size(Fraction(1), ((name, 1),))
+def symbol(name: str, *, is_positive: bool = False) -> Size:
+    """Returns a new unknown dim, equal on all replicas: a tensor may have another one in each iteration of a loop."""
+    return Size(Fraction(1), ((f"{_POSITIVE * is_positive}{name}#{next(_numbers)}", 1),))
 
 
 def product(sizes: Iterable[Size | None]) -> Size | None:

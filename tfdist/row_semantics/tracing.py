@@ -11,7 +11,7 @@ from tfdist.collectives import OneReplica, Op
 from tfdist.row_semantics.declarations import all_rows_of, declare, summed
 from tfdist.row_semantics.interpreter import Interpreter
 from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Label, ReplicatedPlusSum, Rows
-from tfdist.row_semantics.sizes import COUNT
+from tfdist.row_semantics.sizes import COUNT, symbol
 from tfdist.row_semantics.values import Value
 
 _OF_GRADIENTS = "gradient_tape/"  # names of operations that a tape creates
@@ -144,7 +144,7 @@ def labels_of(
         list(map(assigned, variables, values)),
         list(map(is_increment, variables, values)),
         lambda variable: _depends(flat, unchanged.get(id(variable))),
-        [value.label for value in interpreter.variables.values()],
+        [value.known_label for value in interpreter.variables.values()],
         interpreter.without_rule,
     )
 
@@ -192,8 +192,10 @@ def _of_rows(leaf: Any) -> dict[Any, Value]:
         return {
             part.ref(): Value(ALL_ROWS) for part in tf.nest.flatten(leaf, expand_composites=True) if part is not None
         }
-    rank = leaf.shape.rank
-    return {leaf.ref(): Value(Rows(0, COUNT), (COUNT, *[None] * (rank - 1))) if rank else Value(ALL_ROWS)}
+    if not leaf.shape.rank:
+        return {leaf.ref(): Value(ALL_ROWS)}
+    others = [symbol(leaf.name, is_positive=True) for _ in leaf.shape[1:]]
+    return {leaf.ref(): Value(Rows(0, COUNT), (COUNT, *others))}
 
 
 def _known(known: dict[Any, Value], tensor: tf.Tensor) -> Value:
@@ -203,7 +205,7 @@ def _known(known: dict[Any, Value], tensor: tf.Tensor) -> Value:
 
 def _label(known: dict[Any, Value], tensor: tf.Tensor) -> Label:
     """Returns the label of a result; a gradient that needs all rows names an operation of the loss, if there is one."""
-    label = _known(known, tensor).label
+    label = _known(known, tensor).known_label
     if not isinstance(label, AllRows) or label.cause is None or not label.cause.name.startswith(_OF_GRADIENTS):
         return label
     stack, seen = [tensor], {tensor.op.name}
@@ -219,7 +221,7 @@ def _label(known: dict[Any, Value], tensor: tf.Tensor) -> Label:
 
 
 def _assigned(variable: keras.Variable, value: Value) -> Label:
-    label = value.label
+    label = value.known_label
     if isinstance(label, ReplicatedPlusSum) and label.variable != id(variable):
         return ALL_ROWS
     return label

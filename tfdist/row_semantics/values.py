@@ -47,11 +47,26 @@ class Value:
     __hash__ = None  # type: ignore[assignment]
 
     @property
+    def known_label(self) -> Label:
+        """The label, if the shape is known as well: zeros that a loop did not write into a list have any shape."""
+        return ALL_ROWS if self.dims is not None and None in self.dims else self.label
+
+    @property
     def rank(self) -> int:
+        """The number of axes.
+
+        Raises:
+          NoRuleError: it is unknown.
+        """
         return len(self.known_dims)
 
     @property
     def known_dims(self) -> Dims:
+        """The dims.
+
+        Raises:
+          NoRuleError: their number is unknown.
+        """
         if self.dims is None:
             raise NoRuleError("the rank is unknown")
         return self.dims
@@ -117,7 +132,7 @@ def join_values(values: Sequence[Value]) -> Value:
     elements = [value.element for value in values if value.element is not None]
     variable = first.variable if all(value.variable == first.variable for value in values) else None
     label = join([value.label for value in values])
-    if isinstance(label, Rows) and (dims is None or dims[label.axis] is None):
+    if isinstance(label, Rows) and (dims is None or dims[label.axis] != label.size):
         label = ALL_ROWS
     return Value(label, dims, None, join_values(elements) if elements else None, variable)
 
@@ -126,14 +141,21 @@ def broadcast_dims(values: Sequence[Value]) -> Dims | None:
     """Returns the dims of tensors that are broadcast against each other; None if a rank is unknown."""
     if any(value.dims is None for value in values):
         return None
-    rank = max(value.rank for value in values)
     result: list[Size | None] = []
-    for position in range(-rank, 0):
-        sizes = {value.known_dims[position] for value in values if value.rank >= -position} - {ONE}
+    for sizes in broadcast_sizes(values):
         # A dim that may be 1 is broadcast; one that is known to be larger is not.
         known = {each for each in sizes if each is not None and each.is_known}
         result.append(ONE if not sizes else sizes.pop() if len(sizes) == 1 else next(iter(known), None))
     return tuple(result)
+
+
+def broadcast_sizes(values: Sequence[Value]) -> list[set[Size | None]]:
+    """Returns for each axis of tensors that are broadcast against each other the sizes that are not 1."""
+    rank = max(value.rank for value in values)
+    return [
+        {value.known_dims[position] for value in values if value.rank >= -position} - {ONE}
+        for position in range(-rank, 0)
+    ]
 
 
 def axis_of_rows(values: Sequence[Value]) -> tuple[int, Size] | None:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist.row_semantics import sizes
 from tfdist.row_semantics.labels import (
     ALL_ROWS,
     REPLICATED,
-    ZEROS,
     AllRows,
     Label,
     Partial,
@@ -30,6 +30,7 @@ from tfdist.row_semantics.values import (
     Value,
     axis_of_rows,
     broadcast_dims,
+    broadcast_sizes,
     join_values,
     of_numbers,
 )
@@ -89,13 +90,13 @@ def product_of(values: Sequence[Value], signs: Sequence[int]) -> Label:
     rows = any(isinstance(label, Rows) for label in labels)
     if partial:
         return ALL_ROWS if rows or len(partial) > 1 or partial[0] > 0 else _scaled(values, signs)
-    power: int | None = 0
-    for label, sign in zip(labels, signs, strict=True):
-        if is_zero(label) and sign > 0:
-            power = None  # 0 x inf is the same NaN everywhere
-        elif power is not None:
-            power += sign * (label.power or 0)  # type: ignore[union-attr]
+    # Zeros times infinity are not zeros.
+    power = None if all(is_zero(label) for label in labels) and min(signs) > 0 else _sum_of_powers(labels, signs)
     return rows_label(values, power) if rows else Replicated(power)
+
+
+def _sum_of_powers(labels: Sequence[Label], signs: Sequence[int]) -> int:
+    return sum(sign * (label.power or 0) for label, sign in zip(labels, signs, strict=True))  # type: ignore[union-attr]
 
 
 def _scaled(values: Sequence[Value], signs: Sequence[int]) -> Label:
@@ -104,12 +105,9 @@ def _scaled(values: Sequence[Value], signs: Sequence[int]) -> Label:
     assert isinstance(first, Partial)
     if first.reduction != "sum":
         return ALL_ROWS
-    power = first.power
-    for value, sign in zip(values[1:], signs[1:], strict=True):
-        if is_zero(value.label):
-            return ZEROS if sign > 0 else ALL_ROWS
-        power += sign * value.label.power  # type: ignore[union-attr,operator]
-    return Partial("sum", power)
+    if any(is_zero(value.label) and sign < 0 for value, sign in zip(values, signs, strict=True)):
+        return ALL_ROWS
+    return Partial("sum", _sum_of_powers([value.label for value in values], signs))
 
 
 @rule("AddV2", "Add", "Sub")
@@ -118,39 +116,39 @@ def _(call: Call) -> Value:
     numbers = _numbers(call, (lambda a, b: a + -b) if is_difference else (lambda a, b: a + b))
     if numbers is not None:
         return numbers
-    label = sum_of(call.inputs)
-    if isinstance(label, ReplicatedPlusSum):
-        label = dataclasses.replace(label, variable=_increased(call.inputs, is_difference))
-    return Value(label, broadcast_dims(call.inputs))
+    return Value(increased(*call.inputs, is_difference=is_difference), broadcast_dims(call.inputs))
 
 
-def _increased(values: Sequence[Value], is_difference: bool) -> object:
-    """Returns the variable to which a sum is added; None if it is added to another value."""
+def increased(left: Value, right: Value, *, is_difference: bool) -> Label:
+    """Returns the label of a sum or a difference, and the variable to which a sum is added, if it is one."""
+    label = sum_of([left, right])
+    if not isinstance(label, ReplicatedPlusSum):
+        return label
     bases = [
-        (number, value.label.variable if isinstance(value.label, ReplicatedPlusSum) else value.variable)
-        for number, value in enumerate(values)
-        if value.label == REPLICATED or isinstance(value.label, ReplicatedPlusSum)
+        value for value in (left, right) if isinstance(value.label, ReplicatedPlusSum) or value.label == REPLICATED
     ]
-    return bases[0][1] if len(bases) == 1 and not (is_difference and bases[0][0] == 1) else None
+    if len(bases) > 1 or (is_difference and bases[0] is right):
+        return label
+    (base,) = bases
+    variable = base.label.variable if isinstance(base.label, ReplicatedPlusSum) else base.variable
+    return dataclasses.replace(label, variable=variable)
 
 
 @rule("AddN", "AccumulateNV2")
 def _(call: Call) -> Value:
-    if any(value.element is not None for value in call.inputs):
+    if call.operation.outputs[0].dtype == tf.variant:
+        if any(value.element is None for value in call.inputs):
+            return Value(ALL_ROWS)
         return Value(REPLICATED, join_values(call.inputs).dims, element=_sum_of_elements(call.inputs))
     return Value(sum_of(call.inputs), broadcast_dims(call.inputs))
 
 
 def _sum_of_elements(lists: Sequence[Value]) -> Value:
     """Returns what is known of the elements of lists that are added up element by element."""
-    elements = [value.element for value in lists if value.element not in (None, UNWRITTEN)]
-    if not elements:
-        return UNWRITTEN
+    elements = [value.element or Value(ALL_ROWS) for value in lists if value.element != UNWRITTEN] or [UNWRITTEN]
     if len(elements) == 1:
-        return elements[0]  # type: ignore[return-value]
-    if any(value.label == ALL_ROWS for value in lists) or any(element.element is not None for element in elements):  # type: ignore[union-attr]
-        return Value(ALL_ROWS)
-    return Value(sum_of(elements), broadcast_dims(elements))  # type: ignore[arg-type]
+        return elements[0]
+    return Value(sum_of(elements), broadcast_dims(elements))
 
 
 @rule("Mul", "MulNoNan")
@@ -199,7 +197,8 @@ def _(call: Call) -> Value:
 
 
 @rule(
-    "Identity", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "EnsureShape", "PlaceholderWithDefault"
+    *("Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape", "PlaceholderWithDefault"),
+    *("CheckNumerics", "CheckNumericsV2"),
 )
 def _(call: Call) -> Value:
     return call.inputs[0]
@@ -214,18 +213,17 @@ def _(call: Call) -> Sequence[Value]:
 def _(call: Call) -> Value:
     (value,) = call.inputs
     source, target = call.operation.inputs[0].dtype, call.operation.outputs[0].dtype
-    becomes_integer = target.is_integer and not source.is_integer and not source.is_bool
+    # Integers of fewer bits are other numbers.
+    becomes_integer = target.is_integer and not source.is_bool and (not source.is_integer or target.size < 4)
     if value.numbers is not None and not target.is_bool:
-        if not becomes_integer or all(each is None or each.is_whole for each in value.numbers.flat):
+        if not becomes_integer or all(each is not None and each.is_whole for each in value.numbers.flat):
             return dataclasses.replace(value, variable=None)
     if target.is_bool or target.is_complex != source.is_complex:
         return Value(pointwise(call.inputs), value.dims)
     if becomes_integer and not (value.is_replicated or is_zero(value.label)):
         is_rows = isinstance(value.label, Rows) and value.label.power == 0
         return Value(value.label if is_rows else ALL_ROWS, value.dims)
-    # Booleans and numbers keep their meaning, but for `any` and `all`, which are no sums.
-    is_logical = isinstance(value.label, Partial) and value.label.reduction != "sum"
-    return Value(ALL_ROWS if is_logical else value.label, value.dims)
+    return Value(linear(value), value.dims)
 
 
 def pointwise(values: Sequence[Value]) -> Label:
@@ -238,13 +236,14 @@ def pointwise(values: Sequence[Value]) -> Label:
 
 
 def pointwise_rule(call: Call) -> Value:
+    """The rule of any function of each element."""
     return Value(pointwise(call.inputs), broadcast_dims(call.inputs))
 
 
 _POINTWISE = """
     Acos Acosh Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor
-    Igamma Igammac IgammaGradA IsFinite IsInf IsNan Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Ndtri NextAfter
-    Polygamma Pow Reciprocal Inv Relu6 Rint Round Rsqrt Selu Sigmoid Sin Sinh Softplus Softsign Sqrt SquaredDifference Tan
+    Igamma Igammac IgammaGradA Inv IsFinite IsInf IsNan Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Ndtri NextAfter
+    Polygamma Pow Reciprocal Relu6 Rint Round Rsqrt Selu Sigmoid Sin Sinh Softplus Softsign Sqrt SquaredDifference Tan
     Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta ClipByValue Betainc Bitcast BitwiseAnd BitwiseOr BitwiseXor Invert
     LeftShift RightShift ApproximateEqual FloorMod Mod
     Complex Real Imag Angle Conj StringToHashBucketFast AsString StringLength StringLower
@@ -261,6 +260,8 @@ def _with_numbers(kind: str, arithmetic: _Arithmetic, otherwise: Callable[[Call]
 
 
 def _floor_divided(a: Size, b: Size) -> Size | None:
+    if not (a.is_whole and b.is_whole):
+        return None  # 0.3 // 0.1
     quotient = a.divided_by(b)
     if quotient is None or quotient.is_whole or not quotient.coefficient:
         return quotient
@@ -268,6 +269,8 @@ def _floor_divided(a: Size, b: Size) -> Size | None:
 
 
 def _remainder(a: Size, b: Size) -> Size | None:
+    if not (a.is_whole and b.is_whole):
+        return None
     if a.is_known and b.is_known and b.coefficient:
         return Size(a.coefficient % b.coefficient)
     quotient = a.divided_by(b)
@@ -275,13 +278,12 @@ def _remainder(a: Size, b: Size) -> Size | None:
 
 
 def _larger(a: Size, b: Size) -> Size | None:
-    """Symbols are at least 1, COUNT included."""
     ratio = a.divided_by(b) if b.coefficient > 0 else None
     if a.is_known and b.is_known:
         return max(a, b, key=lambda each: each.coefficient)
-    if b.is_known and all(power > 0 for _, power in a.powers) and a.coefficient >= max(b.coefficient, 0):
+    if b.is_known and a.is_positive and a.is_whole and a.coefficient >= b.coefficient:
         return a
-    return a if ratio is not None and ratio.is_whole and ratio.coefficient >= 1 else None
+    return a if ratio is not None and ratio.is_positive and ratio.is_whole else None
 
 
 def _maximum(a: Size, b: Size) -> Size | None:
@@ -318,6 +320,10 @@ _with_numbers("Minimum", _minimum, _same_power)
 @rule("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual")
 def _(call: Call) -> Value:
     compared = _same_power(call)
+    if call.kind.endswith("Equal") and call.kind[0] in "EN" and not call.attribute("incompatible_shape_error"):
+        # Tensors that cannot be broadcast are not equal, in one boolean.
+        if any(len(each) > 1 or None in each for each in broadcast_sizes(call.inputs)):
+            raise NoRuleError("the shapes cannot be compared")
     if isinstance(compared.label, Rows | Replicated):
         return Value(dataclasses.replace(compared.label, power=0), compared.dims)
     return compared
@@ -353,6 +359,8 @@ _LINEAR_IN = {
 def _linear_gradient(call: Call) -> Value:
     position = _LINEAR_IN[call.kind]
     gradient, other = call.inputs[position], call.inputs[1 - position]
+    if call.kind == "SqrtGrad" and isinstance(gradient.label, Partial):
+        raise NoRuleError("0 / 0 is 0, but not 1 / 0 - 1 / 0")
     factor = Value(pointwise([other]), other.dims)
     values = [gradient, factor] if isinstance(gradient.label, Partial) else [factor, gradient]
     return Value(product_of(values, (1, 1)), broadcast_dims(call.inputs))
@@ -365,12 +373,11 @@ for _type in _LINEAR_IN:
 @rule("SelectV2", "Select")
 def _(call: Call) -> Value:
     condition, *chosen = call.inputs
-    dims = broadcast_dims(call.inputs)
     if call.kind == "Select" and condition.rank < chosen[0].rank:
         # A vector selects along the first axis.
-        condition = dataclasses.replace(
-            condition, dims=(*condition.known_dims, *[sizes.ONE] * (chosen[0].rank - condition.rank))
-        )
+        ones = [sizes.ONE] * (chosen[0].rank - condition.rank)
+        condition = dataclasses.replace(condition, dims=(*condition.known_dims, *ones))
+    dims = broadcast_dims([condition, *chosen])
     is_given = condition.is_replicated or (isinstance(condition.label, Rows) and not condition.label.power)
     label = choice([condition, *chosen], chosen) if is_given else ALL_ROWS
     return Value(label, dims)

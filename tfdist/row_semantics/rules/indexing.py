@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, Label, Partial, Replicated, Rows, is_zero, total
-from tfdist.row_semantics.rules.elementwise import linear, rows_label
+from tfdist.row_semantics.labels import ZEROS, Label, Partial, Replicated, Rows, is_zero, total
+from tfdist.row_semantics.rules.elementwise import linear, pointwise
 from tfdist.row_semantics.rules.registry import Call, rule
 from tfdist.row_semantics.rules.shapes import moved
 from tfdist.row_semantics.sizes import ONE, Size
@@ -46,6 +46,11 @@ def _slices(call: Call, dims: Dims, begin: Value, end: Value, strides: Value) ->
             add("index")
         else:
             add("all" if _is_all(masks, number, steps[number], begin, end, dims[source]) else "part")
+        if axes and axes[-1].action in ("part", "index"):
+            for name, bounds in (("begin", begin), ("end", end)):
+                is_used = not masks[name] >> number & 1 and not (name == "end" and axes[-1].action == "index")
+                if is_used and not _is_replicated(bounds, number):
+                    raise NoRuleError("the bounds of a slice depend on rows")
     while source < len(dims):
         add("all")
     return axes
@@ -77,12 +82,7 @@ def _(call: Call) -> Value:
     value, begin, end, strides = call.inputs
     if value.numbers is not None and value.numbers.ndim == 1 and (known := _sliced_numbers(call)) is not None:
         return known
-    if value.is_replicated and value.dims is None:
-        return Value(REPLICATED if all(each.is_replicated for each in (begin, end, strides)) else ALL_ROWS)
     axes = _slices(call, value.known_dims, begin, end, strides)
-    takes_parts = any(axis.action in ("part", "index") for axis in axes)
-    if takes_parts and not _bounds_are_replicated(call, begin, end):
-        raise NoRuleError("the bounds of a slice depend on rows")
     dims = _sliced_dims(axes, value.known_dims)
     if not isinstance(value.label, Rows):
         return moved(value, 0, dims)
@@ -92,21 +92,10 @@ def _(call: Call) -> Value:
     return moved(value, own.target, dims)
 
 
-def _bounds_are_replicated(call: Call, begin: Value, end: Value) -> bool:
-    """Returns whether the bounds that a slice uses do not depend on rows: those of the axis of the rows, which is whole, do."""
-    label = call.inputs[0].label
-    plain = not (call.attribute("ellipsis_mask") or call.attribute("new_axis_mask"))
-    for name, bounds in (("begin", begin), ("end", end)):
-        if bounds.is_replicated:
-            continue
-        if bounds.numbers is None or not plain:
-            return False
-        for number, bound in enumerate(bounds.numbers.flat):
-            if call.attribute(f"{name}_mask") >> number & 1 or (isinstance(label, Rows) and label.axis == number):
-                continue
-            if bound is None or bound.power:
-                return False
-    return True
+def _is_replicated(bounds: Value, number: int) -> bool:
+    """Returns whether a bound of a slice is the same on all replicas."""
+    bound = None if bounds.numbers is None else bounds.numbers.flat[number]
+    return bounds.is_replicated or (bound is not None and not bound.power)
 
 
 def _sliced_numbers(call: Call) -> Value | None:
@@ -130,17 +119,10 @@ def _sliced_numbers(call: Call) -> Value | None:
 @rule("StridedSliceGrad")
 def _(call: Call) -> Value:
     shape, begin, end, strides, gradient = call.inputs
-    if gradient.is_replicated and shape.is_replicated:
-        return Value(
-            gradient.label if is_zero(gradient.label) else REPLICATED,
-            tuple(shape.numbers) if shape.numbers is not None else None,
-        )
-    dims = tuple(shape.numbers) if shape.numbers is not None else None
-    if dims is None:
+    if shape.numbers is None:
         raise NoRuleError("the shape is unknown")
+    dims = tuple(shape.numbers)
     axes = _slices(call, dims, begin, end, strides)
-    if not all(each.is_replicated for each in (begin, end)):
-        raise NoRuleError("the bounds of a slice depend on rows")
     if not isinstance(gradient.label, Rows):
         if any(dim is None or dim.power for dim in dims):
             raise NoRuleError("a value that is no row is added to some rows")
@@ -157,190 +139,166 @@ def _(call: Call) -> Value:
     if value.numbers is not None and begin.numbers is not None and lengths.numbers is not None:
         bounds = [slice(b, None if n < 0 else b + n) for b, n in zip(begin.integers, lengths.integers, strict=True)]
         return of_numbers(value.numbers[tuple(bounds)])
-    if not isinstance(value.label, Rows):
-        if not (begin.is_replicated and lengths.is_replicated):
-            raise NoRuleError("the bounds of a slice depend on rows")
-        return Value(moved(value, 0, None).label)
-    if begin.numbers is None or lengths.numbers is None or not begin.is_replicated:
-        raise NoRuleError("the bounds of a slice are unknown")
-    axis = value.label.axis
-    length = lengths.numbers[axis]
-    is_whole = length is not None and (length.coefficient == -1 or length == value.label.size)
-    others = [each for number, each in enumerate(lengths.numbers) if number != axis]
-    if not _is_zero(begin.numbers[axis]) or not is_whole or any(each is None or each.power for each in others):
-        raise NoRuleError("some rows are selected")
-    return Value(value.label, tuple(dim if n == axis else None for n, dim in enumerate(value.known_dims)))
+    axes = range(value.rank)
+    own = value.label.axis if isinstance(value.label, Rows) else None
+    if not all(_is_replicated(each, axis) for each in (begin, lengths) for axis in axes if axis != own):
+        raise NoRuleError("the bounds of a slice depend on rows")
+    if own is not None:
+        if begin.numbers is None or lengths.numbers is None:
+            raise NoRuleError("the bounds of a slice are unknown")
+        is_whole = lengths.numbers[own] in (value.known_dims[own], sizes.size(-1))
+        if not _is_zero(begin.numbers[own]) or not is_whole:
+            raise NoRuleError("some rows are selected")
+    return moved(value, own or 0, tuple(dim if axis == own else None for axis, dim in enumerate(value.known_dims)))
 
 
 @rule("GatherV2", "Gather", "ResourceGather")
 def _(call: Call) -> Value:
-    values, indices = call.inputs[:2]
-    is_named = call.kind == "GatherV2"
-    axis = call.inputs[2].integers[0] if is_named else 0
+    values, indices = _table(call), call.inputs[1]
+    axis = call.inputs[2].integers[0] if call.kind == "GatherV2" else 0
     batch_dims = call.attribute("batch_dims") if call.kind != "Gather" else 0
     if values.numbers is not None and values.numbers.ndim == 1 and indices.numbers is not None:
         taken = [values.numbers[number] for number in indices.integers]
         return of_numbers(sizes.array(taken, indices.numbers.shape), indices.dims)
-    if values.is_replicated and indices.is_replicated:
-        return Value(REPLICATED)
     axis, batch_dims = axis % values.rank, batch_dims % indices.rank if batch_dims else 0
     dims = (*values.known_dims[:axis], *indices.known_dims[batch_dims:], *values.known_dims[axis + 1 :])
     of_values, of_indices = values.label, indices.label
-    if isinstance(of_indices, Rows) and of_indices.power:
-        raise NoRuleError("indices are divided by the number of rows")
-    if isinstance(of_values, Rows) and isinstance(of_indices, Rows):
-        if not of_values.axis == of_indices.axis < batch_dims or of_values.size != of_indices.size:
-            raise NoRuleError("rows are selected by rows")
-        return Value(of_values, dims)
-    if isinstance(of_values, Replicated) and isinstance(of_indices, Rows) and of_indices.axis >= batch_dims:
+    if isinstance(of_indices, Rows):
+        if of_indices.power:
+            raise NoRuleError("indices are divided by the number of rows")
+        if isinstance(of_values, Rows):
+            if not of_values.axis == of_indices.axis < batch_dims or of_values.size != of_indices.size:
+                raise NoRuleError("rows are selected by rows")
+            return Value(of_values, dims)
+        if not isinstance(of_values, Replicated) or of_indices.axis < batch_dims:
+            raise NoRuleError("rows select from what is not replicated")
         return Value(Rows(axis + of_indices.axis - batch_dims, of_indices.size, of_values.power), dims)
     if not indices.is_replicated:
         raise NoRuleError("indices depend on rows")
-    if isinstance(of_values, Rows):
-        if of_values.axis == axis or of_values.axis < batch_dims:
-            raise NoRuleError("some rows are selected")
-        added = indices.rank - batch_dims - 1
-        return moved(values, of_values.axis + (added if axis < of_values.axis else 0), dims)
-    return Value(moved(values, 0, None).label, dims)
+    if not isinstance(of_values, Rows):
+        return moved(values, 0, dims)
+    if of_values.axis == axis or of_values.axis < batch_dims:
+        raise NoRuleError("some rows are selected")
+    return moved(values, of_values.axis + (indices.rank - batch_dims - 1) * (axis < of_values.axis), dims)
+
+
+def _table(call: Call) -> Value:
+    """Returns the tensor from which is gathered, which may be the value of a variable."""
+    if not call.kind.startswith("Resource"):
+        return call.inputs[0]
+    if call.attribute("batch_dims"):
+        raise NoRuleError("it is gathered along axes of a batch")
+    variable, indices, result = call.variable(0), call.inputs[1], call.operation.outputs[0].shape
+    if variable.dims is not None:
+        return variable
+    is_scalar = call.kind == "ResourceGather"  # each index is one
+    indexed = 1 if is_scalar else int(indices.known_dims[-1] or 0)
+    rest = result[indices.rank - (not is_scalar) :]
+    return dataclasses.replace(variable, dims=(*[None] * indexed, *[each and sizes.size(each) for each in rest]))
 
 
 @rule("GatherNd", "ResourceGatherNd")
 def _(call: Call) -> Value:
-    values, indices = call.inputs
-    batch_dims = call.attribute("batch_dims") if call.kind == "ResourceGatherNd" else 0
-    if all(value.is_replicated for value in call.inputs):
-        return Value(REPLICATED)
-    depth = int(indices.known_dims[-1]) if indices.known_dims[-1] is not None else 0
-    dims = (*indices.known_dims[:-1], *values.known_dims[depth:]) if depth else None
+    values, indices = _table(call), call.inputs[1]
+    depth = indices.known_dims[-1]
+    if depth is None or not depth.is_known:
+        raise NoRuleError("the number of axes that are indexed is unknown")
+    dims = (*indices.known_dims[:-1], *values.known_dims[int(depth) :])
     if isinstance(indices.label, Rows):
-        is_index = not indices.label.power and indices.label.axis < indices.rank - 1
-        if is_index and isinstance(values.label, Replicated) and not batch_dims:
-            return Value(Rows(indices.label.axis, indices.label.size, values.label.power), dims)
-        raise NoRuleError("rows are selected by rows")
-    if not indices.is_replicated or isinstance(values.label, Rows) and values.label.axis < max(depth, 1):
+        if indices.label.power or indices.label.axis == indices.rank - 1 or not isinstance(values.label, Replicated):
+            raise NoRuleError("rows are selected by rows")
+        return Value(Rows(indices.label.axis, indices.label.size, values.label.power), dims)
+    if not indices.is_replicated:
+        raise NoRuleError("indices depend on rows")
+    if not isinstance(values.label, Rows):
+        return moved(values, 0, dims)
+    if values.label.axis < int(depth):
         raise NoRuleError("some rows are selected")
-    own_axis = values.label.axis - depth + indices.rank - 1 if isinstance(values.label, Rows) else 0
-    return moved(values, own_axis, dims) if not batch_dims else Value(ALL_ROWS, dims)
+    return moved(values, values.label.axis - int(depth) + indices.rank - 1, dims)
 
 
-def scattered(data: Value, indices: Value, target: Value | None) -> Label:
-    """Returns the label of data that are added up where the indices say, in a tensor that does not depend on rows.
+def scattered(data: Value, indices: Value, *, of_vectors: bool) -> Label:
+    """Returns the label of data that are added up where the indices say.
 
     Args:
-      data: what is added; its first axes are those of the indices.
+      data: what is added; its first axes are those of the indices, unless it is a scalar.
       indices: for each part of the data, where it goes.
-      target: what it is added to; None for zeros.
+      of_vectors: whether the last axis of the indices has an index for each axis.
     """
-    if all(value.is_replicated for value in (data, indices)):
-        label: Label = REPLICATED
-    elif isinstance(indices.label, Rows) and not indices.label.power:
-        if is_zero(data.label):
-            label = Replicated(None)
-        elif isinstance(data.label, Rows) and (data.label.axis, data.label.size) == (
-            indices.label.axis,
-            indices.label.size,
-        ):
-            label = Partial("sum", data.label.power or 0)
-        elif isinstance(data.label, Replicated) and data.known_dims[: indices.label.axis + 1][-1:] in ((), (ONE,)):
-            label = Partial("sum", data.label.power or 0)
+    if isinstance(indices.label, Rows) and not indices.label.power:
+        if of_vectors and indices.label.axis == indices.rank - 1:
+            raise NoRuleError("the rows are the indices")
+        if isinstance(data.label, Rows):
+            is_same = (data.label.axis, data.label.size) == (indices.label.axis, indices.label.size)
         else:
+            is_same = isinstance(data.label, Replicated) and data.rank == 0
+        if not is_same:
             raise NoRuleError("rows are scattered by other rows")
-    elif indices.is_replicated and isinstance(data.label, Partial | Replicated):
-        label = linear(data)
-    else:
-        raise NoRuleError("rows are scattered")
-    if target is None:
-        return label
-    return total([target.label, label])
+        return ZEROS if is_zero(data.label) else Partial("sum", data.label.power or 0)  # type: ignore[union-attr]
+    if not indices.is_replicated or isinstance(data.label, Rows):
+        raise NoRuleError("rows are scattered, or indices depend on them")
+    return linear(data)
 
 
-@rule("UnsortedSegmentSum", "ScatterNd", "TensorScatterAdd", "TensorScatterUpdate", "TensorScatterSub")
+@rule("UnsortedSegmentSum", "ScatterNd")
 def _(call: Call) -> Value:
-    target: Value | None = None
-    if call.kind == "UnsortedSegmentSum":
-        data, indices, count = call.inputs
-        if count.numbers is not None and any(each is None or each.power for each in count.numbers.flat):
-            raise NoRuleError("the number of segments depends on rows")
-        is_shape = count.is_replicated
-    elif call.kind == "ScatterNd":
-        indices, data, shape = call.inputs
-        is_shape = shape.is_replicated
-    else:
-        target, indices, data = call.inputs
-        is_shape = not isinstance(target.label, Rows)
-    if not is_shape:
+    is_segments = call.kind == "UnsortedSegmentSum"
+    data, indices, shape = call.inputs if is_segments else (call.inputs[1], call.inputs[0], call.inputs[2])
+    if not shape.is_replicated:
         raise NoRuleError("the shape depends on rows")
-    if call.kind == "TensorScatterUpdate":
-        return Value(REPLICATED if all(value.is_replicated for value in call.inputs) else ALL_ROWS)
-    if call.kind == "TensorScatterSub":
-        data = dataclasses.replace(data, label=linear(data))
-    if isinstance(indices.label, Rows) and call.kind != "UnsortedSegmentSum" and indices.label.axis == indices.rank - 1:
-        raise NoRuleError("the rows are the indices")
-    return Value(scattered(data, indices, target))
+    return Value(scattered(data, indices, of_vectors=not is_segments))
+
+
+@rule("TensorScatterAdd", "TensorScatterSub")
+def _(call: Call) -> Value:
+    target, indices, data = call.inputs
+    if isinstance(target.label, Rows):
+        raise NoRuleError("it is added to rows")
+    return Value(total([target.label, scattered(data, indices, of_vectors=True)]), target.dims)
 
 
 @rule("OneHot")
 def _(call: Call) -> Value:
-    indices, *others = call.inputs
+    indices, depth, *others = call.inputs
     axis = call.attribute("axis")
     at = indices.rank if axis < 0 else axis
-    depth = others[0].numbers.item() if others[0].numbers is not None else None
-    dims = (*indices.known_dims[:at], depth, *indices.known_dims[at:])
-    if not all(value.is_replicated for value in others):
+    if not isinstance(indices.label, Rows) or indices.label.power:
+        raise NoRuleError("the indices are no rows")
+    if not all(value.is_replicated for value in (depth, *others)):
         raise NoRuleError("the depth or the values depend on rows")
-    if isinstance(indices.label, Rows) and not indices.label.power:
-        return Value(Rows(indices.label.axis + (at <= indices.label.axis), indices.label.size), dims)
-    return Value(REPLICATED if indices.is_replicated else ALL_ROWS, dims)
+    dims = (*indices.known_dims[:at], depth.numbers and depth.numbers.item(), *indices.known_dims[at:])
+    return Value(Rows(indices.label.axis + (at <= indices.label.axis), indices.label.size), dims)
 
 
-@rule("SearchSorted", "LowerBound", "UpperBound")
+@rule("LowerBound", "UpperBound")
 def _(call: Call) -> Value:
+    """Where values belong in a sorted row; those of all rows are searched in one, or each row in its own."""
     sequence, values = call.inputs
-    if (
-        sequence.is_replicated
-        and isinstance(values.label, Rows)
-        and sequence.rank == 2
-        and sequence.known_dims[0] == ONE
-    ):
-        return Value(values.label if values.label.axis == 1 and not values.label.power else ALL_ROWS, values.dims)
-    both = all(
-        isinstance(value.label, Rows) and value.label.axis == 0 and not value.label.power for value in call.inputs
-    )
-    label = values.label if both and sequence.label.size == values.label.size else ALL_ROWS  # type: ignore[union-attr]
-    return Value(REPLICATED if all(value.is_replicated for value in call.inputs) else label, values.dims)
+    if sequence.is_replicated and sequence.known_dims[0] == ONE:
+        is_own, axis = True, 1
+    else:
+        is_own, axis = isinstance(sequence.label, Rows) and not sequence.label.power and not sequence.label.axis, 0
+    if not is_own or not isinstance(values.label, Rows) or values.label.axis != axis or values.label.power:
+        raise NoRuleError("rows are searched in other rows")
+    return Value(dataclasses.replace(values.label, power=0), values.dims)
 
 
 @rule("Bucketize")
 def _(call: Call) -> Value:
-    (value,) = call.inputs
-    return Value(
-        REPLICATED
-        if value.is_replicated
-        else rows_label([value], 0)
-        if isinstance(value.label, Rows) and not value.label.power
-        else ALL_ROWS,
-        value.dims,
-    )
+    return Value(pointwise(call.inputs), call.inputs[0].dims)
 
 
-@rule("MatrixDiagV3", "MatrixDiagPartV3", "MatrixBandPart", "MatrixSetDiagV3")
+@rule("MatrixDiagV3", "MatrixDiagPartV3", "MatrixBandPart")
 def _(call: Call) -> Value:
+    """Functions of each matrix, or of each diagonal."""
     value, *others = call.inputs
-    is_diagonal = call.kind == "MatrixDiagV3"
-    if value.is_replicated and all(each.is_replicated for each in others):
-        return Value(REPLICATED)
-    if (
-        call.kind == "MatrixSetDiagV3"
-        or not all(each.is_replicated for each in others)
-        or not isinstance(value.label, Rows)
-    ):
+    if not all(each.is_replicated for each in others) or not isinstance(value.label, Rows):
         raise NoRuleError("only rows of matrices have a rule")
-    inner = 1 if is_diagonal else 2
-    if value.label.axis >= value.rank - inner or (value.label.power and call.kind != "MatrixBandPart"):
+    inner = 1 if call.kind == "MatrixDiagV3" else 2
+    outer = value.rank - inner
+    if call.kind == "MatrixDiagV3" and call.operation.outputs[0].shape.rank != value.rank + 1:
+        raise NoRuleError("there are several diagonals")
+    if value.label.axis >= outer or (value.label.power and call.kind != "MatrixBandPart"):
         raise NoRuleError("rows are rows of one matrix")
-    dims = {
-        "MatrixDiagV3": (*value.known_dims, value.known_dims[-1]),
-        "MatrixDiagPartV3": (*value.known_dims[:-2], None),
-        "MatrixBandPart": value.known_dims,
-    }[call.kind]
-    return Value(value.label, dims)
+    added = call.operation.outputs[0].shape.rank - outer
+    return Value(value.label, (*value.known_dims[:outer], *[None] * added))

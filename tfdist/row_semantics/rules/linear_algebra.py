@@ -2,16 +2,8 @@
 
 from collections.abc import Sequence
 
-from tfdist.row_semantics.labels import (
-    ALL_ROWS,
-    ZEROS,
-    Label,
-    Partial,
-    Replicated,
-    Rows,
-    is_zero,
-)
-from tfdist.row_semantics.rules.elementwise import product_of
+from tfdist.row_semantics.labels import ALL_ROWS, ZEROS, Label, Partial, Replicated, Rows, is_zero
+from tfdist.row_semantics.rules.elementwise import pointwise, product_of
 from tfdist.row_semantics.rules.registry import Call, rule
 from tfdist.row_semantics.sizes import ONE
 from tfdist.row_semantics.values import Dims, NoRuleError, Value
@@ -28,8 +20,6 @@ def contraction(values: Sequence[Value], letters: Sequence[str], output: str) ->
       output: the letters of the result; the others are summed over.
     """
     labels = [value.label for value in values]
-    if any(is_zero(label) for label in labels) and all(isinstance(label, Replicated) for label in labels):
-        return ZEROS
     rows = [(label, names[label.axis]) for label, names in zip(labels, letters, strict=True) if isinstance(label, Rows)]
     if not rows:
         partial_first = sorted(values, key=lambda value: not isinstance(value.label, Partial))
@@ -42,8 +32,7 @@ def contraction(values: Sequence[Value], letters: Sequence[str], output: str) ->
     for value, names in zip(values, letters, strict=True):
         if isinstance(value.label, Replicated) and name in names and value.known_dims[names.index(name)] != ONE:
             return ALL_ROWS
-    powers = [label.power for label in labels]  # type: ignore[union-attr]
-    power = None if None in powers else sum(powers)  # type: ignore[arg-type]
+    power = None if all(map(is_zero, labels)) else sum(label.power or 0 for label in labels)  # type: ignore[union-attr]
     if name in output:
         return Rows(output.index(name), first.size, power)
     return ZEROS if power is None else Partial("sum", power)
@@ -84,15 +73,11 @@ def _(call: Call) -> Value:
 @rule("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2")
 def _(call: Call) -> Value:
     """Sums over the rows and the positions of the products of an input and a gradient."""
-    value, _, gradient = call.inputs
-    return Value(_of_kernel(value, gradient))
-
-
-def _of_kernel(value: Value, gradient: Value) -> Label:
-    if any(isinstance(each.label, Rows) and each.label.axis for each in (value, gradient)):
+    value, shape, gradient = call.inputs
+    if any(isinstance(each.label, Rows) and each.label.axis for each in (value, gradient)) or not shape.is_replicated:
         raise NoRuleError("the rows are not the first axis")
-    names = "abcde"[: value.rank]
-    return contraction([value, gradient], [names, names], "") if value.rank == gradient.rank else ALL_ROWS
+    names = "a" + _LETTERS[1 : value.rank]
+    return Value(contraction([value, gradient], [names, names], ""))
 
 
 @rule("BiasAddGrad")
@@ -111,29 +96,24 @@ def _(call: Call) -> Value:
     "Qr",
     "Svd",
     "SelfAdjointEigV2",
-    "Inv",
     "FFT",
     "IFFT",
 )
-def _(call: Call) -> list[Value]:
-    """Functions of each matrix."""
+def _(call: Call) -> Value:
+    """Functions of each matrix, or of each vector."""
     (value,) = call.inputs
-    inner = 1 if call.kind in ("FFT", "IFFT") else 2
-    outputs = len(call.operation.outputs)
-    if value.is_replicated:
-        return [Value(Replicated())] * outputs
+    inner = 1 if "FFT" in call.kind else 2
     if isinstance(value.label, Rows) and not value.label.power and value.label.axis < value.rank - inner:
-        return [Value(Rows(value.label.axis, value.label.size))] * outputs
+        return Value(Rows(value.label.axis, value.label.size), (*value.known_dims[: value.label.axis + 1],))
     raise NoRuleError("the matrix depends on several rows")
 
 
 @rule("MatrixSolve", "MatrixTriangularSolve")
 def _(call: Call) -> Value:
     matrix, right = call.inputs
-    if matrix.is_replicated and right.is_replicated:
-        return Value(Replicated(), right.dims)
-    rows = [value for value in call.inputs if isinstance(value.label, Rows)]
-    if matrix.rank == right.rank and len(rows) == 2 and len({(v.label.axis, v.label.size) for v in rows}) == 1:  # type: ignore[union-attr]
-        if not matrix.label.power and rows[0].label.axis < matrix.rank - 2:  # type: ignore[union-attr]
-            return Value(right.label, right.dims)
-    raise NoRuleError("the matrix depends on several rows")
+    label = right.label
+    if not isinstance(label, Rows) or matrix.rank != right.rank or label.axis >= right.rank - 2:
+        raise NoRuleError("the matrix depends on several rows")
+    if pointwise([matrix]) != Rows(label.axis, label.size):
+        raise NoRuleError("the matrices do not belong to the rows")
+    return Value(label, right.dims)

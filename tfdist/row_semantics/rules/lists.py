@@ -3,16 +3,18 @@
 import dataclasses
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, Rows
+from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Rows
 from tfdist.row_semantics.rules.registry import Call, rule
 from tfdist.row_semantics.sizes import symbol
-from tfdist.row_semantics.values import UNWRITTEN, Dims, Value, join_values, of_numbers
+from tfdist.row_semantics.values import UNWRITTEN, Dims, NoRuleError, Value, join_values, of_numbers
 
 _UNKNOWN = Value(ALL_ROWS)
 
 
-def _list(element: Value, dims: Dims | None = None) -> Value:
-    return Value(REPLICATED, dims, element=element)
+def _list(element: Value, *lengths: Value, dims: Dims | None = None) -> Value:
+    """Returns a list of tensors, of the same length on all replicas if these values are."""
+    is_known = all(length.is_replicated for length in lengths)
+    return Value(REPLICATED, dims, element=element) if is_known else _UNKNOWN
 
 
 def _element(value: Value) -> Value:
@@ -21,20 +23,23 @@ def _element(value: Value) -> Value:
 
 def _written(call: Call, element: Value) -> Value:
     """Returns the list into which a tensor is written."""
-    return _list(
-        join_values([_element(call.inputs[0]), dataclasses.replace(element, variable=None)]), call.inputs[0].dims
-    )
+    if call.inputs[0].element is None:
+        return _UNKNOWN
+    written = join_values([call.inputs[0].element, dataclasses.replace(element, variable=None)])
+    return _list(written, dims=call.inputs[0].dims)
 
 
 @rule("TensorListReserve", "EmptyTensorList")
 def _(call: Call) -> Value:
-    length = call.inputs[1].numbers if call.kind == "TensorListReserve" else None
-    return _list(UNWRITTEN, None if length is None else (length.item(),))
+    if call.kind == "EmptyTensorList":
+        return _list(UNWRITTEN)
+    length = call.inputs[1]
+    return _list(UNWRITTEN, length, dims=None if length.numbers is None else (length.numbers.item(),))
 
 
 @rule("TensorListSetItem")
 def _(call: Call) -> Value:
-    return _written(call, call.inputs[2]) if call.inputs[1].is_replicated else _list(_UNKNOWN)
+    return _written(call, call.inputs[2] if call.inputs[1].is_replicated else _UNKNOWN)
 
 
 @rule("TensorListPushBack")
@@ -61,7 +66,7 @@ def _(call: Call) -> Value:
 
 @rule("TensorListResize")
 def _(call: Call) -> Value:
-    return dataclasses.replace(call.inputs[0], dims=None) if call.inputs[1].is_replicated else _list(_UNKNOWN)
+    return _list(_element(call.inputs[0]), call.inputs[1]) if call.inputs[0].element else _UNKNOWN
 
 
 @rule("TensorListElementShape")
@@ -73,21 +78,21 @@ def _taken_apart(value: Value) -> Value:
     """Returns what is known of the parts of a tensor along its first axis."""
     label = value.label
     dims = value.dims[1:] if value.dims is not None else None
-    if isinstance(label, Rows):
-        return Value(dataclasses.replace(label, axis=label.axis - 1), dims) if label.axis else _UNKNOWN
-    return Value(label, dims)
+    if isinstance(label, AllRows) or isinstance(label, Rows) and not label.axis:
+        raise NoRuleError("the length of a list depends on rows")
+    return Value(dataclasses.replace(label, axis=label.axis - 1) if isinstance(label, Rows) else label, dims)
 
 
 @rule("TensorListFromTensor")
 def _(call: Call) -> Value:
     tensor = call.inputs[0]
-    return _list(_taken_apart(tensor), tensor.dims[:1] if tensor.dims is not None else None)
+    return _list(_taken_apart(tensor), dims=tensor.dims[:1] if tensor.dims is not None else None)
 
 
 @rule("TensorListScatterV2", "TensorListScatter")
 def _(call: Call) -> Value:
-    tensor, indices = call.inputs[:2]
-    return _list(_taken_apart(tensor) if indices.is_replicated else _UNKNOWN)
+    tensor, indices, _, *count = call.inputs
+    return _list(_taken_apart(tensor), indices, *count)
 
 
 @rule("TensorListStack", "TensorListGather")
@@ -96,10 +101,10 @@ def _(call: Call) -> Value:
     if call.kind == "TensorListGather" and not call.inputs[1].is_replicated:
         return _UNKNOWN
     label = element.label
-    dims: Dims | None = None
-    if element.dims is not None:
-        length = call.inputs[0].dims[0] if call.inputs[0].dims is not None and call.kind == "TensorListStack" else None
-        dims = (length or symbol(f"{call.operation.name}:length"), *element.dims)
+    if element == UNWRITTEN:
+        return UNWRITTEN
+    length = call.inputs[0].dims[0] if call.inputs[0].dims is not None and call.kind == "TensorListStack" else None
+    dims = None if element.dims is None else (length or symbol(call.operation.name), *element.dims)
     if isinstance(label, Rows):
         return Value(dataclasses.replace(label, axis=label.axis + 1), dims)
     return Value(label, dims)

@@ -1,10 +1,11 @@
 """Operations of neural networks on the rows of the first axis, and their gradients."""
 
-from collections.abc import Sequence
+import dataclasses
 
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, Replicated, Rows
-from tfdist.row_semantics.rules.elementwise import sum_of
+from tfdist.row_semantics.labels import Rows
+from tfdist.row_semantics.rules.elementwise import pointwise, sum_of
 from tfdist.row_semantics.rules.registry import RULES, Call, Rule, rule
+from tfdist.row_semantics.sizes import ONE
 from tfdist.row_semantics.values import NoRuleError, Value
 
 
@@ -12,75 +13,57 @@ from tfdist.row_semantics.values import NoRuleError, Value
 def _(call: Call) -> Value:
     value, bias = call.inputs
     if call.attribute("data_format") == b"NCHW":
-        if not bias.is_replicated or not isinstance(value.label, Rows) or value.label.axis == 1:
-            raise NoRuleError("a bias of channels that are not the last axis")
-        return Value(value.label if not value.label.power else ALL_ROWS, value.dims)
+        bias = dataclasses.replace(bias, dims=(*bias.known_dims, *[ONE] * (value.rank - 2)))
     return Value(sum_of([value, bias]), value.dims)
 
 
-def on_rows(rows: Sequence[int], linear: Sequence[int] = (), shapes: Sequence[int] = ()) -> Rule:
+def on_rows(*rows: int, linear: int | None = None, shape: int | None = None, inner: int = 1) -> Rule:
     """Returns the rule of an operation on each row of the first axis.
 
     Args:
       rows: positions of the inputs that have the rows; the others must be replicated.
-      linear: positions of those in which the operation is linear: their powers of COUNT add up.
-      shapes: positions of shapes, which may name the number of rows.
+      linear: position of one in which the operation is linear, so that it keeps its power of COUNT.
+      shape: position of a shape, which may name the number of rows.
+      inner: number of axes of the first of them that belong to one row, at least.
     """
 
     def apply(call: Call) -> list[Value]:
-        outputs = len(call.operation.outputs)
-        values = call.inputs
-        if all(value.is_replicated or number in shapes for number, value in enumerate(values)):
-            return [Value(REPLICATED)] * outputs
-        labels = [values[number].label for number in rows]
-        others = [value for number, value in enumerate(values) if number not in rows and number not in shapes]
-        first = labels[0]
-        if not isinstance(first, Rows) or any(not isinstance(each, Rows) or each.axis for each in labels):
-            raise NoRuleError("an input has no rows along its first axis")
-        if len({each.size for each in labels}) > 1 or not all(value.is_replicated for value in others):  # type: ignore[union-attr]
+        labels = [call.inputs[number].label for number in rows]
+        if not all(isinstance(each, Rows) and not each.axis and each.size == labels[0].size for each in labels):  # type: ignore[union-attr]
+            raise NoRuleError("an input does not have the rows along its first axis")
+        if not all(value.is_replicated for number, value in enumerate(call.inputs) if number not in (*rows, shape)):
             raise NoRuleError("an input that should be replicated is not")
-        power: int | None = 0
-        for number in rows:
-            own = values[number].label.power  # type: ignore[union-attr]
-            if number in linear:
-                power = None if power is None or own is None else power + own
-            elif own:
-                raise NoRuleError("an input is divided by the number of rows")
-        dims = (first.size,)
-        return [
-            Value(Rows(0, first.size, power), (*dims, *[None] * (output.shape.rank - 1)) if output.shape.rank else None)
-            for output in call.operation.outputs
-        ]
+        if any(call.inputs[number].label.power for number in rows if number != linear):  # type: ignore[union-attr]
+            raise NoRuleError("an input is divided by the number of rows")
+        if call.inputs[rows[0]].rank <= inner:
+            raise NoRuleError("the rows are rows of one matrix")
+        label = Rows(0, labels[0].size, 0 if linear is None else call.inputs[linear].label.power)  # type: ignore[union-attr]
+        return [Value(label, (label.size, *[None] * (each.shape.rank - 1))) for each in call.operation.outputs]
 
     return apply
 
 
-RULES |= dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative"), on_rows([0], [0]))
-RULES |= dict.fromkeys(("AvgPool", "AvgPool3D"), on_rows([0], [0]))
-RULES |= dict.fromkeys(("MaxPool", "MaxPool3D", "MaxPoolV2"), on_rows([0]))
-RULES |= dict.fromkeys(("SpaceToDepth", "DepthToSpace"), on_rows([0], [0]))
-RULES |= dict.fromkeys(("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ScaleAndTranslate"), on_rows([0]))
-RULES |= dict.fromkeys(("ResizeBilinearGrad", "ResizeBicubicGrad"), on_rows([0, 1], [0]))
-RULES["ResizeNearestNeighborGrad"] = on_rows([0], [0])
-RULES["ExtractImagePatches"] = on_rows([0], [0])
-RULES |= dict.fromkeys(("AdjustContrastv2", "RGBToHSV", "HSVToRGB", "AdjustHue", "AdjustSaturation"), on_rows([0]))
-RULES["ImageProjectiveTransformV3"] = on_rows([0, 1])
-RULES |= dict.fromkeys(
-    ("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput", "Conv3DBackpropInputV2"),
-    on_rows([2], [2], shapes=[0]),
-)
-RULES |= dict.fromkeys(("AvgPoolGrad", "AvgPool3DGrad"), on_rows([1], [1], shapes=[0]))
-RULES |= dict.fromkeys(("MaxPoolGrad", "MaxPool3DGrad"), on_rows([0, 1, 2], [2]))
-RULES["CTCLossV2"] = on_rows([])
+_ON_ROWS = {
+    "Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D ResizeBilinear ResizeNearestNeighbor ResizeBicubic "
+    "ScaleAndTranslate SpaceToDepth DepthToSpace ExtractImagePatches ResizeNearestNeighborGrad": on_rows(0, linear=0),
+    "ResizeBilinearGrad ResizeBicubicGrad": on_rows(0, 1, linear=0),
+    "MaxPool MaxPool3D MaxPoolV2 RGBToHSV HSVToRGB AdjustHue AdjustSaturation": on_rows(0),
+    "AdjustContrastv2": on_rows(0, inner=3),
+    "ImageProjectiveTransformV3": on_rows(0, 1),
+    "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2": on_rows(2, linear=2, shape=0),
+    "AvgPoolGrad AvgPool3DGrad": on_rows(1, linear=1, shape=0),
+    "MaxPoolGrad MaxPool3DGrad": on_rows(0, 1, 2, linear=2),
+}
+for _types, _rule in _ON_ROWS.items():
+    RULES |= dict.fromkeys(_types.split(), _rule)
 
 
 @rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
 def _(call: Call) -> list[Value]:
     """Losses of rows, and their gradients with respect to the logits."""
     logits, labels = call.inputs
-    if logits.is_replicated and labels.is_replicated:
-        return [Value(Replicated())] * 2
     first = logits.label
-    if not isinstance(first, Rows) or first.axis or any(value.label != Rows(0, first.size) for value in call.inputs):
+    if not isinstance(first, Rows) or first.axis or any(pointwise([v]) != Rows(0, first.size) for v in call.inputs):
         raise NoRuleError("labels and logits do not have the same rows along the first axis")
-    return [Value(first, logits.known_dims[:1]), Value(first, logits.dims)]
+    label = Rows(0, first.size)
+    return [Value(label, logits.known_dims[:1]), Value(label, logits.dims)]

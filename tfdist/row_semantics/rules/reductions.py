@@ -1,5 +1,7 @@
 """Reductions, and what runs along an axis."""
 
+import dataclasses
+
 from tfdist.row_semantics import sizes
 from tfdist.row_semantics.labels import (
     ALL_ROWS,
@@ -9,9 +11,8 @@ from tfdist.row_semantics.labels import (
     Reduction,
     Replicated,
     Rows,
-    is_zero,
 )
-from tfdist.row_semantics.rules.elementwise import linear
+from tfdist.row_semantics.rules.elementwise import linear, pointwise
 from tfdist.row_semantics.rules.registry import Call, rule
 from tfdist.row_semantics.sizes import ONE
 from tfdist.row_semantics.values import Dims, NoRuleError, Value, of_numbers
@@ -55,14 +56,16 @@ def _of_unknown_axes(call: Call) -> Label:
 
 def _reduced(kind: str, value: Value, axes: set[int], keeps: bool) -> Label:
     label = value.label
-    if isinstance(label, Replicated):
-        keeps_power = not label.power or kind in ("Sum", "Mean", "Max", "Min", "EuclideanNorm")
-        return (label if kind != "All" else REPLICATED) if keeps_power else ALL_ROWS
-    if not isinstance(label, Rows):
+    if isinstance(label, Partial) and _OVER_REPLICAS.get(kind) == label.reduction:
+        return label
+    if not isinstance(label, Replicated | Rows):
         return linear(value) if kind in ("Sum", "Mean") else ALL_ROWS
-    if label.axis not in axes:
-        keeps_power = not label.power or kind in ("Sum", "Mean", "Max", "Min", "EuclideanNorm")
-        return without_axes(label, axes, keeps, label.power) if keeps_power else ALL_ROWS
+    if isinstance(label, Replicated) or label.axis not in axes:
+        if kind in ("Prod", "All", "Any"):
+            if label.power:
+                return ALL_ROWS
+            label = dataclasses.replace(label, power=0)  # the product of no zeros is 1
+        return without_axes(label, axes, keeps, label.power) if isinstance(label, Rows) else label
     if kind in ("Sum", "Mean"):
         return Replicated(None) if label.power is None else Partial("sum", label.power - (kind == "Mean"))
     if kind in _OVER_REPLICAS and not label.power:
@@ -143,63 +146,40 @@ def _(call: Call) -> list[Value]:
     value, count = call.inputs[0], call.inputs[1] if call.kind == "TopKV2" else None
     if count is not None and not count.is_replicated:
         raise NoRuleError("the number of values depends on rows")
-    indices = along(value, {value.rank - 1}, keeps_power=True)
-    if isinstance(indices, Rows | Replicated):
-        indices = type(indices)(*_without_power(indices))
-    dims: Dims = (
-        *value.known_dims[:-1],
-        count.numbers.item() if count is not None and count.numbers is not None else None,
-    )
-    values = along(value, {value.rank - 1}, keeps_power=True)
-    if isinstance(values, Partial):
-        return [Value(ALL_ROWS, dims), Value(ALL_ROWS, dims)]
-    return [Value(values, dims), Value(indices, dims)]
-
-
-def _without_power(label: Rows | Replicated) -> tuple:  # type: ignore[type-arg]
-    return (label.axis, label.size, 0) if isinstance(label, Rows) else (0,)
+    label = value.label
+    if not isinstance(label, Replicated | Rows) or isinstance(label, Rows) and label.axis == value.rank - 1:
+        raise NoRuleError("values of several rows are ordered")
+    dims: Dims = (*value.known_dims[:-1], None)
+    return [Value(label, dims), Value(dataclasses.replace(label, power=0), dims)]
 
 
 @rule("InTopKV2", "InTopK")
 def _(call: Call) -> Value:
-    predictions, targets = call.inputs[:2]
-    if all(
-        isinstance(each.label, Rows) and each.label.axis == 0 and not each.label.power
-        for each in (predictions, targets)
+    predictions, _, *others = call.inputs
+    if (
+        not isinstance(predictions.label, Rows)
+        or predictions.label.axis
+        or not all(each.is_replicated for each in others)
     ):
-        return Value(Rows(0, predictions.label.size), predictions.known_dims[:1])  # type: ignore[union-attr]
-    return Value(
-        REPLICATED if all(each.is_replicated for each in call.inputs) else ALL_ROWS,
-        predictions.dims and predictions.dims[:1],
-    )
+        raise NoRuleError("the classes do not belong to rows")
+    classes = dataclasses.replace(predictions, label=Rows(0, predictions.label.size, predictions.label.power))
+    return Value(pointwise([dataclasses.replace(each, dims=each.known_dims[:1]) for each in (classes, call.inputs[1])]))
 
 
 @rule("Bincount", "DenseBincount")
 def _(call: Call) -> Value:
+    """Counts, or sums of weights, for each bin; `DenseBincount` counts for each row of a matrix."""
     values, size, weights = call.inputs
-    is_dense = call.kind == "DenseBincount"
-    if all(each.is_replicated for each in call.inputs):
-        return Value(REPLICATED)
-    if not size.is_replicated or not isinstance(values.label, Rows) or values.label.power:
-        raise NoRuleError("the number of bins depends on rows")
-    if is_dense and values.rank == 2:
-        return Value(
-            Rows(0, values.label.size)
-            if values.label.axis == 0 and not call.attribute("binary_output") and _weighs(values, weights)
-            else ALL_ROWS
-        )
-    if is_dense and call.attribute("binary_output"):
-        return Value(ALL_ROWS)
-    return Value(Partial("sum", _power_of_weights(weights)) if _weighs(values, weights) else ALL_ROWS)
-
-
-def _weighs(values: Value, weights: Value) -> bool:
-    """Returns whether weights are none, or one for each value."""
-    is_none = weights.numbers is not None and weights.numbers.size == 0 or weights.dims == (sizes.size(0),)
-    return is_none or (
-        isinstance(weights.label, Rows) and weights.label.axis == values.label.axis and not is_zero(weights.label)
-    )  # type: ignore[union-attr]
-
-
-def _power_of_weights(weights: Value) -> int:
-    return weights.label.power or 0 if isinstance(weights.label, Rows) else 0
+    label, of_weights = values.label, weights.label
+    if not size.is_replicated or not isinstance(label, Rows) or label.power:
+        raise NoRuleError("the values are no rows")
+    power = 0
+    if weights.dims != (sizes.size(0),):
+        if not isinstance(of_weights, Rows) or of_weights.axis != label.axis:
+            raise NoRuleError("there is not a weight for each value")
+        power = of_weights.power or 0
+    if call.kind == "DenseBincount" and (values.rank > 1 or call.attribute("binary_output")):
+        if values.rank == 1 or label.axis:
+            raise NoRuleError("it is asked which values occur in any row")
+        return Value(Rows(0, label.size, power))
+    return Value(Partial("sum", power))

@@ -1,6 +1,6 @@
 """The table of rules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,13 +20,20 @@ class Call(NamedTuple):
 
     operation: tf.Operation
     inputs: Sequence[Value]
-    variables: dict[object, Value]
+    variables: MutableMapping[object, Value]
 
     @property
     def kind(self) -> str:
+        """The type of the operation."""
         return self.operation.type
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether all inputs are equal on all replicas, and on one device."""
+        return all(value.is_replicated for value in self.inputs)
+
     def attribute(self, name: str) -> Any:
+        """Returns an attribute of the operation."""
         return self.operation.get_attr(name)
 
     def variable(self, number: int) -> Value:

@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Label, Replicated, Rows, join
-from tfdist.row_semantics.rules.elementwise import choice, linear
+from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, ZEROS, AllRows, Label, Replicated, Rows, is_zero, join
+from tfdist.row_semantics.rules.elementwise import choice, linear, pointwise
 from tfdist.row_semantics.rules.registry import Call, rule
-from tfdist.row_semantics.sizes import COUNT, ONE, Size
+from tfdist.row_semantics.sizes import ONE, Size
 from tfdist.row_semantics.values import Dims, NoRuleError, Value, of_numbers
 
 _MOST_NUMBERS = 32
@@ -23,7 +23,7 @@ def _(call: Call) -> Value:
     if array.size <= _MOST_NUMBERS and array.dtype.kind in "iuf" and np.isfinite(array).all():
         return of_numbers(sizes.array(map(sizes.size, array.ravel().tolist()), array.shape))
     is_zero = array.dtype.kind in "iufb" and array.size and not array.any()
-    return Value(Replicated(None) if is_zero else REPLICATED)
+    return Value(ZEROS if is_zero else REPLICATED)
 
 
 @rule("Shape", "ShapeN")
@@ -33,7 +33,7 @@ def _(call: Call) -> list[Value]:
         if value.dims is not None:
             results.append(of_numbers(sizes.array(value.dims), (sizes.size(len(value.dims)),)))
         else:
-            results.append(Value(REPLICATED if value.is_replicated else ALL_ROWS))
+            results.append(Value(ALL_ROWS))
     return results
 
 
@@ -51,14 +51,10 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     value, shape = call.inputs
     if shape.numbers is None:
-        if value.is_replicated and shape.is_replicated:
-            return Value(REPLICATED)
         raise NoRuleError("the new shape is unknown")
     dims = _resolved(value, list(shape.numbers.flat))
     if value.numbers is not None and all(dim is not None and dim.is_known for dim in dims):
-        return dataclasses.replace(
-            value, dims=dims, numbers=value.numbers.reshape([int(dim) for dim in dims]), variable=None
-        )  # type: ignore[arg-type]
+        return Value(value.label, dims, value.numbers.reshape([int(dim) for dim in dims]))  # type: ignore[arg-type]
     label = value.label
     if isinstance(label, Rows):
         return Value(_reshaped(label, value.known_dims, dims), dims)
@@ -84,10 +80,9 @@ def _reshaped(label: Rows, old: Dims, new: Dims) -> Label:
     axes = [axis for axis, dim in enumerate(new) if dim is None or dim.power]
     if len(axes) != 1 or (size := new[axes[0]]) is None:
         return ALL_ROWS
-    is_multiple = size.power == 1 and (quotient := size.divided_by(COUNT)) is not None and quotient.is_whole
     outer, whole = sizes.product(new[: axes[0]]), sizes.product(new)
     same = outer is not None and outer == sizes.product(old[: label.axis]) and whole == sizes.product(old)
-    return Rows(axes[0], size, label.power) if is_multiple and same else ALL_ROWS
+    return Rows(axes[0], size, label.power) if _is_of_rows(size) and same else ALL_ROWS
 
 
 def moved(value: Value, axis: int, dims: Dims | None) -> Value:
@@ -105,10 +100,6 @@ def _moved(label: Label) -> Label:
 @rule("Transpose", "ConjugateTranspose")
 def _(call: Call) -> Value:
     value, permutation = call.inputs
-    if permutation.numbers is None:
-        if value.is_replicated and permutation.is_replicated:
-            return Value(REPLICATED)
-        raise NoRuleError("the permutation is unknown")
     order = permutation.integers
     if value.numbers is not None:
         return of_numbers(np.transpose(value.numbers, order))
@@ -215,16 +206,14 @@ def _(call: Call) -> Value:
     return Value(_moved(join([value.label for value in values])), dims)
 
 
-@rule("Pad", "PadV2", "MirrorPad")
+@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _(call: Call) -> Value:
     value, padding, *constants = call.inputs
     if not padding.is_replicated or not all(constant.is_replicated for constant in constants):
         raise NoRuleError("the padding depends on rows")
-    if isinstance(value.label, Rows):
-        if constants and value.label.power:
-            raise NoRuleError("rows divided by their number are padded with a constant")
-        return Value(value.label, _padded_dims(value, padding))
-    return Value(ALL_ROWS if constants and not value.is_replicated else linear(value))
+    if constants and not is_zero(constants[0].label):
+        value = dataclasses.replace(value, label=pointwise([dataclasses.replace(value, variable=None)]))
+    return Value(linear(value), _padded_dims(value, padding) if isinstance(value.label, Rows) else None)
 
 
 def _padded_dims(value: Value, padding: Value) -> Dims:
@@ -236,40 +225,33 @@ def _padded_dims(value: Value, padding: Value) -> Dims:
     return tuple(dim if axis == value.label.axis else None for axis, dim in enumerate(value.known_dims))
 
 
-@rule("MirrorPadGrad")
-def _(call: Call) -> Value:
-    value, padding = call.inputs
-    if not padding.is_replicated:
-        raise NoRuleError("the padding depends on rows")
-    return Value(linear(value), _padded_dims(value, padding) if isinstance(value.label, Rows) else None)
-
-
 def broadcast(value: Value, dims: Dims) -> Value:
     """Returns the value that is repeated along new dims, or dims of size 1, to have these dims."""
     rows = [axis for axis, dim in enumerate(dims) if dim is None or dim.power]
     label = value.label
-    if isinstance(label, AllRows):
-        numbers = value.numbers
-        return Value(label if numbers is None else ALL_ROWS, dims)
-    if not rows:
+    if isinstance(label, Rows):
+        axis = label.axis + len(dims) - value.rank
+        if rows != [axis] or dims[axis] != label.size:
+            raise NoRuleError("rows are repeated")
+        return Value(Rows(axis, label.size, label.power), dims)
+    if not rows or isinstance(label, AllRows):
         return Value(_moved(label), dims)
     size = dims[rows[0]]
-    if len(rows) > 1 or size is None:
-        raise NoRuleError("several dims depend on the number of rows")
-    if isinstance(label, Rows):
-        fits = rows[0] == label.axis + len(dims) - value.rank and size == label.size
-        return Value(Rows(rows[0], size, label.power) if fits else ALL_ROWS, dims)
-    quotient = size.divided_by(COUNT)
-    if not isinstance(label, Replicated) or size.power != 1 or quotient is None or not quotient.is_whole:
+    if len(rows) > 1 or not isinstance(label, Replicated) or not _is_of_rows(size):
         raise NoRuleError("a value that is not replicated is repeated for each row")
-    return Value(Rows(rows[0], size, label.power), dims)
+    return Value(Rows(rows[0], size, label.power), dims)  # type: ignore[arg-type]
+
+
+def _is_of_rows(size: Size | None) -> bool:
+    """Returns whether a dim is a whole number for each row."""
+    return size is not None and size.power == 1 and size.is_whole
 
 
 @rule("Fill")
 def _(call: Call) -> Value:
     shape, value = call.inputs
     if shape.numbers is None:
-        return Value(REPLICATED if shape.is_replicated and value.is_replicated else ALL_ROWS)
+        raise NoRuleError("the shape is unknown")
     dims = tuple(shape.numbers)
     if value.numbers is not None and len(dims) < 2 and all(dim is not None and dim.is_known for dim in dims):
         lengths = [int(dim) for dim in dims]
@@ -282,7 +264,7 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     value, shape = call.inputs
     if shape.numbers is None:
-        return Value(REPLICATED if shape.is_replicated and value.is_replicated else ALL_ROWS)
+        raise NoRuleError("the shape is unknown")
     dims, rank = tuple(shape.numbers), value.rank
     for axis in range(-rank, 0):
         if dims[axis] != ONE and value.known_dims[axis] not in (ONE, dims[axis]) and not isinstance(value.label, Rows):
@@ -294,40 +276,19 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     value, multiples = call.inputs
     if multiples.numbers is None:
-        if not multiples.is_replicated or isinstance(value.label, Rows):
-            raise NoRuleError("multiples are unknown")
-        return Value(_moved(value.label))
+        raise NoRuleError("multiples are unknown")
     factors = list(multiples.numbers)
     dims = tuple(None if a is None or b is None else a * b for a, b in zip(value.known_dims, factors, strict=True))
-    if isinstance(value.label, Rows):
-        if factors[value.label.axis] != ONE or any(
-            dim is None or dim.power for n, dim in enumerate(dims) if n != value.label.axis
-        ):
-            raise NoRuleError("rows are repeated")
-        return Value(value.label, dims)
     return broadcast(value, dims)
 
 
 @rule("Range")
 def _(call: Call) -> Value:
-    bounds = call.inputs
-    if all(value.numbers is not None for value in bounds):
-        start, limit, step = (value.numbers.item() for value in bounds)  # type: ignore[union-attr]
-        if all(each is not None and each.is_known for each in (start, limit, step)) and step.coefficient:
-            count = -((start.coefficient - limit.coefficient) // step.coefficient)
-            if 0 <= count <= _MOST_NUMBERS:
-                return of_numbers(
-                    sizes.array([sizes.size(start.coefficient + n * step.coefficient) for n in range(count)])
-                )
-    dims: Dims = (None,)
-    if all(value.is_replicated for value in bounds):
-        return Value(REPLICATED)
-    return Value(ALL_ROWS, dims)
-
-
-@rule("LinSpace")
-def _(call: Call) -> Value:
-    return Value(REPLICATED if all(value.is_replicated for value in call.inputs) else ALL_ROWS)
+    start, limit, step = (bound.integers[0] for bound in call.inputs)
+    numbers = range(start, limit, step)
+    if not call.operation.outputs[0].dtype.is_integer or len(numbers) > _MOST_NUMBERS:
+        raise NoRuleError("the numbers are too many to be known")
+    return of_numbers(sizes.array(map(sizes.size, numbers)))
 
 
 @rule("ConcatOffset")
@@ -353,12 +314,12 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     count = len(call.inputs) // 2
     indices, data = call.inputs[:count], call.inputs[count:]
-    if any(value.numbers is None for value in indices) or any(value.numbers is None for value in data):
-        return Value(REPLICATED if all(value.is_replicated for value in call.inputs) else ALL_ROWS)
     elements: dict[int, Size | None] = {}
-    for where, numbers in zip(indices, data, strict=True):
-        elements.update(zip(where.integers, numbers.numbers.flat, strict=True))  # type: ignore[union-attr]
-    return of_numbers(sizes.array([elements[position] for position in sorted(elements)]))
+    for where, value in zip(indices, data, strict=True):
+        if value.numbers is None:
+            raise NoRuleError("the elements are unknown")
+        elements.update(zip(where.integers, value.numbers.flat, strict=True))
+    return of_numbers(sizes.array([elements[position] for position in range(len(elements))]))
 
 
 @rule("BroadcastGradientArgs")

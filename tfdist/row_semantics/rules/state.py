@@ -3,11 +3,11 @@
 import dataclasses
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, Label, Partial, ReplicatedPlusSum, Rows, total
-from tfdist.row_semantics.rules.elementwise import linear, pointwise
+from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, Rows
+from tfdist.row_semantics.rules.elementwise import increased, pointwise
 from tfdist.row_semantics.rules.indexing import scattered
 from tfdist.row_semantics.rules.registry import Call, rule
-from tfdist.row_semantics.values import Value, of_numbers
+from tfdist.row_semantics.values import NoRuleError, Value, of_numbers
 
 
 @rule("ReadVariableOp")
@@ -17,8 +17,10 @@ def _(call: Call) -> Value:
 
 @rule("VariableShape")
 def _(call: Call) -> Value:
-    shape = call.variable(0).dims
-    return Value(REPLICATED) if shape is None else of_numbers(sizes.array(shape))
+    variable = call.variable(0)
+    if variable.dims is None:
+        return Value(variable.label if variable.is_replicated else ALL_ROWS)
+    return of_numbers(sizes.array(variable.dims))
 
 
 @rule("VarIsInitializedOp")
@@ -35,36 +37,30 @@ def _(call: Call) -> list[Value]:
 @rule("AssignAddVariableOp", "AssignSubVariableOp")
 def _(call: Call) -> list[Value]:
     old, change = call.variable(0), call.inputs[1]
-    added = dataclasses.replace(change, label=linear(change))
-    call.assign(0, Value(_increased(old, added.label), old.dims))
+    dims = old.dims or change.dims
+    if old.dims is None:
+        old = dataclasses.replace(old, dims=dims)
+    call.assign(0, Value(increased(old, change, is_difference=call.kind == "AssignSubVariableOp"), dims))
     return []
-
-
-def _increased(old: Value, change: Label) -> Label:
-    """Returns the label of a variable's value plus a change."""
-    if isinstance(old.label, Rows) or isinstance(change, Rows):
-        return ALL_ROWS
-    label = total([old.label, change])
-    if isinstance(label, ReplicatedPlusSum) and isinstance(change, Partial):
-        base = old.label.variable if isinstance(old.label, ReplicatedPlusSum) else old.variable
-        return dataclasses.replace(label, variable=base)
-    return label
 
 
 @rule("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterNdAdd")
 def _(call: Call) -> list[Value]:
     old = call.variable(0)
     indices, updates = call.inputs[1:]
-    call.assign(0, Value(_increased(old, scattered(updates, indices, None)), old.dims))
+    if isinstance(old.label, Rows):
+        raise NoRuleError("the variable has rows")
+    change = Value(scattered(updates, indices, of_vectors=call.kind == "ResourceScatterNdAdd"))
+    call.assign(0, Value(increased(old, change, is_difference=call.kind == "ResourceScatterSub"), old.dims))
     return []
 
 
 @rule("LookupTableFindV2")
 def _(call: Call) -> Value:
     _, keys, default = call.inputs
-    return Value(pointwise([keys]) if default.is_replicated else ALL_ROWS, keys.dims)
+    return Value(pointwise([keys]) if default.is_replicated and call.variable(0).is_replicated else ALL_ROWS, keys.dims)
 
 
 @rule("LookupTableSizeV2")
 def _(call: Call) -> Value:
-    return Value(REPLICATED)
+    return Value(REPLICATED if call.variable(0).is_replicated else ALL_ROWS)
