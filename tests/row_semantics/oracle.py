@@ -183,7 +183,9 @@ class Checked:
                 return False
         if isinstance(label, ReplicatedPlusSum):
             return self._is_increased(label, whole, replicas)
-        whole, *replicas = [_divided(*each, label.power or 0) for each in zip((whole, *replicas), self.rows)]
+        whole, *replicas = [
+            _divided(*each, label.power or 0) for each in zip((whole, *replicas), self.rows, strict=True)
+        ]
         if isinstance(label, Replicated):
             return all(_close(each, whole, self.tolerance) for each in replicas)
         if isinstance(label, Rows):

@@ -21,7 +21,7 @@ class FunctionLabels(NamedTuple):
     """
 
     outputs: Sequence[Label]
-    assigned: Mapping[int, Label]
+    assigned: Mapping[object, Label]
     without_rule: frozenset[str]
 
 

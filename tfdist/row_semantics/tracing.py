@@ -206,7 +206,7 @@ def _known(known: dict[Any, Value], tensor: tf.Tensor) -> Value:
 def _label(known: dict[Any, Value], tensor: tf.Tensor) -> Label:
     """Returns the label of a result; a gradient that needs all rows names an operation of the loss, if there is one."""
     label = _known(known, tensor).known_label
-    if not isinstance(label, AllRows) or label.cause is None or not label.cause.name.startswith(_OF_GRADIENTS):
+    if not isinstance(label, AllRows) or not getattr(label.cause, "name", "").startswith(_OF_GRADIENTS):
         return label
     stack, seen = [tensor], {tensor.op.name}
     while stack:

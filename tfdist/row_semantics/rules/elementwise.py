@@ -96,7 +96,8 @@ def product_of(values: Sequence[Value], signs: Sequence[int]) -> Label:
 
 
 def _sum_of_powers(labels: Sequence[Label], signs: Sequence[int]) -> int:
-    return sum(sign * (label.power or 0) for label, sign in zip(labels, signs, strict=True))  # type: ignore[union-attr]
+    powers = [getattr(label, "power", 0) or 0 for label in labels]
+    return sum(sign * power for power, sign in zip(powers, signs, strict=True))
 
 
 def _scaled(values: Sequence[Value], signs: Sequence[int]) -> Label:

@@ -266,7 +266,8 @@ def _(call: Call) -> Value:
         raise NoRuleError("the indices are no rows")
     if not all(value.is_replicated for value in (depth, *others)):
         raise NoRuleError("the depth or the values depend on rows")
-    dims = (*indices.known_dims[:at], depth.numbers and depth.numbers.item(), *indices.known_dims[at:])
+    number = None if depth.numbers is None else depth.numbers.item()
+    dims = (*indices.known_dims[:at], number, *indices.known_dims[at:])
     return Value(Rows(indices.label.axis + (at <= indices.label.axis), indices.label.size), dims)
 
 

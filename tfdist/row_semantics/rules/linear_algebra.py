@@ -32,7 +32,7 @@ def contraction(values: Sequence[Value], letters: Sequence[str], output: str) ->
     for value, names in zip(values, letters, strict=True):
         if isinstance(value.label, Replicated) and name in names and value.known_dims[names.index(name)] != ONE:
             return ALL_ROWS
-    power = None if all(map(is_zero, labels)) else sum(label.power or 0 for label in labels)  # type: ignore[union-attr]
+    power = None if all(map(is_zero, labels)) else sum(getattr(label, "power", 0) or 0 for label in labels)
     if name in output:
         return Rows(output.index(name), first.size, power)
     return ZEROS if power is None else Partial("sum", power)

@@ -124,13 +124,7 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     value, lengths = call.inputs
     batch_axis, axis = call.attribute("batch_dim"), call.attribute("seq_dim")
-    is_along = isinstance(value.label, Rows) and value.label.axis == batch_axis
-    if (
-        is_along
-        and isinstance(lengths.label, Rows)
-        and not lengths.label.power
-        and lengths.label.size == value.label.size
-    ):  # type: ignore[union-attr]
+    if isinstance(value.label, Rows) and value.label.axis == batch_axis and lengths.label == Rows(0, value.label.size):
         return Value(value.label, value.dims)
     return Value(along(value, {axis, batch_axis}, keeps_power=True) if lengths.is_replicated else ALL_ROWS, value.dims)
 

@@ -7,7 +7,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, ZEROS, AllRows, Label, Replicated, Rows, is_zero, join
+from tfdist.row_semantics.labels import (
+    ALL_ROWS,
+    REPLICATED,
+    ZEROS,
+    AllRows,
+    Label,
+    Replicated,
+    ReplicatedPlusSum,
+    Rows,
+    is_zero,
+    join,
+)
 from tfdist.row_semantics.rules.elementwise import choice, linear, pointwise
 from tfdist.row_semantics.rules.registry import Call, rule
 from tfdist.row_semantics.sizes import ONE, Size
@@ -54,7 +65,8 @@ def _(call: Call) -> Value:
         raise NoRuleError("the new shape is unknown")
     dims = _resolved(value, list(shape.numbers.flat))
     if value.numbers is not None and all(dim is not None and dim.is_known for dim in dims):
-        return Value(value.label, dims, value.numbers.reshape([int(dim) for dim in dims]))  # type: ignore[arg-type]
+        lengths = [int(dim) for dim in dims if dim is not None]
+        return Value(value.label, dims, value.numbers.reshape(tuple(lengths)))
     label = value.label
     if isinstance(label, Rows):
         return Value(_reshaped(label, value.known_dims, dims), dims)
@@ -94,7 +106,7 @@ def moved(value: Value, axis: int, dims: Dims | None) -> Value:
 
 
 def _moved(label: Label) -> Label:
-    return dataclasses.replace(label, variable=None) if hasattr(label, "variable") else label
+    return dataclasses.replace(label, variable=None) if isinstance(label, ReplicatedPlusSum) else label
 
 
 @rule("Transpose", "ConjugateTranspose")
@@ -186,7 +198,7 @@ def _(call: Call) -> list[Value]:
 def _(call: Call) -> Value:
     *values, axis = call.inputs
     if all(value.numbers is not None and value.numbers.ndim == 1 for value in values):
-        return of_numbers(np.concatenate([value.numbers for value in values]))  # type: ignore[misc]
+        return of_numbers(np.concatenate([value.numbers for value in values]))
     at = axis.integers[0] % values[0].rank
     ranks = [value.rank for value in values]
     parts = [value.known_dims[at] for value in values]
