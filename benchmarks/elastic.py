@@ -34,10 +34,9 @@ DEADLINE_SECONDS = 300.0
 class Job:
     """An elastic run of three processes that has begun."""
 
-    def __init__(self, home: pathlib.Path, launcher: str, model: str, start_method: str):
+    def __init__(self, home: pathlib.Path, launcher: str, model: str):
         self._home, self._printed = home, home / "printed"
         launch = ("--processes=2:3", "--rejoin_seconds=inf", f"--launcher={launcher}", f"--log_dir={home / 'logs'}")
-        launch += (f"--start_method={start_method}",)
         train = (f"--strategy={STRATEGIES[launcher]}", f"--model={model}", "--dataset=digits", "--batch_size=48")
         saving = ("--checkpoint_every=1000", "--commit_every=20", f"--output_dir={home / 'run'}")
         length = (
@@ -79,7 +78,7 @@ class Job:
     def kill_a_rank(self) -> float:
         """Kills the youngest rank; returns when."""
         children = psutil.Process(self._process.pid).children(recursive=True)
-        ranks = [child for child in children if child.name() == "tfdist.train" or "tfdist.train" in child.cmdline()]
+        ranks = [child for child in children if "tfdist.train" in child.cmdline()]
         max(ranks, key=lambda rank: rank.create_time()).send_signal(signal.SIGKILL)
         return time.monotonic()
 
@@ -90,19 +89,19 @@ class Job:
 
 
 @contextlib.contextmanager
-def running(launcher: str, model: str, start_method: str) -> Iterator[Job]:
+def running(launcher: str, model: str) -> Iterator[Job]:
     """A run in a directory of its own."""
     with tempfile.TemporaryDirectory() as home:
-        job = Job(pathlib.Path(home), launcher, model, start_method)
+        job = Job(pathlib.Path(home), launcher, model)
         try:
             yield job
         finally:
             job.end()
 
 
-def round_of(launcher: str, model: str, start_method: str) -> list[float]:
+def round_of(launcher: str, model: str) -> list[float]:
     """The seconds of each phase."""
-    with running(launcher, model, start_method) as job:
+    with running(launcher, model) as job:
         job.until(lambda: job.has_trained(0) and job.says("loss"))
         moments = [
             job.kill_a_rank(),
@@ -119,13 +118,12 @@ def main() -> None:
     parser.add_argument("--launchers", default=",".join(STRATEGIES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", default="mlp")
-    parser.add_argument("--start_method", default="auto")
     said = parser.parse_args()
     print(machine.description(starting.PEERS))
     print(f"| launcher | {' | '.join(PHASES)} | all | longest |")
     print("|---" * (len(PHASES) + 3) + "|")
     for launcher in said.launchers.split(","):
-        rounds = [round_of(launcher, said.model, said.start_method) for _ in range(said.rounds)]
+        rounds = [round_of(launcher, said.model) for _ in range(said.rounds)]
         medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
         sums = [sum(one) for one in rounds]
         numbers = [*medians, statistics.median(sums), max(sums)]

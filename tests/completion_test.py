@@ -93,7 +93,7 @@ def test_flags_without_effect_are_not_offered(bash: pathlib.Path):
         (("layout", "--strategy", "="), ["auto", "mesh", "pipeline", "multiworker", "horovod"]),
         (("train", "--model", "=", "res"), ["resnet50"]),
         (("export", "--format", "=", "k"), ["keras"]),
-        (("launch", "--start_method", "=", "f"), ["forkserver"]),
+        (("launch", "--launcher", "=", "h"), ["horovod"]),
         (("train", "--steps", "="), []),
     ],
 )

@@ -123,9 +123,6 @@ class _Fake(contextlib.nullcontext):
         super().__init__(self)
         self.ended, self.variables = ended, {}
 
-    def import_problem(self, seconds: float) -> str:
-        return ""
-
     def run(self, module, arguments, processes, seconds, variables=None):
         self.variables = variables
         return self.ended[module.rpartition(".")[2]]

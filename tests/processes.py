@@ -1,22 +1,18 @@
 """Real processes for tests, forked where possible from `tests.fork_server`, which has done their imports.
 
-So are launchers and the ranks that they fork; see `tests.forked_launcher`. Tests of how a user starts a program use
-`tfdist.testing.processes` instead.
+So are launchers and the ranks that they start. Tests of how a user starts a program use `tfdist.testing.processes` instead.
 """
 
 import contextlib
 import functools
 import importlib.util
-import pathlib
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import pytest
 
-from tests.fork_server import Servers
-from tfdist.launcher.fork_server import can_fork
+from tests.fork_server import Servers, can_fork
 from tfdist.testing import processes
 from tfdist.testing.processes import Ended, Job, Process, free_addresses
 
@@ -26,7 +22,6 @@ ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 _HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 _NAMES_HOROVOD = re.compile(r"horovodrun|=horovod| horovod\b|import tfdist\.horovod")
-_LAUNCHER = str(pathlib.Path(__file__).with_name("forked_launcher.py"))
 
 
 @contextlib.contextmanager
@@ -59,10 +54,6 @@ def start(
         pytest.skip("make horovod builds it")
     if not can_fork(command, environment):
         return processes.start(command, environment, output, directory)
-    if [*command[1:3]] == ["-m", "tfdist.launch"]:
-        if "--isolate" in command:  # which moves what the launcher starts later into another network
-            return processes.start(command, environment, output, directory)
-        command = [sys.executable, _LAUNCHER, *command[3:]]
     return _servers().start(command, environment, output, directory or "")
 
 

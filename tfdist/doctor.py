@@ -110,7 +110,7 @@ def main(values: flags.FlagValues, output: Output) -> int:
     if not seconds > 0:
         raise InputError(f"--deadline_seconds must be positive. Received: {seconds:g}.")
     report = _Report(output)
-    with Children() as children:  # which import TensorFlow meanwhile
+    with Children() as children:
         report.add(versions.section())
         report.add(hardware.section())
         report.add(limits.section())

@@ -18,7 +18,7 @@ from absl import flags
 from tfdist.cli import command
 from tfdist.cli.flags import TextParser, define_text
 from tfdist.errors import ExitCode, InputError
-from tfdist.launcher import job_runner, network_namespace, signals, start_method
+from tfdist.launcher import job_runner, network_namespace, signals
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.program_check import check_program
@@ -39,10 +39,6 @@ _HELP = {
     "insecure": "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
     "isolate": "Run a job on one host in its own network namespace (Linux), so that nobody else can reach its ports and it can "
     "reach no other network.",
-    "start_method": "How the processes are started: forkserver forks them from a process that has imported TensorFlow and "
-    "Keras, which saves seconds at the start and at each restart; spawn starts new interpreters; auto chooses forkserver for "
-    "tfdist's own commands on Linux. With forkserver, a program of your own must not set variables that TensorFlow or Keras "
-    "read when they are imported.",
     "start_timeout_seconds": "Seconds to wait for the launchers of the other hosts, and for ranks that do not start.",
     "log_dir": "Directory for the output of each rank, rank-N.log. Defaults to a new directory under runs/.",
     "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C, when "
@@ -66,9 +62,9 @@ _DEFINE: dict[type, Callable[..., Any]] = {
     str: flags.DEFINE_string,
     type(None): flags.DEFINE_integer,
 }
-_CHOICES = {"launcher": tuple(ENGINES), "start_method": start_method.METHODS}  # validated by `Job`
+_CHOICES = {"launcher": tuple(ENGINES)}  # validated by `Job`
 _TOPICS = {
-    "Processes": "processes launcher start_method isolate log_dir grace_seconds",
+    "Processes": "processes launcher isolate log_dir grace_seconds",
     "Several hosts": "nodes node_rank coordinator token_file insecure start_timeout_seconds",
     "Restarts": "max_restarts max_preemptions restart_backoff_seconds",
     "Elastic jobs": "hosts rejoin_seconds elastic_timeout_seconds",
@@ -103,7 +99,6 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     job = Job(**given | parse_processes(given["processes"]))
     _put_own_programs_first()
     check_program(arguments[0], arguments[1:])
-    start_method.check_imports(arguments, os.environ)
     if job.isolate:
         network_namespace.enter()
     arrived: list[int] = []

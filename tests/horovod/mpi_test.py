@@ -40,7 +40,7 @@ while "killed" in sys.argv:
 
 
 def launched(launcher: str, *arguments: str) -> list[str]:
-    flags = ("--processes=2", f"--launcher={launcher}", "--start_method=forkserver", "--", sys.executable)
+    flags = ("--processes=2", f"--launcher={launcher}", "--", sys.executable)
     return [sys.executable, "-m", "tfdist.launch", *flags, *arguments]
 
 

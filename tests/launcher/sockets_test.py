@@ -25,7 +25,7 @@ def listening(process):
     return [c.laddr.ip for c in process.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN]
 strategy = tfdist.load_strategy(sys.argv[1], **json.loads(sys.argv[2]))
 strategy.group.barrier("all listen")
-print("listening", json.dumps([listening(psutil.Process()), listening(psutil.Process().parents()[1])]), flush=True)
+print("listening", json.dumps([listening(psutil.Process()), listening(psutil.Process().parent())]), flush=True)
 strategy.group.barrier("all are seen")
 """
 EVERYWHERE, LOOPBACK = ["::"], ["127.0.0.1"]
@@ -45,7 +45,6 @@ def job(directory: pathlib.Path, *flags: str) -> list[str]:
         "-m",
         "tfdist.launch",
         "--processes=2",
-        "--start_method=forkserver",  # so that the launcher is the parent of each rank's parent
         f"--log_dir={directory}",
         *flags,
         "--",

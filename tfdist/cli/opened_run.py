@@ -37,7 +37,6 @@ from tfdist.storage import path_of
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
 
-_NOTABLE_SECONDS = 0.1  # processes that a launcher forks have loaded TensorFlow already
 _log = logging.getLogger(__name__)
 
 
@@ -73,7 +72,7 @@ def target(session: Session) -> Target:
 
 
 @contextlib.contextmanager
-def opened_run(session: Session, target: Target, trainer: Trainer, *, loading_seconds: float = 0.0) -> Iterator[Run]:
+def opened_run(session: Session, target: Target, trainer: Trainer, *, loading_seconds: float) -> Iterator[Run]:
     """Locks the directory of a run, restores its state, and records its start; every process must enter it.
 
     Args:
@@ -94,8 +93,7 @@ def opened_run(session: Session, target: Target, trainer: Trainer, *, loading_se
         _log.info("%s", session.detection.reason, extra=python_logging.ONLY_IN_FILE)
         if trainer.train_state.resumed_from:
             _log.info("Resuming from %s.", trainer.train_state.resumed_from, extra=python_logging.ONLY_IN_FILE)
-        if loading_seconds >= _NOTABLE_SECONDS:
-            _log.info("Loading TensorFlow took %.1f s.", loading_seconds, extra=_in_file_if_shown())
+        _log.info("Loading TensorFlow took %.1f s.", loading_seconds, extra=_in_file_if_shown())
         warn_of_flags(config, strategy, trainer.model)
         if strategy.is_chief:
             _warn_of_lost_progress(begun.checkpoints, trainer.train_state.resumed_from, config, directory)

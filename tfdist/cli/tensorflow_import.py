@@ -1,8 +1,6 @@
 """Imports TensorFlow for a command, without the messages that its C++ code prints during the import."""
 
-import contextlib
 import os
-import sys
 import time
 
 from tfdist.process import quiet_tensorflow
@@ -19,8 +17,7 @@ def load_tensorflow() -> float:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     began = time.monotonic()
-    is_new = "tensorflow" not in sys.modules
-    with showing("Loading TensorFlow ...") if is_new else contextlib.nullcontext(), quiet_tensorflow.filtered_stderr():
+    with showing("Loading TensorFlow ..."), quiet_tensorflow.filtered_stderr():
         import keras  # noqa: F401 - so that it is there
         import tensorflow as tf
 

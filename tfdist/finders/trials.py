@@ -1,4 +1,4 @@
-"""Trials of a batch size: jobs on this host under a memory limit, forked from a process that has done their imports."""
+"""Trials of a batch size: jobs on this host under a memory limit."""
 
 import os
 import pathlib
@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from tfdist.errors import ExitCode, InputError, TfdistError, TrialError
 from tfdist.errors.exit_codes import SIGNALLED
 from tfdist.finders.memory_limit import MemoryLimit
-from tfdist.launcher.forked_jobs import ForkedJobs, last_line, read_log
+from tfdist.launcher.captured_jobs import CapturedJobs, last_line, read_log
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.local_process import NewProcess
 from tfdist.launcher.supervision import deadline
 
 SECONDS = 300.0  # for a trial
@@ -52,7 +53,7 @@ Prepare = Callable[[int, pathlib.Path], Prepared]
 
 
 class Trials:
-    """Runs trials, one after the other. Imports begin when it is entered; no process is left at its end."""
+    """Runs trials, one after the other; no process is left at its end."""
 
     def __init__(self, prepare: Prepare, job: Job, *, memory: int, seconds: float):
         """Initializes the trials.
@@ -64,7 +65,7 @@ class Trials:
           seconds: after which a trial is ended.
         """
         self._prepare, self._job, self._memory, self._seconds = prepare, job, memory, seconds
-        self._jobs = ForkedJobs("tfdist-find-")
+        self._jobs = CapturedJobs("tfdist-find-")
 
     def __enter__(self) -> "Trials":
         self._jobs.__enter__()
@@ -91,7 +92,7 @@ class Trials:
             prepared.command,
             os.environ,
             stops=[limit, deadline(self._seconds)],
-            starting=limit.starting,
+            start=limit.starting(NewProcess),
         )
         failure = f"more than {limit.text}" if limit.exceeded else _failure(outcome, self._seconds)
         if failure:

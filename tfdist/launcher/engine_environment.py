@@ -18,13 +18,11 @@ class Engine(NamedTuple):
     Attributes:
       serve: runs the server that node 0 provides, given the placement; yields its port.
       variables: returns a rank's environment variables, given the placement, that port, and the rank.
-      imports: modules of the engine, besides TensorFlow, which may be imported before the variables are set.
       exposed: what the ranks open to the network, as a sentence without its full stop; empty if nothing.
     """
 
     serve: Callable[[Placement], AbstractContextManager[int]]
     variables: Callable[[Placement, int, Rank], dict[str, str]]
-    imports: tuple[str, ...]
     exposed: str
 
 
@@ -79,9 +77,8 @@ ENGINES = {
     "tensorflow": Engine(
         _serve_nothing,
         _tf_config,
-        (),
         "TensorFlow's servers accept anyone who can reach their ports, on every network interface "
         "(docs/guides/security.md)",
     ),
-    "horovod": Engine(_serve_rendezvous, _horovod, ("horovod.tensorflow",), ""),
+    "horovod": Engine(_serve_rendezvous, _horovod, ""),
 }

@@ -5,7 +5,6 @@ import dataclasses
 from tfdist.cluster.tf_config import is_address
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
-from tfdist.launcher import start_method
 from tfdist.launcher.engine_environment import ENGINES
 
 
@@ -26,7 +25,6 @@ class Job:
       token_file: file with the token that the launchers share, see `job_token`; empty to take it from the environment.
       insecure: whether a job over several hosts may do without a token.
       isolate: whether the processes run in a network namespace of their own.
-      start_method: how the processes are started, see `start_method`.
       start_timeout_seconds: for all launchers to connect, and for all ranks to join, if they use tfdist.
       log_dir: directory of the ranks' logs; empty for a new one under runs/.
       grace_seconds: for the processes to save and end when the job is asked to end, before they are killed.
@@ -48,7 +46,6 @@ class Job:
     token_file: str = ""
     insecure: bool = False
     isolate: bool = False
-    start_method: str = "auto"
     start_timeout_seconds: float = 60.0
     log_dir: str = ""
     grace_seconds: float = 60.0
@@ -62,7 +59,6 @@ class Job:
         """Raises InputError if a value is out of range."""
         if self.launcher not in ENGINES:
             raise InputError(f'--launcher must be known. Received: "{self.launcher}".{nearest(self.launcher, ENGINES)}')
-        start_method.check(self.start_method)
         for name, lowest in (("processes", 1), ("nodes", 1), ("max_restarts", 0), ("max_preemptions", 0)):
             value = getattr(self, name)
             if value is not None and value < lowest:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.checkpoint import in_memory
 from tfdist.errors import ExitCode, InputError, PeerLostError
-from tfdist.launcher import start_method
 from tfdist.launcher.attempt import Ask, Host, asked, attempt, is_repeated_request
 from tfdist.launcher.bootstrap import opened
 from tfdist.launcher.child import Start
-from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import SUCCESS, Outcome
+from tfdist.launcher.local_process import NewProcess
 from tfdist.launcher.log_files import log_directory
 from tfdist.launcher.order_sources import OrderSource
 from tfdist.launcher.orders import Order, OrderKind, Report
@@ -31,7 +30,7 @@ def run(
     command: Callable[[int], Sequence[str]],
     environment: Mapping[str, str],
     *,
-    start: Start | None = None,
+    start: Start = NewProcess,
     stops: Sequence[Ask] = (),
     interrupts: contextlib.AbstractContextManager[list[int]] | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -42,7 +41,7 @@ def run(
       job: number of processes, and how they find each other.
       command: returns the command of a rank.
       environment: environment that the processes inherit; variables that identify a process are replaced.
-      start: starts a process; None to start processes as the job says.
+      start: starts a process.
       stops: polled for a reason to end the processes.
       interrupts: collects the signals that request the end while processes run, as `signals.received()` does; outside
         of it they have their usual effect. None if the caller handles them.
@@ -67,17 +66,6 @@ def run(
         own = {in_memory.VARIABLE: str(memory / "commits"), **guard.variables}
         inherited = {name: value for name, value in environment.items() if name != in_memory.VARIABLE}
         with interrupts or contextlib.nullcontext([]) as arrived:
-            if start is None:
-                started = start_method.opened(
-                    job.start_method,
-                    command(0),
-                    inherited | own,
-                    guard,
-                    ENGINES[job.launcher].imports,
-                    starts_several=job.processes > 1 or job.restart_budget > 0 or job.preemption_budget > 0,
-                    interrupted=lambda: arrived,
-                )
-                start = stack.enter_context(started)
             outcome = _until_over(
                 Host(job, command, inherited | own, start, guard, logs, notes, stops, arrived, say), order_source
             )

@@ -53,7 +53,7 @@ def spawn(
     """
     if not callable(fn):
         raise InputError(f"spawn calls a function in each process. Received: {fn!r:.60}. Give the function itself.")
-    job = Job(processes=processes, launcher=launcher, log_dir=log_dir, start_method="spawn")
+    job = Job(processes=processes, launcher=launcher, log_dir=log_dir)
     with tempfile.TemporaryDirectory(prefix="tfdist-spawn-") as path:
         directory = pathlib.Path(path)
         pickled_call.write_call(directory, fn, args, kwargs or {})

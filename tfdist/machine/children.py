@@ -1,7 +1,4 @@
-"""Runs what may crash or hang in processes of its own, with a deadline for each.
-
-The processes are forked from one that has imported TensorFlow and Keras, so that these imports take their time once.
-"""
+"""Runs what may crash or hang in processes of its own, with a deadline for each."""
 
 import os
 import sys
@@ -10,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfdist.errors import ExitCode, TfdistError, exit_codes
-from tfdist.launcher.forked_jobs import ForkedJobs, last_line, read_log
+from tfdist.launcher.captured_jobs import CapturedJobs, last_line, read_log
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.supervision import deadline
@@ -33,11 +30,11 @@ class Ended(NamedTuple):
 
 
 class Children:
-    """Starts programs of tfdist, one after the other. The imports begin when it is entered; nothing is left at its end."""
+    """Starts programs of tfdist, one after the other; nothing is left at its end."""
 
     def __init__(self) -> None:
         """Initializes without a process."""
-        self._jobs = ForkedJobs("tfdist-doctor-")
+        self._jobs = CapturedJobs("tfdist-doctor-")
 
     def __enter__(self) -> "Children":
         self._jobs.__enter__()
@@ -45,20 +42,6 @@ class Children:
 
     def __exit__(self, *error: Any) -> None:
         self._jobs.__exit__(*error)
-
-    def import_problem(self, seconds: float) -> str:
-        """Waits for the imports; returns why they failed, as one line, or an empty text.
-
-        Args:
-          seconds: how long to wait.
-        """
-        end = time.monotonic() + seconds
-        try:
-            self._jobs.wait_until_ready(lambda: time.monotonic() > end)
-        except OSError as error:
-            late = time.monotonic() > end
-            return f"the imports did not end within {seconds:g} s" if late else str(error)
-        return ""
 
     def run(
         self,

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfdist.config.strategy_declaration import SmokeTest
@@ -23,7 +23,7 @@ class Frameworks(NamedTuple):
     """What the engines run on.
 
     Attributes:
-      problem: why TensorFlow cannot be imported; empty if it can.
+      problem: why TensorFlow cannot be used; empty if it can.
       gpus: number of its GPUs.
       horovod: what `horovod_probe` prints; None if Horovod is not installed or cannot be imported.
       horovod_problem: why Horovod cannot be used, if it is installed.
@@ -58,18 +58,17 @@ def probe(children: Children, seconds: float) -> tuple[Frameworks, Section]:
       seconds: deadline of each import.
     """
     wrong_backend = keras_backend.problem()
-    problem = wrong_backend or children.import_problem(seconds)
+    devices, problem = ([], wrong_backend) if wrong_backend else _devices(children, seconds)
     if problem:
         remedy = keras_backend.REMEDY if wrong_backend else "pip install --force-reinstall tensorflow keras"
-        finding = Finding(Status.FAILED, f"TensorFlow and Keras cannot be imported: {problem}", remedy)
+        finding = Finding(Status.FAILED, f"TensorFlow and Keras cannot be used: {problem}", remedy)
         return Frameworks(problem, 0, None, None), Section(
             "frameworks",
             {"tensorflow_problem": problem, "gpus": [], "horovod": None, "horovod_problem": None},
             [finding],
         )
-    devices, device_finding = _devices(children, seconds)
     horovod, horovod_problem = _horovod(children, seconds)
-    findings = [device_finding, *_of_horovod(horovod), *([horovod_problem] if horovod_problem else [])]
+    findings = [_of_devices(devices), *_of_horovod(horovod), *([horovod_problem] if horovod_problem else [])]
     facts = {
         "tensorflow_problem": None,
         "gpus": devices,
@@ -85,17 +84,19 @@ def with_tools(install: str) -> str:
     return f"apt install {' '.join(missing)} && {install}" if missing else install
 
 
-def _devices(children: Children, seconds: float) -> tuple[list[str], Finding]:
+def _devices(children: Children, seconds: float) -> tuple[list[str], str]:
+    """Returns the names of TensorFlow's GPUs, and why TensorFlow cannot be used, if it cannot."""
     ended = children.run("tfdist.machine.tensorflow_probe", (), 1, seconds)
-    if ended.code:
-        return [], Finding(Status.FAILED, f"TensorFlow finds no devices: {ended.reason}", "nvidia-smi")
-    found = last_object(ended.text)
-    if found["gpus"]:
-        return found["gpus"], Finding(Status.OK, f"TensorFlow's GPUs: {', '.join(found['gpus'])}")
+    return ([], ended.reason) if ended.code else (last_object(ended.text)["gpus"], "")
+
+
+def _of_devices(gpus: Sequence[str]) -> Finding:
+    if gpus:
+        return Finding(Status.OK, f"TensorFlow's GPUs: {', '.join(gpus)}")
     if os.path.exists("/proc/driver/nvidia/version"):
         text = "this machine has NVIDIA's driver, but TensorFlow finds no GPU"
-        return [], Finding(Status.WARNING, text, "pip install 'tensorflow[and-cuda]'")
-    return [], Finding(Status.OK, "TensorFlow can be imported, and finds no GPU")
+        return Finding(Status.WARNING, text, "pip install 'tensorflow[and-cuda]'")
+    return Finding(Status.OK, "TensorFlow can be imported, and finds no GPU")
 
 
 def _has_horovod() -> bool:

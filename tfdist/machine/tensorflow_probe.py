@@ -1,7 +1,8 @@
-"""Prints the devices that TensorFlow finds, as one line of JSON."""
+"""Imports TensorFlow and Keras, and prints the devices that TensorFlow finds, as one line of JSON."""
 
 import json
 
+import keras  # noqa: F401 - which must be there as well
 import tensorflow as tf
 
 if __name__ == "__main__":

@@ -36,11 +36,6 @@ def at_end(call: Callable[[BaseException], object]) -> None:
     _calls.append(call)
 
 
-def ends_by(error: SystemExit) -> None:
-    """Notes the exception that ends this process, for code that handles it in place of Python."""
-    _exits.append(error)
-
-
 @functools.cache
 def watch() -> None:
     """Starts to notice how this process ends; programs call `sys.exit(main())`, which reads `sys.exit` before `main` runs."""
@@ -68,7 +63,7 @@ class _Exit(SystemExit):
 
     def _read(self) -> Any:
         if sys._getframe().f_back is None:
-            ends_by(self)
+            _exits.append(self)
         return _CODE.__get__(self)
 
     def _write(self, code: Any) -> None:

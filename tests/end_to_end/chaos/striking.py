@@ -107,7 +107,7 @@ def child_of_rank(launcher: int, rank: int) -> int | None:
 
 
 def _is_rank(process: psutil.Process) -> bool:
-    """Returns whether a process is a rank; a forked one has the command line of the fork server."""
+    """Returns whether a process is a rank; a forked one has the command line of the tests' fork server."""
     with contextlib.suppress(psutil.Error):  # it has ended
         return process.name() == "tfdist.train" or "tfdist.train" in process.cmdline()
     return False

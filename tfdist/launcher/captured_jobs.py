@@ -1,12 +1,8 @@
-"""Jobs on this host whose output is kept, not shown, forked from a process that has done the imports of training.
-
-The imports take their time once, however many jobs are run.
-"""
+"""Jobs on this host whose output is kept, not shown."""
 
 import contextlib
 import dataclasses
 import io
-import os
 import pathlib
 import re
 import tempfile
@@ -16,37 +12,31 @@ from types import TracebackType
 from tfdist.launcher import job_runner
 from tfdist.launcher.attempt import Ask
 from tfdist.launcher.child import Start
-from tfdist.launcher.fork_server import TRAINING_IMPORTS, ForkServer
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.local_process import NewProcess
 from tfdist.launcher.orphan_guard import OrphanGuard
 
 _GRACE_SECONDS = 1.0
 
 
-class ForkedJobs:
-    """Runs jobs, one after the other. The imports begin when it is entered; no process and no file is left at its end."""
+class CapturedJobs:
+    """Runs jobs, one after the other; no process and no file is left at its end."""
 
     def __init__(self, prefix: str):
         """Initializes without a process; `prefix`: beginning of the name of the temporary directory."""
         self._prefix = prefix
 
-    def __enter__(self) -> "ForkedJobs":
+    def __enter__(self) -> "CapturedJobs":
         with contextlib.ExitStack() as stack:
             guard = stack.enter_context(OrphanGuard())  # cleans up if this process is killed
             self._directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=self._prefix))
             guard.add_directory(self._directory)
-            self._server = stack.enter_context(ForkServer([TRAINING_IMPORTS], os.environ))
-            guard.add(self._server.pid)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._stack.close()
-
-    def wait_until_ready(self, interrupted: Callable[[], object]) -> None:
-        """Waits for the imports, see `ForkServer.wait_until_ready`."""
-        self._server.wait_until_ready(interrupted)
 
     @contextlib.contextmanager
     def new_directory(self) -> Iterator[pathlib.Path]:
@@ -61,7 +51,7 @@ class ForkedJobs:
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
         stops: Sequence[Ask],
-        starting: Callable[[Start], Start] = lambda start: start,
+        start: Start = NewProcess,
     ) -> Outcome:
         """Runs a job until its end, see `job_runner.run`.
 
@@ -71,12 +61,12 @@ class ForkedJobs:
           command: returns the command of a rank.
           environment: environment that the processes inherit.
           stops: polled for a reason to end the processes.
-          starting: wraps the function that starts a process.
+          start: starts a process.
         """
         job = dataclasses.replace(job, log_dir=str(logs), grace_seconds=_GRACE_SECONDS)
         shown = io.StringIO()  # the logs have it as well
         with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
-            return job_runner.run(job, command, environment, start=starting(self._server.start), stops=stops)
+            return job_runner.run(job, command, environment, start=start, stops=stops)
 
 
 def last_line(log: str) -> str:
