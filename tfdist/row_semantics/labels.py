@@ -110,6 +110,11 @@ def common_power(powers: Iterable[int | None]) -> tuple[bool, int | None]:
     return len(distinct) <= 1, next(iter(distinct), None)
 
 
+def without_base(label: Label) -> Label:
+    """Returns the label of the elements of a tensor in other places: what a sum is added to is no variable any more."""
+    return dataclasses.replace(label, variable=None) if isinstance(label, ReplicatedPlusSum) else label
+
+
 def join(labels: Sequence[Label]) -> Label:
     """Returns the label of a value that is one of several, whole or element by element, chosen equally on all replicas."""
     if not labels:
@@ -117,7 +122,7 @@ def join(labels: Sequence[Label]) -> Label:
     for label in labels:
         if isinstance(label, AllRows):
             return label
-    distinct = [label for label in dict.fromkeys(labels) if label != ZEROS] or [ZEROS]
+    distinct = [label for label in dict.fromkeys(map(without_base, labels)) if label != ZEROS] or [ZEROS]
     if len(distinct) == 1:
         return distinct[0]
     rows = [label for label in distinct if isinstance(label, Rows)]
@@ -134,25 +139,16 @@ def join(labels: Sequence[Label]) -> Label:
 
 def _with_replicated(labels: Sequence[Label]) -> Label:
     """Returns the label of a value chosen from sums and replicated values."""
-    sums, variables = set(), set()
-    for label in labels:
-        if isinstance(label, ReplicatedPlusSum):
-            sums.add(label.power)
-            variables.add(label.variable)
-        elif label == REPLICATED:
-            variables.add(None)
-        elif (power := sum_power(label)) is not None:
-            sums.add(power)
-        else:
-            return ALL_ROWS
-    if len(sums) != 1:
-        return ALL_ROWS
-    return ReplicatedPlusSum(sums.pop(), variables.pop() if len(variables) == 1 else None)
+    powers = {
+        label.power if isinstance(label, ReplicatedPlusSum) else sum_power(label)
+        for label in labels
+        if label != REPLICATED
+    }
+    return ALL_ROWS if None in powers or len(powers) != 1 else ReplicatedPlusSum(powers.pop())  # type: ignore[arg-type]
 
 
 def total(labels: Sequence[Label]) -> Label:
     """Returns the label of the sum of tensors that are not rows."""
     if any(isinstance(label, Partial) and label.reduction != "sum" for label in labels):
         return ALL_ROWS
-    label = join(labels)
-    return dataclasses.replace(label, variable=None) if isinstance(label, ReplicatedPlusSum) else label
+    return join(labels)

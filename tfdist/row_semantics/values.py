@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, ZEROS, Label, Replicated, Rows, join
+from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, ZEROS, Label, Replicated, ReplicatedPlusSum, Rows, join
 from tfdist.row_semantics.sizes import ONE, Size
 
 Dims = tuple[Size | None, ...]
@@ -50,6 +50,11 @@ class Value:
     def known_label(self) -> Label:
         """The label, if the shape is known as well: zeros that a loop did not write into a list have any shape."""
         return ALL_ROWS if self.dims is not None and None in self.dims else self.label
+
+    @property
+    def base(self) -> object:
+        """The variable whose value it is, or is the base of a sum that is added to it; None if it is neither."""
+        return self.label.variable if isinstance(self.label, ReplicatedPlusSum) else self.variable
 
     @property
     def rank(self) -> int:
@@ -132,6 +137,8 @@ def join_values(values: Sequence[Value]) -> Value:
     elements = [value.element for value in values if value.element is not None]
     variable = first.variable if all(value.variable == first.variable for value in values) else None
     label = join([value.label for value in values])
+    if isinstance(label, ReplicatedPlusSum) and len(bases := {value.base for value in values}) == 1:
+        label = dataclasses.replace(label, variable=bases.pop())
     if isinstance(label, Rows) and (dims is None or dims[label.axis] != label.size):
         label = ALL_ROWS
     return Value(label, dims, None, join_values(elements) if elements else None, variable)

@@ -130,9 +130,7 @@ def increased(left: Value, right: Value, *, is_difference: bool) -> Label:
     ]
     if len(bases) > 1 or (is_difference and bases[0] is right):
         return label
-    (base,) = bases
-    variable = base.label.variable if isinstance(base.label, ReplicatedPlusSum) else base.variable
-    return dataclasses.replace(label, variable=variable)
+    return dataclasses.replace(label, variable=bases[0].base)
 
 
 @rule("AddN", "AccumulateNV2")

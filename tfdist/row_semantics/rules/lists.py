@@ -3,7 +3,7 @@
 import dataclasses
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Rows
+from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Rows, without_base
 from tfdist.row_semantics.rules.registry import Call, rule
 from tfdist.row_semantics.sizes import symbol
 from tfdist.row_semantics.values import UNWRITTEN, Dims, NoRuleError, Value, join_values, of_numbers
@@ -25,7 +25,8 @@ def _written(call: Call, element: Value) -> Value:
     """Returns the list into which a tensor is written."""
     if call.inputs[0].element is None:
         return _UNKNOWN
-    written = join_values([call.inputs[0].element, dataclasses.replace(element, variable=None)])
+    plain = dataclasses.replace(element, label=without_base(element.label), variable=None)
+    written = join_values([call.inputs[0].element, plain])
     return _list(written, dims=call.inputs[0].dims)
 
 

@@ -14,10 +14,10 @@ from tfdist.row_semantics.labels import (
     AllRows,
     Label,
     Replicated,
-    ReplicatedPlusSum,
     Rows,
     is_zero,
     join,
+    without_base,
 )
 from tfdist.row_semantics.rules.elementwise import choice, linear, pointwise
 from tfdist.row_semantics.rules.registry import Call, rule
@@ -70,7 +70,7 @@ def _(call: Call) -> Value:
     label = value.label
     if isinstance(label, Rows):
         return Value(_reshaped(label, value.known_dims, dims), dims)
-    return Value(_moved(label) if shape.is_replicated or not _has_count(dims) else ALL_ROWS, dims)
+    return Value(without_base(label) if shape.is_replicated or not _has_count(dims) else ALL_ROWS, dims)
 
 
 def _has_count(dims: Dims) -> bool:
@@ -102,11 +102,7 @@ def moved(value: Value, axis: int, dims: Dims | None) -> Value:
     label = value.label
     if isinstance(label, Rows):
         return Value(dataclasses.replace(label, axis=axis), dims)
-    return Value(_moved(label), dims)
-
-
-def _moved(label: Label) -> Label:
-    return dataclasses.replace(label, variable=None) if isinstance(label, ReplicatedPlusSum) else label
+    return Value(without_base(label), dims)
 
 
 @rule("Transpose", "ConjugateTranspose")
@@ -162,7 +158,9 @@ def _(call: Call) -> Value:
     dims = (*values[0].known_dims[:at], sizes.size(len(values)), *values[0].known_dims[at:])
     label = choice(values, values)
     return Value(
-        dataclasses.replace(label, axis=label.axis + (at <= label.axis)) if isinstance(label, Rows) else _moved(label),
+        dataclasses.replace(label, axis=label.axis + (at <= label.axis))
+        if isinstance(label, Rows)
+        else without_base(label),
         dims,
     )
 
@@ -215,7 +213,7 @@ def _(call: Call) -> Value:
             for value in values
         ]
         return Value(choice(aligned, aligned), dims)
-    return Value(_moved(join([value.label for value in values])), dims)
+    return Value(without_base(join([value.label for value in values])), dims)
 
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
@@ -247,7 +245,7 @@ def broadcast(value: Value, dims: Dims) -> Value:
             raise NoRuleError("rows are repeated")
         return Value(Rows(axis, label.size, label.power), dims)
     if not rows or isinstance(label, AllRows):
-        return Value(_moved(label), dims)
+        return Value(without_base(label), dims)
     size = dims[rows[0]]
     if len(rows) > 1 or not isinstance(label, Replicated) or not _is_of_rows(size):
         raise NoRuleError("a value that is not replicated is repeated for each row")
