@@ -174,7 +174,12 @@ MPI = {**PLACED, "TFDIST_COMMUNICATION": "mpi"}
     ("cluster", "variables", "communication", "message"),
     [
         (BY_MPIRUN, {}, "gloo", "--communication=gloo is for processes that mpirun has not started. Received: "),
-        (BY_HOROVODRUN, PLACED, "mpi", "^--communication=mpi is for .* Received: a job of horovodrun. Use `tfdist launch"),
+        (
+            BY_HOROVODRUN,
+            PLACED,
+            "mpi",
+            "^--communication=mpi is for .* Received: a job of horovodrun. Use `tfdist launch",
+        ),
         (BY_HOROVODRUN, MPI, "", "^TFDIST_COMMUNICATION=mpi is for jobs whose "),
         (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "ccl"}, "auto", "must be gloo or mpi. Received: ccl."),
     ],
