@@ -47,7 +47,7 @@ def program(folder):
     """Returns the text of the largest program, before sums are combined into messages."""
     dumps = {}
     for file in sorted(folder.glob("dtensor.*.mlir")):
-        stage, name = re.fullmatch(r".*\.after_(.+)\.(\w+)\.mlir", file.name).groups()
+        stage, name = re.fullmatch(r".*\.after_(.+)\.([^.]+)\.mlir", file.name).groups()
         dumps.setdefault(name, []).append((stage, file))
     of_step = max(dumps.values(), key=lambda found: max(file.stat().st_size for _, file in found))
     before = itertools.takewhile(
