@@ -106,9 +106,7 @@ def test_rank_0_that_does_not_come_is_named_with_its_address(coordinator):
 def test_a_rank_that_two_processes_have_is_said_by_all_at_once(coordinator, ranks):
     errors = members(len(ranks), coordinator, ranks=ranks)
     twice = rf"unique rank. Received: rank {ranks[-1]} \(pid {os.getpid()} on .*\), already taken by pid {os.getpid()}"
-    assert [isinstance(e, InputError) and bool(re.search(twice, str(e))) for e in errors].count(False) == ranks.count(
-        0
-    ) - 1
+    assert [bool(re.search(twice, str(error))) for error in errors].count(False) == ranks.count(0) - 1
 
 
 def test_a_port_in_use_is_bad_input(coordinator):
