@@ -26,7 +26,9 @@ def images() -> np.ndarray:
     """Returns the test examples of digits, as a model gets them."""
     from tfdist.data import EvaluationPipeline
 
-    return np.concatenate([x for x, _ in EvaluationPipeline(DIGITS.test, 360).dataset([0], 1).as_numpy_iterator()])
+    return np.concatenate(
+        [x for (x, _), *_ in EvaluationPipeline(DIGITS.test, 360).dataset([0], 1).as_numpy_iterator()]
+    )
 
 
 @pytest.fixture(scope="module")

@@ -228,7 +228,6 @@ ASSIGN = {
     "horovod/keras_patches.py": "in the table",
     "horovod/wrapped_optimizer.py": "attributes of an optimizer that it has made",
     "keras_internals/callbacks.py": "the state of callbacks",
-    "keras_internals/empty_batches.py": "private functions",
     "keras_internals/deferred.py": "in the table, and the creation of weights in the scope of a pipeline",
     "keras_internals/draws.py": "functions of tf.random and private functions",
     "keras_internals/layers.py": "in the table, private names, and attention layers while a program for a mesh is traced",

@@ -76,7 +76,7 @@ def test_each_name_loads_and_has_batches(name, size, input_shape, classes):
     x, y = next(Pipeline(found.train, 6, seed=0).dataset([0], 1).as_numpy_iterator())
     assert x.shape == (6, *input_shape) and y.min() >= 0 and y.max() < classes
     assert found.test
-    x, _ = next(EvaluationPipeline(found.test, 6).dataset([0], 1).as_numpy_iterator())
+    (x, _), *_ = next(EvaluationPipeline(found.test, 6).dataset([0], 1).as_numpy_iterator())
     assert x.shape == (6, *input_shape)
 
 

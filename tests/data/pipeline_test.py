@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tfdist.data import ArraySource, EvaluationPipeline, Pipeline, StreamSource, rows
 from tfdist.data.batches import checksum, count_rows, part, split_batches
+from tfdist.data.replica_rows import ReplicaRows
 from tfdist.data.shuffle import indices
 from tfdist.errors import InputError
 
@@ -28,7 +29,14 @@ def numbers(kind, size):
 def shares(dataset, locals_, steps):
     """Returns the examples of each local replica: {(step, replica): examples}, with steps from 0."""
     elements = dataset.take(steps * len(locals_)).as_numpy_iterator()
-    return dict(zip(itertools.product(range(steps), locals_), [x.tolist() for x, *_ in elements], strict=True))
+    return dict(zip(itertools.product(range(steps), locals_), map(own, elements), strict=True))
+
+
+def own(element):
+    """Returns the examples that count, of a batch or of `ReplicaRows`, which have at least one row."""
+    x, rows = (element.batch[0], element.rows) if isinstance(element, ReplicaRows) else (element[0], None)
+    assert len(x)
+    return x[:rows].tolist()
 
 
 def allocated(pipeline, steps, processes):
@@ -159,7 +167,7 @@ def test_evaluation_is_one_pass_in_order_for_any_number_of_replicas(kind, case):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_replica_may_get_no_row_of_the_last_batch(kind):
+def test_no_row_of_the_last_batch_may_count_on_a_replica(kind):
     pipeline = EvaluationPipeline(numbers(kind, 5), 4)
     found = allocated(pipeline, 2, [(0, 1), (2,)])
     assert found == {(0, 0): [0, 1], (0, 1): [2], (0, 2): [3], (1, 0): [4], (1, 1): [], (1, 2): []}
@@ -187,11 +195,12 @@ BATCH = {"a": tf.reshape(tf.range(14), [7, 2]), "b": tf.ragged.constant([[1], []
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 9])
 def test_parts_are_the_batch_in_order_as_even_as_possible(size):
     parts = [part(BATCH, replica, size) for replica in range(size)]
-    counts = [int(count_rows(each.batch)) for each in parts]
+    counts = [int(each.rows) for each in parts]
     assert max(counts) - min(counts) <= 1 and sum(counts) == 7
+    assert all(int(count_rows(each.batch)) == max(count, 1) for each, count in zip(parts, counts, strict=True))
     assert {int(each.batch_size) for each in parts} == {7}
-    np.testing.assert_array_equal(np.concatenate([each.batch["a"] for each in parts]), BATCH["a"])
-    assert [row for each in parts for row in each.batch["b"].to_list()] == BATCH["b"].to_list()
+    np.testing.assert_array_equal(np.concatenate([each.own["a"] for each in parts]), BATCH["a"])
+    assert [row for each in parts for row in each.own["b"].to_list()] == BATCH["b"].to_list()
 
 
 def test_what_is_missing_is_left_out():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.data.reading import everything
 from tfdist.data import EvaluationPipeline, Pipeline, StreamSource, as_examples, explained_reading
 from tfdist.data.examples import PartialEpochs
 from tfdist.errors import InputError
@@ -69,9 +70,9 @@ def test_replicas_share_each_batch():
 
 def test_an_evaluation_uses_every_row_once():
     batches = EvaluationPipeline(as_examples(DATASET), 4).dataset([0], 1)
-    assert [x.tolist() for x, _ in batches.as_numpy_iterator()] == [[0, 1, 2, 3], [4, 5, 6]]
-    first = PartialEpochs(as_examples(DATASET), 4)
-    assert [x.tolist() for x, _ in EvaluationPipeline(first, 2).dataset([0], 1).as_numpy_iterator()] == [[0, 1], [2, 3]]
+    assert [x.tolist() for (x, _), *_ in batches.as_numpy_iterator()] == [[0, 1, 2, 3], [4, 5, 6]]
+    batches = EvaluationPipeline(PartialEpochs(as_examples(DATASET), 4), 2).dataset([0], 1)
+    assert [x.tolist() for (x, _), *_ in batches.as_numpy_iterator()] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -210,7 +211,7 @@ def batches_of(pipeline, steps):
 def test_examples_may_be_named_tuples():
     source = StreamSource(numbered(7).map(Pair))
     assert source.size == 7 and source.element_spec == (tf.TensorSpec([], tf.int64),) * 2
-    assert batches_of(EvaluationPipeline(source, 7), 1) == [list(range(7))]
+    assert everything(source)[0].tolist() == list(range(7))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_the_default_buffer_holds_a_small_data_set_and_bounds_the_memory_of_a_la
 def test_transforms_see_batches_after_the_shuffle_and_compose():
     source = StreamSource(numbered(6)).map(lambda x, y: (x * 2, y, tf.ones_like(x))).map(lambda x, y, w: (x, y, w * 3))
     assert source.size == 6 and len(source.element_spec) == 3
-    [(x, y, weight)] = EvaluationPipeline(source, 6).dataset([0], 1).as_numpy_iterator()
+    x, y, weight = everything(source)
     np.testing.assert_array_equal(x, -2 * y)
     np.testing.assert_array_equal(weight, [3] * 6)
 

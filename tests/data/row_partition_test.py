@@ -30,9 +30,9 @@ def allocations(draw, endless):
 
 
 def covered(partition, steps):
-    """Returns the positions that each element covers, for a number of steps."""
+    """Returns the positions that each element has, at least one, and how many of them count, for a number of steps."""
     elements = tf.range(steps * len(partition.replicas), dtype=tf.int64)
-    return [partition.positions(element).numpy().tolist() for element in elements]
+    return [(partition.positions(each).numpy().tolist(), int(partition.counts(each)[0])) for each in elements]
 
 
 @pytest.mark.parametrize("endless", [True, False])
@@ -47,14 +47,15 @@ def test_the_elements_of_all_processes_cover_each_position_once(endless, data):
         of_step = [
             position
             for partition, elements in found
-            for positions in elements[step * len(partition.replicas) : (step + 1) * len(partition.replicas)]
-            for position in positions
+            for positions, count in elements[step * len(partition.replicas) : (step + 1) * len(partition.replicas)]
+            for position in positions[:count]
         ]
         low = start + step * batch_size
         assert of_step == list(range(low, min(low + batch_size, end)))
     for partition, elements in found:
         assert partition.elements in (len(elements), tf.data.INFINITE_CARDINALITY)
-        assert partition.static_count in (None, *(len(positions) for positions in elements))
+        assert partition.static_count in (None, *(len(positions) for positions, _ in elements))
+        assert all(len(positions) == max(count, 1) for positions, count in elements)
 
 
 def test_counts_are_static_where_they_can_be():

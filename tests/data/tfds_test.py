@@ -57,7 +57,7 @@ def test_a_prepared_data_set_is_a_stream_of_scaled_images(folder):
     assert (found.name, found.input_shape, found.classes) == ("tfds:tiles", (4, 4, 1), 3)
     assert isinstance(found.train, StreamSource)
     assert found.test and (found.train.size, found.test.size) == (12, 5)
-    [(x, y)] = EvaluationPipeline(found.test, 5).dataset([0], 1).as_numpy_iterator()
+    [((x, y), *_)] = EvaluationPipeline(found.test, 5).dataset([0], 1).as_numpy_iterator()
     assert x.dtype == np.float32
     np.testing.assert_allclose(np.sort(x[:, 0, 0, 0]), np.arange(5) * np.float32(10) / 255)
     np.testing.assert_array_equal(y, np.round(x[:, 0, 0, 0] * 25.5) % 3)

@@ -1,4 +1,7 @@
-"""The last batch has one row, so that one of two replicas has none. In float32, for which TensorFlow uses oneDNN."""
+"""The last batch has one row, so that one of two replicas has none: it computes a row that does not count.
+
+In float32, for which TensorFlow uses oneDNN.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +26,47 @@ class Contrast(layers.Layer):
 
     def call(self, x: Any) -> Any:
         return x - tf.reduce_mean(tfdist.gather_rows(x), axis=0)
+
+
+class Communicates(layers.Layer):
+    """Computes with sums and rows of all replicas."""
+
+    def call(self, x: Any) -> Any:
+        collectives, fixed = tfdist.collectives.current(), tf.stop_gradient(x)
+        sums = [tf.reduce_sum(fixed, axis=0), tf.cast(tf.shape(x)[0], x.dtype)]
+        total, rows = collectives.all_reduce(sums, name="sums")
+        [highest] = collectives.all_reduce([tf.reduce_max(fixed, axis=0)], "max", name="highest")
+        [whole] = collectives.all_gather([fixed], name="whole")
+        return x - total / (1 + rows) + 0.1 * tf.reduce_sum(whole, axis=0) * highest
+
+
+class HasRows(layers.Layer):
+    def call(self, x: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_positive(tf.shape(x)[0])]):
+            return tf.identity(x)
+
+
+class NotFinite(layers.Layer):
+    """Gives NaN for a single row on the second replica, which does not count."""
+
+    def call(self, x: Any) -> Any:
+        is_second = tf.equal(tfdist.collectives.current().rank, 1)
+        return x * tf.where(is_second & tf.equal(tf.shape(x)[0], 1), float("nan"), 1.0)
+
+
+class Error(keras.metrics.Metric):
+    """A mean over rows that takes no weights, as users write it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="error")
+        self.total, self.rows = (self.add_variable((), "zeros", name=name) for name in ("total", "rows"))
+
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(tf.reduce_sum(tf.abs(y - outputs)))
+        self.rows.assign_add(tf.cast(tf.shape(y)[0], tf.float32))
+
+    def result(self) -> Any:
+        return self.total / self.rows
 
 
 class PenalizedMean(layers.Layer):
@@ -60,11 +104,24 @@ LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], list[layers.Layer]]]] = {
     "pool_over_time": (VIDEOS, lambda: [layers.Conv3D(2, 3), layers.TimeDistributed(layers.MaxPooling2D(2))]),
     "conv_lstm": (VIDEOS, lambda: [layers.ConvLSTM2D(4, 3)]),
     "conv_over_time": (VIDEOS, lambda: [layers.TimeDistributed(layers.Conv2D(4, 3))]),
+    "reflected": (IMAGES, lambda: [layers.Lambda(lambda x: tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT"))]),
+    "patches": (
+        IMAGES,
+        lambda: [
+            layers.Conv2D(4, 3),
+            layers.Lambda(lambda x: tf.image.extract_patches(x, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID")),
+        ],
+    ),
     "recurrent": (SERIES, lambda: [layers.Masking(), layers.Bidirectional(layers.LSTM(4))]),
     "attention": (SERIES, lambda: [Attention()]),
     "synchronized": (IMAGES, lambda: [layers.Conv2D(4, 3), tfdist.layers.SyncBatchNormalization()]),
     "keras_synchronized": (IMAGES, lambda: [layers.Conv2D(4, 3), layers.BatchNormalization(synchronized=True)]),
     "gathered": (SERIES, lambda: [layers.Conv1D(4, 3), Contrast()]),
+    "communicates": (SERIES, lambda: [layers.Conv1D(4, 3), Communicates()]),
+    "not_finite": (
+        SERIES,
+        lambda: [layers.Conv1D(4, 3), NotFinite(), tfdist.layers.SyncBatchNormalization(), Contrast(), NotFinite()],
+    ),
     "penalized": (SERIES, lambda: [layers.Conv1D(4, 3, activity_regularizer="l2"), PenalizedMean()]),
     "probabilities": (SERIES, lambda: [layers.Conv1D(4, 3), layers.Softmax()]),
 }
@@ -76,9 +133,9 @@ class Own(keras.Model):
     def train_step(self, data: Any) -> Any:
         x, y = data
         with tf.GradientTape() as tape:
-            hidden = self.layers[1](x)
+            hidden = self.layers[2](self.layers[1](x))
             outputs = hidden
-            for layer in self.layers[2:]:
+            for layer in self.layers[3:]:
                 outputs = layer(outputs)
             loss = keras.ops.mean(keras.ops.square(y - outputs)) + keras.ops.mean(keras.ops.square(hidden))
         weights = self.trainable_weights
@@ -89,15 +146,16 @@ class Own(keras.Model):
 def network(name: str, kind: type[keras.Model] = keras.Model) -> keras.Model:
     shape, make = LAYERS[name]
     inputs = x = keras.Input(shape[1:])
-    for layer in make():
+    for layer in [HasRows(), *make()]:
         x = layer(x)
     model = kind(inputs, layers.Dense(2)(layers.Flatten()(x)))
-    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"] if kind is keras.Model else None)
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae", Error()] if kind is keras.Model else None)
     return model
 
 
-def used(shape: tuple[int, ...]) -> Callable[[keras.Model], Any]:
-    x, y = NUMBERS.normal(size=shape).astype("float32"), NUMBERS.normal(size=(ROWS, 2)).astype("float32")
+def used(shape: tuple[int, ...], y: Any = None) -> Callable[[keras.Model], Any]:
+    x = NUMBERS.normal(size=shape).astype("float32")
+    y = NUMBERS.normal(size=(ROWS, 2)).astype("float32") if y is None else y
     x[:, 1] = 0  # masked, where there is a mask
 
     def use(model: keras.Model) -> Any:
@@ -117,7 +175,16 @@ def test_it_trains_evaluates_and_predicts_as_one_device(name: str, mirrored2: tf
     assert_same(*both(mirrored2, lambda: network(name), used(LAYERS[name][0])))
 
 
-@pytest.mark.parametrize("name", quick(["conv1d_dilated", "conv2d_dilated", "depthwise"], "depthwise"))
+def test_ctc(mirrored2: tfdist.Strategy) -> None:
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((12, 3)), layers.Dense(5)])
+        model.compile("sgd", keras.losses.CTC())
+        return model
+
+    assert_same(*both(mirrored2, make, used(SERIES, NUMBERS.integers(1, 4, (ROWS, 4)))))
+
+
+@pytest.mark.parametrize("name", quick(["conv1d_dilated", "conv2d_dilated", "depthwise", "not_finite"], "depthwise"))
 def test_so_do_custom_steps(name: str, mirrored2: tfdist.Strategy) -> None:
     assert_same(*both(mirrored2, lambda: network(name, Own), used(LAYERS[name][0])))
 
@@ -138,8 +205,8 @@ def test_gradients_between_outputs_of_one_call(mirrored2: tfdist.Strategy) -> No
             x, y = data
             with tf.GradientTape() as tape:
                 with tf.GradientTape() as inner:
-                    features = self.layers[1](x)
-                    outputs = self.layers[3](self.layers[2](features))
+                    features = self.layers[2](x)
+                    outputs = self.layers[4](self.layers[3](features))
                     total = tf.reduce_sum(outputs)
                 slopes = inner.gradient(total, features)
                 loss = keras.ops.mean(keras.ops.square(y - outputs)) + keras.ops.mean(keras.ops.square(slopes))

@@ -49,7 +49,7 @@ ALL = list(PROGRAMS)
 @pytest.mark.parametrize(
     ("strategy", "size", "names"),
     [
-        pytest.param("multiworker", 2, ALL[::4], id="multiworker"),
+        pytest.param("multiworker", 2, [*ALL[::4], "convolutional"], id="multiworker"),
         pytest.param("multiworker", 2, ALL, id="multiworker2-all", marks=pytest.mark.full),
         pytest.param("horovod", 2, ALL[::2], id="horovod2", marks=pytest.mark.full),
         pytest.param("horovod", 3, ALL[1::2], id="horovod3", marks=pytest.mark.full),

@@ -30,7 +30,7 @@ class Own(Source):
 
 
 def read(source):
-    return [x for x, _ in EvaluationPipeline(source, 2).dataset([0], 1).as_numpy_iterator()]
+    return [x for (x, _), *_ in EvaluationPipeline(source, 2).dataset([0], 1).as_numpy_iterator()]
 
 
 EXPECTED = [X[:2], 2 * X[2:4], 2 * X[4:]]

@@ -117,15 +117,3 @@ def test_only_scalars_without_a_weight_are_weighted(name: str) -> None:
         tf.function(replica_function, autograph=False)(tf.zeros([1]))
     assert float(updates.mean.count) == 2 * COUNTS[name]
     assert float(updates.mean.result()) == 8
-
-
-def test_without_rows_it_does_not_count() -> None:
-    mean = keras.metrics.Mean()
-
-    @tf.function(autograph=False)
-    def update(rows: tf.Tensor) -> None:
-        with scalars_weighted(tf.size(rows) / 4):
-            mean.update_state(tf.reduce_mean(rows))
-
-    update(tf.zeros([0]))
-    assert (float(mean.total), float(mean.count)) == (0, 0)

@@ -54,7 +54,7 @@ def all_gather(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.
 
     @tf.custom_gradient
     def stacked(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        [whole] = collectives.all_gather([tf.expand_dims(tf.stop_gradient(x), 0)], name=name)
+        [whole] = collectives.stack([tf.stop_gradient(x)], name=name)
         return whole, weighted(lambda upstream: _reduce_scatter(collectives, upstream, name=f"{name}/gradient"))
 
     return stacked(tensor)

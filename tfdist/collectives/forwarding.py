@@ -44,6 +44,11 @@ class ForwardingCollectives(Collectives):
         self._on_call("all_gather", tensors, name)
         return self._inner.all_gather(tensors, name=name)
 
+    def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class; a call of `all_gather`."""
+        self._on_call("all_gather", [tf.expand_dims(tensor, 0) for tensor in tensors], name)
+        return self._inner.stack(tensors, name=name)
+
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
         self._on_call("reduce_scatter", tensors, name)

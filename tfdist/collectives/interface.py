@@ -196,6 +196,13 @@ class Collectives(abc.ABC):
           name: names the call, the same on every replica.
         """
 
+    def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """Stacks each tensor of all replicas along a new first dim, [N, ...]; shapes are equal on every replica.
+
+        Cost: that of `all_gather`.
+        """
+        return self.all_gather([tf.expand_dims(tensor, 0) for tensor in tensors], name=name)
+
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """Combines each tensor over the replicas and returns this replica's part of its first dim.
 
@@ -239,8 +246,7 @@ class Collectives(abc.ABC):
 
         Cost here, composed of an all-gather: n (N - 1) sent.
         """
-        gathered = self.all_gather([tf.expand_dims(tensor, 0) for tensor in tensors], name=name)
-        return [whole[root] for whole in gathered]
+        return [whole[root] for whole in self.stack(tensors, name=name)]
 
     def all_rows_of(self, rows: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the rows of all replicas of a group of one: its own."""

@@ -70,7 +70,7 @@ class ReplicaContextCollectives(Collectives):
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
         if op == "max":
-            gathered = self.all_gather([tf.expand_dims(tensor, 0) for tensor in tensors], name=name)
+            gathered = self.stack(tensors, name=name)
             return [tf.reduce_max(whole, axis=0) for whole in gathered]
         by_dtype: dict[tf.DType, list[int]] = {}  # one vector per call between processes
         for number, tensor in enumerate(tensors):

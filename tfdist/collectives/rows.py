@@ -35,9 +35,8 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
         return collectives.all_rows_of(rows, name)
     if not rows.dtype.is_floating:
         return _gathered(rows, collectives, name)
-    mine = tf.shape(rows)[0]
-    [everyones] = collectives.all_gather([mine[None]], name=f"{name}/number")
-    first = tf.reduce_sum(everyones[: collectives.rank])
+    [everyones] = collectives.stack([tf.shape(rows)[0]], name=f"{name}/number")
+    first, mine = tf.reduce_sum(everyones[: collectives.rank]), everyones[collectives.rank]
 
     @tf.custom_gradient
     def gathered(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -47,7 +46,7 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
 
         return _gathered(tf.stop_gradient(x), collectives, name), weighted(gradient)
 
-    return gathered(rows)
+    return gathered(rows[:mine])  # none of a replica without rows in the batch
 
 
 def _gathered(rows: tf.Tensor, collectives: Collectives, name: str) -> tf.Tensor:

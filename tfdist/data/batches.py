@@ -5,40 +5,17 @@ replicas.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives.rows import any_rows
 from tfdist.data.pipeline import prepared
-from tfdist.data.row_allocation import rows, share
+from tfdist.data.replica_rows import ReplicaRows
+from tfdist.data.row_allocation import computed, rows, share
 from tfdist.data.structures import ABSENT, with_none, without_absent, without_none
 from tfdist.errors import InputError
-
-
-class ReplicaRows(NamedTuple):
-    """One replica's rows of a global batch.
-
-    Attributes:
-      batch: structure of tensors, whose first dim is the replica's rows; there may be none.
-      batch_size: scalar int32; rows of the global batch.
-    """
-
-    batch: Any
-    batch_size: tf.Tensor
-
-
-def with_any_rows(own_rows: ReplicaRows) -> ReplicaRows:
-    """Makes a static number of 0 rows unknown while a `tf.function` is traced, since layers do not expect it."""
-
-    def leaf_with_any_rows(leaf: Any) -> Any:
-        if not isinstance(leaf, tf.Tensor) or leaf.shape[0] != 0:
-            return leaf
-        return any_rows(leaf)
-
-    return own_rows._replace(batch=tf.nest.map_structure(leaf_with_any_rows, own_rows.batch))
 
 
 def part(batch: Any, replica: int | tf.Tensor, size: int) -> ReplicaRows:
@@ -49,9 +26,10 @@ def part(batch: Any, replica: int | tf.Tensor, size: int) -> ReplicaRows:
       replica: in [0, size).
       size: number of replicas that share the batch.
     """
-    batch = with_none(batch)
-    number = tf.cast(replica, tf.int32)
-    return ReplicaRows(tf.nest.map_structure(lambda leaf: _cut(leaf, number, size), batch), count_rows(batch))
+    batch, number = with_none(batch), tf.cast(replica, tf.int32)
+    computed_rows = tf.nest.map_structure(lambda leaf: _cut(leaf, number, size), batch)
+    counts = [share(count_rows(leaf), number, size)[1] for leaf in tf.nest.flatten(batch) if leaf is not None]
+    return ReplicaRows(computed_rows, tuple(counts), count_rows(batch))
 
 
 def count_rows(batch: Any) -> tf.Tensor:
@@ -67,8 +45,9 @@ def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:
         )
     if leaf is None:
         return None
-    first, count = share(count_rows(leaf), replica, size)
-    mine = leaf[first : first + count]
+    present = count_rows(leaf)
+    begin, end = computed(*share(present, replica, size), present)
+    mine = leaf[begin:end]
     if isinstance(leaf, tf.RaggedTensor):
         return mine
     static = leaf.shape[0]

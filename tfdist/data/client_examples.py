@@ -22,7 +22,8 @@ class ReplicaTurn(NamedTuple):
     """What one replica does in one local step of a round.
 
     Attributes:
-      batch: (x, y) or (x, y, sample_weight), a batch of a client; without rows if the replica has no more clients.
+      batch: (x, y) or (x, y, sample_weight), a batch of a client; if the replica has no more clients, the first example of all.
+      rows: scalar int32; number of rows that count, 0 if the replica has no more clients.
       client: scalar int64; number of the client.
       number: scalar int64; number of the batch among those of the client in this round, from 0.
       begins: scalar bool; whether it is the first of these.
@@ -32,6 +33,7 @@ class ReplicaTurn(NamedTuple):
     """
 
     batch: Any
+    rows: tf.Tensor
     client: tf.Tensor
     number: tf.Tensor
     begins: tf.Tensor
@@ -44,7 +46,7 @@ class ClientExamples(Examples):
     """The examples of a source, which clients own.
 
     Batch k of `indexed_batches` is round k: for each local step, one `ReplicaTurn` per replica. All replicas have the same
-    number of local steps; those of a replica that has finished have no rows. Every process plans the whole round.
+    number of local steps; in those of a replica that has finished, no row counts. Every process plans the whole round.
     """
 
     def __init__(self, source: Examples, sync: FedAvg, batch_size: int, seed: int):
@@ -111,10 +113,10 @@ class ClientExamples(Examples):
 
         def turn(row: tf.Tensor, examples: tf.Tensor) -> IndexedBatch:
             _, _, client, number, ends, client_examples, is_last = tf.unstack(row)
-            has_rows = tf.size(examples) > 0
-            begins = tf.logical_and(has_rows, tf.equal(number, 0))
-            batch = self._source._fetched(examples)
-            found = ReplicaTurn(batch, client, number, begins, ends > 0, client_examples, is_last > 0)
+            rows = tf.size(examples)
+            begins = tf.logical_and(rows > 0, tf.equal(number, 0))
+            batch = self._source._fetched(tf.pad(examples, [[0, tf.cast(tf.equal(rows, 0), tf.int32)]]))
+            found = ReplicaTurn(batch, rows, client, number, begins, ends > 0, client_examples, is_last > 0)
             return IndexedBatch(found, examples)
 
         rounds = tf.data.Dataset.counter(partition.first // partition.batch_size)

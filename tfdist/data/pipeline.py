@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.data.examples import Element, Examples
 from tfdist.data.indexed_batch import IndexedBatch
+from tfdist.data.replica_rows import ReplicaRows
 from tfdist.data.row_allocation import EVEN, RowAllocation
 from tfdist.data.row_partition import MICRO_STEPS, RowPartition, check_equal_shares, describe_replicas, what_shares
 from tfdist.errors import InputError
@@ -72,7 +73,7 @@ class EvaluationPipeline:
     """Evaluation batches: one pass in the natural order.
 
     The last batch is short if the batch size does not divide the number of examples. It is distributed as evenly as any
-    other: a replica may get no row of it.
+    other: a replica may have no row of it that counts.
 
     Attributes:
       source: the examples.
@@ -92,9 +93,20 @@ class EvaluationPipeline:
         return -(-self.source.size // self.batch_size)
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
-        """Returns the rows of this process's replicas in turn, `steps * len(replicas)` elements; see `Pipeline`."""
-        partition = RowPartition(self.batch_size, tuple(replicas), size, total=self.source.size)
-        return prepared(self.source.indexed_batches(partition, seed=None).map(_batch), len(partition.replicas))
+        """Returns the `ReplicaRows` of this process's replicas in turn, `steps * len(replicas)` elements; see `Pipeline`."""
+        return one_pass(self.source, RowPartition(self.batch_size, tuple(replicas), size, total=self.source.size))
+
+
+def one_pass(examples: Examples, partition: RowPartition) -> tf.data.Dataset:
+    """Returns the `ReplicaRows` of a process's replicas in turn, in one pass in the natural order."""
+
+    @keras_internals.without_autograph
+    def replica_rows(element: tf.Tensor, found: IndexedBatch) -> ReplicaRows:
+        count, batch_size = partition.counts(element)
+        return ReplicaRows(found.batch, (count,), batch_size)
+
+    batches = examples.indexed_batches(partition, seed=None).enumerate()
+    return prepared(batches.map(replica_rows), len(partition.replicas))
 
 
 @keras_internals.without_autograph

@@ -32,6 +32,12 @@ def share(present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor,
     return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, present.dtype)
 
 
+def computed(first: tf.Tensor, count: tf.Tensor, present: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns begin and end of the rows that a replica computes: its own or, without any, the last of the `present` rows."""
+    begin = tf.minimum(first, present - 1)
+    return begin, begin + tf.maximum(count, 1)
+
+
 def apportion(batch_size: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Returns numbers of rows in proportion to weights, by largest remainders, and at least one for each replica.
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.data.row_allocation import EVEN, RowAllocation
+from tfdist.data.row_allocation import EVEN, RowAllocation, computed
 from tfdist.errors import InputError
 
 MICRO_STEPS = "micro-steps"
@@ -76,31 +76,40 @@ class RowPartition:
 
     @property
     def static_count(self) -> int | None:
-        """Number of rows of every element, or None if it varies."""
+        """Number of rows in every element, at least 1, or None if it varies."""
         allocated = self.allocation.counts(self.batch_size, self.size)
-        counts = {allocated[replica] for replica in self.replicas} if allocated else set()
+        counts = {max(allocated[replica], 1) for replica in self.replicas} if allocated else set()
         short = self.total is not None and (self.total - self.first) % self.batch_size
         return None if short or len(counts) != 1 else counts.pop()
 
-    def share(self, batch: tf.Tensor, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the first row and number of rows, int64 scalars, given the indices of a batch and a local replica."""
-        present = tf.constant(self.batch_size, tf.int64)
-        if self.total is not None:
-            present = tf.minimum(present, self.total - self._start(batch))
-        return self.allocation.share(batch, present, tf.constant(self.replicas, tf.int64)[local], self.size)
+    def share(self, batch: tf.Tensor, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns begin and end of the rows that a local replica computes, and how many of them count, int64 scalars."""
+        present, replica = self._present(batch), tf.constant(self.replicas, tf.int64)[local]
+        first, count = self.allocation.share(batch, present, replica, self.size)
+        return *computed(first, count, present), count
+
+    def counts(self, element: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns how many rows of an element count, and how many its batch has, int32 scalars."""
+        batch = element // len(self.replicas)
+        *_, count = self.share(batch, element % len(self.replicas))
+        return tf.cast(count, tf.int32), tf.cast(self._present(batch), tf.int32)
 
     def positions(self, element: tf.Tensor) -> tf.Tensor:
-        """Returns the positions that an element covers, int64 [rows]."""
+        """Returns the positions of the rows in an element, int64 [rows]."""
         batch = element // len(self.replicas)
-        row, count = self.share(batch, element % len(self.replicas))
-        start = self._start(batch) + row
-        return tf.ensure_shape(tf.range(start, start + count), [self.static_count])
+        begin, end, _ = self.share(batch, element % len(self.replicas))
+        start = self._start(batch)
+        return tf.ensure_shape(tf.range(start + begin, start + end), [self.static_count])
 
     def map(self, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
         """Returns the data set of the results of a function of tfdist for each element's positions."""
         numbers = tf.data.Dataset.counter() if self.total is None else tf.data.Dataset.range(self.elements)
         mapped = keras_internals.without_autograph(lambda element: function(self.positions(element)))
         return numbers.map(mapped, num_parallel_calls=tf.data.AUTOTUNE)
+
+    def _present(self, batch: tf.Tensor) -> tf.Tensor:
+        full = tf.constant(self.batch_size, tf.int64)
+        return full if self.total is None else tf.minimum(full, self.total - self._start(batch))
 
     def _start(self, batch: tf.Tensor) -> tf.Tensor:
         """Returns the position at which a batch begins, int64."""

@@ -135,7 +135,7 @@ def shares_of(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tensor, 
     def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
         def share(local: tf.Tensor) -> IndexedBatch:
             numbers, rows = tf.nest.map_structure(
-                lambda tensor: _rows(tensor, *partition.share(number, local), partition.static_count), batch
+                lambda tensor: _rows(tensor, *partition.share(number, local)[:2], partition.static_count), batch
             )
             return IndexedBatch(rows, numbers)
 
@@ -144,8 +144,8 @@ def shares_of(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tensor, 
     return shares
 
 
-def _rows(tensor: tf.Tensor, first: tf.Tensor, count: tf.Tensor, static_count: int | None) -> tf.Tensor:
-    return tf.ensure_shape(tensor[first : first + count], [static_count, *tensor.shape[1:]])
+def _rows(tensor: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, static_count: int | None) -> tf.Tensor:
+    return tf.ensure_shape(tensor[begin:end], [static_count, *tensor.shape[1:]])
 
 
 def _default_buffer(dataset: tf.data.Dataset, size: int) -> int:

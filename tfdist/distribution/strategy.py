@@ -166,7 +166,8 @@ class Strategy(abc.ABC):
         """Runs a replica function on every local replica, in step with the other processes.
 
         Args:
-          function: takes the arguments of one replica and returns a structure of tensors.
+          function: takes the arguments of one replica and returns a structure of tensors. A batch of which the replica has no
+            row is a `ReplicaRows`, so that code of a user or of Keras always sees at least one.
           *args: structures; of values returned by `run` or `distribute`, each replica gets its own part.
 
         Returns:
@@ -192,8 +193,8 @@ class Strategy(abc.ABC):
         """
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a function that calls `run`."""
-        return tf.function(function, autograph=False)
+        """Compiles a function that calls `run`: once for all numbers of rows, or once for each if shapes are static."""
+        return tf.function(function, autograph=False, reduce_retracing=not self.compiles_replicas)
 
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
@@ -313,9 +314,8 @@ class HasCollectives(Strategy):
         @tf.autograph.experimental.do_not_convert
         def replica_function(*args: Any) -> Any:
             token = _in_replica.set(True)
-            rows = keras_internals.empty_batches_supported(self.collectives.size > 1)
             try:
-                with using(self.collectives), _in_use(self), keras_internals.one_device_losses(), rows:
+                with using(self.collectives), _in_use(self), keras_internals.one_device_losses():
                     return function(*with_none(args))
             finally:
                 _in_replica.reset(token)

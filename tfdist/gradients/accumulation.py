@@ -26,7 +26,7 @@ def accumulated(
 
     Args:
       differentiate: returns the dense gradients and the loss of some rows; must not communicate.
-      batch: structure of tensors, whose first dim is this replica's rows.
+      batch: structure of tensors, whose first dim is this replica's rows, at least 1.
       micro_steps: number of micro-steps, at least 2; with fewer rows than that, one per row.
       shapes: shapes and dtypes of the gradients.
       dtype: dtype of the loss.

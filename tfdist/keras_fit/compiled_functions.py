@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Recording, using
 from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.config.run_config import RunConfig
-from tfdist.data.batches import ReplicaRows, count_rows
+from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import Place
@@ -130,8 +130,7 @@ class Functions:
 
     def _with_other_rows(self, batch: Any) -> str:
         """Describes tensors of a batch with other numbers of rows, such as labeled and unlabeled ones; empty for none."""
-        leaves = [self._strategy.local(leaf) for leaf in tf.nest.flatten(batch.batch) if leaf is not None]
-        lengths = [[int(count_rows(part)) for part in parts] for parts in leaves]
+        lengths = [[int(count) for count in self._strategy.local(counts)] for counts in batch.counts]
         everyone = self._strategy.peers.gather(f"rows of tensors/{next(_numbers)}", lengths, TRACING_SECONDS)
         totals = {sum(count for own in counts for count in own) for counts in zip(*everyone, strict=True)}
         return f"its tensors have {' and '.join(map(str, sorted(totals)))} rows" if len(totals) > 1 else ""

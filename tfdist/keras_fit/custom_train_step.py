@@ -16,7 +16,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, using
 from tfdist.collectives.differentiable import losses_weighted
 from tfdist.collectives.trace_check import agree_on_plan
-from tfdist.data.batches import ReplicaRows
+from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale, Reducer, unscaled

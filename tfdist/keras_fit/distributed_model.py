@@ -288,9 +288,9 @@ class Distributed:
 
     def _normalize(self) -> None:
         """Applies `--batch_norm` to the model's batch normalization layers."""
-        if self._options.batch_norm == "synchronized":
-            for layer in keras_internals.layers_of(self.model):
-                if type(layer) is keras.layers.BatchNormalization and not layer.synchronized:
+        for layer in keras_internals.layers_of(self.model):
+            if type(layer) is keras.layers.BatchNormalization:
+                if layer.synchronized or self._options.batch_norm == "synchronized":
                     synchronize(layer)
 
     def _average_statistics(self) -> None:

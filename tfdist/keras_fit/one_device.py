@@ -29,7 +29,7 @@ class Replica(NamedTuple):
 
     Attributes:
       collectives: its collectives.
-      rows: scalar int32; its rows of the global batch.
+      rows: scalar int32; its rows of the global batch that count.
       batch_size: scalar int32; rows of the global batch.
       apply: replaces an optimizer's `apply`: called with the original, the optimizer, gradients of the mean over this
         replica's rows, and the variables; None for no replacement.
@@ -142,7 +142,5 @@ def _loss(
     """Returns the model's loss and adds it to Keras's mean of losses."""
     more = {"training": training} if "training" in inspect.signature(model.compute_loss).parameters else {}
     value = model.compute_loss(x, y, y_pred, sample_weight, **more)  # by position, as by Keras
-    keras_internals.loss_means(model)[0].update_state(
-        tf.math.multiply_no_nan(value, tf.cast(replica.rows > 0, value.dtype)), sample_weight=replica.rows
-    )
+    keras_internals.loss_means(model)[0].update_state(value, sample_weight=replica.rows)
     return value

@@ -10,15 +10,15 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import using
+from tfdist.collectives.counted_rows import counting
 from tfdist.collectives.gathering import gathered
 from tfdist.config.run_config import RunConfig
-from tfdist.data.batches import ReplicaRows, with_any_rows
+from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.keras_fit.replica_batch import all_rows, say_all_rows
 from tfdist.keras_fit.step_labels import not_of_rows, state_of_rows
 from tfdist.step import randomness
-from tfdist.step.any_rows import compiled_for_any_rows
 
 Predict = Callable[[Any], Any]
 Drawing = Callable[[tf.Tensor | int], contextlib.AbstractContextManager[None]]  # (index of a replica) -> context
@@ -69,7 +69,7 @@ def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: Has
         )
         return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
 
-    compiled = compiled_for_any_rows(strategy, predict)
+    compiled = strategy.compiled(predict)
 
     def called(own_rows: Any) -> Any:
         outputs = compiled(own_rows, tf.constant(next(numbers), tf.uint64))
@@ -79,9 +79,9 @@ def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: Has
 
 
 def _by_own_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, own_rows: ReplicaRows) -> Any:
-    with strategy.layouts.computing(model.trainable_variables), drawing(strategy.collectives.rank):
-        outputs = _outputs(model, with_any_rows(own_rows).batch)
-    return gathered(outputs, strategy.collectives)
+    collectives = counting(strategy.collectives, own_rows.rows)
+    with strategy.layouts.computing(model.trainable_variables), drawing(collectives.rank), using(collectives):
+        return gathered(_outputs(model, own_rows.batch), collectives)
 
 
 def _outputs(model: keras.Model, batch: Any) -> Any:

@@ -8,8 +8,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, OneReplica
+from tfdist.collectives.counted_rows import counting
 from tfdist.collectives.gathering import gathered
-from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
+from tfdist.data.batches import count_rows
+from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Apply, Replica
@@ -23,8 +25,8 @@ class ReplicaBatch(NamedTuple):
     """One replica's part of the work on a global batch.
 
     Attributes:
-      batch: structure of tensors, whose first dim is the rows.
-      rows: scalar int32; rows in `batch`.
+      batch: structure of tensors, whose first dim is at least 1.
+      rows: scalar int32; rows in `batch` that count; see `ReplicaRows`.
       batch_size: scalar int32; rows of the global batch.
       weights: scalar factor of this replica's values in the sum over replicas, by how they are combined.
       collectives: collectives for the code.
@@ -51,16 +53,16 @@ def rows_of(own_rows: ReplicaRows, collectives: Collectives, needs_all_rows: boo
 
 
 def replica_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
-    """Returns this replica's own rows, of which there may be none; inside a replica function.
+    """Returns the rows that this replica computes; inside a replica function.
 
     Args:
       own_rows: this replica's rows.
       collectives: collectives of all replicas.
     """
-    batch, batch_size = with_any_rows(own_rows)
-    rows = count_rows(batch)
+    rows, batch_size = own_rows.rows, own_rows.batch_size
     weights: dict[ReduceOp, tf.Tensor] = {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
-    return ReplicaBatch(batch, rows, batch_size, weights, collectives, collectives.rank, False)
+    counted = counting(collectives, rows)
+    return ReplicaBatch(own_rows.batch, rows, batch_size, weights, counted, collectives.rank, False)
 
 
 def all_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
@@ -73,7 +75,7 @@ def all_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
       own_rows: this replica's rows.
       collectives: collectives of all replicas.
     """
-    batch = gathered(with_any_rows(own_rows).batch, collectives)
+    batch = gathered(own_rows.own, collectives)
     rows = count_rows(batch)
     part = floating(tf.constant(1 / collectives.size, tf.float64))
     weights: dict[ReduceOp, tf.Tensor] = {"mean": part, "sum": part}

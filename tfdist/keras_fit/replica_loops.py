@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.step.any_rows import compiled_for_any_rows
 
 ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of the step, scalar int64) -> None
 
@@ -53,7 +52,7 @@ def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[
         strategy.run(function, batch, tf.cast(step, tf.int64))
         first()
 
-    compiled = compiled_for_any_rows(strategy, run)
+    compiled = strategy.compiled(run)
     # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
     return lambda batch, step: compiled(batch, tf.constant(step, tf.uint64))
 

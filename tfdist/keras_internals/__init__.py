@@ -15,7 +15,6 @@ from tfdist.keras_internals.deferred import (
     without_call_context,
 )
 from tfdist.keras_internals.draws import keyed
-from tfdist.keras_internals.empty_batches import empty_batches_supported
 from tfdist.keras_internals.fitting import (
     compilation,
     forget_functions,
@@ -241,7 +240,6 @@ __all__ = [
     "compilation",
     "compiled_functions",
     "constant_learning_rate",
-    "empty_batches_supported",
     "create_again",
     "count_rows",
     "data_losses",

@@ -241,8 +241,7 @@ def loss_values(loss: keras.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, 
 
 def weighted_sum(values: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf.Tensor:
     """Returns the sum of values times weights times mask, with Keras's broadcasting."""
-    # Without rows, Keras returns the values themselves.
-    return tf.reduce_sum(reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=dtype))
+    return reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=dtype)
 
 
 def sum_of_weights(sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf.Tensor:

@@ -7,13 +7,17 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.collectives import using
+from tfdist.collectives.counted_rows import counting
 from tfdist.data import EvaluationPipeline, check_equal_shares
+from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step import loss, randomness
 from tfdist.step.metrics import ModelMetrics, Totals
 from tfdist.step.scalar_metrics import scalars_weighted
+from tfdist.step.side_effects import assign, restore_unless, selected
 
 
 class Evaluator:
@@ -60,9 +64,7 @@ class Evaluator:
                 )
         pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)
-        # Two scalars rather than a vector, which DTensor does not broadcast.
-        sizes = tf.constant(batch_size, tf.float64), tf.constant(data.size, tf.float64)
-        sums = self._summed(iterator, pipeline.steps, data.size % batch_size > 0, sizes)
+        sums = self._summed(iterator, pipeline.steps, data.size % batch_size > 0)
         totals = Totals()
         totals.add(self._drain())
         of_weights = self._strategy.parts.regularization(self._model)
@@ -73,7 +75,7 @@ class Evaluator:
         names = [mean.name for mean in self._metrics.losses]
         return found | dict(zip(names, loss.evaluation_losses(sums) if names else (), strict=True))
 
-    def _summed(self, iterator: Any, steps: int, is_short: bool, sizes: tuple[tf.Tensor, tf.Tensor]) -> np.ndarray:
+    def _summed(self, iterator: Any, steps: int, is_short: bool) -> np.ndarray:
         """Returns the sums over all batches; `is_short` says whether the last one is.
 
         It has a call of its own, since a layer may gather rows: TensorFlow's collectives between processes need equal shapes
@@ -83,26 +85,20 @@ class Evaluator:
         found = []
         for first, end in ((0, full), (full, steps)):
             if first < end:
-                given = iterator, tf.constant(first), tf.constant(end), sizes
+                given = iterator, tf.constant(first), tf.constant(end)
                 self._strategy.trace_together(self._run, *given)
                 found.append(np.asarray(self._run(*given)))
         return np.sum(found, axis=0)
 
-    def _batches_on_the_host(
-        self, iterator: Any, first: tf.Tensor, end: tf.Tensor, sizes: tuple[tf.Tensor, tf.Tensor]
-    ) -> tf.Tensor:
-        numbers = range(int(first), int(end))
-        found = [self._one(next(iterator), tf.constant(number, tf.int64), sizes) for number in numbers]
+    def _batches_on_the_host(self, iterator: Any, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+        found = [self._one(next(iterator), tf.constant(number, tf.int64)) for number in range(int(first), int(end))]
         return tf.add_n([self._strategy.local(sums)[0] for sums in found])
 
-    def _batches(
-        self, iterator: Any, first: tf.Tensor, end: tf.Tensor, sizes: tuple[tf.Tensor, tf.Tensor]
-    ) -> tf.Tensor:
+    def _batches(self, iterator: Any, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
         length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
 
         def body(done: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            given = next(iterator), tf.cast(done, tf.int64), sizes
-            mine = self._strategy.local(self._strategy.run(self._batch, *given))
+            mine = self._strategy.local(self._strategy.run(self._batch, next(iterator), tf.cast(done, tf.int64)))
             return done + 1, sums + tf.add_n(mine)
 
         start = (first, tf.zeros([length], tf.float64))
@@ -110,24 +106,24 @@ class Evaluator:
         shared = self._strategy.run(self._merge, mine / len(self._strategy.local_replicas))
         return self._strategy.local(shared)[0]
 
-    def _batch(self, batch: Any, number: tf.Tensor, sizes: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        before = [tf.identity(variable) for variable in self._metrics.variables]
-        collectives = self._strategy.collectives
+    def _batch(self, own_rows: ReplicaRows, number: tf.Tensor) -> tf.Tensor:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(own_rows.batch)
+        rows, before = own_rows.rows, [tf.identity(variable) for variable in self._metrics.variables]
+        collectives = counting(self._strategy.collectives, rows)
         draws = randomness.not_training(self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size)
-        with scalars_weighted(loss.floating(rows)):  # in one batch of all rows, each row would count the same
+        # In one batch of all rows, each row would count the same.
+        with using(collectives), scalars_weighted(loss.floating(rows)):
             with self._strategy.layouts.computing(self._model.trainable_variables), draws:
                 outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
                 parts = loss.terms(self._model, y, outputs, weight, replicas=self._strategy.replicas)
-                of_batch = tf.minimum(sizes[0], sizes[1] - tf.cast(number, tf.float64) * sizes[0])  # the last is short
-                sums = loss.evaluation_sums(self._model, parts, rows, of_batch)
+                sums = loss.evaluation_sums(self._model, parts, rows, own_rows.batch_size)
             keras_internals.update_metrics(self._model, y, outputs, weight)
+        if collectives.size > 1:
+            [sums] = selected(rows > 0, [sums], [tf.zeros_like(sums)])
+            restore_unless(rows > 0, self._metrics.variables, before)
         if not self._strategy.parts.computes_outputs:
-            sums, rows = loss.without_outputs(sums), tf.zeros_like(rows)
-        for variable, value in zip(self._metrics.variables, before, strict=True):  # no change if there were no rows
-            some = tf.broadcast_to(rows > 0, variable.shape)  # a scalar condition would crash DTensor
-            variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
+            sums = loss.without_outputs(sums)
+            assign(self._metrics.variables, before)
         return sums
 
     def _merge(self, mine: tf.Tensor) -> tf.Tensor:

@@ -227,11 +227,7 @@ def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batc
       batch_size: rows of the batch, over all replicas.
     """
     count = tf.cast(rows, tf.float64)
-    # A mean over no rows is NaN and must be ignored: a replica may have no row of a short last batch.
-    own = [
-        tf.math.multiply_no_nan(tf.cast(tf.reduce_sum(loss), tf.float64), count)
-        for loss in keras_internals.data_losses(model)
-    ]
+    own = [tf.cast(tf.reduce_sum(loss), tf.float64) * count for loss in keras_internals.data_losses(model)]
     pairs = [(tf.cast(part.numerator, tf.float64), tf.cast(part.denominator, tf.float64)) for part in parts]
     whole = tf.cast(batch_size, tf.float64)  # the weight of a batch in Keras's mean of the batches' sums
     pairs = [(pair[0] * whole, pair[1]) if part.is_sum else pair for part, pair in zip(parts, pairs, strict=True)]
@@ -271,13 +267,12 @@ def _term(loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any, weight
     # A user's function returned a scalar: assumed to be a mean over the rows.
     if values.shape.rank == 0:
         rows = tf.cast(tf.shape(keras.tree.flatten(y_pred)[0])[0], values.dtype)
-        return Term(tf.math.multiply_no_nan(values, rows), rows, 1, weight)
+        return Term(values * rows, rows, 1, weight)
     numerator = keras_internals.weighted_sum(values, sample_weight, mask, loss.dtype)
     term = Term(numerator, *_denominator(loss, values, sample_weight, mask), weight)
     if loss.reduction not in (None, "none"):
         return term
-    rows = tf.maximum(tf.shape(values)[0], 1)
-    return term._replace(values_per_row=tf.cast(tf.size(values) / rows, loss.dtype))
+    return term._replace(values_per_row=tf.cast(tf.size(values) / tf.shape(values)[0], loss.dtype))
 
 
 def _denominator(
@@ -303,8 +298,7 @@ def _of_data(
         share if part.weight == 1.0 else share * part.weight
         for part, share in zip(parts, shares_of(parts, totals), strict=True)
     ]
-    # A mean over no rows is NaN, and is ignored.
-    return weighted + [tf.math.multiply_no_nan(value, share_of_rows) for value in own]
+    return weighted + [value * share_of_rows for value in own]
 
 
 def floating(number: int | tf.Tensor) -> tf.Tensor:

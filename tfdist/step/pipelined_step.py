@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Recording
+from tfdist.collectives import Recording, current
 from tfdist.errors import InputError
 from tfdist.errors.counts import count_of
 from tfdist.gradients import unscaled
@@ -131,7 +131,7 @@ class PipelinedStep(Step):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         unmasked = self._model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
         if unmasked is not None:
-            return loss.totals(self._terms(y, unmasked, weight), batch_size, self._recorded)
+            return loss.totals(self._terms(y, unmasked, weight), batch_size, current())
         outputs, stand_ins = self._model.with_zeros(x, training=False)
         terms = self._terms(y, outputs, weight)
         zeros = {id(value) for value in stand_ins}
@@ -142,7 +142,7 @@ class PipelinedStep(Step):
                     "backward pass. Received: a mask that depends on weights. Compute it from an input, or use another "
                     "--strategy."
                 )
-        return loss.totals(terms, batch_size, self._recorded)
+        return loss.totals(terms, batch_size, current())
 
     def _agreed(
         self, gradients: list[tf.Tensor], value: tf.Tensor, finite: tf.Tensor, with_norm: tf.Tensor

@@ -7,17 +7,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.collectives import using
+from tfdist.collectives.counted_rows import counting
 from tfdist.collectives.gathering import gathered
-from tfdist.collectives.rows import any_rows
-from tfdist.data import Element, Examples, Source
-from tfdist.data.indexed_batch import IndexedBatch
+from tfdist.data import Examples, Source
 from tfdist.data.inputs import Padded
-from tfdist.data.pipeline import prepared
+from tfdist.data.pipeline import one_pass
+from tfdist.data.replica_rows import ReplicaRows
 from tfdist.data.row_partition import RowPartition
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.step import randomness
-from tfdist.step.any_rows import compiled_for_any_rows
 from tfdist.step.data_mismatch import must_fit
 
 
@@ -40,7 +40,7 @@ class Predictor:
         self._seed, self._seeds = seed, randomness.seed_states(model)
         # Batches are gathered one by one, since their rows differ: TensorFlow's collectives between processes need equal
         # shapes within one call of a compiled function.
-        self._one = compiled_for_any_rows(strategy, self._outputs_of_batch)
+        self._one = strategy.compiled(self._outputs_of_batch)
 
     def predict(self, examples: Examples, batch_size: int, most: int | None = None) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.
@@ -64,8 +64,7 @@ class Predictor:
             examples = _padded(examples, divisor)
 
         def batches(replicas: Sequence[int], replica_count: int) -> tf.data.Dataset:
-            partition = RowPartition(batch_size, tuple(replicas), replica_count, total=padded)
-            return prepared(examples.indexed_batches(partition, seed=None).map(_batch), len(partition.replicas))
+            return one_pass(examples, RowPartition(batch_size, tuple(replicas), replica_count, total=padded))
 
         iterator = self._strategy.distribute(batches)
         with must_fit(examples.element_spec[:1]):
@@ -90,13 +89,13 @@ class Predictor:
         outputs = self._strategy.run(self._replica_function, batch, number)
         return tf.nest.map_structure(lambda value: self._strategy.local(value)[0], outputs)
 
-    def _replica_function(self, batch: Any, number: tf.Tensor) -> Any:
-        strategy, collectives = self._strategy, self._strategy.collectives
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_with_any_rows, batch))
+    def _replica_function(self, own_rows: ReplicaRows, number: tf.Tensor) -> Any:
+        strategy, collectives = self._strategy, counting(self._strategy.collectives, own_rows.rows)
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(own_rows.batch)
         draws = randomness.not_training(
             self._seeds, self._seed, "predict", tf.cast(number, tf.int64), collectives.rank, collectives.size
         )
-        with strategy.layouts.computing(self._model.trainable_variables), draws:
+        with strategy.layouts.computing(self._model.trainable_variables), draws, using(collectives):
             outputs = strategy.layouts.by_rows(self._model(x, training=False))
         for output in tf.nest.flatten(outputs):
             if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
@@ -111,15 +110,6 @@ class Predictor:
 def concatenated(parts: Iterator[Any]) -> Any:
     """Returns structures of arrays as one, concatenated by rows."""
     return tf.nest.map_structure(lambda *rows: np.concatenate(rows), *parts)
-
-
-def _batch(element: IndexedBatch) -> Element:
-    return element.batch
-
-
-def _with_any_rows(leaf: Any) -> Any:
-    """Makes a static number of 0 rows unknown, since layers do not expect it."""
-    return any_rows(leaf) if isinstance(leaf, tf.Tensor) and leaf.shape[0] == 0 else leaf
 
 
 def _padded(examples: Examples, divisor: int) -> Examples:

@@ -1,7 +1,7 @@
 """Scalars in Keras's means, such as a metric function that returns the mean of its batch.
 
 `keras.metrics.Mean` counts a scalar as 1. That is right for a whole batch, but on a replica the scalar is a mean over the
-replica's own rows: it must count as these rows do, and not at all if there are none.
+replica's own rows: it must count as these rows do.
 """
 
 import contextlib
@@ -53,9 +53,7 @@ def _patch() -> None:
         ):
             original(self, values, sample_weight)
             return
-        values, weight = tf.cast(values, self.dtype), tf.cast(weight, self.dtype)
-        has_rows = tf.cast(weight > 0, self.dtype)
-        original(self, tf.math.multiply_no_nan(values, has_rows), weight)  # a mean over no rows is NaN
+        original(self, values, tf.cast(weight, self.dtype))
 
     keras.metrics.Mean.update_state = update_state
 

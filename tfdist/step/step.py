@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist import keras_internals
-from tfdist.collectives import Collectives, OneReplica, Recording, using
+from tfdist.collectives import Collectives, OneReplica, Recording, current, using
+from tfdist.collectives.counted_rows import counting
 from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
-from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
+from tfdist.data.batches import count_rows
+from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution import clock
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
@@ -29,7 +30,7 @@ from tfdist.step.micro_step_state import MicroStepState
 from tfdist.step.named_specs import named_specs
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.settings import Settings
-from tfdist.step.side_effects import SideEffects, Values, assign, average_over_rows
+from tfdist.step.side_effects import SideEffects, assign, average_over_rows
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 
@@ -111,7 +112,7 @@ class Step:
         """Runs forward pass, backward pass and reduction. A replica function.
 
         Args:
-          batch: this replica's rows, (x, y) or (x, y, sample_weight), or a `ReplicaRows` of these.
+          batch: this replica's rows, at least one: (x, y) or (x, y, sample_weight), or a `ReplicaRows` of these.
           step: scalar int64; number of steps done so far.
           with_norm: scalar bool; whether to compute the global norm, which costs a pass over the gradients.
         """
@@ -123,21 +124,26 @@ class Step:
         has_clock, no_time = not self._strategy.compiles_replicas, tf.zeros([], tf.float64)  # XLA's programs have none
         arrived = clock.time_after(batch) if has_clock else no_time
         batch = clock.available_after(arrived, batch) if has_clock else batch
-        has_batch_size = isinstance(batch, ReplicaRows)
-        batch, batch_size = with_any_rows(batch) if has_batch_size else (batch, self.settings.batch_size)
+        is_one = self._collectives.size == 1  # and has all rows
+        if has_counts := isinstance(batch, ReplicaRows):
+            batch, rows, batch_size = batch.batch, batch.rows, batch.batch_size
+        else:
+            rows, batch_size = count_rows(batch), self.settings.batch_size
+        may_not_count = has_counts and not is_one
         values = self._side_effects.begin()
         step, replica, replicas = self._drawn_from(step)
         randomness.reseed(self._seeds, self.settings.seed, step, replica)
-        with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
+        counted = counting(self._recorded, rows) if may_not_count else self._recorded
+        with using(counted), randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
             gradients, value = self._local_gradients(batch, self._divisor(batch, batch_size))
         before = self._side_effects.end(values)
         self.sends_rows = self._recorded.has_unknown_shapes
-        is_one = self._collectives.size == 1
         averaged = [] if is_one else self._side_effects.averaged((gradients, value), values)
-        if has_batch_size and not is_one:  # one replica has all rows
-            gradients = self._of_rows(count_rows(batch), gradients, values)
+        if may_not_count:
+            self._side_effects.undo_unless(rows, values)
+            *gradients, value = [_if_counted(each, rows) for each in (*gradients, value)]
         if averaged:
-            average_over_rows(averaged, count_rows(batch), self._recorded)
+            average_over_rows(averaged, rows, self._recorded)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
         state = [tf.convert_to_tensor(variable) for variable in self._state]
         self.sent = Recording(self._recorded)  # the calls that send gradients
@@ -225,7 +231,7 @@ class Step:
             with keras.StatelessScope(state_mapping=values):  # it must not update metrics of layers
                 outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
         parts = self._terms(y, outputs, weight)
-        totals = loss.totals(parts, batch_size, self._recorded)
+        totals = loss.totals(parts, batch_size, current())
         # Without loops, the graph contains all micro-steps.
         shards = 0 if self._strategy.compiles_loops else self._strategy.layouts.row_shards
         once, state = AssignedOnce(), self._micro_step_state
@@ -254,18 +260,6 @@ class Step:
         """Returns the number of rows over which the loss is a mean."""
         return batch_size
 
-    def _of_rows(
-        self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: Values
-    ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns gradients, zeros for an empty batch (means over no rows are NaN), whose side effects are undone."""
-        self._side_effects.undo_unless(rows, before)
-        return [
-            tf.IndexedSlices(_unless_empty(g.values, rows), g.indices, g.dense_shape)
-            if isinstance(g, tf.IndexedSlices)
-            else _unless_empty(g, rows)
-            for g in gradients
-        ]
-
     def _micro_step(
         self,
         differentiate: Callable[..., Any],
@@ -286,11 +280,7 @@ class Step:
         if not self.settings.jit_compile:
             return differentiate
 
-        def for_xla(*args: Any) -> Any:
-            with keras_internals.empty_batches_supported(False):
-                return differentiate(*args)
-
-        compiled = tf.function(for_xla, jit_compile=True, autograph=False)
+        compiled = tf.function(differentiate, jit_compile=True, autograph=False)
 
         def without_communication(*args: Any) -> Any:
             try:
@@ -325,7 +315,7 @@ class Step:
             outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
         parts = self._terms(y, outputs, weight)
         if totals is None:
-            totals = loss.totals(parts, batch_size, self._recorded)
+            totals = loss.totals(parts, batch_size, current())
         value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
         recorded = loss.recorded_loss(self._model, value, parts, totals, rows, batch_size)
         return value, LossShare(*recorded, rows, batch_size), outputs
@@ -360,8 +350,11 @@ class _MicroStepCollectives(Recording):
         )
 
 
-def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    return tf.cond(rows > 0, lambda: gradient, lambda: tf.zeros_like(gradient))
+def _if_counted(value: tf.Tensor | tf.IndexedSlices, rows: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    """Returns a gradient or a share of the loss; zeros, even for NaN, if no row of the replica counts."""
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(_if_counted(value.values, rows), value.indices, value.dense_shape)
+    return tf.cond(rows > 0, lambda: value, lambda: tf.zeros_like(value))
 
 
 def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -6,7 +6,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica
-from tfdist.data.batches import count_rows
 from tfdist.data.client_examples import ReplicaTurn
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.gradients import Sum
@@ -61,16 +60,15 @@ class ClientStep(LocalStep):
         """Computes and applies one step of a client. A replica function, without communication.
 
         Args:
-          turn: the client's batch; without rows, nothing changes.
+          turn: the client's batch; if no row of it counts, nothing changes.
           number: scalar int64; number of the round.
         """
         state, counts = self._of_round, self._of_round.counts
         _when(turn.begins, state.begin_client)
         draw = tf.stack([number, turn.client + self._sync.clients * turn.number])
         computed = self.compute(turn.batch, draw, tf.constant(False))
-        rows = count_rows(turn.batch)
-        active = tf.logical_and(rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
-        self._apply_if(tf.logical_and(active, computed.finite), computed, rows)
+        active = tf.logical_and(turn.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
+        self._apply_if(tf.logical_and(active, computed.finite), computed, turn.rows)
         failed = tf.logical_and(active, tf.logical_not(computed.finite))
         counts.not_finite.assign_add(tf.cast(failed, tf.float64))
         _when(turn.ends, lambda: state.end_client(turn.client_examples))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.data.reading import everything
 from tests.selection import quick
-from tfdist.data import ArraySource, EvaluationPipeline, Pipeline, StreamSource, augmented
+from tfdist.data import ArraySource, Pipeline, StreamSource, augmented
 from tfdist.data.augmentation import RowRandom, geometric, parse_augmentations
 from tfdist.errors import InputError
 
@@ -75,8 +76,7 @@ def test_changes_depend_on_the_epoch_the_example_and_the_seed():
 def test_evaluation_is_not_augmented_and_labels_stay():
     source = augmented(images(), ALL)
     assert source.element_spec == images().element_spec and source.size == 10
-    [(x, y)] = EvaluationPipeline(source, 10).dataset([0], 1).as_numpy_iterator()
-    [(plain, numbers)] = EvaluationPipeline(images(), 10).dataset([0], 1).as_numpy_iterator()
+    (x, y), (plain, numbers) = everything(source), everything(images())
     np.testing.assert_array_equal(x, plain)
     np.testing.assert_array_equal(y, numbers)
     assert augmented(images(), "") is images()
@@ -86,7 +86,7 @@ def test_the_order_may_be_the_natural_one():
     source = augmented(images(), "crop").in_order()
     batches = global_batches(source, 5)
     assert np.concatenate([y for _, y in batches]).tolist() == [*range(10)] * 2
-    assert (batches[0][0] != EvaluationPipeline(images(), 4).dataset([0], 1).as_numpy_iterator().next()[0]).any()
+    assert (batches[0][0] != everything(images())[0][:4]).any()
     assert source.sample.element_spec == images().element_spec and source.checksum == images().checksum
 
 
