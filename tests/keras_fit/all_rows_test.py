@@ -229,6 +229,8 @@ def test_statistics_with_which_a_later_step_computes(
 
 
 def test_a_vector_of_maxima_needs_all_rows(as_one_device: Compare, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tfdist")
+
     def step(model: keras.Model, data: Any) -> Any:
         return {"loss": keras.Model.train_step(model, data)["loss"], "most": tf.reduce_max(data[1], axis=0)}
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -51,6 +52,53 @@ def stepping(loss: Callable[[Any, Any], Any]) -> Callable[[], keras.Model]:
     return lambda: functional(train_step, optimizer=momentum(0.01))
 
 
+def masked_mean(y: Any, x: Any) -> Any:
+    mask = tf.cast(y > 0, x.dtype)
+    return tf.reduce_sum(mask * (y - x) ** 2) / (tf.reduce_sum(mask) + 1e-6)
+
+
+def contrastive(y: Any, x: Any) -> Any:
+    """InfoNCE (van den Oord et al., 2018): each row is told from the others of the batch."""
+    logits = tf.matmul(tf.math.l2_normalize(x, 1), tf.math.l2_normalize(y, 1), transpose_b=True)
+    labels = tf.range(tf.shape(logits)[0])
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
+def by_numpy(y: Any, x: Any) -> Any:
+    weights = tf.numpy_function(lambda y: np.abs(y[:, 0] - np.median(y)), [y], y.dtype)
+    weights.set_shape([None])
+    return tf.reduce_mean(weights[:, None] * (y - x) ** 2)
+
+
+def recurrent() -> keras.Model:
+    layers = [keras.Input((5,)), keras.layers.Reshape((5, 1)), keras.layers.LSTM(3)]
+    model = keras.Sequential([*layers, keras.layers.Dense(3)])
+    model.compile(momentum(), masked_mean, metrics=["mae"])
+    return model
+
+
+def clipping(self: Any, data: Any) -> Any:
+    x, y = data
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((y - self(x, training=True)) ** 2)
+    gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+    self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+    return {"loss": loss, "norm": norm}
+
+
+def penalized(self: Any, data: Any) -> Any:
+    """As WGAN-GP (Gulrajani et al., 2017), with one norm of the gradients of all rows."""
+    x, y = data
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            outputs = self(x, training=True)
+        loss = tf.reduce_mean((y - outputs) ** 2) + (tf.norm(inner.gradient(outputs, x)) - 1) ** 2
+    gradients = tape.gradient(loss, self.trainable_variables)
+    self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+    return {"loss": loss}
+
+
 # All ways in which a loss may depend on rows; docs/guides/keras_fit.md describes what they mean on replicas.
 RIGHT: dict[str, Callable[[], keras.Model]] = {
     "add_loss of a mean": added(lambda x: 0.1 * ops.mean(x**2)),
@@ -71,6 +119,18 @@ OF_ALL_ROWS: dict[str, Callable[[], keras.Model]] = {
     "a step over pairs": stepping(lambda y, x: tf.reduce_mean(tf.matmul(x, x, transpose_b=True) ** 2)),
     "a step with a sum and a mean": stepping(lambda y, x: tf.reduce_sum(y - x) ** 2 + tf.reduce_mean(x)),
     "a variance over the batch": added(lambda x: ops.mean(ops.var(x, axis=0))),
+    "a masked mean": compiled(masked_mean),
+    "embeddings that are compared": compiled(contrastive),
+    "a mean over some rows": compiled(lambda y, x: tf.reduce_mean(tf.boolean_mask((y - x) ** 2, y[:, 0] > 0))),
+    "a function of NumPy": compiled(by_numpy),
+    "a condition on a mean": compiled(lambda y, x: ops.cond(ops.mean(x) > 0, lambda: ops.mean(x), lambda: ops.max(x))),
+    "a ratio in a recurrent network": recurrent,
+    "a ratio with dropout": lambda: sequential(keras.layers.Dropout(0.0), loss=masked_mean),
+    "a ratio with batch normalization": lambda: sequential(
+        keras.layers.BatchNormalization(synchronized=True), loss=masked_mean
+    ),
+    "gradients clipped by their norm": lambda: functional(clipping, optimizer=momentum(0.1)),
+    "a penalty of gradients": lambda: functional(penalized, optimizer=momentum(0.01)),
 }
 
 
@@ -95,10 +155,15 @@ def test_it_gives_one_device_s_numbers(name: str, as_one_device: Compare) -> Non
     as_one_device(RIGHT[name], fitted)
 
 
-@pytest.mark.parametrize("name", quick(OF_ALL_ROWS, "add_loss of a sum", "a root of a mean", "a step over pairs"))
-def test_what_needs_all_rows_is_computed_by_each_replica(
+QUICK = ("add_loss of a sum", "a root of a mean", "a step over pairs", "a ratio in a recurrent network")
+
+
+@pytest.mark.parametrize("name", quick(OF_ALL_ROWS, *QUICK, "embeddings that are compared", "a function of NumPy"))
+def test_what_needs_all_rows_is_partitioned(
     name: str, as_one_device: Compare, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "tfdist")
+
     def use(model: keras.Model) -> Any:
         return fitted(model), model.evaluate(X[:7], Y[:7], verbose=0), model.predict(X[:7], verbose=0)
 
@@ -109,9 +174,9 @@ def test_what_needs_all_rows_is_computed_by_each_replica(
         return model
 
     as_one_device(make, use)
-    [warning] = [message for message in caplog.messages if message.startswith("train_step of")]
-    assert "needs all rows of a batch" in warning
-    assert "tfdist.gather_rows" in warning
+    [text] = [message for message in caplog.messages if message.startswith("train_step of")]
+    assert "needs all rows of a batch" in text
+    assert "Besides gradients, replicas communicate" in text
 
 
 class PairsInABatch(keras.metrics.Metric):
@@ -130,6 +195,8 @@ class PairsInABatch(keras.metrics.Metric):
 
 
 def test_a_metric_that_compares_rows_counts_them_once(as_one_device: Compare, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tfdist")
+
     def make() -> keras.Model:
         return sequential(optimizer="sgd", metrics=[PairsInABatch()])
 

@@ -39,7 +39,7 @@ class RunConfig(JobConfig):
         "gather",
         CHECKS,
         "What to do with a loss, a metric or a step that needs all rows of a batch, and is neither a mean nor a sum over "
-        "them. gather: every replica computes whole batches, with a warning. strict: refuse it.",
+        "them. gather: replicas communicate what it needs of all rows. strict: refuse it.",
         choices=("gather", "strict"),
     )
 

@@ -17,7 +17,8 @@ from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import Place
 from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.one_device import running
-from tfdist.keras_fit.replica_batch import rows_of, say_all_rows
+from tfdist.keras_fit.partitioned_step import partitioned, says_partitioned
+from tfdist.keras_fit.replica_batch import of_equal_values, rows_of
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
 from tfdist.keras_fit.step_labels import ReduceOps, reduce_ops, state_of_rows
 from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
@@ -154,9 +155,13 @@ class Functions:
             ops = ReduceOps(needs_all_rows=reason)
         else:
             ops = reduce_ops(self.model, getattr(self.model, name), spec, returned.sources if returned else None)
-        if ops.needs_all_rows:
-            say_all_rows(self.model, name, ops.needs_all_rows, self._strategy, self._options.rows)
-        return ops
+        if not ops.needs_all_rows:
+            return ops
+        call_of_step = None if needs_all_rows or self._state_of_rows else getattr(self.model, name)
+        partitioned = says_partitioned(
+            self.model, name, call_of_step, spec, ops.needs_all_rows, self._strategy, self._options.rows
+        )
+        return ops._replace(partitioned=partitioned)
 
     def _following(self, ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
         if self._own is None and ops.are_means:
@@ -262,6 +267,8 @@ class Functions:
         variables = self.sums.metrics.variables
         before = [tf.identity(variable) for variable in variables]
         self._recorded = Recording(self._strategy.collectives)  # of the latest trace
+        if self._test_reduce_ops.partitioned:
+            return self._test_partitioned(own_rows, number)
         mine = rows_of(own_rows, self._recorded, self._tests_need_all_rows)
         draws = randomness.not_training(
             self._seeds, self._options.seed, "evaluate", number, mine.number, self._strategy.replicas
@@ -277,6 +284,16 @@ class Functions:
         restore_unless(mine.rows > 0, variables, before)
         if self._test_logs is not None:  # always set while tests are traced
             self._test_logs.keep(found, mine.weights)
+        return None
+
+    def _test_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
+        collectives, draws = self._recorded, (self._seeds, self._options.seed, "evaluate", number)
+        computing = self._strategy.layouts.computing(self.model.trainable_variables)
+        with computing, randomness.not_training(*draws, collectives.rank, collectives.size):
+            result = partitioned(self.model, self.model.test_step, own_rows, collectives)
+        result.assign()
+        if self._test_logs is not None:  # always set while tests are traced
+            self._test_logs.keep(result.logs, of_equal_values(collectives))
 
     def _test_traced(self) -> None:
         agree_on_plan(self._strategy.peers, self._recorded.calls)

@@ -21,11 +21,13 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale, Reducer, unscaled
 from tfdist.keras_fit.one_device import Apply, running
-from tfdist.keras_fit.replica_batch import rows_of
+from tfdist.keras_fit.partitioned_step import partitioned
+from tfdist.keras_fit.replica_batch import of_equal_values, rows_of
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
 from tfdist.step.compression import Compression
+from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.settings import Settings
@@ -140,6 +142,8 @@ class CustomTrainStep:
           number: scalar int64; number of steps done so far.
         """
         self._recorded = collectives = Recording(self._strategy.step_collectives)  # of the latest trace
+        if self._reduce_ops.partitioned:
+            return self._run_partitioned(own_rows, number, collectives)
         mine = rows_of(own_rows, collectives, bool(self._reduce_ops.needs_all_rows))
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
@@ -153,6 +157,16 @@ class CustomTrainStep:
         restore_unless(mine.rows > 0, self._restored, before)
         average_over_rows(self._averaged, mine.weights["mean"], collectives)
         self.logs.keep(logs, mine.weights)
+        return None
+
+    def _run_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, collectives: Collectives) -> None:
+        randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
+        with randomness.own(self._seeds, self._settings.seed, number, collectives.rank, collectives.size):
+            result = partitioned(self._model, self._model.train_step, own_rows, collectives)
+        result.assign()
+        if result.application:
+            self._applying({"mean": floating(1)}, collectives)(*result.application)
+        self.logs.keep(result.logs, of_equal_values(collectives))
 
     def traced(self) -> None:
         """Compares the traced collective calls with other processes; called when `run` has first been traced."""

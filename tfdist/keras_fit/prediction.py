@@ -16,7 +16,8 @@ from tfdist.config.run_config import RunConfig
 from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.keras_fit.replica_batch import all_rows, say_all_rows
+from tfdist.keras_fit.partitioned_step import partitioned, says_partitioned
+from tfdist.keras_fit.replica_batch import all_rows
 from tfdist.keras_fit.step_labels import not_of_rows, state_of_rows
 from tfdist.step import randomness
 
@@ -52,9 +53,11 @@ def _function(model: keras.Model, strategy: HasCollectives, own_rows: Any, rows:
         lambda leaf: None if leaf is None else tf.type_spec_from_value(strategy.local(leaf)[0]), own_rows.batch
     )
     reason = state_of_rows(model) or not_of_rows(model, lambda batch: _outputs(model, batch), spec)
-    if reason:
-        say_all_rows(model, "predict", reason, strategy, rows)
-    return _by_all_rows if reason else _by_own_rows
+    if not reason:
+        return _by_own_rows
+    by_name = None if state_of_rows(model) else functools.partial(_outputs_by_name, model, [])
+    is_partitioned = says_partitioned(model, "predict", by_name, spec, reason, strategy, rows)
+    return _by_partition if is_partitioned else _by_all_rows
 
 
 def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: HasCollectives, seed: int) -> Predict:
@@ -94,6 +97,22 @@ def _outputs(model: keras.Model, batch: Any) -> Any:
                 "itself."
             )
     return outputs
+
+
+def _by_partition(model: keras.Model, strategy: HasCollectives, drawing: Drawing, own_rows: ReplicaRows) -> Any:
+    collectives = strategy.collectives
+    structure: list[Any] = []
+    with strategy.layouts.computing(model.trainable_variables), drawing(collectives.rank):
+        result = partitioned(model, functools.partial(_outputs_by_name, model, structure), own_rows, collectives)
+    result.assign()
+    return tf.nest.pack_sequence_as(structure[0], list(result.logs.values()))
+
+
+def _outputs_by_name(model: keras.Model, structure: list[Any], batch: Any) -> dict[str, tf.Tensor]:
+    """Returns the outputs by their numbers, and adds their structure to `structure`."""
+    outputs = _outputs(model, batch)
+    structure.append(outputs)
+    return {str(number): output for number, output in enumerate(tf.nest.flatten(outputs))}
 
 
 def _by_all_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, own_rows: ReplicaRows) -> Any:

@@ -77,9 +77,21 @@ def all_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
     """
     batch = gathered(own_rows.own, collectives)
     rows = count_rows(batch)
+    return ReplicaBatch(batch, rows, rows, of_equal_values(collectives), OneReplica(), 0, True)
+
+
+def of_equal_values(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
+    """Returns the weights of values that are the same on all replicas; see `ReplicaBatch`."""
     part = floating(tf.constant(1 / collectives.size, tf.float64))
-    weights: dict[ReduceOp, tf.Tensor] = {"mean": part, "sum": part}
-    return ReplicaBatch(batch, rows, rows, weights, OneReplica(), 0, True)
+    return {"mean": part, "sum": part}
+
+
+def check_not_strict(rows: str, received: str) -> None:
+    """Refuses code that needs rows of other replicas, if `rows` is "strict"."""
+    if rows == "strict":
+        raise InputError(
+            f"With --rows=strict, replicas need nothing of each other's rows but means and sums. Received: {received}"
+        )
 
 
 def say_all_rows(model: keras.Model, name: str, reason: str, strategy: HasCollectives, rows: str) -> None:
@@ -90,10 +102,7 @@ def say_all_rows(model: keras.Model, name: str, reason: str, strategy: HasCollec
     """
     text = f"{name} of {model.name} needs all rows of a batch: {reason.rstrip('.')}."
     remedy = "make the value a mean or a sum over rows, or gather the rows that are compared with tfdist.gather_rows."
-    if rows == "strict":
-        raise InputError(
-            f"With --rows=strict, replicas share the work of each batch. Received: {text} To do so, {remedy}"
-        )
+    check_not_strict(rows, f"{text} To do so, {remedy}")
     if strategy.is_chief:
         _log.warning(
             "%s Every replica therefore computes the whole batch, with the result and the speed of one device. To split the "

@@ -43,6 +43,7 @@ class ReduceOps(NamedTuple):
       needs_all_rows: why neither means nor sums are right, so that each replica must compute the whole batch; empty if
         they are.
       communicates: whether the step's code communicates, as by `tfdist.gather_rows`.
+      partitioned: whether the step is partitioned, so that replicas that need all rows communicate what they need of them.
     """
 
     gradients: Sequence[ReduceOp] = ()
@@ -50,6 +51,7 @@ class ReduceOps(NamedTuple):
     statistics: Sequence[keras.Variable] = ()
     needs_all_rows: str = ""
     communicates: bool = False
+    partitioned: bool = False
 
     @property
     def of_gradients(self) -> ReduceOp:

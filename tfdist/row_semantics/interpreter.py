@@ -45,21 +45,21 @@ class Interpreter:
 
     def values(self, graph: Any, inputs: Mapping[Any, Value]) -> dict[Any, Value]:
         """Returns what is known of each tensor of a graph, by its reference, given its placeholders."""
-        values = {reference: _with_static_shape(reference.deref(), value) for reference, value in inputs.items()}
+        values = {reference: with_static_shape(reference.deref(), value) for reference, value in inputs.items()}
         declared = declarations(graph)
-        for operation in _in_order(graph):
+        for operation in in_order(graph):
             if operation.outputs and operation.outputs[0].ref() in values:
                 continue
             call = Call(operation, [values[tensor.ref()] for tensor in operation.inputs], self.variables)
-            results = self._results(graph, call)
+            results = self.results(graph, call)
             if operation.name in declared:
                 declaration, tensors = declared[operation.name]
                 results = [declaration(*[values[tensor.ref()] for tensor in tensors])]
             for tensor, value in zip(operation.outputs, results, strict=True):
-                values[tensor.ref()] = _with_static_shape(tensor, value)
+                values[tensor.ref()] = with_static_shape(tensor, value)
         return values
 
-    def _results(self, graph: Any, call: Call) -> Sequence[Value]:
+    def results(self, graph: Any, call: Call) -> Sequence[Value]:
         """Returns a value for each output of an operation."""
         try:
             results = self._called(graph, call)
@@ -178,7 +178,7 @@ def _with_cause(value: Value, call: Call) -> Value:
     return dataclasses.replace(value, label=AllRows(earlier or call.operation))
 
 
-def _with_static_shape(tensor: tf.Tensor, value: Value) -> Value:
+def with_static_shape(tensor: tf.Tensor, value: Value) -> Value:
     """Adds the dims that TensorFlow knows; other dims of what does not depend on all rows are the same everywhere.
 
     A list's items that are not written yet are zeros of any shape.
@@ -211,7 +211,7 @@ def _function(graph: Any, name: str) -> Any:
     return function.graph
 
 
-def _in_order(graph: Any) -> list[tf.Operation]:
+def in_order(graph: Any) -> list[tf.Operation]:
     """Returns a graph's operations so that each follows its inputs and what it must wait for.
 
     They are not created in this order: the accumulators of a loop's gradient are added to the loop later.

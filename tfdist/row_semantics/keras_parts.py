@@ -24,9 +24,14 @@ def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
 
 
 @contextlib.contextmanager
-def declared(model: keras.Model) -> Iterator[None]:
-    """Context in which these parts declare that they compute each row by itself."""
-    layers = normalizations(model)
+def declared(model: keras.Model, *, synchronized: bool = True) -> Iterator[None]:
+    """Context in which these parts declare that they compute each row by itself.
+
+    Args:
+      model: built model.
+      synchronized: whether synchronized batch normalizations are among them, which communicate.
+    """
+    layers = [layer for layer in normalizations(model) if synchronized or not layer.synchronized]
     wrappers = {
         "convert_binary_labels_to_hinge": row_wise,
         "ctc_loss": _ctc,

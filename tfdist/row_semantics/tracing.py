@@ -66,17 +66,28 @@ class _Scope(keras.StatelessScope):
         super().__init__(held, collect_losses=True)
         self._held = {id(variable) for variable, _ in held}
         self._assigned: dict[int, Any] = {}
+        self._updated: set[int] = set()
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """See base class; what is read after an assignment has no gradient, as if it were read from the variable."""
+        value = super().get_current_value(variable)
+        return tf.stop_gradient(value) if id(variable) in self._updated else value
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """See base class."""
         if id(update[0]) in self._held:
             super().add_update(update)
+            self._updated.add(id(update[0]))
         else:
             self._assigned[id(update[0])] = update[1]
 
+    def assigns_others(self, variables: Sequence[keras.Variable]) -> bool:
+        """Returns whether variables other than these have been assigned."""
+        return not self._assigned.keys() <= {id(variable) for variable in variables}
+
     def value_of(self, variable: keras.Variable) -> Any:
         """Returns the last value of a variable; None if it has not been assigned."""
-        return self._assigned.get(id(variable), self.get_current_value(variable))
+        return self._assigned.get(id(variable), super().get_current_value(variable))
 
 
 class Labels(NamedTuple):
@@ -101,6 +112,57 @@ class Labels(NamedTuple):
     without_rule: set[str]
 
 
+class Trace(NamedTuple):
+    """A function of one replica, traced with symbolic rows and never run.
+
+    Attributes:
+      graph: its graph.
+      rows: structure of placeholders of the batch; None for what is left out.
+      size: placeholder of the size of the global batch, a scalar int32.
+      unchanged: placeholders of the values of state, by the id of the variable.
+      results: what the function returned.
+      values: for each variable, its value afterwards; None if it has not been assigned.
+      inputs: what is known of each placeholder, by reference.
+      assigns_others: whether other variables have been assigned.
+    """
+
+    graph: Any
+    rows: Any
+    size: tf.Tensor
+    unchanged: dict[int, tf.Tensor]
+    results: Any
+    values: list[Any]
+    inputs: dict[Any, Value]
+    assigns_others: bool
+
+    def assigned(self, variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns those of the traced variables that have been assigned, with their values."""
+        pairs = zip(variables, self.values, strict=True)
+        return [(v, value) for v, value in pairs if value is not None and value is not self.unchanged.get(id(v))]
+
+
+def traced(
+    function: Callable[..., Any], batch: Any, variables: Sequence[keras.Variable], state: Sequence[keras.Variable]
+) -> Trace:
+    """Traces a function of a batch, without executing anything; see `labels_of` for the arguments."""
+    with keras_internals.symbolic_graph("row_labels") as graph:
+        rows = tf.nest.map_structure(lambda spec: None if spec is None else _placeholder(spec), batch)
+        size = tf.compat.v1.placeholder(tf.int32, [])
+        held = [(variable, tf.compat.v1.placeholder(variable.dtype, variable.shape)) for variable in state]
+        with _Scope(held) as scope:
+            results = function(rows, size)
+            values = [scope.value_of(variable) for variable in variables]
+            others = scope.assigns_others(variables)
+    inputs = {size.ref(): Value(REPLICATED)}
+    for leaf in tf.nest.flatten(rows):
+        inputs |= _of_rows(leaf)
+    inputs |= {placeholder.ref(): Value(REPLICATED, variable=id(variable)) for variable, placeholder in held}
+    for outside, inside in graph.captures:
+        inputs[inside.ref()] = Value(REPLICATED, variable=id(outside) if inside.dtype == tf.resource else None)
+    unchanged = {id(variable): placeholder for variable, placeholder in held}
+    return Trace(graph, rows, size, unchanged, results, values, inputs, others)
+
+
 def labels_of(
     function: Callable[..., Any], batch: Any, variables: Sequence[keras.Variable], state: Sequence[keras.Variable]
 ) -> Labels:
@@ -112,22 +174,10 @@ def labels_of(
       variables: variables that the function may assign.
       state: those of them that are not differentiated.
     """
-    with keras_internals.symbolic_graph("row_labels") as graph:
-        rows = tf.nest.map_structure(lambda spec: None if spec is None else _placeholder(spec), batch)
-        size = tf.compat.v1.placeholder(tf.int32, [])
-        held = [(variable, tf.compat.v1.placeholder(variable.dtype, variable.shape)) for variable in state]
-        with _Scope(held) as scope:
-            results = function(rows, size)
-            values = [scope.value_of(variable) for variable in variables]
-    inputs = {size.ref(): Value(REPLICATED)}
-    for leaf in tf.nest.flatten(rows):
-        inputs |= _of_rows(leaf)
-    inputs |= {placeholder.ref(): Value(REPLICATED, variable=id(variable)) for variable, placeholder in held}
-    for outside, inside in graph.captures:
-        inputs[inside.ref()] = Value(REPLICATED, variable=id(outside) if inside.dtype == tf.resource else None)
+    trace = traced(function, batch, variables, state)
     interpreter = Interpreter()
-    known = interpreter.values(graph, inputs)
-    unchanged = {id(variable): placeholder for variable, placeholder in held}
+    known = interpreter.values(trace.graph, trace.inputs)
+    unchanged, results, values = trace.unchanged, trace.results, trace.values
 
     def assigned(variable: keras.Variable, value: Any) -> Label | None:
         return (
@@ -153,7 +203,7 @@ def _adds_to(value: tf.Tensor, before: tf.Tensor) -> bool:
     """Returns whether a value is an earlier one plus something that does not depend on it."""
     if value is before:
         return True
-    if value.op.type in ("Identity", "Cast", "TensorScatterAdd"):
+    if value.op.type in ("Identity", "StopGradient", "Cast", "TensorScatterAdd"):
         return _adds_to(value.op.inputs[0], before) and not _depends(list(value.op.inputs)[1:], before)
     if value.op.type not in ("AddV2", "Add", "Sub"):
         return False

@@ -42,6 +42,8 @@ def _(call: Call) -> Value:
         return value
     if call.kind == "Prod" and value.numbers is not None and value.numbers.ndim == 1 and reduced and not keeps:
         return of_numbers(sizes.array([sizes.product(value.numbers)], ()), ())
+    if call.kind == "Mean" and reduced and call.operation.outputs[0].dtype.is_integer and not value.is_replicated:
+        raise NoRuleError("a quotient of integers is rounded")
     return Value(_reduced(call.kind, value, reduced, keeps), dims)
 
 

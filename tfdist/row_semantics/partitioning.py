@@ -1,0 +1,398 @@
+"""Partitions a traced program by rows: replicas compute their own rows, and communicate what an operation needs of others.
+
+As in GSPMD (Xu et al., 2021), each operation is emitted again, and each conversion of an operand follows from its label: a
+partial sum is all-reduced where it is used in a way that is not linear, and rows are gathered where an operation compares
+them. A value has two forms: its own one, which a replica computes from its rows and which a label describes, and the whole
+one, which one device computes from all rows. Backward passes are part of a traced program, and partitioned with it.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.collectives import Collectives
+from tfdist.collectives.dtype_casting import to_transferable
+from tfdist.collectives.rows import any_rows
+from tfdist.row_semantics.declarations import declarations
+from tfdist.row_semantics.interpreter import Interpreter, in_order, with_static_shape
+from tfdist.row_semantics.labels import REPLICATED, AllRows, Partial, Replicated, ReplicatedPlusSum, Rows
+from tfdist.row_semantics.rules import Call
+from tfdist.row_semantics.sizes import COUNT
+from tfdist.row_semantics.values import Value, of_numbers
+
+_LINEAR = ("Add", "AddV2", "AddN", "Sub", "Neg", "Identity")
+_CHECKS = ("Assert", "PrintV2")  # operations without outputs that change nothing
+_KEYS = ("FullInt", "GetKey", "GetAlg")  # of random operations
+_RANDOM = ("Random", "Multinomial", "Binomial", "Poisson", "Gamma", "TruncatedNormal")
+
+
+class NotPartitionedError(Exception):
+    """A program cannot be partitioned; the message says why."""
+
+
+@dataclasses.dataclass
+class _Tensor:
+    """A tensor of the traced program.
+
+    Attributes:
+      source: the tensor.
+      value: what is known of its own form, if it has one; of the whole form, its dims and numbers.
+      has_own: whether it has an own form.
+      own: the own form, once it has been emitted.
+      whole: the whole form, once it has been emitted.
+      is_traced: whether the own form is what the replica would compute by itself.
+      is_repeatable: whether the whole form is that of the operation with whole operands that need no communication.
+      is_cut: whether the own form has been cut out of the whole one.
+    """
+
+    source: tf.Tensor
+    value: Value
+    has_own: bool = True
+    own: Any = None
+    whole: Any = None
+    is_traced: bool = False
+    is_repeatable: bool = False
+    is_cut: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the whole form needs no communication."""
+        known = isinstance(self.value.label, Replicated) or _are_known(self.value.numbers)
+        return known or self.is_repeatable or self.whole is not None
+
+
+class Partitioned:
+    """A traced program, emitted into the current graph for one replica."""
+
+    def __init__(
+        self,
+        graph: Any,
+        fed: Mapping[Any, tuple[Value, tf.Tensor]],
+        results: Sequence[tf.Tensor],
+        rows: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
+        collectives: Collectives,
+    ):
+        """Emits what some results need.
+
+        Args:
+          graph: graph of the traced program.
+          fed: for each of its placeholders, by reference, what is known of it and the tensor in the current graph.
+          results: tensors of the graph that are asked for.
+          rows: scalars int32: number of rows that the replica computes, at least 1; number of them that count; rows of the
+            whole batch.
+          collectives: collectives of the replicas.
+
+        Raises:
+          NotPartitionedError: the program cannot be partitioned.
+        """
+        self._graph, self._collectives = graph, collectives
+        self._computed, self._counted, self._batch_size = rows
+        self._interpreter = Interpreter()
+        self._declared = declarations(graph)
+        self._roots = {tensor.ref() for _, inputs in self._declared.values() for tensor in inputs}
+        self._copies: dict[Any, tf.Tensor] = {}
+        self._offset: tf.Tensor | None = None
+        self._names = itertools.count()
+        self._tensors: dict[Any, _Tensor] = {}
+        for reference, (value, tensor) in fed.items():
+            value = with_static_shape(reference.deref(), value)
+            self._tensors[reference] = _Tensor(reference.deref(), value, own=tensor, is_traced=True)
+        if any(tensor.graph is not graph for tensor in results):
+            raise NotPartitionedError("a result is computed inside a condition or a loop")
+        checks = []
+        for operation in graph.get_operations():
+            if operation.op_def.is_stateful and not operation.outputs:
+                if operation.type not in _CHECKS:
+                    raise NotPartitionedError(f"it changes a variable of TensorFlow by {operation.type}")
+                checks.append(operation)
+        self._needed = self._needed_by(results)
+        for operation in in_order(graph):
+            if operation.name in self._needed and operation.outputs[0].ref() not in self._tensors:
+                self._emit(operation)
+        for operation in checks:
+            self._copy(operation, [self._as_traced(tensor) for tensor in operation.inputs])
+
+    def whole(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns results as one device computes them, the same on each replica."""
+        return self._wholes([self._tensors[tensor.ref()] for tensor in tensors])
+
+    def shares(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns floating-point tensors whose sums over replicas are the results as one device computes them."""
+        return [self._share(self._tensors[tensor.ref()]) for tensor in tensors]
+
+    def traced(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns tensors as the replica computes them by itself, such as statistics of its own rows."""
+        return [self._as_traced(tensor) for tensor in tensors]
+
+    def _needed_by(self, results: Sequence[tf.Tensor]) -> dict[str, set[int]]:
+        """Returns the used outputs of each operation that results need; of declared ones, only the declared inputs."""
+        needed: dict[str, set[int]] = {}
+        stack = list(results)
+        while stack:
+            tensor = stack.pop()
+            operation = tensor.op
+            if operation.name not in needed and tensor.ref() not in self._tensors:
+                stack.extend(
+                    self._inputs_of_declared(operation) if operation.name in self._declared else operation.inputs
+                )
+            needed.setdefault(operation.name, set()).add(tensor.value_index)
+        return needed
+
+    def _inputs_of_declared(self, operation: tf.Operation) -> list[tf.Tensor]:
+        """Returns the inputs of a declaration, and those of others from which its tensor is computed."""
+        found, seen, stack = list(self._declared[operation.name][1]), set(), list(operation.inputs)
+        while stack:
+            tensor = stack.pop()
+            if tensor.ref() in self._roots or tensor.ref() in self._tensors:
+                found.append(tensor)
+            elif tensor.op.name not in seen:
+                seen.add(tensor.op.name)
+                stack.extend(tensor.op.inputs)
+        return found
+
+    def _emit(self, operation: tf.Operation) -> None:
+        """Emits an operation with its own operands, if their labels determine that of the result; else with whole ones."""
+        if operation.name in self._declared:
+            return self._emit_declared(operation)
+        inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
+        if not self._stays_whole(inputs) and all(each.has_own for each in inputs):
+            values = self._values(operation, [each.value for each in inputs])
+            used = self._needed[operation.name]
+            if all(_is_known(value) for number, value in enumerate(values) if number in used):
+                outputs = self._copy(operation, [self._own(each) for each in inputs])
+                is_traced = all(each.is_traced for each in inputs)
+                draws = _draws(operation, self._graph)
+                if draws and any(isinstance(value.label, Replicated) for value in values):
+                    raise NotPartitionedError(f"{operation.type} draws a number for all rows")
+                repeatable = not draws and all(each.is_free for each in inputs)
+                for source, value, own in zip(operation.outputs, values, outputs, strict=True):
+                    self._tensors[source.ref()] = _Tensor(
+                        source, value, own=own, is_traced=is_traced, is_repeatable=repeatable
+                    )
+                return None
+        return self._emit_whole(operation)
+
+    def _emit_declared(self, operation: tf.Operation) -> None:
+        declaration, inputs = self._declared[operation.name]
+        known = [self._tensors[tensor.ref()] for tensor in inputs]
+        for each in known:
+            if each.has_own:
+                self._own(each)
+        if any(not each.has_own or each.is_cut for each in known):
+            raise NotPartitionedError("batch normalization of rows that are compared")
+        (source,) = operation.outputs
+        value = with_static_shape(source, declaration(*[each.value for each in known]))
+        if not _is_known(value):
+            raise NotPartitionedError(f"{operation.name} is computed from all rows")
+        self._tensors[source.ref()] = _Tensor(source, value, own=self._as_traced(source), is_traced=True)
+
+    def _emit_whole(self, operation: tf.Operation) -> None:
+        """Emits an operation with whole operands; its results are whole, whatever it computes."""
+        if _draws(operation, self._graph):
+            raise NotPartitionedError(f"{operation.type} draws random numbers for all rows")
+        inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
+        wholes = self._wholes(inputs)
+        values = self._values(operation, [dataclasses.replace(each.value, label=REPLICATED) for each in inputs])
+        for source, value, whole in zip(operation.outputs, values, self._copy(operation, wholes), strict=True):
+            if known := self._tensors.get(source.ref()):
+                known.whole = whole
+                continue
+            described = with_static_shape(source, dataclasses.replace(value, label=REPLICATED))
+            own = _of_whole(described)
+            self._tensors[source.ref()] = _Tensor(source, own or described, own is not None, whole=whole)
+
+    def _values(self, operation: tf.Operation, inputs: Sequence[Value]) -> list[Value]:
+        call = Call(operation, inputs, self._interpreter.variables)
+        results = self._interpreter.results(self._graph, call)
+        return [with_static_shape(tensor, value) for tensor, value in zip(operation.outputs, results, strict=True)]
+
+    def _stays_whole(self, inputs: Sequence[_Tensor]) -> bool:
+        """Returns whether whole operands cost nothing, and some are not the same as their own forms."""
+        return any(_differs(each) for each in inputs) and all(each.is_free for each in inputs)
+
+    def _copy(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Emits an operation with other operands."""
+        graph = tf.compat.v1.get_default_graph()
+        attributes = {name: value for name, value in operation.node_def.attr.items() if name != "_class"}
+        for attribute in attributes.values():
+            for each in (attribute.func, *attribute.list.func):
+                if each.name:
+                    graph._add_function_recursive(self._graph._get_function(each.name))
+        if self._graph._is_function(operation.type):
+            graph._add_function_recursive(self._graph._get_function(operation.type))
+        dtypes = [tensor.dtype for tensor in operation.outputs]
+        copy = graph._create_op_internal(
+            operation.type, list(inputs), dtypes, name=operation.name, attrs=attributes, op_def=operation.op_def
+        )
+        for source, output in zip(operation.outputs, copy.outputs, strict=True):
+            output.set_shape(source.shape)  # which code may know better than the operation
+        return list(copy.outputs)
+
+    def _as_traced(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor as the replica computes it by itself from its rows, and from the inputs of declarations."""
+        reference = tensor.ref()
+        known = self._tensors.get(reference)
+        if known is not None and known.own is not None and (known.is_traced or reference in self._roots):
+            return known.own
+        if reference not in self._copies:
+            outputs = self._copy(tensor.op, [self._as_traced(each) for each in tensor.op.inputs])
+            self._copies |= {source.ref(): copy for source, copy in zip(tensor.op.outputs, outputs, strict=True)}
+        return self._copies[reference]
+
+    def _own(self, tensor: _Tensor) -> tf.Tensor:
+        """Returns the own form, computed from the whole one if it must be."""
+        if tensor.own is None:
+            label, whole = tensor.value.label, tensor.whole
+            if isinstance(label, Rows):
+                tensor.own, tensor.is_cut = self._own_rows(whole, label.axis), True
+            elif tensor.value.numbers is not None:
+                tensor.own = self._scaled(whole, -_powers(tensor.value.numbers))
+            else:
+                tensor.own = whole
+        return tensor.own
+
+    def _own_rows(self, whole: tf.Tensor, axis: int) -> tf.Tensor:
+        if self._offset is None:
+            [counts] = self._collectives.stack([self._counted], name=f"partition/{next(self._names)}")
+            first = tf.reduce_sum(counts[: self._collectives.rank])
+            self._offset = tf.minimum(first, self._batch_size - self._computed)  # of a row that does not count
+        of_one = tf.shape(whole)[axis] // self._batch_size
+        begin = self._offset * of_one
+        return whole[(slice(None),) * axis + (slice(begin, begin + self._computed * of_one),)]
+
+    def _wholes(self, tensors: Sequence[_Tensor]) -> list[tf.Tensor]:
+        """Returns whole forms; the sums among them are made by one call."""
+        sums: dict[int, _Tensor] = {}
+        for each in tensors:
+            if each.whole is None and isinstance(each.value.label, Partial) and each.value.label.reduction == "sum":
+                sums[id(each)] = each
+        if sums:
+            self._reduce(list(sums.values()))
+        for each in tensors:
+            if each.whole is None:
+                each.whole = self._whole(each)
+        return [each.whole for each in tensors]
+
+    def _whole(self, tensor: _Tensor) -> tf.Tensor:
+        value, own, label = tensor.value, tensor.own, tensor.value.label
+        if own.dtype == tf.variant:
+            raise NotPartitionedError("a list of tensors is compared over rows")
+        if own.dtype == tf.resource:
+            return own
+        if tensor.is_repeatable and (value.numbers is not None or isinstance(label, Rows)):
+            self._emit_whole(tensor.source.op)  # of numbers such as axes there may be more if a size is not 1
+            return tensor.whole
+        if value.numbers is not None and _are_known(value.numbers):
+            return self._scaled(own, _powers(value.numbers))
+        if isinstance(label, Replicated):
+            return self._scaled(own, label.power or 0)
+        if isinstance(label, Partial):
+            return self._extreme(own, label.reduction)
+        if isinstance(label, Rows):
+            return self._gathered(self._scaled(own, label.power or 0), label.axis)
+        if not isinstance(label, ReplicatedPlusSum):
+            raise NotPartitionedError(f"numbers of rows in {tensor.source.op.name}")
+        self._emit_whole(tensor.source.op)
+        return tensor.whole
+
+    def _reduce(self, tensors: Sequence[_Tensor]) -> None:
+        """Sums partial sums over replicas; those of half precision in single precision, as a device adds them up."""
+        sent = [self._summable(self._scaled(each.own, _power(each.value))) for each in tensors]
+        totals = self._collectives.all_reduce(sent, name=f"partition/{next(self._names)}")
+        for each, total in zip(tensors, totals, strict=True):
+            each.whole = tf.cast(tf.ensure_shape(total, each.own.shape), each.own.dtype)
+
+    def _summable(self, tensor: tf.Tensor) -> tf.Tensor:
+        if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+            raise NotPartitionedError(f"sums of {tensor.dtype.name}")
+        is_half = tensor.dtype.is_floating and tensor.dtype.size == 2
+        return tf.cast(tensor, tf.float32) if is_half else to_transferable(tensor, self._collectives)
+
+    def _extreme(self, own: tf.Tensor, reduction: str) -> tf.Tensor:
+        """Returns the largest or smallest element over replicas; False is 0, and True is 1."""
+        sign = -1 if reduction in ("min", "all") else 1
+        number = self._summable(tf.cast(own, tf.int32) if own.dtype == tf.bool else own)
+        [whole] = self._collectives.all_reduce([sign * number], "max", name=f"partition/{next(self._names)}")
+        return tf.cast(tf.ensure_shape(sign * whole, own.shape), own.dtype)
+
+    def _gathered(self, rows: tf.Tensor, axis: int) -> tf.Tensor:
+        order = [axis, *(number for number in range(rows.shape.rank) if number != axis)]
+        first = tf.transpose(rows, order) if axis else rows
+        sent = any_rows(to_transferable(first, self._collectives))
+        [whole] = self._collectives.all_gather([sent], name=f"partition/{next(self._names)}")
+        whole = tf.cast(tf.ensure_shape(whole, [None, *first.shape[1:]]), rows.dtype)
+        return tf.transpose(whole, np.argsort(order)) if axis else whole
+
+    def _share(self, tensor: _Tensor) -> tf.Tensor:
+        label = tensor.value.label
+        if tensor.whole is None and isinstance(label, Partial) and label.reduction == "sum":
+            own = self._scaled(tensor.own, label.power)
+            return tf.where(self._counted > 0, own, tf.zeros_like(own))
+        operation = tensor.source.op
+        if tensor.whole is None and isinstance(label, ReplicatedPlusSum) and operation.type in _LINEAR:
+            return self._copy(operation, self.shares(operation.inputs))[tensor.source.value_index]
+        [whole] = self._wholes([tensor])
+        return whole / tf.cast(self._collectives.size, whole.dtype)
+
+    def _scaled(self, tensor: tf.Tensor, power: Any) -> tf.Tensor:
+        """Returns a tensor times a power of (rows of the batch / rows of the replica); integers stay so."""
+        if not np.any(power):
+            return tensor
+        ratio = tf.cast(self._batch_size, tf.float64) / tf.cast(self._computed, tf.float64)
+        factor = ratio ** tf.constant(power, tf.float64)
+        if tensor.dtype.is_floating:
+            return tensor * tf.cast(factor, tensor.dtype)
+        return tf.cast(tf.round(tf.cast(tensor, tf.float64) * factor), tensor.dtype)
+
+
+def _is_known(value: Value) -> bool:
+    return not isinstance(value.label, AllRows) or _are_known(value.numbers)
+
+
+def _are_known(numbers: np.ndarray | None) -> bool:
+    return numbers is not None and None not in numbers.flat
+
+
+def _differs(tensor: _Tensor) -> bool:
+    """Returns whether the whole form exists, and is not the same as the own one."""
+    if tensor.whole is None:
+        return False
+    return not tensor.has_own or isinstance(tensor.value.label, Partial | ReplicatedPlusSum | Rows)
+
+
+def _of_whole(value: Value) -> Value | None:
+    """Returns what is known of the own form that is made of a whole one; None if there is none."""
+    if value.numbers is not None and _are_known(value.numbers):
+        return of_numbers(value.numbers, value.dims) if any(_powers(value.numbers).flat) else value
+    value = dataclasses.replace(value, numbers=None)
+    counted = [(axis, dim) for axis, dim in enumerate(value.dims or ()) if dim is not None and dim.power]
+    if not counted:
+        return value
+    (axis, size), *others = counted
+    of_one = size.divided_by(COUNT)
+    is_rows = not others and of_one is not None and of_one.is_whole
+    return dataclasses.replace(value, label=Rows(axis, size)) if is_rows else None
+
+
+def _power(value: Value) -> int:
+    """Returns the power of COUNT of a partial sum."""
+    assert isinstance(value.label, Partial)
+    return value.label.power
+
+
+def _powers(numbers: np.ndarray) -> np.ndarray:
+    """Returns the power of COUNT of each number."""
+    return np.vectorize(lambda number: number.power, otypes=[int])(numbers)
+
+
+def _draws(operation: tf.Operation, graph: Any) -> bool:
+    """Returns whether an operation, or a function that it calls, draws random numbers."""
+    if any(part in operation.type for part in _RANDOM):
+        return not any(part in operation.type for part in _KEYS)
+    called = [each.name for value in operation.node_def.attr.values() for each in (value.func, *value.list.func)]
+    functions = [graph._get_function(name) for name in called if name]
+    return any(_draws(each, function.graph) for function in functions for each in function.graph.get_operations())
