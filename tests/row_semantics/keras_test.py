@@ -51,11 +51,9 @@ def classes_of(module: object, base: type) -> list[type]:
     return [each for name, each in named if issubclass(each, base) and name not in abstract and name[0].isupper()]
 
 
-def contradictions(traced: oracle.Traced, parts: tuple[int, ...] = (1, 2, 4)) -> list[str]:
-    found = []
-    for kind in ("ties", "rare", "positive"):
-        found += traced.contradictions([oracle.draw(each, sum(parts), kind, 1) for each in traced.specs], parts)
-    return found
+def contradictions(traced: oracle.Traced) -> list[str]:
+    data = [[oracle.draw(each, 7, kind, 1) for each in traced.specs] for kind in ("ties", "rare", "positive")]
+    return [found for arguments in data for found in traced.contradictions(arguments, (1, 2, 4))]
 
 
 @pytest.mark.parametrize("loss", classes_of(keras.losses, keras.losses.Loss), ids=lambda loss: loss.__name__)

@@ -94,6 +94,11 @@ def is_zero(label: Label) -> bool:
     return isinstance(label, Replicated | Rows) and label.power is None
 
 
+def power_of(label: Label) -> int:
+    """Returns the power of COUNT; 0 for zeros, which have each."""
+    return 0 if isinstance(label, AllRows) else label.power or 0
+
+
 def sum_power(label: Label) -> int | None:
     """Returns the power with which a label is a sum over replicas, too; None if it is none, or zeros.
 

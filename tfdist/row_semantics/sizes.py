@@ -109,6 +109,11 @@ def symbol(name: str, *, is_positive: bool = False) -> Size:
     return Size(Fraction(1), ((f"{_POSITIVE * is_positive}{name}#{next(_numbers)}", 1),))
 
 
+def shortened(dim: Size, count: int) -> Size:
+    """Returns the length of what is left without some elements: two tensors have the same if they are shortened alike."""
+    return Size(Fraction(1), ((f"({dim})-{count}", 1),)) if count else dim
+
+
 def product(sizes: Iterable[Size | None]) -> Size | None:
     """Returns the product; None if a factor is unknown."""
     total = ONE

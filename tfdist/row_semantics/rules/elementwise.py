@@ -20,7 +20,9 @@ from tfdist.row_semantics.labels import (
     common_power,
     is_zero,
     join,
+    power_of,
     total,
+    without_base,
 )
 from tfdist.row_semantics.rules.registry import RULES, Call, rule
 from tfdist.row_semantics.sizes import Size
@@ -96,8 +98,7 @@ def product_of(values: Sequence[Value], signs: Sequence[int]) -> Label:
 
 
 def _sum_of_powers(labels: Sequence[Label], signs: Sequence[int]) -> int:
-    powers = [getattr(label, "power", 0) or 0 for label in labels]
-    return sum(sign * power for power, sign in zip(powers, signs, strict=True))
+    return sum(sign * power_of(label) for label, sign in zip(labels, signs, strict=True))
 
 
 def _scaled(values: Sequence[Value], signs: Sequence[int]) -> Label:
@@ -156,8 +157,6 @@ def _(call: Call) -> Value:
     if numbers is not None:
         return numbers
     values = sorted(call.inputs, key=lambda value: not isinstance(value.label, Partial))
-    if call.kind == "MulNoNan" and isinstance(call.inputs[1].label, Partial):
-        return Value(ALL_ROWS, broadcast_dims(call.inputs))
     return Value(product_of(values, (1, 1)), broadcast_dims(call.inputs))
 
 
@@ -180,9 +179,7 @@ def _(call: Call) -> Value:
 
 def linear(value: Value) -> Label:
     """Returns the label of a linear function of each element."""
-    label = value.label
-    if isinstance(label, ReplicatedPlusSum):
-        return dataclasses.replace(label, variable=None)
+    label = without_base(value.label)
     return label if not isinstance(label, Partial) or label.reduction == "sum" else ALL_ROWS
 
 
@@ -212,9 +209,9 @@ def _(call: Call) -> Sequence[Value]:
 def _(call: Call) -> Value:
     (value,) = call.inputs
     source, target = call.operation.inputs[0].dtype, call.operation.outputs[0].dtype
-    # Integers of fewer bits are other numbers.
-    becomes_integer = target.is_integer and not source.is_bool and (not source.is_integer or target.size < 4)
-    if value.numbers is not None and not target.is_bool:
+    is_narrow = target.is_integer and target.size < 4  # other numbers, modulo 2^8 or 2^16
+    becomes_integer = target.is_integer and not source.is_bool and (not source.is_integer or is_narrow)
+    if value.numbers is not None and not target.is_bool and not is_narrow:
         if not becomes_integer or all(each is not None and each.is_whole for each in value.numbers.flat):
             return dataclasses.replace(value, variable=None)
     if target.is_bool or target.is_complex != source.is_complex:

@@ -1,7 +1,6 @@
 """Slices, gathering and scattering."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfdist.row_semantics import sizes
@@ -19,6 +18,7 @@ class _Axis(NamedTuple):
     action: str
     source: int
     target: int
+    dim: Size | None  # of the result
 
 
 def _slices(call: Call, dims: Dims, begin: Value, end: Value, strides: Value) -> list[_Axis]:
@@ -30,9 +30,9 @@ def _slices(call: Call, dims: Dims, begin: Value, end: Value, strides: Value) ->
     axes: list[_Axis] = []
     source = target = 0
 
-    def add(action: str) -> None:
+    def add(action: str, dim: Size | None = ONE) -> None:
         nonlocal source, target
-        axes.append(_Axis(action, source, target))
+        axes.append(_Axis(action, source, target, dims[source] if action == "all" else dim))
         source += action != "new"
         target += action != "index"
 
@@ -45,7 +45,8 @@ def _slices(call: Call, dims: Dims, begin: Value, end: Value, strides: Value) ->
         elif masks["shrink_axis"] >> number & 1:
             add("index")
         else:
-            add("all" if _is_all(masks, number, steps[number], begin, end, dims[source]) else "part")
+            is_all = _is_all(masks, number, steps[number], begin, end, dims[source])
+            add("all" if is_all else "part", _length(masks, number, steps[number], begin, end, dims[source]))
         if axes and axes[-1].action in ("part", "index"):
             for name, bounds in (("begin", begin), ("end", end)):
                 is_used = not masks[name] >> number & 1 and not (name == "end" and axes[-1].action == "index")
@@ -65,16 +66,19 @@ def _is_all(masks: dict[str, int], number: int, step: int, begin: Value, end: Va
     return step == 1 and bool(starts) and bool(ends)
 
 
+def _length(masks: dict[str, int], number: int, step: int, begin: Value, end: Value, dim: Size | None) -> Size | None:
+    """Returns the length of a part of an axis of unknown length, without some elements at its start and at its end."""
+    try:
+        first = 0 if masks["begin"] >> number & 1 else begin.integers[number]
+        last = 0 if masks["end"] >> number & 1 else end.integers[number]
+    except NoRuleError:
+        return None
+    is_shorter = step == 1 and first >= 0 >= last and dim is not None and not dim.power
+    return sizes.shortened(dim, first - last) if is_shorter else None  # type: ignore[arg-type]
+
+
 def _is_zero(number: Size | None) -> bool:
     return number is not None and not number.coefficient
-
-
-def _sliced_dims(axes: Sequence[_Axis], dims: Dims) -> Dims:
-    return tuple(
-        ONE if axis.action == "new" else dims[axis.source] if axis.action == "all" else None
-        for axis in axes
-        if axis.action != "index"
-    )
 
 
 @rule("StridedSlice")
@@ -83,7 +87,7 @@ def _(call: Call) -> Value:
     if value.numbers is not None and value.numbers.ndim == 1 and (known := _sliced_numbers(call)) is not None:
         return known
     axes = _slices(call, value.known_dims, begin, end, strides)
-    dims = _sliced_dims(axes, value.known_dims)
+    dims = tuple(axis.dim for axis in axes if axis.action != "index")
     if not isinstance(value.label, Rows):
         return moved(value, 0, dims)
     (own,) = [axis for axis in axes if axis.source == value.label.axis and axis.action != "new"]
@@ -160,7 +164,7 @@ def _(call: Call) -> Value:
     if values.numbers is not None and values.numbers.ndim == 1 and indices.numbers is not None:
         taken = [values.numbers[number] for number in indices.integers]
         return of_numbers(sizes.array(taken, indices.numbers.shape), indices.dims)
-    axis, batch_dims = axis % values.rank, batch_dims % indices.rank if batch_dims else 0
+    axis, batch_dims = axis % values.rank, batch_dims if batch_dims >= 0 else batch_dims + indices.rank
     dims = (*values.known_dims[:axis], *indices.known_dims[batch_dims:], *values.known_dims[axis + 1 :])
     of_values, of_indices = values.label, indices.label
     if isinstance(of_indices, Rows):
@@ -246,6 +250,10 @@ def _(call: Call) -> Value:
     data, indices, shape = call.inputs if is_segments else (call.inputs[1], call.inputs[0], call.inputs[2])
     if not shape.is_replicated:
         raise NoRuleError("the shape depends on rows")
+    label = data.label
+    if is_segments and isinstance(label, Rows) and indices.is_replicated and label.axis >= indices.rank:
+        axis = label.axis - indices.rank + 1  # what is added up are parts of each row
+        return Value(dataclasses.replace(label, axis=axis))
     return Value(scattered(data, indices, of_vectors=not is_segments))
 
 
@@ -273,9 +281,9 @@ def _(call: Call) -> Value:
 
 @rule("LowerBound", "UpperBound")
 def _(call: Call) -> Value:
-    """Where values belong in a sorted row; those of all rows are searched in one, or each row in its own."""
+    """Where values belong in sorted rows: in the same ones on all replicas, or in those that belong to a row."""
     sequence, values = call.inputs
-    if sequence.is_replicated and sequence.known_dims[0] == ONE:
+    if sequence.is_replicated:
         is_own, axis = True, 1
     else:
         is_own, axis = isinstance(sequence.label, Rows) and not sequence.label.power and not sequence.label.axis, 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tfdist.row_semantics.labels import ALL_ROWS, ZEROS, Label, Partial, Replicated, Rows, is_zero
+from tfdist.row_semantics.labels import ALL_ROWS, ZEROS, Label, Partial, Replicated, Rows, is_zero, power_of
 from tfdist.row_semantics.rules.elementwise import pointwise, product_of
 from tfdist.row_semantics.rules.registry import Call, rule
 from tfdist.row_semantics.sizes import ONE
@@ -32,7 +32,7 @@ def contraction(values: Sequence[Value], letters: Sequence[str], output: str) ->
     for value, names in zip(values, letters, strict=True):
         if isinstance(value.label, Replicated) and name in names and value.known_dims[names.index(name)] != ONE:
             return ALL_ROWS
-    power = None if all(map(is_zero, labels)) else sum(getattr(label, "power", 0) or 0 for label in labels)
+    power = None if all(map(is_zero, labels)) else sum(map(power_of, labels))
     if name in output:
         return Rows(output.index(name), first.size, power)
     return ZEROS if power is None else Partial("sum", power)
@@ -64,9 +64,14 @@ def _(call: Call) -> Value:
 @rule("Einsum")
 def _(call: Call) -> Value:
     inputs, output = call.attribute("equation").decode().split("->")
-    names = inputs.split(",")
-    if "." in inputs or any(len(set(each)) < len(each) for each in (*names, output)):
-        raise NoRuleError("an ellipsis or a repeated letter in an equation")
+    counts = [
+        value.rank - len(each.replace("...", "")) for value, each in zip(call.inputs, inputs.split(","), strict=True)
+    ]
+    others = "0123456789"[: max(counts)]  # the dims of an ellipsis
+    names = [each.replace("...", others[len(others) - n :]) for n, each in zip(counts, inputs.split(","), strict=True)]
+    output = output.replace("...", others)
+    if any(len(set(each)) < len(each) for each in (*names, output)):
+        raise NoRuleError("a repeated letter in an equation")
     return Value(contraction(call.inputs, names, output), _dims(call.inputs, names, output))
 
 
@@ -89,23 +94,18 @@ def _(call: Call) -> Value:
 
 
 @rule(
-    "MatrixInverse",
-    "Cholesky",
-    "MatrixDeterminant",
-    "LogMatrixDeterminant",
-    "Qr",
-    "Svd",
-    "SelfAdjointEigV2",
-    "FFT",
-    "IFFT",
+    *("MatrixInverse", "Cholesky", "MatrixDeterminant", "LogMatrixDeterminant", "Qr", "Svd", "SelfAdjointEigV2"),
+    *("FFT", "IFFT", "RFFT", "IRFFT", "FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D"),
 )
 def _(call: Call) -> Value:
     """Functions of each matrix, or of each vector."""
-    (value,) = call.inputs
-    inner = 1 if "FFT" in call.kind else 2
-    if isinstance(value.label, Rows) and not value.label.power and value.label.axis < value.rank - inner:
-        return Value(Rows(value.label.axis, value.label.size), (*value.known_dims[: value.label.axis + 1],))
-    raise NoRuleError("the matrix depends on several rows")
+    value, *lengths = call.inputs
+    inner = 1 if call.kind.endswith("FFT") else 2
+    if not isinstance(value.label, Rows) or value.label.power or value.label.axis >= value.rank - inner:
+        raise NoRuleError("the matrix depends on several rows")
+    if not all(each.is_replicated for each in lengths):
+        raise NoRuleError("the length depends on rows")
+    return Value(value.label)
 
 
 @rule("MatrixSolve", "MatrixTriangularSolve")

@@ -81,7 +81,8 @@ def _taken_apart(value: Value) -> Value:
     dims = value.dims[1:] if value.dims is not None else None
     if isinstance(label, AllRows) or isinstance(label, Rows) and not label.axis:
         raise NoRuleError("the length of a list depends on rows")
-    return Value(dataclasses.replace(label, axis=label.axis - 1) if isinstance(label, Rows) else label, dims)
+    label = dataclasses.replace(label, axis=label.axis - 1) if isinstance(label, Rows) else without_base(label)
+    return Value(label, dims)
 
 
 @rule("TensorListFromTensor")

@@ -1,20 +1,14 @@
 """Operations of neural networks on the rows of the first axis, and their gradients."""
 
-import dataclasses
-
 from tfdist.row_semantics.labels import Rows
 from tfdist.row_semantics.rules.elementwise import pointwise, sum_of
 from tfdist.row_semantics.rules.registry import RULES, Call, Rule, rule
-from tfdist.row_semantics.sizes import ONE
 from tfdist.row_semantics.values import NoRuleError, Value
 
 
 @rule("BiasAdd")
 def _(call: Call) -> Value:
-    value, bias = call.inputs
-    if call.attribute("data_format") == b"NCHW":
-        bias = dataclasses.replace(bias, dims=(*bias.known_dims, *[ONE] * (value.rank - 2)))
-    return Value(sum_of([value, bias]), value.dims)
+    return Value(sum_of(call.inputs), call.inputs[0].dims)
 
 
 def on_rows(*rows: int, linear: int | None = None, shape: int | None = None, inner: int = 1) -> Rule:
@@ -63,7 +57,7 @@ def _(call: Call) -> list[Value]:
     """Losses of rows, and their gradients with respect to the logits."""
     logits, labels = call.inputs
     first = logits.label
-    if not isinstance(first, Rows) or first.axis or any(pointwise([v]) != Rows(0, first.size) for v in call.inputs):
+    if not isinstance(first, Rows) or any(pointwise([v]) != Rows(0, first.size) for v in call.inputs):
         raise NoRuleError("labels and logits do not have the same rows along the first axis")
     label = Rows(0, first.size)
     return [Value(label, logits.known_dims[:1]), Value(label, logits.dims)]

@@ -38,7 +38,7 @@ def _(call: Call) -> Value:
     keeps = call.attribute("keep_dims")
     reduced = axes_of(axes, value.rank)
     dims = tuple(ONE if axis in reduced else dim for axis, dim in enumerate(value.dims) if keeps or axis not in reduced)
-    if not reduced and value.numbers is not None:
+    if not reduced and value.numbers is not None and call.kind != "EuclideanNorm":
         return value
     if call.kind == "Prod" and value.numbers is not None and value.numbers.ndim == 1 and reduced and not keeps:
         return of_numbers(sizes.array([sizes.product(value.numbers)], ()), ())
@@ -116,9 +116,11 @@ def _(call: Call) -> Value:
     return Value(along(value, axes_of(axis, value.rank), keeps_power=call.kind == "Cumsum"), value.dims)
 
 
-@rule("ReverseV2")
+@rule("ReverseV2", "Roll")
 def _(call: Call) -> Value:
-    value, axes = call.inputs
+    value, *distances, axes = call.inputs
+    if not all(each.is_replicated for each in distances):
+        raise NoRuleError("it is moved by a distance that depends on rows")
     return Value(along(value, axes_of(axes, value.rank), keeps_power=True), value.dims)
 
 
@@ -137,10 +139,10 @@ def _(call: Call) -> Value:
     return Value(along(value, {value.rank - 1}, keeps_power=False), value.dims)
 
 
-@rule("TopKV2", "TopK")
+@rule("TopKV2")
 def _(call: Call) -> list[Value]:
-    value, count = call.inputs[0], call.inputs[1] if call.kind == "TopKV2" else None
-    if count is not None and not count.is_replicated:
+    value, count = call.inputs
+    if not count.is_replicated:
         raise NoRuleError("the number of values depends on rows")
     label = value.label
     if not isinstance(label, Replicated | Rows) or isinstance(label, Rows) and label.axis == value.rank - 1:
@@ -151,15 +153,13 @@ def _(call: Call) -> list[Value]:
 
 @rule("InTopKV2", "InTopK")
 def _(call: Call) -> Value:
-    predictions, _, *others = call.inputs
-    if (
-        not isinstance(predictions.label, Rows)
-        or predictions.label.axis
-        or not all(each.is_replicated for each in others)
-    ):
-        raise NoRuleError("the classes do not belong to rows")
-    classes = dataclasses.replace(predictions, label=Rows(0, predictions.label.size, predictions.label.power))
-    return Value(pointwise([dataclasses.replace(each, dims=each.known_dims[:1]) for each in (classes, call.inputs[1])]))
+    predictions, targets, *others = call.inputs
+    label = pointwise([predictions])
+    if not isinstance(label, Rows) or label.axis or pointwise([targets]) != label:
+        raise NoRuleError("the predictions and the classes are not those of the same rows")
+    if not all(each.is_replicated for each in others):
+        raise NoRuleError("the number of classes depends on rows")
+    return Value(label, targets.dims)
 
 
 @rule("Bincount", "DenseBincount")

@@ -144,7 +144,10 @@ def _(call: Call) -> Value:
 @rule("Pack")
 def _(call: Call) -> Value:
     values = call.inputs
-    if any(value.numbers is not None for value in values) and all(value.dims == () for value in values):
+    arrays = [value.numbers for value in values if value.numbers is not None]
+    if len(arrays) == len(values):
+        return of_numbers(np.stack(arrays, call.attribute("axis")))
+    if arrays and all(value.dims == () for value in values):
         numbers = sizes.array([None if value.numbers is None else value.numbers.item() for value in values])
         result = of_numbers(numbers, (sizes.size(len(values)),))
         unknown = [value for value in values if value.numbers is None]
@@ -153,8 +156,6 @@ def _(call: Call) -> Value:
         return result
     rank = values[0].rank + 1
     at = call.attribute("axis") % rank
-    if all(value.numbers is not None for value in values):
-        return of_numbers(np.stack([value.numbers for value in values], at))  # type: ignore[misc]
     dims = (*values[0].known_dims[:at], sizes.size(len(values)), *values[0].known_dims[at:])
     label = choice(values, values)
     return Value(
