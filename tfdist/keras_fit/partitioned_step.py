@@ -163,7 +163,7 @@ def _in_words(calls: Sequence[RecordedCall]) -> str:
 def _communicated(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> list[RecordedCall]:
     """Returns the collective calls of a partitioned step, besides those that sum its gradients."""
     recorded = Recording(OneReplica())
-    with tf.__internal__.FuncGraph("partitioned").as_default():
+    with keras_internals.symbolic_graph("partitioned"):
         batch = tf.nest.map_structure(_placeholder, spec)
         rows = count_rows(batch)
         try:
