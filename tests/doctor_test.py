@@ -38,7 +38,7 @@ def run(*flags: str, before: tuple[str, ...] = (), **variables: str) -> subproce
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
 
 

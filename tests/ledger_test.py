@@ -20,7 +20,7 @@ STREAM = np.concatenate([np.random.default_rng(epoch).permutation(SIZE) for epoc
 
 
 def start(directory: RunDirectory, step: int, ranks: int, **others: int) -> list[LedgerFile]:
-    facts = {"batch_size": BATCH, "examples": SIZE, "ledgers": ranks, **others}
+    facts = {"batch_size": BATCH, "examples": SIZE, "examples_before": step * BATCH, "ledgers": ranks, **others}
     number = directory.begin("--steps=5\n", ["alpha"], step=step, facts=facts)
     files = [LedgerFile(directory.ledger(number, rank)) for rank in range(ranks)]
     OPEN.extend(files)

@@ -145,7 +145,7 @@ def _starts(directory: RunDirectory) -> list[Start]:
             number,
             said[number]["step"],
             until[number],
-            said[number].get("examples_before", said[number]["step"] * said[number]["batch_size"]),
+            said[number]["examples_before"],
             said[number]["batch_size"],
             said[number]["examples"],
             [directory.ledger(number, rank) for rank in range(said[number]["ledgers"])],
@@ -164,7 +164,7 @@ def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -
         "ledgers": (0, 1 << 20),
     }
     for name, (smallest, most) in ranges.items():
-        value = start.get(name, 0 if name in ("examples_before", "ledgers") else None)
+        value = start.get(name)
         if type(value) is not int or not smallest <= value < most:
             raise InputError(
                 f"A start of a run must have a count as its {name}. Received: {str(value):.80}, at start {number} in "
@@ -173,7 +173,9 @@ def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -
 
 
 def _check_kept(said: list[dict[str, Any]], counting: list[int], directory: RunDirectory) -> None:
-    without = [f"{number} (from step {said[number]['step']})" for number in counting if not said[number].get("ledgers")]
+    without = [
+        f"{number} (from step {said[number]['step']})" for number in counting if not said[number].get("ledgers")
+    ]
     if without:
         which = f"where neither was given at start {', '.join(without)}, counted from 0"
         raise InputError(

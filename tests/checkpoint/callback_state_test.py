@@ -164,7 +164,7 @@ def test_callbacks_that_are_not_saved_are_named_once_when_they_have_changed(capl
 
 def test_state_that_no_callback_takes_is_named_once(tmp_path, caplog):
     values = {
-        "Forgets": {"count": 6},  # as older versions saved it
+        "Forgets": {"count": 6},
         "Counter": {"n": 1},
         "CSVLogger": {"keys": ["loss"]},
         "Stop:loss": {"state_dict()": {"dict": [1], "keys": ["extra"]}, "wait": 2},

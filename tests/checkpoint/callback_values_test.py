@@ -79,8 +79,3 @@ def test_what_is_more_than_data_is_refused(value):
 def test_what_is_not_understood_is_refused(value):
     with pytest.raises((ArithmeticError, AttributeError, LookupError, TypeError, ValueError)):
         decoded(value, {}.pop)
-
-
-def test_forms_of_older_versions():
-    old = {"dict": [{"floats": "losses"}, {"float": "0x1.8p+0"}], "keys": [{"key": "loss"}, {"tuple": [1, 2]}]}
-    same(decoded(old, {"losses": np.array([0.5, 0.25])}.pop), {"loss": [0.5, 0.25], (1, 2): 1.5})

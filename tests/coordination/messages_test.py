@@ -104,7 +104,7 @@ def test_others_are_refused_with_what_is_wrong(change, message):
     assert message in GROUP.refusal({**HELLO, **change}, {0: "pid 11 on a"})
 
 
-@pytest.mark.parametrize("version", [VERSION + 1, 1, None, "9" * 1000])
+@pytest.mark.parametrize("version", [VERSION + 1, VERSION - 1, None, "9" * 1000])
 def test_another_version_is_refused_before_anything_else(version):
     refusal = version_refusal({"type": "hello", "version": version})
     assert f"where the job's is {VERSION}" in refusal and len(refusal) < 200

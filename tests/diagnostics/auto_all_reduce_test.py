@@ -118,7 +118,9 @@ def test_the_table_is_state_and_a_file_repeats_it(monkeypatch, tmp_path, caplog)
     [text] = tables
     assert parse_table(text, "x") == TABLE == whole.strategy.tuned.table
     assert "auto: sums up to 8.0 KiB use tree." in caplog.text
-    assert Checkpoint.open(tmp_path / "whole/step-000000003").values["routes"] == [list(band) for band in TABLE.bands]
+    assert Checkpoint.open(tmp_path / "whole/step-000000003").values["all_reduce_table"] == [
+        list(band) for band in TABLE.bands
+    ]
 
     resumed = trainer_on(strategy_with("auto"))
     resumed.build(DATA)

@@ -78,11 +78,6 @@ def test_status(tmp_path, outcome, model, status):
     assert read_run(path.parent, "a").status == status
 
 
-def test_a_finished_run_of_an_earlier_version(tmp_path):
-    path = write(tmp_path / "a", records=(*RECORDS, record("eval", 5, 1104.0, loss=1.0)), model=True)
-    assert read_run(path, "a").status == "finished"
-
-
 def test_what_is_damaged_or_missing_is_unknown(tmp_path):
     path = write(
         tmp_path / "a", [{"step": 0, "flags": 5, "started": "then", "versions": [], "replicas": -1, "examples": 0}]

@@ -43,7 +43,3 @@ def test_a_resumed_run_reports_at_the_same_step():
     assert reported(losses[:10], divergence=divergence) == []
     resumed = Divergence(json.loads(json.dumps(divergence.to_json())))
     assert [step + 10 for step in reported(losses[10:], divergence=resumed)] == reported(losses)
-
-
-def test_nothing_is_reported_without_the_initial_loss():
-    assert reported([0.01, *[5.0] * 40], divergence=Divergence.unknown()) == []

@@ -51,7 +51,7 @@ class CallbackStates:
         if lost and self._is_chief:
             _log.warning(
                 "These callback states in the checkpoint are not restored: %s. Each belongs to no callback of this run "
-                "or to one without load_state_dict, or was saved by an older version.",
+                "or to one without load_state_dict.",
                 ", ".join(lost),
             )
         self._unsaved = {
@@ -99,7 +99,7 @@ class CallbackStates:
         Raises:
           CorruptCheckpointError: it is not what `save` returns.
         """
-        saved = checkpoint.values.get("callbacks", {})  # missing in checkpoints of older versions
+        saved = checkpoint.values["callbacks"]
         try:
             self._next = {
                 name: {key: decoded(value, checkpoint.read) for key, value in held.items()}

@@ -41,7 +41,7 @@ def encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Json:
 
 
 def decoded(value: Any, read: Callable[[str], np.ndarray]) -> Any:
-    """Decodes the result of `encoded`, of this version and of older ones; `read` returns an array by name.
+    """Decodes the result of `encoded`; `read` returns an array by name.
 
     Raises:
       ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError: it is not such a result.
@@ -58,8 +58,4 @@ def decoded(value: Any, read: Callable[[str], np.ndarray]) -> Any:
         return read(value["array"])
     if "tuple" in value:
         return tuple(decoded(value["tuple"], read))
-    if "floats" in value:  # older versions wrote a long list of floats as an array,
-        return read(value["floats"]).tolist()
-    if "key" in value:  # and a string that is a key of a dict as a dict
-        return value["key"]
     return dict(zip(decoded(value["keys"], read), decoded(value["dict"], read), strict=True))

@@ -107,10 +107,12 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
 def _check_values(checkpoint: Checkpoint) -> None:
     """Raises `CorruptCheckpointError` if values that are not tensors are invalid, before anything is restored."""
     try:
-        BatchSchedule.of(checkpoint.values)
+        batches = BatchSchedule.of(checkpoint.values["batch_schedule"])
         Progress(checkpoint.values["progress"])
         best_of(checkpoint.values)
-        for name, kind in (("begun_at", int), ("compression", dict), ("order", list)):
+        if type(batches.begun_at) is not int:
+            raise TypeError("begun_at")
+        for name, kind in (("compression", dict), ("exchanges", dict), ("order", list)):
             if type(checkpoint.values[name]) is not kind:
                 raise TypeError(name)
         _check_methods(checkpoint.values["compression"])

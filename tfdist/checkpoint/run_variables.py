@@ -34,7 +34,6 @@ from tfdist.distribution.variable_blocks import Read
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.errors import InputError
 from tfdist.grammar.unique_names import unique_names
-from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.synchronization import Exchanges
 
@@ -99,10 +98,6 @@ class RunVariables:
         state, paths = model.optimizer.variables, keras_internals.paths_of_state(model.optimizer)
         of_optimizer = _named(_OPTIMIZER, state, local, strategy.optimizer_shards.is_here_only, paths)
         every = {**_named(_MODEL, replicated, local), **_named(_STATISTICS, own, moving), **of_optimizer}
-        # Names in checkpoints of version 0.1 and before.
-        self._former = dict(zip(of_optimizer, _named(_OPTIMIZER, state, local), strict=True))
-        whole = model.whole if isinstance(model, StagedModel) else model
-        self._frozen = {f"{_MODEL}{variable.path}" for variable in keras_internals.frozen_weights(whole)}
         self._own_forms = {name: held.form for name, held in every.items()}
         self._forms = self._own_forms  # of all processes; see `collect`
         # Of a sharded optimizer, other processes have the rest.
@@ -212,8 +207,7 @@ class RunVariables:
         They may differ in numbers, because Keras counts layers and optimizers of the same kind in a process.
         """
         local_here = {name.removeprefix(_LOCAL): name for name in self._forms}
-        renamed = self._saved_as_statistics(checkpoint)
-        local_there = {renamed.get(name, name.removeprefix(_LOCAL)): name for name in checkpoint.tensors}
+        local_there = {name.removeprefix(_LOCAL): name for name in checkpoint.tensors}
         here = {name: self._forms[own] for name, own in local_here.items()}
         there = {
             name: _form_in(checkpoint, saved)
@@ -226,13 +220,9 @@ class RunVariables:
                     del one[name]
         if here == there:
             return {own: local_there[name] for name in here if (own := local_here[name]) in self._variables}
-        order = [renamed.get(name, name.removeprefix(_LOCAL)) for name in checkpoint.values["order"]]
+        order = [name.removeprefix(_LOCAL) for name in checkpoint.values["order"]]
         saved = [name for name in order if name in there]  # in the order that the mapping has lost
-        if renamed and len(saved) == len(here):  # they were saved after all other weights
-            frozen, others = iter(renamed.values()), iter([name for name in saved if name not in renamed.values()])
-            saved = [name for own in here if (name := next(frozen if own in self._frozen else others, ""))]
-        former = [without_numbers(self._former.get(name, name)) for name in here]
-        same = [without_numbers(name) for name in saved] in ([without_numbers(name) for name in here], former)
+        same = [without_numbers(name) for name in saved] == [without_numbers(name) for name in here]
         if same and [*here.values()] == [there.get(name) for name in saved]:
             pairs = zip(here, saved, strict=True)
             return {local_here[own]: local_there[name] for own, name in pairs if local_here[own] in self._variables}
@@ -240,12 +230,6 @@ class RunVariables:
             f"A checkpoint must be of the same model and optimizer. Received: {checkpoint.path}, which differs: "
             f"{_differences(here, there)}. Use the flags of its run, or --resume=never."
         )
-
-    def _saved_as_statistics(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Returns the present names of frozen weights by those in checkpoints of version 0.1 and before, in their order."""
-        frozen = {without_numbers(name) for name in self._frozen}
-        names = {n: n.replace(_STATISTICS, _MODEL, 1) for n in checkpoint.values["order"] if n.startswith(_STATISTICS)}
-        return {saved: name for saved, name in names.items() if without_numbers(name) in frozen}
 
     def _exchanges_in(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Same as `_names_in` for the exchanges; empty if the run in the checkpoint had none, or others."""
@@ -339,8 +323,8 @@ def _resized(checkpoint: Checkpoint, replicas: int) -> str:
 
 def _centers(checkpoint: Checkpoint) -> dict[str, str]:
     """Returns the names of global weights by those of the replicas' weights, if the run evaluates the former."""
-    exchanges, order = checkpoint.values.get("exchanges"), checkpoint.values["order"]
-    if not isinstance(exchanges, Mapping) or not exchanges.get("center"):
+    order = checkpoint.values["order"]
+    if not checkpoint.values["exchanges"].get("center"):
         return {}
     local, center = ([n for n in order if n.startswith(prefix)] for prefix in (_LOCAL + _MODEL, _EXCHANGES))
     return dict(zip(local, center, strict=False))  # both in the order of the trainable variables

@@ -112,7 +112,7 @@ def relaunched(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def _is_again(directory: RunDirectory, launched: str) -> bool:
-    return launched != "" and _starts(directory)[-1].get("launched", launched) == launched
+    return launched != "" and _starts(directory)[-1].get("launched") == launched
 
 
 def _is_own_run(resume: str, directory: RunDirectory, launched: str) -> bool:

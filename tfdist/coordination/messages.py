@@ -16,7 +16,7 @@ from typing import Any
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import escaped
 
-VERSION = 9  # of the protocol; other versions are refused with a message
+VERSION = 1  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
 SLOWEST = 1 << 20  # bytes per second; at this rate, a message of any size may arrive, and does not count as silence
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss once an engine has reported a failure

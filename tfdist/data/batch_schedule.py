@@ -49,10 +49,9 @@ class BatchSchedule:
         )
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "BatchSchedule | None":
-        """Returns the schedule in a checkpoint's values; None for an old checkpoint, whose batch size never changed."""
-        saved = values.get("course")
-        return cls(**{**saved, "position": StreamPosition(**saved["position"])}) if saved else None
+    def of(cls, saved: Mapping[str, Any]) -> "BatchSchedule":
+        """Returns the schedule that `to_json` has saved."""
+        return cls(**{**saved, "position": StreamPosition(**saved["position"])})
 
     def to_json(self) -> dict[str, Any]:
         """Returns all attributes as JSON, for a checkpoint."""

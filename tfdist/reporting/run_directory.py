@@ -132,7 +132,7 @@ class RunDirectory:
 
     @property
     def finished(self) -> dict[str, Any]:
-        """The facts with which the run has finished; empty if it has not, or was one of an older version."""
+        """The facts with which the run has finished; empty if it has not."""
         found = _json(self._contents(self.end)) if self.is_done else None
         return found if isinstance(found, dict) and _is_count(found.get("step")) else {}
 

@@ -129,16 +129,16 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
         seconds=_seconds(times, [*records, outcome]),
         steps=steps,
         total_steps=total,
-        status=_status(directory, str(outcome.get("outcome", "")), total is None or steps >= total),
+        status=_status(directory, str(outcome.get("outcome", ""))),
         records=records,
     )
 
 
-def _status(directory: RunDirectory, outcome: str, is_complete: bool) -> str:
+def _status(directory: RunDirectory, outcome: str) -> str:
     if _is_locked(directory):
         return RUNNING
-    if outcome == "done" or directory.finished or (not outcome and directory.is_done and is_complete):
-        return FINISHED  # runs of earlier versions have only a model
+    if outcome == "done" or directory.finished:
+        return FINISHED
     return outcome or KILLED
 
 

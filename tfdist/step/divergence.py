@@ -23,11 +23,6 @@ class Divergence:
         self._initial, self._steps = float(saved["initial"]), int(saved["steps"])
         self._above, self._is_over = int(saved["above"]), bool(saved["is_over"])
 
-    @classmethod
-    def unknown(cls) -> "Divergence":
-        """Returns one that reports nothing, for a run whose initial loss is not known."""
-        return cls({"initial": 0.0, "steps": 0, "above": 0, "is_over": True})
-
     def add(self, losses: Iterable[float], batch_size: int) -> float | None:
         """Adds finite losses of steps; returns the initial loss if they diverge, once per run.
 

@@ -70,11 +70,9 @@ class Progress:
 
     def __init__(self, saved: Mapping[str, Any] | None = None):
         """Creates empty sums, or those that `to_json` returned."""
-        earlier = saved or {}
-        self.window, self.epoch = RunningMetrics(earlier.get("window")), RunningMetrics(earlier.get("epoch"))
-        # A checkpoint of an earlier version does not have the initial loss.
-        of_earlier_version = saved is not None and "divergence" not in saved
-        self.divergence = Divergence.unknown() if of_earlier_version else Divergence(earlier.get("divergence"))
+        saved = saved or {"window": None, "epoch": None, "divergence": None}
+        self.window, self.epoch = RunningMetrics(saved["window"]), RunningMetrics(saved["epoch"])
+        self.divergence = Divergence(saved["divergence"])
 
     def next_run(self) -> "Progress":
         """Returns empty sums for a run that continues training, whose initial loss is that of the first run."""

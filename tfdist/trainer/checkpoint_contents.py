@@ -28,7 +28,7 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: b
     values = {
         **state.values(batches),
         "compression": dict(program.steps.overrides),
-        "routes": program.steps.all_reduce_table,
+        "all_reduce_table": program.steps.all_reduce_table,
         "replicas": program.strategy.replicas,
         "strategy": program.strategy.name,
         "order": variables.order,

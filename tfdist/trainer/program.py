@@ -66,9 +66,9 @@ class Program(NamedTuple):
     def resume(self, saved: Mapping[str, Any], step: int) -> None:
         """Takes over the values of a checkpoint at a step, whose variables have been restored."""
         self.steps.go_on(saved["compression"])
-        self.steps.resume_all_reduce_table(saved.get("routes", []), saved["replicas"])
-        self.exchanges.restore(saved.get("exchanges", {}), step)
-        if saved.get("exchanges") and not self.exchanges.has_local_weights:
+        self.steps.resume_all_reduce_table(saved["all_reduce_table"], saved["replicas"])
+        self.exchanges.restore(saved["exchanges"], step)
+        if saved["exchanges"] and not self.exchanges.has_local_weights:
             self.statistics.average()  # a step without exchanges expects equal ones, if it computes with them
 
     def accepting(self, examples: Examples) -> "Program":

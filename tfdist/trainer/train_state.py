@@ -61,8 +61,8 @@ class TrainState:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Takes over the values of a checkpoint, whose variables have been restored."""
         self.resumed_from = str(checkpoint.path)
-        self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]
-        self._batches, self._position, self._size = BatchSchedule.of(checkpoint.values), None, None
+        self.step, self._batches = checkpoint.step, BatchSchedule.of(checkpoint.values["batch_schedule"])
+        self._begun_at, self._position, self._size = self._batches.begun_at, None, None
         self.read_before = 0
         self.progress = Progress(checkpoint.values["progress"])
         self.best_before = best_of(checkpoint.values)
@@ -73,7 +73,7 @@ class TrainState:
         best = {"best": list(self.best.best)} if self.best and self.best.best else {}
         speeds = {"speeds": self.speeds.to_json()} if self.speeds else {}
         progress = self.progress.to_json()
-        return {"begun_at": batches.begun_at, "course": batches.to_json(), "progress": progress, **best, **speeds}
+        return {"batch_schedule": batches.to_json(), "progress": progress, **best, **speeds}
 
     def end_run(self, batches: BatchSchedule, size: int) -> None:
         """Records that a run has ended, or failed: the next one continues at its position in data of the same size."""

@@ -1,6 +1,5 @@
 """Runs that resume with another number of replicas and keep the batch per replica: steps, learning rate and examples."""
 
-import pathlib
 import shutil
 
 import keras
@@ -14,7 +13,6 @@ from tests.end_to_end.resume.exact_test import tensors
 from tests.selection import quick
 from tfdist import ledger
 from tfdist.checkpoint.format import Checkpoint, newest
-from tfdist.checkpoint.format.manifest import sealed, unsealed
 from tfdist.data import shuffle
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
@@ -209,30 +207,6 @@ def test_who_reads_and_sets_the_rate_has_that_of_the_beginning(strategies, tmp_p
     assert read == pytest.approx([0.1, 0.05, 0.025, 0.0125])
     assert [r["learning_rate"] for r in history.records] == pytest.approx([rate * 2 / 3 for rate in read])
     assert float(tf.convert_to_tensor(trainer.model.optimizer.learning_rate)) == pytest.approx(0.00625)
-
-
-def without_course(directory: pathlib.Path) -> None:
-    """Turns the newest checkpoint into one of a version whose batch size never changed."""
-    path = newest(directory)[0] / "manifest.json"
-    manifest = unsealed(path.read_bytes())
-    del manifest["values"]["course"]
-    path.write_bytes(sealed(manifest))
-
-
-def test_a_checkpoint_of_an_older_version(strategies, tmp_path):
-    go_on(strategies[2], tmp_path / "old", 5)
-    shutil.copytree(tmp_path / "old", tmp_path / "new")
-    without_course(tmp_path / "old")
-    for name in ("old", "new"):
-        go_on(strategies[2], tmp_path / name, 9)
-    assert tensors(newest(tmp_path / "old")[0]) == tensors(newest(tmp_path / "new")[0])
-    without_course(tmp_path / "old")
-    used = Used()
-    _, history = go_on(
-        strategies[3], tmp_path / "old", 10, reporting=tfdist.Reporting(ledger=used)
-    )  # begins at its position, with its own batch size
-    assert history.last("train")["epoch"] == 10 * BATCH / SIZE
-    assert used.numbers == shuffle.indices(tf.range(9 * BATCH, 10 * BATCH, dtype=tf.int64), SIZE, SEED).numpy().tolist()
 
 
 def test_another_fit_begins_where_the_one_before_ended(single):

@@ -16,6 +16,8 @@ from tests.selection import quick
 from tfdist import models
 from tfdist.checkpoint.format import Checkpoint, CheckpointError, Part, commit, newest
 from tfdist.coordination import LocalGroup
+from tfdist.data import StreamPosition
+from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale
 from tfdist.trainer.checkpoint_contents import run_variables
@@ -257,8 +259,9 @@ def after_a_step(single, tmp_path_factory) -> tuple[tfdist.Trainer, pathlib.Path
     "values",
     [
         {"progress": 3},
-        {"course": {"step": 1}},
-        {"begun_at": None},
+        {"batch_schedule": {"step": 1}},
+        {"batch_schedule": {**BatchSchedule.begun(StreamPosition(4), 0, 8, 4, 1).to_json(), "begun_at": None}},
+        {"exchanges": None},
         {"order": None},
         *({"compression": wrong} for wrong in ([1], {"kernel": 3}, {"kernel": "topk(ratio"})),
     ],

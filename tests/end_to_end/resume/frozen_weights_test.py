@@ -1,11 +1,10 @@
-"""Frozen weights keep their bits on any number of replicas; earlier checkpoints have values of each replica for them."""
+"""Frozen weights keep their bits on any number of replicas."""
 
 import keras
 import numpy as np
 import pytest
 
 import tfdist
-from tfdist import keras_internals
 from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.collectives import Recording
 
@@ -53,23 +52,17 @@ def test_they_keep_their_bits_and_are_not_sent(mirrored3, monkeypatch):
 
 
 @pytest.mark.parametrize("restarts", [True, False], ids=["same names", "other names"])
-@pytest.mark.parametrize("earlier", [True, False], ids=["earlier", "now"])
-def test_they_are_restored(earlier, restarts, mirrored3, single, monkeypatch, tmp_path):
+def test_they_are_restored(restarts, mirrored3, single, tmp_path):
     """With another number of replicas, and if Keras gives the layers other numbers, too."""
     keras.utils.clear_session(free_memory=False)
     checkpoints = tfdist.Checkpoints(directory=tmp_path, every="3")
-    with monkeypatch.context() as patch:
-        if earlier:
-            patch.setattr(keras_internals.variables, "frozen_weights", lambda model: [])
-        saved = make(mirrored3)
-        saved.fit(X, Y, batch_size=6, steps=3, verbose=0, checkpoints=checkpoints)
+    saved = make(mirrored3)
+    saved.fit(X, Y, batch_size=6, steps=3, verbose=0, checkpoints=checkpoints)
     there = Checkpoint.open(newest(tmp_path)[0])
     layer = saved.model.layers[1].layers[0]
-    values = [
-        there.read(f"{'statistics' if earlier else 'model'}/{weight.path}") for weight in (layer.kernel, layer.bias)
-    ]
-    assert [value.shape for value in values] == ([(3, 5, 5), (3, 5)] if earlier else [(5, 5), (5,)])
-    expected = [(value[0] if earlier else value).tobytes() for value in values]
+    values = [there.read(f"model/{weight.path}") for weight in (layer.kernel, layer.bias)]
+    assert [value.shape for value in values] == [(5, 5), (5,)]
+    expected = [value.tobytes() for value in values]
     for strategy in (mirrored3, single):
         if restarts:
             keras.utils.clear_session(free_memory=False)

@@ -2,7 +2,6 @@
 
 import pathlib
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,11 +9,10 @@ from absl import flags as absl_flags
 
 from tests import processes
 from tests.end_to_end.resume.command_test import shown, weights
-from tfdist import keras_internals, ledger
+from tfdist import ledger
 from tfdist import train as train_command
 from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.cli import flags as train_flags
-from tfdist.config.train_config import TrainConfig
 
 pytestmark = pytest.mark.processes
 
@@ -91,21 +89,6 @@ def test_stages_have_the_factors_of_one_device(tmp_path: pathlib.Path) -> None:
     train_alone(path, 45, *flags)
     train_alone(whole, 45, *flags)
     check_close(path, whole)
-
-
-def test_factors_of_an_earlier_version_are_read(tmp_path: pathlib.Path) -> None:
-    """Which had the names that Keras gives them."""
-    flags = {"strategy": "single", "model": "mlp(hidden=(8, 8))", "optimizer": "adafactor", "checkpoint_every": "5"}
-
-    def go_on(name: str, steps: int) -> pathlib.Path:
-        train_command.main(TrainConfig(output_dir=str(tmp_path / name), steps=steps, measure_every=0, **flags))
-        return tmp_path / name
-
-    with mock.patch.object(keras_internals, "paths_of_state", lambda optimizer: [v.path for v in optimizer.variables]):
-        path = go_on("run", 5)
-    assert "optimizer/adafactor/kernel#2" in weights(path)
-    assert "optimizer/adafactor/kernel#2" not in weights(go_on("run", 10))
-    assert weights(path) == weights(go_on("whole", 10))
 
 
 @pytest.mark.full
