@@ -173,9 +173,7 @@ def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -
 
 
 def _check_kept(said: list[dict[str, Any]], counting: list[int], directory: RunDirectory) -> None:
-    without = [
-        f"{number} (from step {said[number]['step']})" for number in counting if not said[number].get("ledgers")
-    ]
+    without = [f"{number} (from step {said[number]['step']})" for number in counting if not said[number].get("ledgers")]
     if without:
         which = f"where neither was given at start {', '.join(without)}, counted from 0"
         raise InputError(
