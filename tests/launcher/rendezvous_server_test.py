@@ -141,8 +141,8 @@ def test_untrusted_clients_are_refused(opened) -> None:
             sock.sendall(said)
             assert sock.recv(100) == b""
     with socket.create_connection((host, port)) as sock:
-        sock.sendall(encode({"type": "hello", "version": 1, "token": "token", "places": []}))
-        assert b"Received: version 1, where the job" in sock.recv(1000)
+        sock.sendall(encode({"type": "hello", "version": VERSION + 1, "token": "token", "places": []}))
+        assert b"Received: version 2, where the job" in sock.recv(1000)
     assert opened.said == []
 
 
