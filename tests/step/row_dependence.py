@@ -23,4 +23,4 @@ def dependence(
 
 def names(losses: Sequence[str]) -> list[str]:
     """Returns the names of losses, without the reasons."""
-    return [loss.partition(" (")[0] for loss in losses]
+    return [loss.partition(", ")[0] for loss in losses]

@@ -54,7 +54,8 @@ class Interpreter:
             results = self.results(graph, call)
             if operation.name in declared:
                 declaration, tensors = declared[operation.name]
-                results = [declaration(*[values[tensor.ref()] for tensor in tensors])]
+                given = [values[tensor.ref()] for tensor in tensors]
+                results = [_with_cause(declaration(*given), Call(operation, given, self.variables))]
             for tensor, value in zip(operation.outputs, results, strict=True):
                 values[tensor.ref()] = with_static_shape(tensor, value)
         return values

@@ -6,7 +6,7 @@ does. Powers of COUNT are carried along, since code divides by the number of row
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from tfdist.row_semantics.sizes import Size
 
@@ -78,7 +78,7 @@ class AllRows:
       cause: operation of TensorFlow that decided it; None if a value is only known symbolically.
     """
 
-    cause: object = dataclasses.field(default=None, compare=False)
+    cause: Any = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
         return "all rows"
@@ -107,6 +107,12 @@ def sum_power(label: Label) -> int | None:
     if isinstance(label, Partial) and label.reduction == "sum":
         return label.power
     return label.power - 1 if isinstance(label, Replicated) and label.power is not None else None
+
+
+def times_count(label: Label, power: int) -> Label:
+    """Returns the label of a value times COUNT^power, where COUNT is that of all rows on one device."""
+    known = getattr(label, "power", None)
+    return label if known is None else dataclasses.replace(label, power=known + power)
 
 
 def common_power(powers: Iterable[int | None]) -> tuple[bool, int | None]:

@@ -1,5 +1,6 @@
 """Traces code of one replica with symbolic rows, and labels what it computes and assigns."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -256,16 +257,23 @@ def _known(known: dict[Any, Value], tensor: tf.Tensor) -> Value:
 def _label(known: dict[Any, Value], tensor: tf.Tensor) -> Label:
     """Returns the label of a result; a gradient that needs all rows names an operation of the loss, if there is one."""
     label = _known(known, tensor).known_label
-    if not isinstance(label, AllRows) or not getattr(label.cause, "name", "").startswith(_OF_GRADIENTS):
+    cause = label.cause if isinstance(label, AllRows) else None
+    if cause is None or not cause.name.startswith(_OF_GRADIENTS):
         return label
-    stack, seen = [tensor], {tensor.op.name}
+    parts = cause.name.removeprefix(_OF_GRADIENTS).split(
+        "/"
+    )  # an operation's name may be a scope of those of its gradient
+    for count in range(len(parts), 0, -1):
+        with contextlib.suppress(KeyError):
+            return AllRows(tensor.graph.get_operation_by_name("/".join(parts[:count])))
+    stack, seen = [cause], {cause.name}
     while stack:
-        operation = stack.pop().op
+        operation = stack.pop()
         labels = [known[output.ref()].label for output in operation.outputs if output.ref() in known]
         is_cause = any(isinstance(each, AllRows) and each.cause is operation for each in labels)
         if is_cause and not operation.name.startswith(_OF_GRADIENTS):
             return AllRows(operation)
-        stack.extend(each for each in operation.inputs if each.op.name not in seen)
+        stack.extend(each.op for each in operation.inputs if each.op.name not in seen)
         seen.update(each.op.name for each in operation.inputs)
     return label
 

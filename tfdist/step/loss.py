@@ -69,7 +69,7 @@ def terms(
         outputs = at_path(y_pred, path)
         rank = keras.tree.flatten(outputs)[0].shape.rank if replicas * micro_steps > 1 else None
         if rank is not None and keras_internals.is_of_all_rows(loss, rank):
-            raise not_means([loss.name], replicas, micro_steps)
+            raise of_all_rows([loss.name], replicas, micro_steps)
         found.append(_term(loss, at_path(y_true, path), outputs, weights, 1.0 if weight is None else weight))
     return found
 
@@ -79,13 +79,17 @@ def replicas_and_micro_steps(replicas: int, micro_steps: int) -> str:
     return f"{count_of(replicas, 'replica')} and {count_of(micro_steps, 'micro-step')}"
 
 
-def not_means(names: Sequence[str], replicas: int, micro_steps: int) -> InputError:
-    """Returns the error for losses of a batch that are not the means of its parts' losses."""
+def of_all_rows(names: Sequence[str], replicas: int, micro_steps: int) -> InputError:
+    """Returns the error for losses by these names that are computed from all rows together."""
+    return not_means([f"{', '.join(names)}, which is computed from all rows together"], replicas, micro_steps)
+
+
+def not_means(losses: Sequence[str], replicas: int, micro_steps: int) -> InputError:
+    """Returns the error for losses of a batch that are not the means of its parts' losses; each is named with what it is."""
     return InputError(
         "A loss must be a mean over rows, on several replicas or with several micro-steps. Received: "
-        f"{', '.join(names)}, which is computed from all rows together, with "
-        f"{replicas_and_micro_steps(replicas, micro_steps)}. Use one device, or a mesh, without micro-steps; or a loss "
-        "that is computed for each row."
+        f"{'; '.join(losses)}; with {replicas_and_micro_steps(replicas, micro_steps)}. Use one device, or a mesh, without "
+        "micro-steps; or a loss that is computed for each row."
     )
 
 

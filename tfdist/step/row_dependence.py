@@ -18,7 +18,7 @@ from tfdist.errors.engine_errors import described
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import explained
-from tfdist.row_semantics.labels import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power
+from tfdist.row_semantics.labels import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of
 from tfdist.step import loss
@@ -150,7 +150,7 @@ class _Traced:
 
         labels = labels_of(trained, spec[0], variables, self._model.non_trainable_variables)
         return [
-            f"{variable.path}, {explained(label)}"
+            f"{variable.path}, which is {explained(label)}"
             for variable, label in zip(variables, labels.variables, strict=True)
             if label not in (None, REPLICATED, ZEROS) and not _may_be_averaged(variable, label, labels)
         ]
@@ -175,6 +175,5 @@ def _not_means(of_losses: Mapping[str, list[Label]], added: Mapping[str, list[La
     for name, labels, power in checked:
         wrong = [label for label in labels if sum_power(label) != power and label != ZEROS]
         if wrong:
-            where = explained(wrong[0]).removeprefix("computed from all rows together, ")
-            found.append(f"{name} ({where})")
+            found.append(f"{name}, which is {explained(times_count(wrong[0], -1 - power))}")
     return found

@@ -16,7 +16,7 @@ from tfdist.grammar.sync import Sync, parse_sync
 from tfdist.layers.sync_batch_norm import is_synchronized
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staged_model import StagedModel
-from tfdist.step.loss import not_means
+from tfdist.step.loss import of_all_rows
 
 _log = logging.getLogger(__name__)
 
@@ -239,4 +239,4 @@ def check_means(model: keras.Model, replicas: int, micro_steps: int) -> None:
     """
     names = keras_internals.losses_of_all_rows(model)
     if names and replicas * micro_steps > 1:
-        raise not_means(names, replicas, micro_steps)
+        raise of_all_rows(names, replicas, micro_steps)
