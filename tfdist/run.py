@@ -29,7 +29,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
     Returns:
       The exit code.
     """
-    _check_script(pathlib.Path(script))
+    check_script(pathlib.Path(script))
     check_cluster(config)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
@@ -51,7 +51,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _check_script(script: pathlib.Path) -> None:
+def check_script(script: pathlib.Path) -> None:
     """Checks that a file is a Python program, before TensorFlow is imported.
 
     Raises:

@@ -37,6 +37,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "completion": lambda values: None,
     "bench": lambda values: flags.define(values, BenchConfig),
     "train": flags.define,
+    "explain": flags.define,
     "verify": lambda values: flags.define(values, train_config.VerifyConfig),
     "launch": launch.define_flags,
     "run": lambda values: flags.define(values, run_config.RunConfig),

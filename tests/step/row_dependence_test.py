@@ -13,7 +13,6 @@ import tfdist
 from tests.step.row_dependence import dependence, names
 from tests.step.user_metrics import Count, Moving, Peak, mean, per_row, root, total, where_positive
 from tfdist.errors import InputError
-from tfdist.step.row_dependence import RowDependence
 
 ops = keras.ops
 X, Y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
@@ -113,8 +112,8 @@ def test_what_is_no_mean_is_found(case: str) -> None:
     model = network(loss, layers)
     model.evaluate(X, Y, batch_size=16, verbose=0)  # builds the loss
     found = dependence(model, X, Y, micro_steps=2)
-    assert (names(found.losses), bool(found.outputs)) == (expected, "couples" in case)
-    assert not (found.state or found.metrics or found.error)
+    assert (names(found.wrong("loss")), bool(found.wrong("output"))) == (expected, "couples" in case)
+    assert not (found.wrong("variable") or found.metrics or found.error)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(mean, []), (root, ["root"])])
@@ -123,7 +122,7 @@ def test_losses_are_labelled_without_calling_the_model(loss: Any, expected: list
     model = network(loss, [])
     model.evaluate(X, Y, verbose=0)
     found = dependence(model, X, Y, micro_steps=2, may_be_called=False)
-    assert (names(found.losses), found.outputs) == (expected, "")
+    assert (names(found.wrong("loss")), found.wrong("output")) == (expected, [])
 
 
 class Measuring(keras.layers.Layer):
@@ -154,7 +153,7 @@ def test_metrics_that_layers_update(value: Any, expected: dict[str, str], mirror
         model = network("mse", [lambda: Measuring(value)])
     kept = model.layers[1].kept.variables
     mirrored2.run(lambda: [variable.assign(2.0) for variable in kept])
-    assert dependence(model, X, Y, replicas=2) == RowDependence(metrics=expected)
+    assert dependence(model, X, Y, replicas=2).metrics == expected
     assert [float(copy) for variable in kept for copy in mirrored2.local(variable.value)] == [2.0] * 4
 
 
@@ -184,7 +183,7 @@ def test_losses_of_several_outputs_are_told_apart() -> None:
     model.compile("sgd", {"a": root, "b": mean, "c": root})
     targets = {"a": Y, "b": Y, "c": Y}
     model.evaluate(X, targets, verbose=0)
-    assert names(dependence(model, X, targets, micro_steps=2).losses) == ["root", "root"]
+    assert names(dependence(model, X, targets, micro_steps=2).wrong("loss")) == ["root", "root"]
 
 
 class OfKnownRows(keras.Loss):

@@ -17,12 +17,13 @@ from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import Place
 from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.one_device import running
-from tfdist.keras_fit.partitioned_step import partitioned, says_partitioned
+from tfdist.keras_fit.partitioned_step import communication, otherwise, partitioned, say_partitioned
 from tfdist.keras_fit.replica_batch import of_equal_values, rows_of
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
 from tfdist.keras_fit.step_labels import ReduceOps, reduce_ops, state_of_rows
 from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
+from tfdist.row_semantics.explanation import Explanation, listener
 from tfdist.step import randomness
 from tfdist.step.averaged_statistics import AveragedStatistics
 from tfdist.step.metrics import KerasMetrics
@@ -57,7 +58,7 @@ class Functions:
         self._tested = 0  # number of batches, which seeds random layers
         self._training: TrainerSteps | CustomSteps | None = None
         self._own: CustomSteps | None = None
-        self._state_of_rows = state_of_rows(model) if strategy.replicas > 1 else ""
+        self._state_of_rows = state_of_rows(model)
         self._recorded = Recording(strategy.collectives)
         self._test_logs: Logs | None = None
         self._test_reduce_ops = ReduceOps()
@@ -119,7 +120,7 @@ class Functions:
         ops = self._reduce_ops("train_step", self._own.returned if self._own else None, spec, needs_all_rows)
         self._training = self._following(ops, spec)
         self.sums.use_all_rows(self._training.needs_all_rows)
-        sends_rows = ops.communicates or isinstance(self._training, CustomSteps)
+        sends_rows = bool(ops.calls) or isinstance(self._training, CustomSteps)
         if not (sends_rows and isinstance(batches, BatchReader)):
             return self._training.go(batches, most, number)
         # Whether a step sends rows, of which there may be other numbers in the next one, is known when it is traced.
@@ -145,7 +146,7 @@ class Functions:
           spec: structure of `tf.TensorSpec` of a batch.
           needs_all_rows: why each replica must compute the whole batch, if that is known.
         """
-        if self._strategy.replicas == 1:  # which has all rows: Keras's own code is correct for them
+        if self._strategy.replicas == 1 and not listener():  # which has all rows: Keras's own code is correct for them
             return ReduceOps(needs_all_rows="metrics" if returned and returned.computed_from_metrics else "")
         if needs_all_rows or self._state_of_rows:
             ops = ReduceOps(needs_all_rows=needs_all_rows or self._state_of_rows)
@@ -155,13 +156,14 @@ class Functions:
             ops = ReduceOps(needs_all_rows=reason)
         else:
             ops = reduce_ops(self.model, getattr(self.model, name), spec, returned.sources if returned else None)
-        if not ops.needs_all_rows:
-            return ops
-        call_of_step = None if needs_all_rows or self._state_of_rows else getattr(self.model, name)
-        partitioned = says_partitioned(
-            self.model, name, call_of_step, spec, ops.needs_all_rows, self._strategy, self._options.rows
-        )
-        return ops._replace(partitioned=partitioned)
+        is_divisible = ops.needs_all_rows and not (needs_all_rows or self._state_of_rows)
+        sent = communication(self.model, getattr(self.model, name), spec) if is_divisible else ""
+        if tell := listener():
+            step, trained = f"{name} of {self.model.name}", self.model.trainable_variables
+            tell(Explanation(step, ops.values, ops.needs_all_rows, otherwise(sent), trained, ops.calls))
+        if ops.needs_all_rows:
+            say_partitioned(self.model, name, ops.needs_all_rows, sent, self._strategy, self._options.rows)
+        return ops._replace(partitioned=bool(sent))
 
     def _following(self, ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
         if self._own is None and ops.are_means:

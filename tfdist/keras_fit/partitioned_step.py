@@ -114,42 +114,49 @@ def partitioned(
     return StepResult(dict(zip(logs, whole, strict=False)), assigned, application)
 
 
-def says_partitioned(
-    model: keras.Model,
-    name: str,
-    step: Callable[[Any], Any] | None,
-    spec: Any,
-    reason: str,
-    strategy: HasCollectives,
-    rows: str,
-) -> bool:
-    """Returns whether a step that needs all rows can be partitioned, and says what replicas do.
+def communication(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> str:
+    """Returns what replicas communicate in a partitioned step, in words; empty if it cannot be partitioned.
 
     Args:
-      model: compiled and built model.
-      name: name of the step.
-      step: function of a batch that returns values by name; None if each replica must compute the whole batch.
+      model: built model.
+      step: function of a batch that returns values by name.
       spec: structure of `tf.TensorSpec` of a batch.
-      reason: why the step needs all rows.
+    """
+    try:
+        return _in_words(_communicated(model, step, spec))
+    except NotPartitionedError as error:
+        _log.debug("A step of %s is not partitioned: %s", model.name, error)
+        return ""
+
+
+def otherwise(sent: str) -> str:
+    """Returns what replicas do with a step that needs all rows, given the result of `communication`."""
+    if sent:
+        return f"replicas compute their own rows, and besides gradients communicate {sent} in each step"
+    return "every replica gathers and computes the whole batch, with the result and the speed of one device"
+
+
+def say_partitioned(model: keras.Model, name: str, reason: str, sent: str, strategy: HasCollectives, rows: str) -> None:
+    """Says what replicas do with a step that needs all rows, and why.
+
+    Args:
+      model: built model.
+      name: name of the step.
+      reason: why it needs all rows.
+      sent: result of `communication`.
       strategy: strategy on which it runs.
       rows: value of --rows.
 
     Raises:
       InputError: `rows` is "strict".
     """
-    try:
-        calls = None if step is None else _communicated(model, step, spec)
-    except NotPartitionedError as error:
-        _log.debug("%s of %s is not partitioned: %s", name, model.name, error)
-        calls = None
-    if calls is None:
-        say_all_rows(model, name, reason, strategy, rows)
-        return False
+    if not sent:
+        return say_all_rows(model, name, reason, strategy, rows)
     text = f"{name} of {model.name} needs all rows of a batch: {reason.rstrip('.')}."
     check_not_strict(rows, f"{text} Make the value a mean or a sum over rows.")
     if strategy.is_chief:
-        _log.info("%s Besides gradients, replicas communicate %s in each step.", text, _in_words(calls))
-    return True
+        _log.info("%s Besides gradients, replicas communicate %s in each step.", text, sent)
+    return None
 
 
 def _in_words(calls: Sequence[RecordedCall]) -> str:
@@ -157,7 +164,7 @@ def _in_words(calls: Sequence[RecordedCall]) -> str:
     rows = sum(len(call.shapes) for call in calls if call.operation == "all_gather")
     size = sum(call.payload_bytes for call in calls if call.operation == "all_reduce")
     parts = [f"{sums} sums or extremes ({size} bytes)"] if sums else []
-    return " and ".join([*parts, *([f"the rows of {rows} tensors"] if rows else [])]) or "nothing"
+    return " and ".join([*parts, *([f"the rows of {rows} tensors"] if rows else [])]) or "nothing else"
 
 
 def _communicated(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> list[RecordedCall]:

@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy, in_replica_function
+from tfdist.errors import InputError
 from tfdist.keras_fit import one_device
+from tfdist.row_semantics.explanation import listener
 from tfdist.step.metrics import KerasMetrics
 
 Distributed = Any  # tfdist.keras_fit.distributed_model.Distributed, which imports this module
@@ -50,6 +52,7 @@ _WHOLE = (
     "An optimizer is applied outside fit and train_on_batch: this is not distributed, and every process computes it as "
     "one device would. tfdist distributes fit, evaluate, predict and their ..._on_batch."
 )
+_LOOP = "a training loop that applies an optimizer itself. Put its step into a train_step of a keras.Model"
 _SAVES = ("save", "save_weights")
 _SUFFIXES = (".keras", ".h5")  # of formats that are a single file
 REPLACED = (
@@ -146,7 +149,7 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         # What one process does alone, such as saving in a callback, must not wait for the others; collective code opens
         # the scope.
         with keras_internals.outside_scopes() if name in _CALLS else contextlib.nullcontext():
-            is_eager = name in _CALLS and (self.run_eagerly or tf.config.functions_run_eagerly())
+            is_eager = name in _CALLS and (self.run_eagerly or tf.config.functions_run_eagerly()) and not listener()
             call = functools.partial(distributed.eagerly, name) if is_eager else getattr(distributed, name)
             return call(functools.partial(original, self), *args, **kwargs)
 
@@ -212,6 +215,8 @@ def _applied_outside(optimizer: keras.Optimizer, variables: Sequence[keras.Varia
     if in_replica or not (_makers or _strategies):
         yield
         return
+    if listener():
+        raise InputError(f"Only steps of fit, evaluate and train_on_batch can be explained. Received: {_LOOP}.")
     if not _on_one_device.get():
         _warn_once()
     with _updating_one_device(variables, [optimizer]):

@@ -16,7 +16,7 @@ from tfdist.config.run_config import RunConfig
 from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.keras_fit.partitioned_step import partitioned, says_partitioned
+from tfdist.keras_fit.partitioned_step import communication, partitioned, say_partitioned
 from tfdist.keras_fit.replica_batch import all_rows
 from tfdist.keras_fit.step_labels import not_of_rows, state_of_rows
 from tfdist.step import randomness
@@ -55,9 +55,9 @@ def _function(model: keras.Model, strategy: HasCollectives, own_rows: Any, rows:
     reason = state_of_rows(model) or not_of_rows(model, lambda batch: _outputs(model, batch), spec)
     if not reason:
         return _by_own_rows
-    by_name = None if state_of_rows(model) else functools.partial(_outputs_by_name, model, [])
-    is_partitioned = says_partitioned(model, "predict", by_name, spec, reason, strategy, rows)
-    return _by_partition if is_partitioned else _by_all_rows
+    sent = "" if state_of_rows(model) else communication(model, functools.partial(_outputs_by_name, model, []), spec)
+    say_partitioned(model, "predict", reason, sent, strategy, rows)
+    return _by_partition if sent else _by_all_rows
 
 
 def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: HasCollectives, seed: int) -> Predict:

@@ -101,7 +101,10 @@ def say_all_rows(model: keras.Model, name: str, reason: str, strategy: HasCollec
       InputError: `rows` is "strict".
     """
     text = f"{name} of {model.name} needs all rows of a batch: {reason.rstrip('.')}."
-    remedy = "make the value a mean or a sum over rows, or gather the rows that are compared with tfdist.gather_rows."
+    remedy = (
+        "make it a mean or a sum over rows or a value for each row, or gather the rows that are compared with "
+        "tfdist.gather_rows; tfdist explain shows all values of the step."
+    )
     check_not_strict(rows, f"{text} To do so, {remedy}")
     if strategy.is_chief:
         _log.warning(

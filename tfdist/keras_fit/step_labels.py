@@ -6,30 +6,29 @@ that needs all rows at once (pairs in a batch, a mean over weights) is read from
 """
 
 import contextlib
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import using
+from tfdist.collectives import RecordedCall, using
 from tfdist.collectives.differentiable import losses_weighted
 from tfdist.data.batches import count_rows
 from tfdist.errors.engine_errors import described
 from tfdist.keras_fit.one_device import Apply, Replica, running
 from tfdist.keras_fit.step_outputs import ReduceOp, flat
 from tfdist.row_semantics import keras_parts
-from tfdist.row_semantics.explanation import explained
+from tfdist.row_semantics.explanation import Combination, Labelled
 from tfdist.row_semantics.labels import Label, Replicated, ReplicatedPlusSum, Rows, is_zero, sum_power
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
 
-_log = logging.getLogger(__name__)
-_OPS: dict[int, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a sum
+_OPS: dict[int | None, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a sum
+_SAME = (Replicated(0), Replicated(None))
 
 
 class ReduceOps(NamedTuple):
@@ -42,16 +41,18 @@ class ReduceOps(NamedTuple):
         may compute with them.
       needs_all_rows: why neither means nor sums are right, so that each replica must compute the whole batch; empty if
         they are.
-      communicates: whether the step's code communicates, as by `tfdist.gather_rows`.
       partitioned: whether the step is partitioned, so that replicas that need all rows communicate what they need of them.
+      values: the values, with their labels.
+      calls: what the step's code communicates, as by `tfdist.gather_rows`.
     """
 
     gradients: Sequence[ReduceOp] = ()
     logs: Mapping[str, ReduceOp] = {}
     statistics: Sequence[keras.Variable] = ()
     needs_all_rows: str = ""
-    communicates: bool = False
     partitioned: bool = False
+    values: Sequence[Labelled] = ()
+    calls: Sequence[RecordedCall] = ()
 
     @property
     def of_gradients(self) -> ReduceOp:
@@ -62,10 +63,6 @@ class ReduceOps(NamedTuple):
     def are_means(self) -> bool:
         """Whether each value of the whole batch is a mean over rows."""
         return not self.needs_all_rows and {*self.gradients, *self.logs.values()} <= {"mean"}
-
-
-class _NeedsAllRowsError(Exception):
-    """A value of the whole batch cannot be combined from the replicas' values; the message says which and why."""
 
 
 def state_of_rows(model: keras.Model) -> str:
@@ -86,13 +83,11 @@ def reduce_ops(
       results_of_metrics: names of the returned values that are results of metrics; None if all are.
     """
     step_labels = _StepLabels(model, step, spec, results_of_metrics)
-    try:
-        return step_labels.reduce_ops("mean")
-    except _NeedsAllRowsError as error:
-        if step_labels.communicates:  # in which gradients of sums have other weights
-            with contextlib.suppress(_NeedsAllRowsError):
-                return step_labels.reduce_ops("sum")
-        return ReduceOps(needs_all_rows=str(error))
+    ops = step_labels.reduce_ops("mean")
+    if ops.needs_all_rows and step_labels.calls:  # in which gradients of sums have other weights
+        of_sums = step_labels.reduce_ops("sum")
+        return ops if of_sums.needs_all_rows else of_sums
+    return ops
 
 
 def not_of_rows(model: keras.Model, function: Callable[[Any], Any], spec: Any) -> str:
@@ -113,7 +108,7 @@ def not_of_rows(model: keras.Model, function: Callable[[Any], Any], spec: Any) -
     except FAILURES as error:
         return described(error)
     found = (label for label in tf.nest.flatten(labels.results) if label is not None)
-    return next((_named("an output", label) for label in found if label != Rows(0, COUNT)), "")
+    return next((Labelled("output", "", each, "").sentence for each in found if each != Rows(0, COUNT)), "")
 
 
 class _StepLabels:
@@ -126,7 +121,7 @@ class _StepLabels:
         self._metrics = KerasMetrics(model).variables
         self._weights = list(model.trainable_variables)
         self._state = list(model.non_trainable_variables)
-        self.communicates = False
+        self.calls: Sequence[RecordedCall] = ()
         self._applications: list[list[str]] = []
 
     def reduce_ops(self, op: ReduceOp) -> ReduceOps:
@@ -141,13 +136,25 @@ class _StepLabels:
                 state,
             )
         except FAILURES as error:
-            raise _NeedsAllRowsError(described(error)) from None
+            return ReduceOps(needs_all_rows=described(error))
         gradients, logs = labels.results
-        ops = [self._of_gradients(paths, each) for paths, each in zip(self._applications, gradients, strict=True)]
-        if self.communicates and set(ops) - {op}:
-            raise _NeedsAllRowsError("gradients are sums over rows and means, in layers that communicate")
-        of_logs = {key: _of(label, f'"{key}", which it returns,') for key, label in logs.items()}
-        return ReduceOps(ops, of_logs, self._statistics(labels), communicates=self.communicates)
+        ops = [{_op(label) for label in each if not is_zero(label)} or {"mean"} for each in gradients]
+        named = [each for pairs in zip(self._applications, gradients, strict=True) for each in zip(*pairs, strict=True)]
+        values = [Labelled("gradient", path, label, _op(label)) for path, label in named]
+        values += [Labelled("result", key, label, _op(label)) for key, label in logs.items()]
+        of_variables = list(self._assigned(labels))
+        values += [value for _, value in of_variables]
+        reason = next((value.sentence for value in values if not value.op), "")
+        if not reason and any(len(each) > 1 for each in ops):
+            reason = "some gradients of an optimizer are sums over rows and some means"
+        elif not reason and self.calls and any(each != {op} for each in ops):
+            reason = "gradients are sums over rows and means, in layers that communicate"
+        if reason:
+            return ReduceOps(needs_all_rows=reason, values=values, calls=self.calls)
+        of_gradients = [of_one for each in ops for of_one in each if of_one]
+        of_logs = {key: of_one for key, label in logs.items() if (of_one := _op(label))}
+        statistics = [variable for variable, value in of_variables if value.op == "mean"]
+        return ReduceOps(of_gradients, of_logs, statistics, values=values, calls=self.calls)
 
     def _called(self, batch: Any, size: tf.Tensor, op: ReduceOp) -> tuple[Any, dict[str, tf.Tensor]]:
         gradients: list[list[tf.Tensor]] = []
@@ -165,7 +172,7 @@ class _StepLabels:
         collectives = LabelledCollectives(weight)
         with _in_replica(self._model, collectives, rows, size, apply), losses_weighted(weight):
             returned = flat(self._step(batch) or {})
-        self.communicates = collectives.was_called
+        self.calls = collectives.calls
         logs = {
             key: tf.convert_to_tensor(value)
             for key, value in returned.items()
@@ -176,38 +183,23 @@ class _StepLabels:
     def _is_of_metric(self, key: str) -> bool:
         return self._results_of_metrics is None or key in self._results_of_metrics
 
-    def _of_gradients(self, paths: Sequence[str], labels: Sequence[Label]) -> ReduceOp:
-        """Returns how the gradients of one application are combined."""
-        ops = {
-            _of(label, f"the gradient of {path}")
-            for path, label in zip(paths, labels, strict=True)
-            if not is_zero(label)
-        }
-        if len(ops) > 1:
-            raise _NeedsAllRowsError("some gradients of an optimizer are sums over rows and some means")
-        return ops.pop() if ops else "mean"
-
-    def _statistics(self, labels: Labels) -> list[keras.Variable]:
-        """Returns the variables that a step assigns means over rows; what else it assigns must be the same everywhere."""
+    def _assigned(self, labels: Labels) -> Iterator[tuple[Any, Labelled]]:
+        """Yields the variables that a step assigns: sums of metrics, means over rows, and what is the same everywhere."""
         documented = {id(variable) for layer in keras_parts.normalizations(self._model) for variable in layer.variables}
         of_variables = zip([*self._metrics, *self._weights, *self._state], labels.variables, strict=True)
         metrics = {id(variable) for variable in self._metrics}
-        statistics = []
         for variable, label in of_variables:
             if label is None or id(variable) in documented:
                 continue
             if id(variable) in metrics:
-                if not (isinstance(label, ReplicatedPlusSum) and label.power == 0):
-                    raise _NeedsAllRowsError(_named(f"the metric variable {variable.path}", label))
-            elif label not in (Replicated(0), Replicated(None)):
-                is_mean = tf.as_dtype(variable.dtype).is_floating and sum_power(label) == -1
-                if not is_mean or variable.trainable:
-                    raise _NeedsAllRowsError(_named(f"{variable.path}, which it assigns,", label))
-                statistics.append(variable)
+                adds_up = isinstance(label, ReplicatedPlusSum) and label.power == 0
+                yield variable, Labelled("metric", variable.path, label, "sum" if adds_up else "")
+            else:
+                is_mean = tf.as_dtype(variable.dtype).is_floating and sum_power(label) == -1 and not variable.trainable
+                op: Combination = "same" if label in _SAME else "mean" if is_mean else ""
+                yield variable, Labelled("variable", variable.path, label, op)
         for label in labels.others:
-            if label not in (Replicated(0), Replicated(None)):
-                raise _NeedsAllRowsError(_named("a tf.Variable that it assigns", label))
-        return statistics
+            yield None, Labelled("variable", "a tf.Variable", label, "same" if label in _SAME else "")
 
 
 @contextlib.contextmanager
@@ -224,12 +216,6 @@ def variables_of_state(*groups: Sequence[keras.Variable]) -> list[keras.Variable
     return list({id(variable): variable for group in groups for variable in group}.values())
 
 
-def _of(label: Label, what: str) -> ReduceOp:
-    power = -1 if is_zero(label) else sum_power(label)
-    if power not in _OPS:
-        raise _NeedsAllRowsError(_named(what, label))
-    return _OPS[power]
-
-
-def _named(what: str, label: Label) -> str:
-    return f"{what} is {explained(label)}"
+def _op(label: Label) -> ReduceOp | Literal[""]:
+    """Returns how values with a label are combined; "" for all rows."""
+    return _OPS.get(-1 if is_zero(label) else sum_power(label), "")

@@ -1,15 +1,24 @@
-"""Says in words what a label means, and which line of a user's code decided it."""
+"""Says in words what labels mean, which line of a user's code decided them, and what follows for a step."""
 
+import contextlib
+import contextvars
+import dataclasses
 import os
 import pathlib
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from tfdist.collectives import RecordedCall
+from tfdist.collectives.tensor_bytes import tensor_bytes
+from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.counts import count_of
 from tfdist.row_semantics.labels import AllRows, Label, Partial, Replicated, ReplicatedPlusSum, Rows
 from tfdist.row_semantics.sizes import COUNT
 
+Combination = Literal["mean", "sum", "same", "rows", ""]
 _FILES = (str(tf.__file__), str(keras.__file__), str(pathlib.Path(__file__).parent))
 _LIBRARIES = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in _FILES)
 _REDUCTIONS = {
@@ -19,6 +28,100 @@ _REDUCTIONS = {
     "all": "a logical and over rows",
     "any": "a logical or over rows",
 }
+_SENTENCES = {
+    "gradient": "the gradient of {}",
+    "result": '"{}", which it returns,',
+    "metric": "the metric variable {}",
+    "variable": "{}, which it assigns,",
+    "output": "an output",
+}
+_ON_REPLICAS = {"mean": "averaged", "sum": "summed", "same": "the same", "rows": "each its own", "": "need all rows"}
+
+
+class Labelled(NamedTuple):
+    """A value of a step, with its label, and how those of replicas make up that of the whole batch; "" if they do not."""
+
+    kind: Literal["loss", "gradient", "metric", "variable", "result", "output"]
+    name: str
+    label: Label
+    op: Combination
+
+    @property
+    def sentence(self) -> str:
+        """What it is, in words."""
+        return f"{_SENTENCES.get(self.kind, '{}').format(self.name)} is {explained(self.label)}"
+
+
+class Explanation(NamedTuple):
+    """The values of a step, and what follows on replicas.
+
+    Attributes:
+      step: which step.
+      values: its values.
+      reason: why they cannot be combined from those of replicas, if it is not in one of them; empty if they can.
+      otherwise: what follows if they cannot.
+      trained: the variables that have gradients.
+      calls: what the code of the step communicates.
+    """
+
+    step: str
+    values: Sequence[Labelled]
+    reason: str
+    otherwise: str
+    trained: Sequence[keras.Variable]
+    calls: Sequence[RecordedCall]
+
+    def rows(self, *, all_values: bool) -> list[tuple[str, str, str]]:
+        """Returns a row of a table for values that are alike: all, or those that cannot be combined."""
+        alike: dict[tuple[str, str, str], list[str]] = {}
+        for kind, name, label, op in self.values:
+            if all_values or not op:
+                alike.setdefault((kind, explained(label), _ON_REPLICAS[op]), []).append(name)
+        return [
+            (
+                f"{kind} {', '.join(names)}" if len(names) < 4 else f"{count_of(len(names), kind)} ({names[0]}, ...)",
+                what,
+                op,
+            )
+            for (kind, what, op), names in alike.items()
+        ]
+
+    @property
+    def summary(self) -> str:
+        """What follows, as one line."""
+        count, bad = count_of(len(self.values), "value"), sum(not value.op for value in self.values)
+        if bad or self.reason:
+            reason = f"{bad} of {count} cannot be combined from those of replicas" if bad else self.reason
+            return f"{reason}: {self.otherwise}."
+        how = {_ON_REPLICAS[value.op] for value in self.values if value.kind == "gradient"} or {"averaged"}
+        size = sum(tensor_bytes(tf.TensorSpec(variable.shape, variable.dtype)) for variable in self.trained)
+        sent = ", ".join(f"{call.name} ({_size(call)})" for call in self.calls)
+        return (
+            f"All {count} are means, sums or rows: gradients ({byte_size(size)}) are {' or '.join(sorted(how))}, metrics are "
+            f"summed when they are logged, and {'a step communicates ' + sent if sent else 'nothing else is communicated'}."
+        )
+
+
+def _size(call: RecordedCall) -> str:
+    of_a_row = tuple(tuple(1 if dim is None else dim for dim in shape) for shape in call.shapes)
+    each = "" if of_a_row == call.shapes else " for each row"
+    return byte_size(dataclasses.replace(call, shapes=of_a_row).payload_bytes) + each
+
+
+_listener: contextvars.ContextVar[Callable[[Explanation], None] | None] = contextvars.ContextVar(
+    "listener", default=None
+)
+listener = _listener.get
+
+
+@contextlib.contextmanager
+def told_to(function: Callable[[Explanation], None]) -> Iterator[None]:
+    """Context in which a function, the `listener`, is told of each step before it runs, on one replica, too."""
+    token = _listener.set(function)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 def explained(label: Label) -> str:

@@ -96,8 +96,8 @@ class Interpreter:
 
     def _forget_variables(self, call: Call) -> None:
         """An unknown operation may have assigned each variable that it gets."""
-        for value in call.inputs:
-            if value.variable is not None:
+        for tensor, value in zip(call.operation.inputs, call.inputs, strict=True):
+            if value.variable is not None and tensor.dtype == tf.resource:
                 self.variables[value.variable] = Value(AllRows(call.operation))
 
     def _run_apart(self, graph: Any, inputs: Sequence[Value]) -> tuple[list[Value], dict[object, Value]]:

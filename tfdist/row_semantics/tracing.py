@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import OneReplica, Op
+from tfdist.collectives import OneReplica, Op, RecordedCall
 from tfdist.row_semantics.declarations import all_rows_of, declare, summed
 from tfdist.row_semantics.interpreter import Interpreter
 from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Label, ReplicatedPlusSum, Rows
@@ -21,7 +21,11 @@ FAILURES = (tf.errors.OpError, ValueError, TypeError, AttributeError)
 
 
 class LabelledCollectives(OneReplica):
-    """Collectives of a replica that is traced to be labelled: they communicate nothing, and declare what they return."""
+    """Collectives of a replica that is traced to be labelled: they communicate nothing, and declare what they return.
+
+    Attributes:
+      calls: the calls so far.
+    """
 
     def __init__(self, weight: tf.Tensor | None, *, communicates: bool = True):
         """Initializes the collectives.
@@ -31,18 +35,18 @@ class LabelledCollectives(OneReplica):
           communicates: whether what is called a replica here is one; a micro-step of one has no collectives.
         """
         self._weight, self._communicates = weight, communicates
-        self.was_called = False
+        self.calls: list[RecordedCall] = []
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        self.was_called = True
+        self._record("all_reduce", name, tensors)
         if not self._communicates:
             return list(tensors)
         return [summed(tensor) if op == "sum" else _unknown(tensor) for tensor in tensors]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        self.was_called = True
+        self._record("all_gather", name, tensors)
         if not self._communicates:
             return list(tensors)
         return [all_rows_of(tensor, name, self._weight) for tensor in tensors]
@@ -51,6 +55,10 @@ class LabelledCollectives(OneReplica):
         """See base class."""
         [whole] = self.all_gather([rows], name=name)
         return whole
+
+    def _record(self, operation: str, name: str, tensors: Sequence[tf.Tensor]) -> None:
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        self.calls.append(RecordedCall(operation, name, tuple(tensor.dtype for tensor in tensors), shapes))
 
 
 def _unknown(tensor: tf.Tensor) -> tf.Tensor:

@@ -49,7 +49,8 @@ class Value:
     @property
     def known_label(self) -> Label:
         """The label, if the shape is known as well: zeros that a loop did not write into a list have any shape."""
-        return ALL_ROWS if self.dims is not None and None in self.dims else self.label
+        is_unknown = self.dims is not None and None in self.dims and self.label != ALL_ROWS
+        return ALL_ROWS if is_unknown else self.label
 
     @property
     def base(self) -> object:

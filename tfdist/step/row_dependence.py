@@ -12,12 +12,12 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import using
+from tfdist.collectives import RecordedCall, using
 from tfdist.data.batches import count_rows
 from tfdist.errors.engine_errors import described
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.row_semantics import keras_parts
-from tfdist.row_semantics.explanation import explained
+from tfdist.row_semantics.explanation import Combination, Labelled, explained
 from tfdist.row_semantics.labels import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of
@@ -32,18 +32,21 @@ class RowDependence(NamedTuple):
     """What depends on several rows of a batch together.
 
     Attributes:
-      losses: losses that are not means over rows, with the reason.
-      outputs: why outputs for a row depend on other rows; empty if they do not.
-      state: variables that layers assign in training, of which the mean over replicas is not that of one device.
+      values: outputs, losses, metrics and the state that layers assign in training, with their labels.
       metrics: names of metrics that do not add up over batches, or not over rows.
       error: why the code could not be traced for an unknown number of rows; empty if it could.
+      calls: what the code of the model communicates.
     """
 
-    losses: Sequence[str] = ()
-    outputs: str = ""
-    state: Sequence[str] = ()
+    values: Sequence[Labelled] = ()
     metrics: Mapping[str, Coupling] = types.MappingProxyType({})
     error: str = ""
+    calls: Sequence[RecordedCall] = ()
+
+    def wrong(self, kind: str) -> list[str]:
+        """Returns the values of a kind that depend on several rows, such as losses that are no means, with what they are."""
+        values = [value for value in self.values if value.kind == kind and not value.op]
+        return [f"{value.name}, which is {explained(value.label)}" for value in values]
 
 
 def row_dependence(
@@ -79,6 +82,7 @@ class _Traced:
         own = {id(metric) for metric in keras_internals.own_compiled_metrics(model)}
         own |= {id(metric) for _, metric in updated if keras_internals.is_own(metric)}
         self.own_metrics = own
+        self._calls: Sequence[RecordedCall] = ()
 
     def dependence(self, spec: Any, is_divided: bool) -> RowDependence:
         """See `row_dependence`."""
@@ -87,28 +91,37 @@ class _Traced:
         state = list({id(variable): variable for variable in (*variables, *others)}.values())
         outputs = () if self._may_be_called else self._specs_of_outputs()
         labels = labels_of(self._evaluated, (tuple(spec), outputs), variables, state)
-        metrics = self._coupled_metrics(labels, is_divided)
+        of_metrics, metrics = self._coupled_metrics(labels, is_divided)
         if not is_divided:
             return RowDependence(metrics=metrics)
         of_outputs, of_losses, added = labels.results
-        dependent = [label for label in tf.nest.flatten(of_outputs) if label not in (None, Rows(0, COUNT))]
-        if dependent:  # and so is what is computed from them
-            return RowDependence(outputs=explained(dependent[0]))
-        state = self._coupled_state(spec) if self._may_be_called else []
-        return RowDependence(tuple(_not_means(of_losses, added)), state=tuple(state), metrics=metrics)
+        values = [
+            Labelled("output", self._model.name, each, "rows" if each == Rows(0, COUNT) else "")
+            for each in tf.nest.flatten(of_outputs)
+            if each is not None
+        ]
+        if all(value.op for value in values):  # otherwise, what is computed from them depends on several rows, too
+            values += _losses(of_losses, added)
+            values += [*of_metrics, *(self._state(spec) if self._may_be_called else [])]
+        else:
+            metrics = {}
+        return RowDependence(values, metrics, calls=self._calls)
 
     def _evaluated(self, batch: Any, size: tf.Tensor) -> Any:
         ((x, y, *weights), outputs) = batch
         model, rows = self._model, count_rows(batch)
         share = floating(rows) / floating(size)
-        with using(self._collectives()), keras_internals.functions_inlined(), keras_parts.declared(model):
+        collectives = self._collectives()
+        with using(collectives), keras_internals.functions_inlined(), keras_parts.declared(model):
             with scalars_weighted(share):
                 outputs = model(x, training=False) if self._may_be_called else outputs
                 added = keras_internals.losses_by_layer(model) if self._may_be_called else {}
                 weight = weights[0] if weights else None
                 terms = loss.terms(model, y, outputs, weight)
+                loss.totals(terms, size, collectives)
                 names = [flat.loss.name for flat in keras_internals.flat_losses(model)]
                 keras_internals.update_metrics(model, y, outputs, weight)
+        self._calls = collectives.calls
         of_losses = {
             f"{number}/{name}": [term.numerator, term.denominator]
             for number, (name, term) in enumerate(zip(names, terms, strict=True))
@@ -123,7 +136,8 @@ class _Traced:
         specs = [tf.TensorSpec([None, *output.shape[1:]], output.dtype) for output in whole.outputs]
         return specs if len(specs) > 1 else specs[0]
 
-    def _coupled_metrics(self, labels: Labels, is_divided: bool) -> dict[str, Coupling]:
+    def _coupled_metrics(self, labels: Labels, is_divided: bool) -> tuple[list[Labelled], dict[str, Coupling]]:
+        values: list[Labelled] = []
         found: dict[str, Coupling] = {}
         of_variables = iter(zip(labels.variables, labels.are_increments, strict=True))
         for name, metric in self._metrics:
@@ -132,10 +146,12 @@ class _Traced:
                 found[name] = "batches"
             elif is_divided and not all(_adds_up(label) for label, _ in each):
                 found[name] = "rows"
-        return found
+            assigned = sorted((label for label, _ in each if label is not None), key=_adds_up)
+            values += [Labelled("metric", name, label, "" if name in found else "sum") for label in assigned[:1]]
+        return values, found
 
-    def _coupled_state(self, spec: Any) -> list[str]:
-        """Returns the paths of state that replicas cannot average.
+    def _state(self, spec: Any) -> list[Labelled]:
+        """Returns the state that layers assign; what replicas cannot average has no `op`.
 
         That is an integer that depends on the rows; a sum over them; and what is no mean, if later steps compute with it.
         A variance, such as one of batch normalization, only describes a replica's own rows.
@@ -149,11 +165,13 @@ class _Traced:
                 return self._model(batch, training=True), self._model.losses
 
         labels = labels_of(trained, spec[0], variables, self._model.non_trainable_variables)
-        return [
-            f"{variable.path}, which is {explained(label)}"
-            for variable, label in zip(variables, labels.variables, strict=True)
-            if label not in (None, REPLICATED, ZEROS) and not _may_be_averaged(variable, label, labels)
-        ]
+        of_variables = zip(variables, labels.variables, strict=True)
+        return [_of_state(variable, label, labels) for variable, label in of_variables if label is not None]
+
+
+def _of_state(variable: keras.Variable, label: Label, labels: Labels) -> Labelled:
+    averaged: Combination = "mean" if _may_be_averaged(variable, label, labels) else ""
+    return Labelled("variable", variable.path, label, "same" if label in (REPLICATED, ZEROS) else averaged)
 
 
 def _may_be_averaged(variable: keras.Variable, label: Label, labels: Labels) -> bool:
@@ -167,13 +185,13 @@ def _adds_up(label: Label | None) -> bool:
     return label is None or (isinstance(label, ReplicatedPlusSum) and label.power == 0 and label.variable is not None)
 
 
-def _not_means(of_losses: Mapping[str, list[Label]], added: Mapping[str, list[Label]]) -> list[str]:
-    """Returns the losses that are not means over rows, with reasons: numerator and denominator must add up."""
+def _losses(of_losses: Mapping[str, list[Label]], added: Mapping[str, list[Label]]) -> list[Labelled]:
+    """Returns the losses; what is no mean over rows has no `op`: numerator and denominator must add up."""
     checked = [(key.partition("/")[2], labels, 0) for key, labels in of_losses.items()]
     checked += [(f"what {layer} adds", labels, -1) for layer, labels in added.items()]
     found = []
     for name, labels, power in checked:
         wrong = [label for label in labels if sum_power(label) != power and label != ZEROS]
-        if wrong:
-            found.append(f"{name}, which is {explained(times_count(wrong[0], -1 - power))}")
+        label = times_count((wrong or labels)[0], -1 - power)
+        found.append(Labelled("loss", name, label, "" if wrong else "mean"))
     return found

@@ -14,6 +14,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -32,6 +33,7 @@ from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
+from tfdist.row_semantics.explanation import Explanation, told_to
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.run_warnings import ONE_DEVICE
 from tfdist.trainer.trainer import Trainer
@@ -134,7 +136,8 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
         )
     warn_of_flags(session.config, session.strategy, tested.model)
     trace: list[dict[str, np.ndarray]] = []
-    losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
+    with told_to(lambda found: _say_values(found, say)) if session.strategy.batch_parts > 1 else nullcontext():
+        losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
     equal = _replicas_equal(session.strategy, tested.model)
     if not session.strategy.is_chief:
         return None
@@ -168,6 +171,11 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     result = Comparison(limit, "roundings" if rounding else "relative", steps, equal, sorted(noise), by_design)
     _print_result(result, say)
     return result
+
+
+def _say_values(found: Explanation, say: Callable[[str], None]) -> None:
+    for line in (found.summary, *map(": ".join, found.rows(all_values=False))):
+        say(line)
 
 
 def _print_result(result: Comparison, say: Callable[[str], None]) -> None:

@@ -16,6 +16,7 @@ from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors import InputError
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
+from tfdist.row_semantics.explanation import Explanation, listener
 from tfdist.step import data_check
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loss import not_means, replicas_and_micro_steps
@@ -25,6 +26,7 @@ from tfdist.step.settings import Settings
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
 _OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
 _ROWS = 64  # examples that are read to be checked; of arrays in memory, more
+_REFUSED = "a Trainer refuses it on several replicas and with micro-steps, and Keras's own fit gathers all rows"
 _EVALUATION = "evaluation is not finite"  # a situation that is seen in the data, or in the loss
 
 
@@ -87,7 +89,7 @@ def check_examples(
     coupled = _coupled(strategy, model, data, parts)
     if settings.sync.exchanges_weights and parts == 1:
         # Replicas that train locally keep state of their own, of which exchanges take means.
-        coupled = coupled._replace(state=())
+        coupled = _without_state(coupled)
     wrong += _refusals(coupled, model, strategy.replicas, parts)
     if test is not None and strategy.is_chief:
         later = data_check.findings(model, test)
@@ -116,7 +118,7 @@ def check_evaluated_alone(strategy: Strategy, model: keras.Model, data: Examples
     parts = _micro_batches(strategy, micro_steps=1)
     if strategy.replicas * parts == 1:
         return
-    found = _coupled(strategy, model, data, parts)._replace(state=())  # which only training assigns
+    found = _without_state(_coupled(strategy, model, data, parts))  # which only training assigns
     _refuse(strategy, "evaluation/refusal", _refusals(found, model, strategy.replicas, parts))
 
 
@@ -134,13 +136,22 @@ def _refuse(strategy: Strategy, name: str, wrong: list[str]) -> None:
 
 def _coupled(strategy: Strategy, model: keras.Model, data: Examples, parts: int) -> RowDependence:
     """Returns which results depend on several rows together, and which metrics do not add up over batches."""
-    return row_dependence(
+    found = row_dependence(
         model,
         tf.nest.map_structure(_of_batches, tuple(data.element_spec)),
-        is_divided=strategy.replicas * parts > 1,
+        is_divided=strategy.replicas * parts > 1 or listener() is not None,
         may_be_called=not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts,
         may_communicate=parts == 1 and isinstance(strategy, HasCollectives),
     )
+    if tell := listener():
+        follows = "a Trainer cannot check this, and warns" if found.error else _REFUSED
+        step, trained = f"A step of {model.name}", model.trainable_variables
+        tell(Explanation(step, found.values, found.error, follows, trained, found.calls))
+    return found
+
+
+def _without_state(found: RowDependence) -> RowDependence:
+    return found._replace(values=[value for value in found.values if value.kind != "variable"])
 
 
 def _of_batches(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
@@ -151,23 +162,22 @@ def _of_batches(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
 def _refusals(found: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
     """Returns errors about results that depend on several rows together."""
     divided = replicas_and_micro_steps(replicas, parts)
-    if found.losses:
-        return [str(not_means(found.losses, replicas, parts))]
+    if losses := found.wrong("loss"):
+        return [str(not_means(losses, replicas, parts))]
     if found.metrics:
         return [_of_metric(name, coupling, replicas, parts) for name, coupling in found.metrics.items()]
-    if found.state:
+    if state := found.wrong("variable"):
         return [
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them, on "
-            f"several replicas or with several micro-steps. Received: {found.state[0]}, with {divided}. Leave out "
+            f"several replicas or with several micro-steps. Received: {state[0]}, with {divided}. Leave out "
             "accumulate_steps, and on several replicas compute it from tfdist.gather_rows(rows); or use a mesh, or Keras's "
             "own fit under tfdist run."
         ]
-    if not found.outputs:
-        return []
     return [
         "The outputs for a row must not depend on the other rows, on several replicas or with several micro-steps. Received: "
-        f"{model.name}, whose output is {found.outputs}, with {divided}. Use one device, or a mesh, without micro-steps; "
+        f"the output of {output}, with {divided}. Use one device, or a mesh, without micro-steps; "
         "tfdist.gather_rows in a layer; or Keras's own fit under tfdist run."
+        for output in found.wrong("output")
     ]
 
 

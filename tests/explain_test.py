@@ -1,0 +1,44 @@
+"""`tfdist explain`: what the values of a script's step are, and the line that decided it, without training."""
+
+import pathlib
+import re
+import sys
+
+import pytest
+
+from tfdist import __main__
+
+SCRIPT = """import keras, numpy as np, tensorflow as tf, tfdist
+masked = lambda y, x: keras.ops.sum((y - x) ** 2) / keras.ops.sum(y)
+gathered, x, y = lambda y, x: keras.ops.mean(tfdist.gather_rows(x)), np.ones((8, 4)), np.ones((8, 1))
+with tfdist.load_strategy("single").scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    {}
+"""
+FIT = "model.compile(loss={}); model.fit(x, y); raise SystemExit('It was trained.')"
+TRAINER = "tfdist.Trainer(model, optimizer='sgd', loss=masked).fit(x, y, epochs=1)"
+CASES = {  # expressions that the exit code and what is printed match
+    FIT.format(
+        "'mse'"
+    ): "0.*gradient .*/bias  a mean over rows .*All 4 values .*20 bytes.* averaged,.* nothing else is",
+    FIT.format(
+        "masked"
+    ): "0.*loss/total .* together, by RealDiv in script.py:2  need all .*3 of 4 values.*communicate 2 sums",
+    FIT.format("gathered"): r"0.*, and a step communicates rows \(4 bytes for each row\)\.",
+    TRAINER: "0.*loss .* by RealDiv in script.py:2  need all rows.*1 of 2 values .* Trainer refuses.* rows.\n$",
+    "keras.optimizers.SGD().apply([np.ones(1)], model.weights[1:])": "2.*: script.py, line 6: Only steps of fit.* loop",
+    "model.predict(x)": "2.*must call fit, .* Received: script.py, which ended without.",
+}
+
+
+@pytest.mark.smoke("explain")
+@pytest.mark.parametrize("code", CASES)
+def test_a_script(code: str, tmp_path: pathlib.Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    pathlib.Path("script.py").write_text(SCRIPT.format(code), encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["explain", "script.py"])
+    shown = capsys.readouterr()
+    assert re.match(CASES[code], f"{int(ended.value.code)} {shown.out}{shown.err}", re.DOTALL), shown

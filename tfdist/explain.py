@@ -1,0 +1,75 @@
+"""Explain what the values of a training step are, means, sums or rows, and how replicas combine them; nothing is trained."""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from tfdist.cli import command, early_checks, flags, tensorflow_import
+from tfdist.cli.text_table import text_table
+from tfdist.config.run_config import RunConfig
+from tfdist.config.strategy_registry import REFERENCE
+from tfdist.config.train_config import TrainConfig
+from tfdist.errors import ExitCode, InputError
+from tfdist.run import check_script, run_script
+
+_HEADER = ("value", "what it is", "on replicas")
+
+
+class _Explained(BaseException):
+    """Ends a program whose step is explained; no handler of errors in it is meant."""
+
+
+def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -> int:
+    """Prints the values of the first step of a script or, without one, of the model and data of the flags; returns 0."""
+    check_script(pathlib.Path(script)) if script else early_checks.check_data(config)
+    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    from tfdist.row_semantics import explanation
+
+    def end(found: explanation.Explanation) -> None:
+        table = text_table([_HEADER, *found.rows(all_values=True)])
+        print(f"{found.step}:", *table, found.summary, sep="\n", flush=True)
+        raise _Explained
+
+    try:
+        with explanation.told_to(end):
+            _run_script(script, arguments) if script else _check_model(config)
+    except _Explained:
+        return ExitCode.DONE
+    raise InputError(
+        f"A script must call fit, evaluate or train_on_batch of a Keras model, or fit of a tfdist.Trainer. Received: {script}, "
+        "which ended without."
+    )
+
+
+def _run_script(script: str, arguments: Sequence[str]) -> None:
+    from tfdist import keras_fit
+    from tfdist.cli.open_strategy import opened_strategy
+
+    with opened_strategy(RunConfig(strategy=REFERENCE), 0.0) as (config, _, strategy):
+        with keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config), strategy):
+            run_script(script, arguments)
+
+
+def _check_model(config: TrainConfig) -> None:
+    from tfdist.cli import session
+    from tfdist.trainer.data_warnings import check_examples
+
+    with session.opened(config) as opened:
+        trainer = session.make_trainer(opened, opened.strategy)
+        settings = trainer.build(opened.data.train).settings
+        check_examples(opened.strategy, trainer.model, opened.data.train, opened.data.test, settings)
+
+
+_EXAMPLES = ("tfdist explain script.py", "tfdist explain --model='mlp(hidden=(64,))' --accumulate_steps=2")
+
+if __name__ == "__main__":
+    sys.exit(
+        command.run(
+            "explain",
+            flags.define,
+            lambda values, rest: main(flags.config(values), "".join(rest[:1]), rest[1:]),
+            about=__doc__,
+            arguments="[SCRIPT [ARGUMENTS]]",
+            examples=_EXAMPLES,
+        )
+    )
