@@ -165,7 +165,8 @@ def test_what_needs_all_rows_is_partitioned(
     caplog.set_level("INFO", "tfdist")
 
     def use(model: keras.Model) -> Any:
-        return fitted(model), model.evaluate(X[:7], Y[:7], verbose=0), model.predict(X[:7], verbose=0)
+        three = model.fit(X[:3], Y[:3], batch_size=3, verbose=0).history  # of which a replica has one
+        return fitted(model), three, model.evaluate(X[:7], Y[:7], verbose=0), model.predict(X[:7], verbose=0)
 
     def make() -> keras.Model:
         model = OF_ALL_ROWS[name]()

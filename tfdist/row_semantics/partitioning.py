@@ -163,7 +163,13 @@ class Partitioned:
             values = self._values(operation, [each.value for each in inputs])
             used = self._needed[operation.name]
             if all(_is_known(value) for number, value in enumerate(values) if number in used):
-                outputs = self._copy(operation, [self._own(each) for each in inputs])
+                if operation.type == "BroadcastGradientArgs":  # which returns other axes for a single row
+                    outputs = [
+                        tf.constant(value.integers, source.dtype)
+                        for value, source in zip(values, operation.outputs, strict=True)
+                    ]
+                else:
+                    outputs = self._copy(operation, [self._own(each) for each in inputs])
                 is_traced = all(each.is_traced for each in inputs)
                 draws = _draws(operation, self._graph)
                 if draws and any(isinstance(value.label, Replicated) for value in values):
@@ -284,7 +290,7 @@ class Partitioned:
         if own.dtype == tf.resource:
             return own
         if tensor.is_repeatable and (value.numbers is not None or isinstance(label, Rows)):
-            self._emit_whole(tensor.source.op)  # of numbers such as axes there may be more if a size is not 1
+            self._emit_whole(tensor.source.op)
             return tensor.whole
         if value.numbers is not None and _are_known(value.numbers):
             return self._scaled(own, _powers(value.numbers))
