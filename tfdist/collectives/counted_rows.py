@@ -17,8 +17,7 @@ class CountedRows(ForwardingCollectives):
     """Collectives in which a replica without rows communicates what no rows at all would give.
 
     These are zeros in sums and stacks, the lowest number in maxima, and no rows in what is gathered. Messages, and what is
-    sent by `broadcast` and `all_to_all`, are unchanged. Cost: a
-    selection of each tensor.
+    sent by `broadcast` and `all_to_all`, are unchanged. Cost: a selection of each tensor.
     """
 
     def __init__(self, inner: Collectives, has_rows: tf.Tensor):

@@ -34,7 +34,7 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
     if collectives.size == 1:
         return collectives.all_rows_of(rows, name)
     if not rows.dtype.is_floating:
-        return _gathered(rows, collectives, name)
+        return gathered_rows(rows, collectives, name)
     [everyones] = collectives.stack([tf.shape(rows)[0]], name=f"{name}/number")
     first, mine = tf.reduce_sum(everyones[: collectives.rank]), everyones[collectives.rank]
 
@@ -44,12 +44,13 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
             exact = to_transferable(upstream, collectives)
             return tf.cast(all_reduce(collectives, exact, name=f"{name}/gradient"), x.dtype)[first : first + mine]
 
-        return _gathered(tf.stop_gradient(x), collectives, name), weighted(gradient)
+        return gathered_rows(tf.stop_gradient(x), collectives, name), weighted(gradient)
 
     return gathered(rows[:mine])  # none of a replica without rows in the batch
 
 
-def _gathered(rows: tf.Tensor, collectives: Collectives, name: str) -> tf.Tensor:
+def gathered_rows(rows: tf.Tensor, collectives: Collectives, name: str) -> tf.Tensor:
+    """Returns the rows of all replicas, of any dtype that can be cast to one that the engine gathers; without a gradient."""
     [whole] = collectives.all_gather([any_rows(to_transferable(rows, collectives))], name=name)
     return tf.cast(tf.ensure_shape(whole, [None, *rows.shape[1:]]), rows.dtype)
 

@@ -138,7 +138,7 @@ class Functions:
         return f"its tensors have {' and '.join(map(str, sorted(totals)))} rows" if len(totals) > 1 else ""
 
     def _reduce_ops(self, name: str, returned: Returned | None, spec: Any, needs_all_rows: str = "") -> ReduceOps:
-        """Returns how the replicas' values are combined; warns if each replica must compute the whole batch.
+        """Returns how the replicas' values are combined; says so if a step needs all rows of a batch.
 
         Args:
           name: name of the model's step.
@@ -156,8 +156,9 @@ class Functions:
             ops = ReduceOps(needs_all_rows=reason)
         else:
             ops = reduce_ops(self.model, getattr(self.model, name), spec, returned.sources if returned else None)
-        is_divisible = ops.needs_all_rows and not (needs_all_rows or self._state_of_rows)
-        sent = communication(self.model, getattr(self.model, name), spec) if is_divisible else ""
+        cannot_be_divided = needs_all_rows or self._state_of_rows
+        is_tried = ops.needs_all_rows and not cannot_be_divided
+        sent = communication(self.model, getattr(self.model, name), spec) if is_tried else ""
         if tell := listener():
             step, trained = f"{name} of {self.model.name}", self.model.trainable_variables
             tell(Explanation(step, ops.values, ops.needs_all_rows, otherwise(sent), trained, ops.calls))

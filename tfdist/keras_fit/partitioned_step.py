@@ -18,13 +18,15 @@ from tfdist.collectives.recording import RecordedCall
 from tfdist.data.batches import count_rows
 from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.counts import count_of
 from tfdist.errors.engine_errors import described
 from tfdist.keras_fit.one_device import Replica, running
 from tfdist.keras_fit.replica_batch import check_not_strict, say_all_rows
 from tfdist.keras_fit.step_outputs import flat
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.partitioning import NotPartitionedError, Partitioned
-from tfdist.row_semantics.tracing import FAILURES, Trace, traced
+from tfdist.row_semantics.tracing import FAILURES, Trace, traced, variables_of_state
 from tfdist.step.metrics import KerasMetrics
 
 _log = logging.getLogger(__name__)
@@ -80,7 +82,7 @@ def partitioned(
       NotPartitionedError: the step cannot be partitioned.
     """
     metrics, weights = KerasMetrics(model).variables if model.compiled else [], model.trainable_variables
-    state = list({id(variable): variable for variable in (*metrics, *model.non_trainable_variables)}.values())
+    state = variables_of_state(metrics, model.non_trainable_variables)
     variables = [*state, *weights]
     applications: list[tuple[Application, int]] = []
     trace = traced(
@@ -163,8 +165,8 @@ def _in_words(calls: Sequence[RecordedCall]) -> str:
     sums = sum(len(call.shapes) for call in calls if call.operation == "all_reduce")
     rows = sum(len(call.shapes) for call in calls if call.operation == "all_gather")
     size = sum(call.payload_bytes for call in calls if call.operation == "all_reduce")
-    parts = [f"{sums} sums or extremes ({size} bytes)"] if sums else []
-    return " and ".join([*parts, *([f"the rows of {rows} tensors"] if rows else [])]) or "nothing else"
+    parts = [f"{sums} sums or extremes ({byte_size(size)})"] if sums else []
+    return " and ".join([*parts, *([f"the rows of {count_of(rows, 'tensor')}"] if rows else [])]) or "nothing else"
 
 
 def _communicated(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> list[RecordedCall]:

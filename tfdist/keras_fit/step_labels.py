@@ -2,7 +2,7 @@
 
 A replica computes with its own rows only. Whether a custom step takes their mean for the loss, or their sum, or something
 that needs all rows at once (pairs in a batch, a mean over weights) is read from the traced step; see
-`tfdist.row_semantics`. What needs all rows is computed from all of them, by each replica.
+`tfdist.row_semantics`. What needs all rows is partitioned or, if it cannot be, computed from all of them by each replica.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Combination, Labelled
 from tfdist.row_semantics.labels import Label, Replicated, ReplicatedPlusSum, Rows, is_zero, sum_power
 from tfdist.row_semantics.sizes import COUNT
-from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of
+from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
 
@@ -39,9 +39,8 @@ class ReduceOps(NamedTuple):
       logs: by name, for numbers that a step returns; missing ones are means.
       statistics: variables that a step assigns from its rows, which are means over replicas after each step: a later step
         may compute with them.
-      needs_all_rows: why neither means nor sums are right, so that each replica must compute the whole batch; empty if
-        they are.
-      partitioned: whether the step is partitioned, so that replicas that need all rows communicate what they need of them.
+      needs_all_rows: why neither means nor sums are right; empty if they are.
+      partitioned: whether a step that needs all rows is partitioned; otherwise each replica computes the whole batch.
       values: the values, with their labels.
       calls: what the step's code communicates, as by `tfdist.gather_rows`.
     """
@@ -209,11 +208,6 @@ def _in_replica(
     replica = Replica(collectives, rows, size, apply, scales_losses=False)
     with using(collectives), running(replica), keras_internals.functions_inlined(), keras_parts.declared(model):
         yield
-
-
-def variables_of_state(*groups: Sequence[keras.Variable]) -> list[keras.Variable]:
-    """Returns the variables of groups, each once."""
-    return list({id(variable): variable for group in groups for variable in group}.values())
 
 
 def _op(label: Label) -> ReduceOp | Literal[""]:

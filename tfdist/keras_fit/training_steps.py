@@ -117,7 +117,7 @@ class CustomSteps:
 
     Attributes:
       returned: description of what the step returns.
-      needs_all_rows: whether replicas compute whole batches.
+      needs_all_rows: whether replicas compute the values of whole batches.
     """
 
     loss_scale = None

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.collectives.dtype_casting import to_transferable
-from tfdist.collectives.rows import any_rows
+from tfdist.collectives.rows import gathered_rows
 from tfdist.row_semantics.declarations import declarations
 from tfdist.row_semantics.interpreter import Interpreter, in_order, with_static_shape
 from tfdist.row_semantics.labels import REPLICATED, AllRows, Partial, Replicated, ReplicatedPlusSum, Rows
@@ -63,6 +63,12 @@ class _Tensor:
         """Whether the whole form needs no communication."""
         known = isinstance(self.value.label, Replicated) or _are_known(self.value.numbers)
         return known or self.is_repeatable or self.whole is not None
+
+    @property
+    def sum_power(self) -> int | None:
+        """The power of COUNT of a partial sum; None if the own form is none."""
+        label = self.value.label
+        return label.power if isinstance(label, Partial) and label.reduction == "sum" else None
 
 
 class Partitioned:
@@ -224,12 +230,8 @@ class Partitioned:
         """Emits an operation with other operands."""
         graph = tf.compat.v1.get_default_graph()
         attributes = {name: value for name, value in operation.node_def.attr.items() if name != "_class"}
-        for attribute in attributes.values():
-            for each in (attribute.func, *attribute.list.func):
-                if each.name:
-                    graph._add_function_recursive(self._graph._get_function(each.name))
-        if self._graph._is_function(operation.type):
-            graph._add_function_recursive(self._graph._get_function(operation.type))
+        for function in _functions(operation, self._graph):
+            graph._add_function_recursive(function)
         dtypes = [tensor.dtype for tensor in operation.outputs]
         copy = graph._create_op_internal(
             operation.type, list(inputs), dtypes, name=operation.name, attrs=attributes, op_def=operation.op_def
@@ -272,11 +274,7 @@ class Partitioned:
 
     def _wholes(self, tensors: Sequence[_Tensor]) -> list[tf.Tensor]:
         """Returns whole forms; the sums among them are made by one call."""
-        sums: dict[int, _Tensor] = {}
-        for each in tensors:
-            if each.whole is None and isinstance(each.value.label, Partial) and each.value.label.reduction == "sum":
-                sums[id(each)] = each
-        if sums:
+        if sums := {id(each): each for each in tensors if each.whole is None and each.sum_power is not None}:
             self._reduce(list(sums.values()))
         for each in tensors:
             if each.whole is None:
@@ -307,7 +305,7 @@ class Partitioned:
 
     def _reduce(self, tensors: Sequence[_Tensor]) -> None:
         """Sums partial sums over replicas; those of half precision in single precision, as a device adds them up."""
-        sent = [self._summable(self._scaled(each.own, _power(each.value))) for each in tensors]
+        sent = [self._summable(self._scaled(each.own, each.sum_power)) for each in tensors]
         totals = self._collectives.all_reduce(sent, name=f"partition/{next(self._names)}")
         for each, total in zip(tensors, totals, strict=True):
             each.whole = tf.cast(tf.ensure_shape(total, each.own.shape), each.own.dtype)
@@ -328,18 +326,15 @@ class Partitioned:
     def _gathered(self, rows: tf.Tensor, axis: int) -> tf.Tensor:
         order = [axis, *(number for number in range(rows.shape.rank) if number != axis)]
         first = tf.transpose(rows, order) if axis else rows
-        sent = any_rows(to_transferable(first, self._collectives))
-        [whole] = self._collectives.all_gather([sent], name=f"partition/{next(self._names)}")
-        whole = tf.cast(tf.ensure_shape(whole, [None, *first.shape[1:]]), rows.dtype)
+        whole = gathered_rows(first, self._collectives, f"partition/{next(self._names)}")
         return tf.transpose(whole, np.argsort(order)) if axis else whole
 
     def _share(self, tensor: _Tensor) -> tf.Tensor:
-        label = tensor.value.label
-        if tensor.whole is None and isinstance(label, Partial) and label.reduction == "sum":
-            own = self._scaled(tensor.own, label.power)
-            return tf.where(self._counted > 0, own, tf.zeros_like(own))
         operation = tensor.source.op
-        if tensor.whole is None and isinstance(label, ReplicatedPlusSum) and operation.type in _LINEAR:
+        if tensor.whole is None and tensor.sum_power is not None:
+            own = self._scaled(tensor.own, tensor.sum_power)
+            return tf.where(self._counted > 0, own, tf.zeros_like(own))
+        if tensor.whole is None and isinstance(tensor.value.label, ReplicatedPlusSum) and operation.type in _LINEAR:
             return self._copy(operation, self.shares(operation.inputs))[tensor.source.value_index]
         [whole] = self._wholes([tensor])
         return whole / tf.cast(self._collectives.size, whole.dtype)
@@ -384,12 +379,6 @@ def _of_whole(value: Value) -> Value | None:
     return dataclasses.replace(value, label=Rows(axis, size)) if is_rows else None
 
 
-def _power(value: Value) -> int:
-    """Returns the power of COUNT of a partial sum."""
-    assert isinstance(value.label, Partial)
-    return value.label.power
-
-
 def _powers(numbers: np.ndarray) -> np.ndarray:
     """Returns the power of COUNT of each number."""
     return np.vectorize(lambda number: number.power, otypes=[int])(numbers)
@@ -399,6 +388,13 @@ def _draws(operation: tf.Operation, graph: Any) -> bool:
     """Returns whether an operation, or a function that it calls, draws random numbers."""
     if any(part in operation.type for part in _RANDOM):
         return not any(part in operation.type for part in _KEYS)
-    called = [each.name for value in operation.node_def.attr.values() for each in (value.func, *value.list.func)]
-    functions = [graph._get_function(name) for name in called if name]
+    functions = _functions(operation, graph)
     return any(_draws(each, function.graph) for function in functions for each in function.graph.get_operations())
+
+
+def _functions(operation: tf.Operation, graph: Any) -> list[Any]:
+    """Returns the functions that an operation of a graph calls."""
+    attributes = operation.node_def.attr.values()
+    names = [each.name for value in attributes for each in (value.func, *value.list.func) if each.name]
+    names += [operation.type] if graph._is_function(operation.type) else []
+    return [graph._get_function(name) for name in names]

@@ -121,6 +121,11 @@ class Labels(NamedTuple):
     without_rule: set[str]
 
 
+def variables_of_state(*groups: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """Returns the variables of groups, each once."""
+    return list({id(variable): variable for group in groups for variable in group}.values())
+
+
 class Trace(NamedTuple):
     """A function of one replica, traced with symbolic rows and never run.
 

@@ -20,7 +20,7 @@ from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Combination, Labelled, explained
 from tfdist.row_semantics.labels import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
 from tfdist.row_semantics.sizes import COUNT
-from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of
+from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
 from tfdist.step import loss
 from tfdist.step.loss import floating
 from tfdist.step.scalar_metrics import scalars_weighted
@@ -88,7 +88,7 @@ class _Traced:
         """See `row_dependence`."""
         variables = [variable for _, metric in self._metrics for variable in metric.variables]
         others = self._model.non_trainable_variables if self._may_be_called else []
-        state = list({id(variable): variable for variable in (*variables, *others)}.values())
+        state = variables_of_state(variables, others)
         outputs = () if self._may_be_called else self._specs_of_outputs()
         labels = labels_of(self._evaluated, (tuple(spec), outputs), variables, state)
         of_metrics, metrics = self._coupled_metrics(labels, is_divided)

@@ -26,7 +26,7 @@ from tfdist.step.settings import Settings
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
 _OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
 _ROWS = 64  # examples that are read to be checked; of arrays in memory, more
-_REFUSED = "a Trainer refuses it on several replicas and with micro-steps, and Keras's own fit gathers all rows"
+_REFUSED = "a Trainer refuses it on several replicas and with micro-steps, and Keras's own fit partitions it by rows"
 _EVALUATION = "evaluation is not finite"  # a situation that is seen in the data, or in the loss
 
 
