@@ -52,7 +52,7 @@ def classes_of(module: object, base: type) -> list[type]:
 
 
 def contradictions(traced: oracle.Traced) -> list[str]:
-    data = [[oracle.draw(each, 7, kind, 1) for each in traced.specs] for kind in ("ties", "rare", "positive")]
+    data = [oracle.draw(traced.specs, 7, kind, 1) for kind in ("ties", "rare", "positive")]
     return [found for arguments in data for found in traced.contradictions(arguments, (1, 2, 4))]
 
 

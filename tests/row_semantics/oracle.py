@@ -14,18 +14,26 @@ from tensorflow.python.eager import context, execute
 
 from tfdist.row_semantics.interpreter import Interpreter, in_order
 from tfdist.row_semantics.labels import AllRows, Replicated, ReplicatedPlusSum, Rows, is_zero
+from tfdist.row_semantics.rules import Call
 from tfdist.row_semantics.sizes import COUNT, Size, symbol
 from tfdist.row_semantics.values import Value
 
 _REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "all": np.logical_and, "any": np.logical_or}
 
 
-class Result(NamedTuple):
-    """What a run computes: its tensors by reference, without those that failed; its variables afterwards, if none did."""
+class _Strict(Interpreter):
+    """Also knows the tensors whose axis of rows has a length that TensorFlow knows, by reference."""
 
-    rows: int
-    tensors: dict[Any, np.ndarray]
-    variables: list[np.ndarray]
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed: set[Any] = set()
+
+    def results(self, graph: Any, call: Call) -> Sequence[Value]:
+        results = super().results(graph, call)
+        for tensor, label in zip(call.operation.outputs, [value.label for value in results], strict=True):
+            if isinstance(label, Rows) and tensor.shape.rank and tensor.shape[label.axis : label.axis + 1] != [None]:
+                self.fixed.add(tensor.ref())
+        return results
 
 
 class Traced:
@@ -39,56 +47,84 @@ class Traced:
     """
 
     def __init__(self, function: Callable[..., Any], *specs: tf.TensorSpec):
-        with tf.__internal__.FuncGraph("traced").as_default() as graph:
+        with tf.__internal__.FuncGraph("traced").as_default() as self._graph:
             arguments = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
             results = [tf.convert_to_tensor(each) for each in tf.nest.flatten(function(*arguments))]
-        self.specs, self.variables = specs, list(graph._watched_variables)
+        self.specs, self.variables = specs, list(self._graph._watched_variables)
         self._given = [each.ref() for each in arguments]
-        self._captured = {inside.ref(): outside for outside, inside in graph.captures}
-        inputs = {each.ref(): _argument(each) for each in arguments}
+        self._captured = {inside.ref(): outside for outside, inside in self._graph.captures}
+        dims = [(COUNT, *[symbol(each.name, is_positive=True) for _ in each.shape[1:]]) for each in arguments]
+        inputs = {each.ref(): Value(Rows(0, COUNT), known) for each, known in zip(arguments, dims, strict=True)}
+        # A known number of rows is part of what was traced.
+        inputs |= {each.ref(): Value(AllRows()) for each in arguments if each.shape[0] is not None}
         for reference, outside in self._captured.items():
             inputs[reference] = Value(Replicated(), variable=id(outside) if outside.dtype == tf.resource else None)
-        interpreter = Interpreter()
-        self.values = interpreter.values(graph, inputs)
+        interpreter = _Strict()
+        self.values = interpreter.values(self._graph, inputs)
         self.results = [self.values[each.ref()] for each in results]
         self._keys = [id(variable.handle) for variable in self.variables]
         self.assigned = [interpreter.variables.get(key) for key in self._keys]
-        self.operations = in_order(graph)
-        self._attributes = {operation.name: _attributes(operation) for operation in self.operations}
-        self._random = _after(self.operations, _is_random)
-        self._unbroadcast = _after(self.operations, lambda op: op.type == "BroadcastGradientArgs", before="Reshape")
-        self._bases: dict[Any, np.ndarray] = {}  # what sums are added to, by the tensor: the same in all runs
+        self.operations, self._fixed = in_order(self._graph), interpreter.fixed
+        self._steps: dict[Any, list[_Step]] = {}
+        self._random = _after(self.operations, _is_random, ("Shape", "ShapeN", "Size", "Rank"))
+        self._seeded = {each.name for each in self.operations if each.type.startswith("Stateless")}
+        self._unbroadcast = _after(self.operations, lambda each: each.type == "BroadcastGradientArgs", ("Reshape",))
+        # What sums are added to, by the tensor, with a tolerance: the same in all runs.
+        self._bases: dict[Any, Any] = {}
 
-    def run(self, arguments: Sequence[np.ndarray]) -> Result:
-        """Runs the function, and sets its variables back to what they were before."""
+    def run(self, arguments: Sequence[np.ndarray]) -> tuple[dict[Any, np.ndarray], list[np.ndarray]]:
+        """Returns the tensors that did not fail, and the variables afterwards, if none did; sets those back."""
         before = [variable.numpy() for variable in self.variables]
-        tensors = self._captured | dict(zip(self._given, map(tf.constant, arguments), strict=True))
-        failed = False  # to assign a variable
-        for operation in self.operations:
-            inputs = [tensors.get(each.ref()) for each in operation.inputs]
-            is_of_variables = any(each.dtype == tf.resource for each in operation.inputs)
-            if operation.outputs and operation.outputs[0].ref() in tensors or is_of_variables and failed:
-                continue
-            try:
-                results = _executed(operation, inputs, self._attributes[operation.name])
-                tensors.update(zip([each.ref() for each in operation.outputs], results, strict=True))
-            except (tf.errors.OpError, TypeError):  # an input has failed, or does not fit
-                failed = failed or is_of_variables
+        given = dict(zip(self._given, map(tf.constant, arguments), strict=True))
+        self._failed = False  # to assign a variable
+        tensors = self._tensors(self._graph, self._captured | given)
         after = [variable.numpy() for variable in self.variables]
         for variable, value in zip(self.variables, before, strict=True):
             variable.assign(value)
         others = (tf.resource, tf.variant, tf.string)
         arrays = {key: tensor.numpy() for key, tensor in tensors.items() if tensor.dtype not in others}
-        return Result(len(arguments[0]), arrays, [] if failed else after)
+        return arrays, [] if self._failed else after
+
+    def _tensors(self, graph: Any, known: dict[Any, tf.Tensor]) -> dict[Any, tf.Tensor]:
+        """Returns the tensors of a graph by reference, given its placeholders."""
+        if graph not in self._steps:
+            self._steps[graph] = [_Step.of(operation) for operation in in_order(graph)]
+        for step in self._steps[graph]:
+            if step.outputs and step.outputs[0] in known or step.is_of_variables and self._failed:
+                continue
+            try:
+                results = self._results(step, [known[each] for each in step.inputs])
+                known.update(zip(step.outputs, results, strict=True))
+            except (tf.errors.OpError, KeyError):  # it or one of its inputs has failed
+                self._failed = self._failed or step.is_of_variables
+        return known
+
+    def _results(self, step: "_Step", inputs: list[tf.Tensor]) -> Sequence[tf.Tensor]:
+        functions = step.functions
+        if step.constant is not None:
+            return [step.constant]
+        if "then_branch" in functions:
+            return self._called(functions["then_branch" if inputs[0] else "else_branch"], inputs[1:])
+        if "body" in functions:  # TensorFlow's own loop may wait for ever for threads that wait for it
+            while self._called(functions["cond"], inputs)[0]:
+                inputs = list(self._called(functions["body"], inputs))
+            return inputs
+        if "f" in functions and len(functions["f"].outputs) == len(step.outputs):
+            return self._called(functions["f"], inputs)
+        return execute.execute(step.kind, len(step.outputs), inputs, step.attributes, context.context()) or []
+
+    def _called(self, graph: Any, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        tensors = self._tensors(graph, dict(zip([each.ref() for each in graph.inputs], inputs, strict=True)))
+        return [tensors[each.ref()] for each in graph.outputs]
 
     def contradictions(self, arguments: Sequence[np.ndarray], parts: Sequence[int]) -> list[str]:
         """Returns what is said of the function's tensors and variables and is not so; each argument has rows."""
         ends = np.cumsum(parts)
         slices = [slice(end - count, end) for end, count in zip(ends, parts, strict=True)]
-        return list(self._compare([self.run([each[rows] for each in arguments]) for rows in (slice(None), *slices)]))
+        runs = [self.run([each[rows] for each in arguments]) for rows in (slice(None), *slices)]
+        return list(self._compare([len(arguments[0]), *parts], *zip(*runs, strict=True)))
 
-    def _compare(self, runs: Sequence[Result]) -> Iterator[str]:
-        rows = [each.rows for each in runs]
+    def _compare(self, rows: Sequence[int], tensors: Sequence[Any], variables: Sequence[Any]) -> Iterator[str]:
         bound: dict[str, int] = {}  # the values of symbols
         scales: dict[Any, float] = {}  # of the numbers from which a tensor is computed
         precisions: dict[Any, float] = {}
@@ -96,40 +132,53 @@ class Traced:
         for tensor in [each for operation in self.operations for each in operation.outputs]:
             key, name, value = tensor.ref(), tensor.op.name, self.values[tensor.ref()]
             inputs = [each.ref() for each in tensor.op.inputs]
-            results = [each.tensors[key] for each in runs if key in each.tensors]
+            results = [each[key] for each in tensors if key in each]
             scales[key] = max([1.0, *map(_scale, results), *(scales.get(each, 1.0) for each in inputs)])
             precisions[key] = max([_precision(tensor.dtype), *(precisions.get(each, 0.0) for each in inputs)])
             # A gradient is summed over broadcast axes: over one row, too, before it is reshaped to have it again.
-            if len(results) < len(runs) or name in self._random or (1 in rows and name in self._unbroadcast):
+            if len(results) < len(rows) or (1 in (*rows, *bound.values()) and name in self._unbroadcast):
                 continue
+            if key in self._fixed:
+                yield f"{tensor.op.type} {tensor.name} has rows along an axis of a known length"
+            if name in self._random and not (name in self._seeded and isinstance(value.label, Replicated)):
+                results = list(map(np.zeros_like, results))  # of rows the law only is said, and the shape
             checked = Checked(value, results, rows, scales[key] * precisions[key], initial)
             if isinstance(value.label, ReplicatedPlusSum) and np.isfinite(base := checked.base()).all():
-                if not _close(self._bases.setdefault(key, base), base, 100 * checked.tolerance):
-                    yield f"{tensor.name} [{value.label}]: a sum is added to {base} and to {self._bases[key]}"
+                first, tolerance = self._bases.setdefault(key, (base, checked.tolerance))
+                if not _close(first, base, 100 * max(tolerance, checked.tolerance)):
+                    yield f"{tensor.name} [{value.label}]: a sum is added to {base} and to {first}"
             for complaint in checked.complaints(bound):
                 yield f"{tensor.op.type} {tensor.name} [{value.label}]: {complaint}"
-        are_known = all(each.variables for each in runs)
+        are_known = all(variables)
         for number, (variable, assigned) in enumerate(zip(self.variables, self.assigned, strict=True)):
-            results = [each.variables[number] for each in runs if are_known]
+            results = [each[number] for each in variables if are_known]
             value = assigned or Value(Replicated(), variable=self._keys[number])
             tolerance = max(map(_scale, results), default=0) * 10 * _precision(variable.dtype)
             for complaint in Checked(value, results, rows, tolerance, initial).complaints(bound) if are_known else ():
                 yield f"{variable.name} [{value.label}]: {complaint}"
 
 
-def _argument(tensor: tf.Tensor) -> Value:
-    """Returns what is known of an argument: a known number of rows is part of what was traced."""
-    if tensor.shape[0] is not None:
-        return Value(AllRows())
-    return Value(Rows(0, COUNT), (COUNT, *[symbol(tensor.name, is_positive=True) for _ in tensor.shape[1:]]))
+class _Step(NamedTuple):
+    """An operation, with what does not change between runs."""
 
+    kind: bytes
+    inputs: list[Any]
+    outputs: list[Any]
+    is_of_variables: bool
+    constant: tf.Tensor | None
+    attributes: tuple[Any, ...]
+    functions: dict[str, Any]
 
-def _attributes(operation: tf.Operation) -> list[Any]:
-    """Returns the names and the values of an operation's attributes, one after the other."""
-    if operation.type == "Const":
-        return [tf.make_ndarray(operation.get_attr("value"))]
-    names = [name for name in operation.node_def.attr if name[0] != "_"]
-    return [each for name in names for each in (name, _plain(operation.get_attr(name)))]
+    @classmethod
+    def of(cls, operation: tf.Operation) -> "_Step":
+        kind, attributes = operation.type, {}
+        constant = tf.constant(tf.make_ndarray(operation.get_attr("value"))) if kind == "Const" else None
+        if constant is None:
+            attributes = {name: operation.get_attr(name) for name in operation.node_def.attr if name[0] != "_"}
+        refs = [[each.ref() for each in tensors] for tensors in (operation.inputs, operation.outputs)]
+        flat = tuple(each for name, value in attributes.items() for each in (name, _plain(value)))
+        is_of_variables = any(each.dtype == tf.resource for each in operation.inputs)
+        return cls(kind.encode(), *refs, is_of_variables, constant, flat, _functions(operation))
 
 
 def _plain(value: Any) -> Any:
@@ -139,37 +188,28 @@ def _plain(value: Any) -> Any:
     return value if shape is None else None if shape.rank is None else shape.as_list()
 
 
-def _executed(operation: tf.Operation, inputs: Sequence[Any], attributes: list[Any]) -> Sequence[tf.Tensor]:
-    if operation.type == "Const":
-        return [tf.constant(attributes[0])]
-    if any(each is None for each in inputs):
-        raise TypeError("An input has failed.")
-    count = len(operation.outputs)
-    return execute.execute(operation.type.encode(), count, list(inputs), tuple(attributes), context.context()) or []
-
-
-def _after(operations: Sequence[tf.Operation], is_first: Callable[..., bool], before: str = "") -> set[str]:
-    """Returns the names of operations of a kind, and of those that depend on them, before operations of another type."""
+def _after(operations: Sequence[tf.Operation], is_first: Callable[..., bool], before: Sequence[str]) -> set[str]:
+    """Returns the names of operations of a kind, and of those that depend on them, before operations of other types."""
     names: set[str] = set()
     for operation in operations:
-        is_next = operation.type != before and any(each.op.name in names for each in operation.inputs)
+        is_next = operation.type not in before and any(each.op.name in names for each in operation.inputs)
         if is_next or is_first(operation):
             names.add(operation.name)
     return names
 
 
+def _functions(operation: tf.Operation) -> dict[str, Any]:
+    """Returns the graphs of the functions that an operation calls, by its attributes, as far as they are known."""
+    names = {key: each.func.name for key, each in operation.node_def.attr.items() if each.func.name}
+    called = {key: operation.graph._get_function(name) for key, name in names.items()}
+    return {key: each.graph for key, each in called.items() if getattr(each, "graph", None) is not None}
+
+
 def _is_random(operation: tf.Operation) -> bool:
     """Returns whether it has random numbers, of which labels tell the law only."""
-    kinds = [operation.type, *_types_inside(operation)]
-    return any(re.search("Random|Multinomial|TruncatedNormal", kind) for kind in kinds) and "Key" not in operation.type
-
-
-def _types_inside(operation: tf.Operation) -> Iterator[str]:
-    for attribute in operation.node_def.attr.values():
-        if attribute.func.name:
-            function = operation.graph._get_function(attribute.func.name)
-            nodes = function.graph.as_graph_def().node if hasattr(function, "graph") else function.definition.node_def
-            yield from (node.op for node in nodes)
+    inner = [each for graph in _functions(operation).values() for each in graph.get_operations()]
+    is_own = re.search("Random(?!.*Key)|Multinomial|TruncatedNormal", operation.type)
+    return is_own is not None or any(map(_is_random, inner))
 
 
 def _precision(dtype: tf.DType) -> float:
@@ -230,7 +270,7 @@ class Checked:
 
     def base(self) -> np.ndarray:
         """Solves t - u = COUNT^p sum (t_r - u) / COUNT_r^p for the replicated u; NaN if it cannot."""
-        whole, *replicas = [each.astype(float) for each in self.results]
+        whole, *replicas = [each * np.float64(1) for each in self.results]
         factors = self._factors()
         if any(each.shape != whole.shape for each in replicas) or abs(sum(factors) - 1) < 1e-6:
             return np.array(np.nan)
@@ -271,18 +311,20 @@ def _wrong_dims(value: Value, result: np.ndarray, known: dict[str, int], bound: 
                     yield f"{size} is {number} for {known['']} rows"
 
 
-def draw(spec: tf.TensorSpec, rows: int, kind: str, seed: int) -> np.ndarray:
-    """Returns data of a kind for an argument: normal, ties, zeros, rare (all but one row are 0), positive or negative."""
-    generator = np.random.default_rng([seed, rows, *map(ord, kind)])
-    shape = [rows, *(length or 3 for length in spec.shape[1:])]
-    if spec.dtype.is_bool:
-        array: Any = generator.random(shape) < {"positive": 1.0}.get(kind, 0.5)
-    elif spec.dtype.is_integer:
-        array = generator.integers(0, 3, shape)
-    else:
-        array = generator.standard_normal(shape)
-        array = {"ties": np.round(array * 2) / 2, "positive": abs(array), "negative": -abs(array)}.get(kind, array)
-    if kind in ("zeros", "rare"):
-        kept = (rows - 1) * (seed % 2) if kind == "rare" else -1
-        array[np.arange(rows) != kept] = 0
-    return array.astype(spec.dtype.as_numpy_dtype)
+def draw(specs: Sequence[tf.TensorSpec], rows: int, kind: str, seed: int) -> list[np.ndarray]:
+    """Returns data of a kind: normal, ties, zeros, rare (all but one row are 0), positive or negative."""
+    arrays = []
+    for number, spec in enumerate(specs):
+        generator = np.random.default_rng([seed, number, rows, *map(ord, kind)])
+        shape = [rows, *(length or 3 for length in spec.shape[1:])]
+        if spec.dtype.is_bool:
+            array: Any = generator.random(shape) < {"positive": 1.0}.get(kind, 0.5)
+        elif spec.dtype.is_integer:
+            array = generator.integers(0, 3, shape)
+        else:
+            array = generator.standard_normal(shape)
+            array = {"ties": np.round(array * 2) / 2, "positive": abs(array), "negative": -abs(array)}.get(kind, array)
+        if kind in ("zeros", "rare"):
+            array[np.arange(rows) != ((rows - 1) * (seed % 2) if kind == "rare" else -1)] = 0
+        arrays.append(array.astype(spec.dtype.as_numpy_dtype))
+    return arrays

@@ -12,14 +12,20 @@ from typing import Any
 import tensorflow as tf
 from hypothesis import strategies as st
 
+from tests.row_semantics import operations
+
+fits = operations.NAMES["fits"]
 SPECS = (tf.TensorSpec((None, 3), tf.float64), tf.TensorSpec((None, 3), tf.float64), tf.TensorSpec((None,), tf.int32))
 Instruction = tuple[str, int, int, int, list[Any]]
 
 _LINES = pathlib.Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()
 _EXPRESSIONS = {name: compile(expression, name, "eval") for name, expression in (line.split("\t") for line in _LINES)}
 _COUNTING = [line.split("\t")[0] for line in _LINES if re.search(r"\bn\b", line)]
-_OFTEN = "unary binary binary reduce reduce reduce slice count gradient".split()
-NAMES = [*_EXPRESSIONS, *_OFTEN, "cond", "loop", "gradient", "assign", "assign"]
+_OFTEN = "unary binary binary reduce reduce count compare where cast slice cond loop gradient assign operation".split()
+NAMES = [*_EXPRESSIONS, *_OFTEN, *_OFTEN]
+_OTHERS = re.compile("Random|Multinomial|TruncatedNormal|BroadcastGradientArgs")  # are compared in part only
+_CALLS = [call for kind, each in sorted(operations.calls().items()) if not _OTHERS.search(kind) for call in each]
+_TYPES = {"f": tf.float64, "i": tf.int32, "b": tf.bool}
 
 
 class Machine:
@@ -41,8 +47,9 @@ class Machine:
         return self.pick(0)
 
     def pick(self, number: int, dtype: tf.DType = tf.float64) -> tf.Tensor:
-        """Returns a tensor: 0 is the newest."""
+        """Returns a tensor: 0 is the newest, and large numbers are arguments."""
         fitting = [each for each in self.tensors if each.dtype == dtype]
+        fitting = fitting if number <= 45 else fitting[:5][-2:]
         return fitting[-1 - number % len(fitting)]
 
     def apart(self, tensors: Sequence[tf.Tensor], program: Sequence[Instruction]) -> tf.Tensor:
@@ -55,6 +62,11 @@ class Machine:
         if name in _COUNTING:
             known["n"] = tf.shape(y)[0] if y.shape.rank else tf.size(y)
         return eval(_EXPRESSIONS[name], {**globals(), **known})
+
+    def _operation(self, i: int, j: int, k: int, body: Any) -> Any:
+        letters, call = _CALLS[(61 * i + j) % len(_CALLS)]
+        results = call(*[self.pick(k + number, _TYPES[each.lower()]) for number, each in enumerate(letters)])
+        return [each for each in tf.nest.flatten(results) if each.dtype in (tf.float64, tf.int32, tf.bool)]
 
     def _cond(self, i: int, j: int, k: int, body: Any) -> Any:
         x = self.pick(i)
@@ -73,12 +85,12 @@ class Machine:
 
     def _gradient(self, i: int, j: int, k: int, body: Any) -> Any:
         x = self.pick(i) if k % 2 else self.variables[0]
-        with tf.GradientTape() as tape:
-            tape.watch(x)
+
+        def function(x: tf.Tensor) -> tf.Tensor:
             result = self.apart([x + 0.0], body)
-            result = tf.reduce_mean(result) if j % 3 == 0 else tf.reduce_sum(result) if j % 3 == 1 else result
-        gradient = tape.gradient(result, x)
-        return [result, None if gradient is None else tf.convert_to_tensor(gradient)]
+            return tf.reduce_mean(result) if j % 3 == 0 else tf.reduce_sum(result) if j % 3 == 1 else result
+
+        return with_gradient(function, x)
 
     def _assign(self, i: int, j: int, k: int, body: Any) -> Any:
         x = self.pick(i)
@@ -92,24 +104,29 @@ class Machine:
         return variable.read_value()
 
 
+def with_gradient(function: Callable[[Any], tf.Tensor], x: tf.Tensor) -> list[tf.Tensor | None]:
+    """Returns the result of a function and its gradient."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        result = function(x)
+    gradient = tape.gradient(result, x)
+    return [result, None if gradient is None else tf.convert_to_tensor(gradient)]
+
+
 def axis(x: tf.Tensor, number: int) -> int | None:
     """Returns an axis of a tensor, or None for all."""
     return [*range(x.shape.rank), None][number % (x.shape.rank + 1)]
 
 
-def fits(*tensors: tf.Tensor) -> bool:
-    """Returns whether no known dim stands beside one that is not."""
-    rank = max(each.shape.rank for each in tensors)
-    shapes = [[1] * (rank - each.shape.rank) + each.shape.as_list() for each in tensors]
-    return all(len(set(dims) - {1}) < 2 for dims in zip(*shapes, strict=True))
-
-
-def function_of(program: Sequence[Instruction]) -> Callable[..., Any]:
-    """Returns the function of a program, for `oracle.Traced`."""
+def function_of(program: Sequence[Instruction] | str) -> Callable[..., Any]:
+    """Returns the function of a program, which may be an expression, for `oracle.Traced`."""
     values = ([0.5, -1.0, 2.0], 0.25, [[0.5, -1, 2], [1, 0, 0.25], [-2, 1, 1]])
     variables = [tf.Variable(each, dtype=tf.float64) for each in values]
 
     def function(x: tf.Tensor, y: tf.Tensor, labels: tf.Tensor) -> Any:
+        if isinstance(program, str):
+            vector, scalar, _ = variables
+            return eval(program, {**globals(), "x": x, "y": y, "labels": labels, "v": vector, "s": scalar})
         return Machine([x > 0, labels, *(each.read_value() for each in variables), y, x], variables).run(program)
 
     return function

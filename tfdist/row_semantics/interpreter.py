@@ -27,9 +27,11 @@ class Interpreter:
     Attributes:
       variables: what is known of the value of each variable, by the key of its resource; missing ones are unchanged.
       without_rule: types of operations that were met without a rule.
+      is_whole: whether the values are those of one device: their dims may depend on the number of rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_whole: bool = False) -> None:
+        self.is_whole = is_whole
         self.variables: ChainMap[object, Value] = ChainMap()
         self.without_rule: set[str] = set()
 
@@ -45,7 +47,7 @@ class Interpreter:
 
     def values(self, graph: Any, inputs: Mapping[Any, Value]) -> dict[Any, Value]:
         """Returns what is known of each tensor of a graph, by its reference, given its placeholders."""
-        values = {reference: with_static_shape(reference.deref(), value) for reference, value in inputs.items()}
+        values = {reference: self.with_static_shape(reference.deref(), value) for reference, value in inputs.items()}
         declared = declarations(graph)
         for operation in in_order(graph):
             if operation.outputs and operation.outputs[0].ref() in values:
@@ -57,13 +59,43 @@ class Interpreter:
                 given = [values[tensor.ref()] for tensor in tensors]
                 results = [_with_cause(declaration(*given), Call(operation, given, self.variables))]
             for tensor, value in zip(operation.outputs, results, strict=True):
-                values[tensor.ref()] = with_static_shape(tensor, value)
+                values[tensor.ref()] = _with_cause(self.with_static_shape(tensor, value), call)
         return values
+
+    def with_static_shape(self, tensor: tf.Tensor, value: Value) -> Value:
+        """Adds the dims that TensorFlow knows; other dims of what does not depend on all rows are the same everywhere.
+
+        A list's items that are not written yet are zeros of any shape.
+        """
+        if tensor.dtype in (tf.variant, tf.resource) or tensor.shape.rank is None:
+            return value
+        if value.numbers is not None and value.numbers.ndim == tensor.shape.rank:
+            return dataclasses.replace(value, dims=tuple(size(length) for length in value.numbers.shape))
+        known = value.dims if value.dims is not None and len(value.dims) == tensor.shape.rank else None
+        own = value.label.axis if isinstance(value.label, Rows) else None
+        counted = (axis for axis, dim in enumerate(known or ()) if dim is not None and dim.power)
+        if not self.is_whole and any(axis != own for axis in counted):
+            value = dataclasses.replace(value, label=ALL_ROWS)  # another dim depends on the number of rows
+        dims: list[Any] = []
+        for axis, static in enumerate(tensor.shape):
+            if isinstance(value.label, Rows) and axis == own:
+                if static is not None:
+                    return Value(ALL_ROWS)  # a known number of rows is part of what was traced
+                dims.append(value.label.size)
+            elif static is not None:
+                dims.append(size(static))
+            elif known is not None and known[axis] is not None:
+                dims.append(known[axis])
+            else:
+                dims.append(None if isinstance(value.label, AllRows) or value == UNWRITTEN else symbol(tensor.name))
+        return dataclasses.replace(value, dims=tuple(dims))
 
     def results(self, graph: Any, call: Call) -> Sequence[Value]:
         """Returns a value for each output of an operation."""
         try:
             results = self._called(graph, call)
+            if isinstance(results, Sequence) and len(results) != len(call.operation.outputs):
+                raise NoRuleError("the graph of the function is another one than that which is called")
         except NoRuleError as error:
             _log.debug("%s: %s", call.operation.name, error)
             results = None
@@ -177,31 +209,6 @@ def _with_cause(value: Value, call: Call) -> Value:
         None,
     )
     return dataclasses.replace(value, label=AllRows(earlier or call.operation))
-
-
-def with_static_shape(tensor: tf.Tensor, value: Value) -> Value:
-    """Adds the dims that TensorFlow knows; other dims of what does not depend on all rows are the same everywhere.
-
-    A list's items that are not written yet are zeros of any shape.
-    """
-    if tensor.dtype in (tf.variant, tf.resource) or tensor.shape.rank is None:
-        return value
-    if value.numbers is not None and value.numbers.ndim == tensor.shape.rank:
-        return dataclasses.replace(value, dims=tuple(size(length) for length in value.numbers.shape))
-    known = value.dims if value.dims is not None and len(value.dims) == tensor.shape.rank else None
-    dims: list[Any] = []
-    for axis, static in enumerate(tensor.shape):
-        if isinstance(value.label, Rows) and axis == value.label.axis:
-            if static is not None:
-                return Value(ALL_ROWS)  # a known number of rows is part of what was traced
-            dims.append(value.label.size)
-        elif static is not None:
-            dims.append(size(static))
-        elif known is not None and known[axis] is not None:
-            dims.append(known[axis])
-        else:
-            dims.append(None if isinstance(value.label, AllRows) or value == UNWRITTEN else symbol(tensor.name))
-    return dataclasses.replace(value, dims=tuple(dims))
 
 
 def _function(graph: Any, name: str) -> Any:

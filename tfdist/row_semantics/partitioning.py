@@ -18,7 +18,7 @@ from tfdist.collectives import Collectives
 from tfdist.collectives.dtype_casting import to_transferable
 from tfdist.collectives.rows import gathered_rows
 from tfdist.row_semantics.declarations import declarations
-from tfdist.row_semantics.interpreter import Interpreter, in_order, with_static_shape
+from tfdist.row_semantics.interpreter import Interpreter, in_order
 from tfdist.row_semantics.labels import REPLICATED, AllRows, Partial, Replicated, ReplicatedPlusSum, Rows
 from tfdist.row_semantics.rules import Call
 from tfdist.row_semantics.sizes import COUNT
@@ -97,7 +97,8 @@ class Partitioned:
         """
         self._graph, self._collectives = graph, collectives
         self._computed, self._counted, self._batch_size = rows
-        self._interpreter = Interpreter()
+        self._interpreter, self._of_one_device = Interpreter(), Interpreter(is_whole=True)
+        self._of_one_device.variables = self._interpreter.variables
         self._declared = declarations(graph)
         self._roots = {tensor.ref() for _, inputs in self._declared.values() for tensor in inputs}
         self._copies: dict[Any, tf.Tensor] = {}
@@ -105,7 +106,7 @@ class Partitioned:
         self._names = itertools.count()
         self._tensors: dict[Any, _Tensor] = {}
         for reference, (value, tensor) in fed.items():
-            value = with_static_shape(reference.deref(), value)
+            value = self._interpreter.with_static_shape(reference.deref(), value)
             self._tensors[reference] = _Tensor(reference.deref(), value, own=tensor, is_traced=True)
         if any(tensor.graph is not graph for tensor in results):
             raise NotPartitionedError("a result is computed inside a condition or a loop")
@@ -166,7 +167,7 @@ class Partitioned:
             return self._emit_declared(operation)
         inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
         if not self._stays_whole(inputs) and all(each.has_own for each in inputs):
-            values = self._values(operation, [each.value for each in inputs])
+            values = self._values(self._interpreter, operation, [each.value for each in inputs])
             used = self._needed[operation.name]
             if all(_is_known(value) for number, value in enumerate(values) if number in used):
                 if operation.type == "BroadcastGradientArgs":  # which returns other axes for a single row
@@ -197,7 +198,7 @@ class Partitioned:
         if any(not each.has_own or each.is_cut for each in known):
             raise NotPartitionedError("batch normalization of rows that are compared")
         (source,) = operation.outputs
-        value = with_static_shape(source, declaration(*[each.value for each in known]))
+        value = self._interpreter.with_static_shape(source, declaration(*[each.value for each in known]))
         if not _is_known(value):
             raise NotPartitionedError(f"{operation.name} is computed from all rows")
         self._tensors[source.ref()] = _Tensor(source, value, own=self._as_traced(source), is_traced=True)
@@ -208,19 +209,20 @@ class Partitioned:
             raise NotPartitionedError(f"{operation.type} draws random numbers for all rows")
         inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
         wholes = self._wholes(inputs)
-        values = self._values(operation, [dataclasses.replace(each.value, label=REPLICATED) for each in inputs])
+        given = [dataclasses.replace(each.value, label=REPLICATED) for each in inputs]
+        values = self._values(self._of_one_device, operation, given)
         for source, value, whole in zip(operation.outputs, values, self._copy(operation, wholes), strict=True):
             if known := self._tensors.get(source.ref()):
                 known.whole = whole
                 continue
-            described = with_static_shape(source, dataclasses.replace(value, label=REPLICATED))
+            described = self._of_one_device.with_static_shape(source, dataclasses.replace(value, label=REPLICATED))
             own = _of_whole(described)
             self._tensors[source.ref()] = _Tensor(source, own or described, own is not None, whole=whole)
 
-    def _values(self, operation: tf.Operation, inputs: Sequence[Value]) -> list[Value]:
-        call = Call(operation, inputs, self._interpreter.variables)
-        results = self._interpreter.results(self._graph, call)
-        return [with_static_shape(tensor, value) for tensor, value in zip(operation.outputs, results, strict=True)]
+    def _values(self, interpreter: Interpreter, operation: tf.Operation, inputs: Sequence[Value]) -> list[Value]:
+        results = interpreter.results(self._graph, Call(operation, inputs, interpreter.variables))
+        pairs = zip(operation.outputs, results, strict=True)
+        return [interpreter.with_static_shape(tensor, value) for tensor, value in pairs]
 
     def _stays_whole(self, inputs: Sequence[_Tensor]) -> bool:
         """Returns whether whole operands cost nothing, and some are not the same as their own forms."""

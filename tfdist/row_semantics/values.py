@@ -149,12 +149,14 @@ def broadcast_dims(values: Sequence[Value]) -> Dims | None:
     """Returns the dims of tensors that are broadcast against each other; None if a rank is unknown."""
     if any(value.dims is None for value in values):
         return None
-    result: list[Size | None] = []
-    for sizes in broadcast_sizes(values):
-        # A dim that may be 1 is broadcast; one that is known to be larger is not.
-        known = {each for each in sizes if each is not None and each.is_known}
-        result.append(ONE if not sizes else sizes.pop() if len(sizes) == 1 else next(iter(known), None))
-    return tuple(result)
+    return tuple(map(broadcast_dim, broadcast_sizes(values)))
+
+
+def broadcast_dim(sizes: set[Size | None]) -> Size | None:
+    """Returns the dim to which dims that are not 1 are broadcast: one that may be 1 is, one known to be larger is not."""
+    if len(sizes) < 2:
+        return next(iter(sizes), ONE)
+    return next((each for each in sizes if each is not None and each.is_known), None)
 
 
 def broadcast_sizes(values: Sequence[Value]) -> list[set[Size | None]]:

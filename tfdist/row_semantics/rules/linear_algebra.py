@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from tfdist.row_semantics.labels import ALL_ROWS, ZEROS, Label, Partial, Replicated, Rows, is_zero, power_of
 from tfdist.row_semantics.rules.elementwise import pointwise, product_of
 from tfdist.row_semantics.rules.registry import Call, rule
-from tfdist.row_semantics.sizes import ONE
-from tfdist.row_semantics.values import Dims, NoRuleError, Value
+from tfdist.row_semantics.sizes import ONE, Size
+from tfdist.row_semantics.values import Dims, NoRuleError, Value, broadcast_dim
 
 _LETTERS = "abcdefgh"  # of dims before those of the matrices
 
@@ -40,12 +40,11 @@ def contraction(values: Sequence[Value], letters: Sequence[str], output: str) ->
 
 def _dims(values: Sequence[Value], letters: Sequence[str], output: str) -> Dims:
     """Returns the dims of the result: dims of size 1 are broadcast."""
-    found = {}
+    dims: dict[str, set[Size | None]] = {name: set() for name in output}
     for value, names in zip(values, letters, strict=True):
         for dim, name in zip(value.known_dims, names, strict=True):
-            if name not in found or dim != ONE:
-                found[name] = dim
-    return tuple(found[name] for name in output)
+            dims.setdefault(name, set()).update({dim} - {ONE})
+    return tuple(broadcast_dim(dims[name]) for name in output)
 
 
 @rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
