@@ -11,22 +11,18 @@ from tfdist import __main__
 SCRIPT = """import keras, numpy as np, tensorflow as tf, tfdist
 masked = lambda y, x: keras.ops.sum((y - x) ** 2) / keras.ops.sum(y)
 gathered, x, y = lambda y, x: keras.ops.mean(tfdist.gather_rows(x)), np.ones((8, 4)), np.ones((8, 1))
+def fit(loss): model.compile(loss=loss); model.fit(x, y); raise SystemExit("It was trained.")
 with tfdist.load_strategy("single").scope():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     {}
 """
-FIT = "model.compile(loss={}); model.fit(x, y); raise SystemExit('It was trained.')"
-TRAINER = "tfdist.Trainer(model, optimizer='sgd', loss=masked).fit(x, y, epochs=1)"
 CASES = {  # expressions that the exit code and what is printed match
-    FIT.format(
-        "'mse'"
-    ): "0.*gradient .*/bias  a mean over rows .*All 4 values .*20 bytes.* averaged,.* nothing else is",
-    FIT.format(
-        "masked"
-    ): "0.*loss/total .* together, by RealDiv in script.py:2  need all .*3 of 4 values.*communicate 2 sums",
-    FIT.format("gathered"): r"0.*, and a step communicates rows \(4 bytes for each row\)\.",
-    TRAINER: "0.*loss .* by RealDiv in script.py:2  need all rows.*1 of 2 values .* Trainer refuses.* rows.\n$",
-    "keras.optimizers.SGD().apply([np.ones(1)], model.weights[1:])": "2.*: script.py, line 6: Only steps of fit.* loop",
+    "fit('mse')": "0.*gradient .*/bias  a mean over rows .*All 4 values .*20 bytes.* averaged,.* nothing else is",
+    "fit(masked)": "0.*loss/total .* together, by RealDiv in script.py:2  need all .*3 of 4 values.*communicate 2 sums",
+    "fit(tfdist.row_semantics.register(rows_to='mean')(masked))": "0.*gradient .*/bias  a mean over rows .* averaged",
+    "fit(gathered)": r"0.*, and a step communicates rows \(4 bytes for each row\)\.",
+    "tfdist.Trainer(model, optimizer='sgd', loss=masked).fit(x, y)": "0.*by RealDiv in script.py:2 .* Trainer.* rows.\n$",
+    "keras.optimizers.SGD().apply([np.ones(1)], model.weights[1:])": "2.*: script.py, line 7: Only steps of fit.* loop",
     "model.predict(x)": "2.*must call fit, .* Received: script.py, which ended without.",
 }
 

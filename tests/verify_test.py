@@ -1,6 +1,7 @@
 import keras
 import pytest
 
+import tfdist
 from tests import documented_json
 from tfdist import keras_internals, verify
 from tfdist.cli.output import Output
@@ -80,6 +81,16 @@ def test_compression_is_held_against_one_device_without_it():
     lossy = {"compression": "int8(bits=2)", "compression_min_bytes": 0, "tolerance": 1e-7}
     assert verify.main(VerifyConfig(**GIVEN | lossy), output) == 1
     assert output.facts["replicas_equal"] and 1e-7 < output.facts["largest_difference"] < 1.0
+
+
+class Registered(keras.Loss):
+    def call(self, y_true, y_pred):
+        return tfdist.row_semantics.register(rows_to="mean")(keras.ops.sum)(y_pred)
+
+
+def test_a_function_is_what_it_is_registered_as():
+    with pytest.raises(tfdist.errors.InputError, match='sum, rows_to="mean", .* for 13 rows, but .* for 5 and 8 of'):
+        verify.main(VerifyConfig(**GIVEN | {"loss": "tests.verify_test:Registered", "metrics": ""}))
 
 
 IN_16_BITS = {"precision": "mixed_bfloat16", "batch_size": 24, "steps": 4}

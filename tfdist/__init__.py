@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.process import keras_backend, quiet_tensorflow, uncaught_errors
 
 if TYPE_CHECKING:
-    from tfdist import collectives, data, errors, gradients, layers, models, optimizers
+    from tfdist import collectives, data, errors, gradients, layers, models, optimizers, row_semantics
     from tfdist.checkpoint.manager import Checkpoints
     from tfdist.cli.distribute import distribute
     from tfdist.cluster.environment import Cluster
@@ -70,6 +70,7 @@ __all__ = [
     "name_dims",
     "optimizers",
     "recompute",
+    "row_semantics",
     "spawn",
 ]
 

@@ -25,6 +25,7 @@ PACKAGES = (
     "models",
     "optimizers",
     "reporting",
+    "row_semantics",
     "storage",
     "testing",
 )

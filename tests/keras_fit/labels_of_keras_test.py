@@ -1,6 +1,5 @@
 """How the gradients of Keras's own layers and losses, and of usual code of users, are combined over replicas, as labels say."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -83,7 +82,7 @@ def test_what_needs_all_rows_is_named_by_its_operation(name: str) -> None:
     loss, make, operation = OF_ALL_ROWS[name]
     last = "" if loss == "mse" else max(line for *_, line in loss.__code__.co_lines() if line)
     found = labelled(loss, make).needs_all_rows
-    assert f"computed from all rows together, by {operation} in {os.path.relpath(__file__)}:{last}" in found
+    assert f"computed from all rows together, by {operation} in tests/keras_fit/labels_of_keras_test.py:{last}" in found
 
 
 @pytest.mark.parametrize("use", quick(["fit", "evaluate", "predict"], "fit"))

@@ -208,16 +208,6 @@ def test_a_metric_that_compares_rows_counts_them_once(as_one_device: Compare, ca
     assert any("pairs/total" in message for message in caplog.messages)
 
 
-def test_predictions_of_rows_that_depend_on_others(as_one_device: Compare) -> None:
-    class Centered(keras.layers.Layer):
-        def call(self, x: Any) -> Any:
-            return x - ops.mean(x, axis=0)
-
-    as_one_device(
-        lambda: sequential(Centered(), optimizer="sgd"), lambda model: model.predict(X, batch_size=8, verbose=0)
-    )
-
-
 def contrastive(gathers: Callable[[Any], Any], of_own_rows: bool) -> Callable[[], keras.Model]:
     """Returns a model whose loss compares each row's output with those of all rows of the batch."""
 

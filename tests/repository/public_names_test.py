@@ -23,7 +23,7 @@ def test_tfdist():
         == """
         Checkpoints Checks Cluster Collectives EarlyStopping Group LossScaler ReduceLROnPlateau Reporting Schedule
         Strategy Trainer collectives constrain current_strategy data distribute errors find_batch_size
-        find_learning_rate gather_rows gradients layers load_strategy models name_dims optimizers recompute spawn
+        find_learning_rate gather_rows gradients layers load_strategy models name_dims optimizers recompute row_semantics spawn
     """.split()
     )
 

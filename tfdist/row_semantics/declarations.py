@@ -1,15 +1,32 @@
 """Labels that are declared where a tensor is computed, instead of derived from its operations."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
-from tfdist.row_semantics.labels import ALL_ROWS, ZEROS, Label, Partial, Replicated, Rows, is_zero, sum_power
+from tfdist.errors import InputError
+from tfdist.row_semantics.labels import (
+    ALL_ROWS,
+    ZEROS,
+    Label,
+    Partial,
+    Replicated,
+    Rows,
+    is_zero,
+    sum_power,
+    times_count,
+)
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.values import Value
 
 Declaration = Callable[..., Value]  # (value of each input) -> value of the tensor
+RowsTo = Literal["rows", "sum", "mean", "replicated"]
+GRAPH = "row_labels"  # name of the graph in which code is labelled
 _COLLECTION = "declared_row_labels"  # of a graph: (name of an operation, declaration, inputs)
 
 
@@ -26,12 +43,19 @@ def declarations(graph: Any) -> dict[str, tuple[Declaration, list[tf.Tensor]]]:
     return {name: (declaration, inputs) for name, declaration, inputs in graph.get_collection(_COLLECTION)}
 
 
-def row_wise(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+def row_wise(
+    function: Callable[..., tf.Tensor],
+    result: Declaration | None = None,
+    of_rows: Callable[[Value], Value] = lambda upstream: upstream,
+) -> Callable[..., tf.Tensor]:
     """Declares a function of rows, of replicated tensors and of variables to be one of each row, its gradient included.
 
     Args:
       function: takes tensors, the rows along their first axis, and returns one such tensor.
+      result: what it returns, if that is not rows.
+      of_rows: returns the gradient with respect to each row's part of the result, given that of the result.
     """
+    result = result or _like_rows
 
     @tf.custom_gradient
     def declared(*inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -43,17 +67,107 @@ def row_wise(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
             floating = [each for each in inputs if each.dtype.is_floating]
             found = tape.gradient(y, [*floating, *variables], upstream, unconnected_gradients="zero")
             of_inputs = [
-                declare(tf.convert_to_tensor(each), _gradient, [source, upstream])
+                declare(
+                    tf.ensure_shape(each, source.shape), lambda x, dy: _gradient(x, of_rows(dy)), [source, upstream]
+                )
                 for source, each in zip(floating, found, strict=False)
             ]
             by_input = iter(of_inputs)
             results = [next(by_input) if each.dtype.is_floating else None for each in inputs]
-            totals = [declare(tf.convert_to_tensor(each), _sum_of_rows, [upstream]) for each in found[len(floating) :]]
+            totals = [
+                declare(tf.convert_to_tensor(each), lambda dy: _sum_of_rows(of_rows(dy)), [upstream])
+                for each in found[len(floating) :]
+            ]
             return (results, totals) if variables else results
 
-        return declare(y, _like_rows, inputs), gradient
+        return declare(y, result, inputs), gradient
 
     return declared
+
+
+def register(*, rows_to: RowsTo) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declares what a function makes of rows, where this cannot be derived, as of `tf.py_function` or an operation of your own.
+
+    Replicas rely on it, in Keras's `fit` and in a `tfdist.Trainer`. `tfdist verify` checks it on the first batch: all rows
+    against two parts of them.
+
+    Args:
+      rows_to: "rows" for a value of each row, along the first axis; "sum" or "mean" over rows; "replicated" for what does not
+        depend on the rows.
+
+    Returns:
+      A decorator of a function that takes tensors, with the rows along their first axis or the same on all replicas, and
+      returns a tensor.
+
+    Raises:
+      InputError: `rows_to` is something else.
+    """
+    if rows_to not in _DECLARED:
+        raise InputError(f"`rows_to` must be one of {', '.join(_DECLARED)}. Received: {rows_to!r}.")
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def registered(*inputs: Any, **options: Any) -> Any:
+            if getattr(tf.compat.v1.get_default_graph(), "name", "") == GRAPH:
+                declared = row_wise(functools.partial(function, **options), *_DECLARED[rows_to])
+                return declared(*map(tf.convert_to_tensor, inputs))
+            y = function(*inputs, **options)
+            if (limits := _checked.get()) and tf.executing_eagerly():
+                _check(functools.partial(function, **options), inputs, y, rows_to, *limits)
+            return y
+
+        return registered
+
+    return decorated
+
+
+@contextlib.contextmanager
+def checked(rows: int, tolerance: float) -> Iterator[None]:
+    """Context in which eager calls of registered functions with a batch are checked; a wrong one raises an `InputError`."""
+    token = _checked.set((rows, tolerance))
+    try:
+        yield
+    finally:
+        _checked.reset(token)
+
+
+def _check(function: Any, inputs: Sequence[Any], y: Any, rows_to: str, rows: int, tolerance: float) -> None:
+    """Compares a function of all rows with those of two parts of them."""
+    cut = -(-rows // 3)
+    cuts = [
+        [
+            each[part] if each.shape.rank and each.shape[0] == rows else each
+            for each in map(tf.convert_to_tensor, inputs)
+        ]
+        for part in (slice(cut), slice(cut, None))
+    ]
+    expected, first, second = np.asarray(y), *(np.asarray(function(*part)) for part in cuts)
+    weights = {"sum": (1, 1), "mean": (cut / rows, 1 - cut / rows), "replicated": (0.5, 0.5)}.get(rows_to)
+    whole = weights[0] * first + weights[1] * second if weights else np.concatenate([first, second])
+    if whole.shape != expected.shape or np.linalg.norm(whole - expected) > tolerance * np.linalg.norm(expected):
+        a, b, c, d = (np.array2string(value, threshold=4, edgeitems=1) for value in (expected, first, second, whole))
+        raise InputError(
+            f'A function must be what it is registered as. Received: {function.func.__name__}, rows_to="{rows_to}", which '
+            f"returns {a} for {rows} rows, but {b} and {c} for {cut} and {rows - cut} of them, which make {d}. Register "
+            "what it is, or leave it out: every replica then computes all rows."
+        )
+
+
+def _of_rows(*values: Value) -> Value:
+    """Returns rows like those of the inputs, which are not multiplied by numbers of rows."""
+    rows = _like_rows(*values)
+    return rows if getattr(rows.label, "power", 0) == 0 else Value(ALL_ROWS)
+
+
+def _of_all(power: int, *values: Value) -> Value:
+    """Returns a sum over rows times COUNT^power."""
+    return Value(Partial("sum", power) if _like_rows(*values).label == Rows(0, COUNT) else ALL_ROWS)
+
+
+def _of_each(power: int, upstream: Value) -> Value:
+    """Returns the gradient with respect to what each row adds to such a sum, given that of the sum."""
+    label = times_count(upstream.label, power)
+    return Value(Rows(0, COUNT, label.power) if isinstance(label, Replicated) else ALL_ROWS)
 
 
 def _gradient(source: Value, upstream: Value) -> Value:
@@ -126,3 +240,12 @@ def summed(tensor: tf.Tensor) -> tf.Tensor:
 
 def _total(label: Label) -> Label:
     return ZEROS if is_zero(label) else Replicated() if sum_power(label) == 0 else ALL_ROWS
+
+
+_DECLARED: dict[str, tuple[Declaration, Callable[[Value], Value]]] = {
+    "rows": (_of_rows, lambda upstream: upstream),
+    "sum": (functools.partial(_of_all, 0), functools.partial(_of_each, 0)),
+    "mean": (functools.partial(_of_all, -1), functools.partial(_of_each, -1)),
+    "replicated": (lambda *_: Value(Replicated()), lambda _: Value(ALL_ROWS)),
+}
+_checked: contextvars.ContextVar[tuple[int, float] | None] = contextvars.ContextVar("checked", default=None)

@@ -32,7 +32,7 @@ def declared(model: keras.Model, *, synchronized: bool = True) -> Iterator[None]
       synchronized: whether synchronized batch normalizations are among them, which communicate.
     """
     layers = [layer for layer in normalizations(model) if synchronized or not layer.synchronized]
-    wrappers = {
+    wrappers: dict[str, Callable[..., Any]] = {
         "convert_binary_labels_to_hinge": row_wise,
         "ctc_loss": _ctc,
         "conv": _dilated,

@@ -21,7 +21,7 @@ from tfdist.row_semantics.declarations import declarations
 from tfdist.row_semantics.interpreter import Interpreter, in_order
 from tfdist.row_semantics.labels import REPLICATED, AllRows, Partial, Replicated, ReplicatedPlusSum, Rows
 from tfdist.row_semantics.rules import Call
-from tfdist.row_semantics.sizes import COUNT
+from tfdist.row_semantics.sizes import COUNT, ONE
 from tfdist.row_semantics.values import Value, of_numbers
 
 _LINEAR = ("Add", "AddV2", "AddN", "Sub", "Neg", "Identity")
@@ -63,6 +63,16 @@ class _Tensor:
         """Whether the whole form needs no communication."""
         known = isinstance(self.value.label, Replicated) or _are_known(self.value.numbers)
         return known or self.is_repeatable or self.whole is not None
+
+    @property
+    def may_be_rows(self) -> bool:
+        """Whether it has been computed from all rows, and may have one element for each of them."""
+        first = (self.value.dims or (ONE,))[0]
+        return (
+            isinstance(self.value.label, Replicated)
+            and self.whole is not None
+            and (first is None or not first.is_known)
+        )
 
     @property
     def sum_power(self) -> int | None:
@@ -195,8 +205,8 @@ class Partitioned:
         for each in known:
             if each.has_own:
                 self._own(each)
-        if any(not each.has_own or each.is_cut for each in known):
-            raise NotPartitionedError("batch normalization of rows that are compared")
+        if any(not each.has_own or each.is_cut or each.may_be_rows for each in known):
+            raise NotPartitionedError("a function of rows that are compared is declared to be one of each row")
         (source,) = operation.outputs
         value = self._interpreter.with_static_shape(source, declaration(*[each.value for each in known]))
         if not _is_known(value):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica, Op, RecordedCall
-from tfdist.row_semantics.declarations import all_rows_of, declare, summed
+from tfdist.row_semantics.declarations import GRAPH, all_rows_of, declare, summed
 from tfdist.row_semantics.interpreter import Interpreter
 from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Label, ReplicatedPlusSum, Rows
 from tfdist.row_semantics.sizes import COUNT, symbol
@@ -159,7 +159,7 @@ def traced(
     function: Callable[..., Any], batch: Any, variables: Sequence[keras.Variable], state: Sequence[keras.Variable]
 ) -> Trace:
     """Traces a function of a batch, without executing anything; see `labels_of` for the arguments."""
-    with keras_internals.symbolic_graph("row_labels") as graph:
+    with keras_internals.symbolic_graph(GRAPH) as graph:
         rows = tf.nest.map_structure(lambda spec: None if spec is None else _placeholder(spec), batch)
         size = tf.compat.v1.placeholder(tf.int32, [])
         held = [(variable, tf.compat.v1.placeholder(variable.dtype, variable.shape)) for variable in state]

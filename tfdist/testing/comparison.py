@@ -29,10 +29,12 @@ from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.train_config import VerifyConfig
 from tfdist.coordination import LocalGroup
 from tfdist.data import Pipeline
+from tfdist.data.batches import count_rows
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
+from tfdist.row_semantics.declarations import checked
 from tfdist.row_semantics.explanation import Explanation, told_to
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.run_warnings import ONE_DEVICE
@@ -296,7 +298,8 @@ def _noise(session: Session, reference: Trainer) -> set[str]:
     named = models.zero_gradient_patterns(session.config.model)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(_first_batch(session))
     state = [(variable, tf.identity(variable.value)) for variable in model.non_trainable_variables]
-    with tf.GradientTape() as tape:
+    limit = TOLERANCES[keras.config.floatx(), "adaptive"]
+    with tf.GradientTape() as tape, checked(int(count_rows(x)), limit):
         loss = model.compute_loss(x, y, model(x, training=True), sample_weight=weight, training=True)
     for variable, value in state:  # undoes changes of moving averages and random states
         variable.assign(value)
