@@ -108,22 +108,15 @@ def fit(strategy: tfdist.Strategy, metric: Any, **options: Any) -> list[float]:
     return list(values)
 
 
-def test_a_trainer_refuses_what_depends_on_all_rows_on_several_replicas_and_with_micro_steps(
-    single: tfdist.Strategy, mirrored2: tfdist.Strategy
-) -> None:
-    fit(single, root)
-    with pytest.raises(
-        InputError, match="must be a mean or a sum over rows.* Received: root, .* with 2 replicas and 1 .*, or one from"
-    ):
-        fit(mirrored2, root)
+def test_a_trainer_refuses_what_depends_on_all_rows_with_micro_steps(single: tfdist.Strategy) -> None:
     with pytest.raises(
         InputError, match="Received: root, .* with 1 replica and 2 micro-steps.*; train without micro-steps"
     ):
         fit(single, root, accumulate_steps=2)
 
 
-@pytest.mark.parametrize("metric", [mean, per_row, gathered_root], ids=lambda metric: metric.__name__)
-def test_what_adds_up_is_that_of_one_device(metric: Any, mirrored2: tfdist.Strategy) -> None:
+@pytest.mark.parametrize("metric", [mean, per_row, gathered_root, root], ids=lambda metric: metric.__name__)
+def test_it_is_that_of_one_device(metric: Any, mirrored2: tfdist.Strategy) -> None:
     alone = (
         network(metrics=[metric]).fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history[metric.__name__]
     )
@@ -160,10 +153,9 @@ def test_an_evaluation_without_training_is_checked_once(
     checked = []
     original = evaluation.check_evaluated_alone
     monkeypatch.setattr(evaluation, "check_evaluated_alone", lambda *given: checked.append(original(*given)))
-    for metric in (root, Peak()):
-        trainer(single, metric).evaluate(X, Y)
-        with pytest.raises(InputError, match="^A metric must be|^The variables of a metric"):
-            trainer(mirrored2, metric).evaluate(X, Y)
+    trainer(single, Peak()).evaluate(X, Y)
+    with pytest.raises(InputError, match="^The variables of a metric"):
+        trainer(mirrored2, Peak()).evaluate(X, Y)
     checked.clear()
     accepted = trainer(mirrored2, mean)
     found = [accepted.evaluate(X, Y)["mean"] for _ in range(2)]

@@ -219,51 +219,34 @@ def test_all_weights_0_give_a_loss_of_0(single, float64):
     assert float(loss.training_loss(model, parts, totals, tf.constant(ROWS), batch_size=ROWS)) == 0.0
 
 
-@pytest.mark.parametrize(
-    "given", ["dice", keras.losses.Tversky(), keras.losses.circle], ids=["name", "object", "function"]
-)
-def test_a_loss_of_all_rows_is_refused_where_rows_are_apart(given, single, mirrored2):
-    for strategy, options in ((mirrored2, {}), (single, {"accumulate_steps": 2})):
-        with (
-            strategy.scope(),
-            pytest.raises(InputError, match="must be a mean over rows.* Received: (dice|tversky|circle)[ ,]"),
-        ):
-            tfdist.Trainer(dense(), optimizer="sgd", loss=given, **options)
-    with single.scope():
-        tfdist.Trainer(dense(), optimizer="sgd", loss=given)
-
-
 def test_names_that_keras_resolves_by_shapes_are_left_to_it(mirrored2):
     with mirrored2.scope():
         trainer = tfdist.Trainer(dense(), optimizer="sgd", loss="crossentropy")
     trainer.fit((X, Y), batch_size=4, steps=1)
 
 
-@pytest.mark.parametrize("axis", [1, (1, -1)])
-def test_a_dice_loss_of_each_row_is_a_mean_over_rows(axis, mirrored2):
-    with mirrored2.scope():
-        tfdist.Trainer(dense(), optimizer="sgd", loss=keras.losses.Dice(axis=axis))
-
-
 @pytest.mark.parametrize(
-    "given", [keras.losses.Dice(axis=(-2, -1)), keras.losses.Tversky(axis=-2)], ids=["dice", "tversky"]
+    "given",
+    ["dice", keras.losses.Tversky(), keras.losses.circle, keras.losses.Dice(axis=(-2, -1)), keras.losses.Dice(axis=-1)],
+    ids=["name", "object", "function", "axes", "axis"],
 )
-def test_negative_axes_are_those_of_the_outputs(given, single, mirrored2):
-    """The rank is only known when outputs are computed."""
-    batch = X, RANDOM.uniform(size=(ROWS, 3))
-    for strategy, options in ((mirrored2, {}), (single, {"accumulate_steps": 2})):
+def test_losses_of_all_rows_are_partitioned(given, single, mirrored2):
+    batch = X, RANDOM.integers(0, 3, ROWS) if given is keras.losses.circle else RANDOM.uniform(size=(ROWS, 3))
+
+    def results(strategy, **options):
+        keras.utils.set_random_seed(0)
         with strategy.scope():
             trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=given, **options)
-        with pytest.raises(InputError, match="must be a mean over rows.* Received: (dice|tversky)[ ,]"):
-            trainer.fit(batch, batch_size=4, steps=1)
-    with mirrored2.scope():
-        trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=given)
-    with pytest.raises(InputError, match="must be a mean over rows.* Received: (dice|tversky)[ ,]"):
-        trainer.evaluate(batch, batch_size=4)
-    for strategy, loss_of_parts in ((single, given), (mirrored2, keras.losses.Dice(axis=-1))):
-        with strategy.scope():
-            trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=loss_of_parts)
-        trainer.fit(batch, batch_size=4, steps=1)
+        return [
+            trainer.fit(batch, batch_size=4, steps=2).history["loss"],
+            trainer.evaluate(batch, batch_size=4)["loss"],
+        ]
+
+    for found, expected in zip(results(mirrored2), results(single), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+    if getattr(given, "axis", None) != -1:
+        with pytest.raises(InputError, match="must be a mean over rows.* Received: (dice|tversky|circle)[ ,]"):
+            results(mirrored2, accumulate_steps=2)
 
 
 def test_no_loss_at_all_is_an_error(single):

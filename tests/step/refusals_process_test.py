@@ -16,10 +16,13 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "multiworker"))
 @pytest.mark.smoke
-def test_a_mean_is_trained_and_a_sum_is_refused(strategy: str, single: tfdist.Strategy, tmp_path: pathlib.Path) -> None:
-    alone = row_dependence.fit(single, keras.ops.mean)
-    for history, refusal in running.outcomes("row_dependence", strategy, 2, tmp_path, seconds=200):
-        assert history == {name: pytest.approx(values, rel=1e-5) for name, values in alone.items()}
+def test_a_loss_of_all_rows_is_partitioned_and_refused_with_micro_steps(
+    strategy: str, single: tfdist.Strategy, tmp_path: pathlib.Path
+) -> None:
+    alone = [row_dependence.fit(single, penalty) for penalty in (keras.ops.mean, row_dependence.largest)]
+    for of_mean, refusal, of_all_rows in running.outcomes("row_dependence", strategy, 2, tmp_path, seconds=200):
+        for history, expected in zip((of_mean, of_all_rows), alone, strict=True):
+            assert history == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
         assert "A loss must be a mean over rows" in refusal and "what measured adds" in refusal
 
 

@@ -103,7 +103,7 @@ def find_learning_rate(
     check_same_data(strategy, examples)
     trainer.batch_schedule(examples.size, batch_size=given.batch_size)  # raises for a batch that cannot be divided
     program = trainer.build(examples)
-    check_examples(strategy, trainer.model, examples, None, program.settings)
+    check_examples(strategy, trainer.model, examples, None, program.settings, program.dependence)
     with (
         reported(Reporting(), verbose, strategy.is_chief) as reporting,
         (checks or Checks()).watchdog(strategy.group) as watchdog,

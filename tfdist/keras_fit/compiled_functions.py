@@ -17,7 +17,7 @@ from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import Place
 from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.one_device import running
-from tfdist.keras_fit.partitioned_step import communication, otherwise, partitioned, say_partitioned
+from tfdist.keras_fit.partitioned_step import communication, partitioned, say_partitioned
 from tfdist.keras_fit.replica_batch import of_equal_values, rows_of
 from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
 from tfdist.keras_fit.step_labels import ReduceOps, reduce_ops, state_of_rows
@@ -27,6 +27,7 @@ from tfdist.row_semantics.explanation import Explanation, listener
 from tfdist.step import randomness
 from tfdist.step.averaged_statistics import AveragedStatistics
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.partitioned_step import otherwise
 from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
@@ -293,10 +294,10 @@ class Functions:
         collectives, draws = self._recorded, (self._seeds, self._options.seed, "evaluate", number)
         computing = self._strategy.layouts.computing(self.model.trainable_variables)
         with computing, randomness.not_training(*draws, collectives.rank, collectives.size):
-            result = partitioned(self.model, self.model.test_step, own_rows, collectives)
+            result, _ = partitioned(self.model, self.model.test_step, own_rows, collectives)
         result.assign()
         if self._test_logs is not None:  # always set while tests are traced
-            self._test_logs.keep(result.logs, of_equal_values(collectives))
+            self._test_logs.keep(result.values, of_equal_values(collectives))
 
     def _test_traced(self) -> None:
         agree_on_plan(self._strategy.peers, self._recorded.calls)

@@ -19,7 +19,7 @@ from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.gradients import LossScale, Reducer, unscaled
+from tfdist.gradients import LossScale, Reduced, Reducer, unscaled
 from tfdist.keras_fit.one_device import Apply, running
 from tfdist.keras_fit.partitioned_step import partitioned
 from tfdist.keras_fit.replica_batch import of_equal_values, rows_of
@@ -162,17 +162,23 @@ class CustomTrainStep:
     def _run_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, collectives: Collectives) -> None:
         randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
         with randomness.own(self._seeds, self._settings.seed, number, collectives.rank, collectives.size):
-            result = partitioned(self._model, self._model.train_step, own_rows, collectives)
+            result, application = partitioned(self._model, self._model.train_step, own_rows, collectives)
         result.assign()
-        if result.application:
-            self._applying({"mean": floating(1)}, collectives)(*result.application)
-        self.logs.keep(result.logs, of_equal_values(collectives))
+        if application:
+            self._applying({"mean": floating(1)}, collectives, result.whole)(*application)
+        self.logs.keep(result.values, of_equal_values(collectives))
 
     def traced(self) -> None:
         """Compares the traced collective calls with other processes; called when `run` has first been traced."""
         agree_on_plan(self._strategy.peers, self._recorded.calls)
 
-    def _applying(self, weights: Mapping[ReduceOp, tf.Tensor], collectives: Collectives) -> Apply:
+    def _applying(
+        self,
+        weights: Mapping[ReduceOp, tf.Tensor],
+        collectives: Collectives,
+        whole: Sequence[tf.Tensor] | None = None,
+    ) -> Apply:
+        """Returns what replaces an optimizer's `apply`: sums gradients first, unless those of the batch are given."""
         turns = itertools.count()
 
         def apply(
@@ -187,7 +193,10 @@ class CustomTrainStep:
             weight = weights[self._reduce_ops.gradients[turn] if self._reduce_ops.gradients else "mean"]
             weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in found]
             values = [tf.convert_to_tensor(variable) for variable in state]
-            reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")
+            if whole is not None:
+                reduced = Reduced(list(whole), list(whole), values, list(whole))
+            else:
+                reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")
             updated = [variable for _, variable in found]
             with running(None):  # from here on, not the model's code
                 if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

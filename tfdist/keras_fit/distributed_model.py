@@ -33,7 +33,7 @@ from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.prediction import predicting
 from tfdist.keras_fit.training_steps import StepsResult
 from tfdist.layers.recompute import recompute
-from tfdist.layers.sync_batch_norm import synchronize
+from tfdist.layers.sync_batch_norm import synchronize_layers
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.metrics import KerasMetrics, Totals
@@ -288,10 +288,7 @@ class Distributed:
 
     def _normalize(self) -> None:
         """Applies `--batch_norm` to the model's batch normalization layers."""
-        for layer in keras_internals.layers_of(self.model):
-            if type(layer) is keras.layers.BatchNormalization:
-                if layer.synchronized or self._options.batch_norm == "synchronized":
-                    synchronize(layer)
+        synchronize_layers(keras_internals.layers_of(self.model), every=self._options.batch_norm == "synchronized")
 
     def _average_statistics(self) -> None:
         if self._functions is not None:

@@ -1,8 +1,4 @@
-"""A model's step as one device computes it, partitioned by rows: for code that compares or divides what replicas have in part.
-
-The step is traced as for one device, and emitted again for each replica, with the sums and rows of other replicas that its
-operations need; see `tfdist.row_semantics.partitioning`.
-"""
+"""A model's own step, such as `train_step`, partitioned by rows; see `tfdist.step.partitioned_step`."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -11,23 +7,17 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist import keras_internals
-from tfdist.collectives import Collectives, OneReplica, Recording, using
-from tfdist.collectives.counted_rows import counting
-from tfdist.collectives.recording import RecordedCall
+from tfdist.collectives import Collectives, OneReplica
 from tfdist.data.batches import count_rows
 from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.errors.byte_sizes import byte_size
-from tfdist.errors.counts import count_of
-from tfdist.errors.engine_errors import described
 from tfdist.keras_fit.one_device import Replica, running
 from tfdist.keras_fit.replica_batch import check_not_strict, say_all_rows
 from tfdist.keras_fit.step_outputs import flat
-from tfdist.row_semantics import keras_parts
-from tfdist.row_semantics.partitioning import NotPartitionedError, Partitioned
-from tfdist.row_semantics.tracing import FAILURES, Trace, traced, variables_of_state
+from tfdist.row_semantics.partitioning import NotPartitionedError
+from tfdist.step import partitioned_step
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.partitioned_step import StepResult
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +28,7 @@ class Application(NamedTuple):
     Attributes:
       original: what the call was made to.
       optimizer: the optimizer.
-      gradients: in `StepResult`, a replica's shares: their sums over replicas are the gradients of the batch.
+      gradients: the gradients.
       variables: the variables.
     """
 
@@ -48,28 +38,9 @@ class Application(NamedTuple):
     variables: Sequence[keras.Variable]
 
 
-class StepResult(NamedTuple):
-    """What a step computes on each replica.
-
-    Attributes:
-      logs: values that the step returns, the same on each replica.
-      assigned: variables and the values that the step assigns to them.
-      application: the application of gradients; None if there is none.
-    """
-
-    logs: dict[str, tf.Tensor]
-    assigned: list[tuple[keras.Variable, tf.Tensor]]
-    application: Application | None
-
-    def assign(self) -> None:
-        """Assigns the values."""
-        for variable, value in self.assigned:
-            variable.assign(value)
-
-
 def partitioned(
     model: keras.Model, step: Callable[[Any], Any], own_rows: ReplicaRows, collectives: Collectives
-) -> StepResult:
+) -> tuple[StepResult, Application | None]:
     """Emits a step for a replica's rows into the current graph.
 
     Args:
@@ -78,42 +49,16 @@ def partitioned(
       own_rows: the replica's rows.
       collectives: collectives of all replicas.
 
+    Returns:
+      What the step computes, and the application of its gradients, of which the replica has a share; None if there is none.
+
     Raises:
       NotPartitionedError: the step cannot be partitioned.
     """
-    metrics, weights = KerasMetrics(model).variables if model.compiled else [], model.trainable_variables
-    state = variables_of_state(metrics, model.non_trainable_variables)
-    variables = [*state, *weights]
-    applications: list[tuple[Application, int]] = []
-    trace = traced(
-        lambda batch, _: _called(model, step, batch, applications),
-        tf.nest.map_structure(lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), own_rows.batch),
-        variables,
-        state,
-    )
-    _check_order(trace.graph, applications)
-    assigned = trace.assigned(variables)
-    trained = {id(variable) for variable in weights}
-    if trace.assigns_others or any(id(variable) in trained for variable, _ in assigned):
-        raise NotPartitionedError("it assigns variables that are trained, or are not the model's")
-    described_by_keras = {
-        id(variable)
-        for layer in keras_parts.normalizations(model)
-        if not layer.synchronized
-        for variable in layer.variables
-    }
-    of_rows = [pair for pair in assigned if id(pair[0]) in described_by_keras]
-    others = [pair for pair in assigned if id(pair[0]) not in described_by_keras]
-    gradients = list(applications[0][0].gradients) if applications else []
-    logs = {key: tf.convert_to_tensor(value) for key, value in trace.results.items()}
-    results = [*gradients, *logs.values(), *(value for _, value in others)]
-    emitted = _emitted(trace, state, own_rows, results, collectives)
-    whole = emitted.whole(results[len(gradients) :])
-    assigned = [*zip([v for v, _ in others], whole[len(logs) :], strict=True)]
-    for variable, own in zip([v for v, _ in of_rows], emitted.traced([value for _, value in of_rows]), strict=True):
-        assigned.append((variable, tf.where(own_rows.rows > 0, own, tf.convert_to_tensor(variable))))
-    application = applications[0][0]._replace(gradients=emitted.shares(gradients)) if applications else None
-    return StepResult(dict(zip(logs, whole, strict=False)), assigned, application)
+    called = _Called(step)
+    result = partitioned_step.partitioned(model, _metrics(model), called, own_rows, collectives)
+    applications = [each._replace(gradients=result.gradients) for each, _ in called.applications]
+    return result, applications[0] if applications else None
 
 
 def communication(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> str:
@@ -124,18 +69,11 @@ def communication(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> 
       step: function of a batch that returns values by name.
       spec: structure of `tf.TensorSpec` of a batch.
     """
-    try:
-        return _in_words(_communicated(model, step, spec))
-    except NotPartitionedError as error:
-        _log.debug("A step of %s is not partitioned: %s", model.name, error)
-        return ""
+    return partitioned_step.communication(model, _metrics(model), _Called(step), spec)
 
 
-def otherwise(sent: str) -> str:
-    """Returns what replicas do with a step that needs all rows, given the result of `communication`."""
-    if sent:
-        return f"replicas compute their own rows, and besides gradients communicate {sent} in each step"
-    return "every replica gathers and computes the whole batch, with the result and the speed of one device"
+def _metrics(model: keras.Model) -> list[keras.Variable]:
+    return KerasMetrics(model).variables if model.compiled else []
 
 
 def say_partitioned(model: keras.Model, name: str, reason: str, sent: str, strategy: HasCollectives, rows: str) -> None:
@@ -161,75 +99,37 @@ def say_partitioned(model: keras.Model, name: str, reason: str, sent: str, strat
     return None
 
 
-def _in_words(calls: Sequence[RecordedCall]) -> str:
-    sums = sum(len(call.shapes) for call in calls if call.operation == "all_reduce")
-    rows = sum(len(call.shapes) for call in calls if call.operation == "all_gather")
-    size = sum(call.payload_bytes for call in calls if call.operation == "all_reduce")
-    parts = [f"{sums} sums or extremes ({byte_size(size)})"] if sums else []
-    return " and ".join([*parts, *([f"the rows of {count_of(rows, 'tensor')}"] if rows else [])]) or "nothing else"
+class _Called:
+    """A model's step as one device computes it.
 
+    Attributes:
+      applications: applications of gradients in the call, and how many operations were traced before each.
+    """
 
-def _communicated(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> list[RecordedCall]:
-    """Returns the collective calls of a partitioned step, besides those that sum its gradients."""
-    recorded = Recording(OneReplica())
-    with keras_internals.symbolic_graph("partitioned"):
-        batch = tf.nest.map_structure(_placeholder, spec)
+    def __init__(self, step: Callable[[Any], Any]):
+        self._step = step
+        self.applications: list[tuple[Application, int]] = []
+
+    def __call__(self, batch: Any) -> tuple[Sequence[tf.Tensor], dict[str, Any]]:
         rows = count_rows(batch)
-        try:
-            partitioned(model, step, ReplicaRows(batch, (rows,), rows), recorded)
-        except FAILURES as error:
-            raise NotPartitionedError(described(error)) from None
-    return recorded.calls
+        with running(Replica(OneReplica(), rows, rows, self._apply, has_all_rows=True)):
+            values = flat(self._step(batch) or {})
+        self._check_order()
+        return self.applications[0][0].gradients if self.applications else (), values
 
-
-def _placeholder(spec: Any) -> Any:
-    if spec is None:
-        return None
-    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
-        raise NotPartitionedError("its batches have ragged or sparse tensors")
-    return tf.compat.v1.placeholder(spec.dtype, [None, *spec.shape[1:]])
-
-
-def _called(
-    model: keras.Model, step: Callable[[Any], Any], batch: Any, applications: list[tuple[Application, int]]
-) -> dict[str, Any]:
-    def apply(
-        original: Any, optimizer: keras.Optimizer, given: Sequence[Any], variables: Sequence[keras.Variable]
+    def _apply(
+        self, original: Any, optimizer: keras.Optimizer, given: Sequence[Any], variables: Sequence[keras.Variable]
     ) -> None:
         pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(given, variables, strict=True) if g is not None]
         gradients, updated = [g for g, _ in pairs], [v for _, v in pairs]
         number = len(tf.compat.v1.get_default_graph().get_operations())
-        applications.append((Application(original, optimizer, gradients, updated), number))
+        self.applications.append((Application(original, optimizer, gradients, updated), number))
 
-    rows = count_rows(batch)
-    replica = Replica(OneReplica(), rows, rows, apply, has_all_rows=True)
-    with using(OneReplica()), running(replica), keras_internals.functions_inlined():
-        with keras_parts.declared(model, synchronized=False):
-            return flat(step(batch) or {})
-
-
-def _check_order(graph: Any, applications: Sequence[tuple[Application, int]]) -> None:
-    """Refuses a step that reads variables after it has updated them, which a trace does not."""
-    if len(applications) > 1:
-        raise NotPartitionedError("it applies gradients more than once")
-    for _, number in applications:
-        for operation in graph.get_operations()[number:]:
-            if any(tensor.dtype == tf.resource for tensor in operation.inputs):
-                raise NotPartitionedError("it reads variables after it has applied gradients")
-
-
-def _emitted(
-    trace: Trace,
-    state: Sequence[keras.Variable],
-    own_rows: ReplicaRows,
-    results: Sequence[tf.Tensor],
-    collectives: Collectives,
-) -> Partitioned:
-    tensors = {trace.size.ref(): own_rows.batch_size}
-    rows = zip(tf.nest.flatten(trace.rows), tf.nest.flatten(own_rows.batch), strict=True)
-    tensors |= {placeholder.ref(): leaf for placeholder, leaf in rows if leaf is not None}
-    tensors |= {trace.unchanged[id(variable)].ref(): tf.convert_to_tensor(variable) for variable in state}
-    tensors |= {inside.ref(): outside for outside, inside in trace.graph.captures}
-    fed = {reference: (trace.inputs[reference], tensor) for reference, tensor in tensors.items()}
-    counts = count_rows(own_rows.batch), own_rows.rows, own_rows.batch_size
-    return Partitioned(trace.graph, fed, results, counts, counting(collectives, own_rows.rows))
+    def _check_order(self) -> None:
+        """Refuses a step that reads variables after it has updated them, which a trace does not."""
+        if len(self.applications) > 1:
+            raise NotPartitionedError("it applies gradients more than once")
+        for _, number in self.applications:
+            for operation in tf.compat.v1.get_default_graph().get_operations()[number:]:
+                if any(tensor.dtype == tf.resource for tensor in operation.inputs):
+                    raise NotPartitionedError("it reads variables after it has applied gradients")

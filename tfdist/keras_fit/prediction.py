@@ -103,9 +103,9 @@ def _by_partition(model: keras.Model, strategy: HasCollectives, drawing: Drawing
     collectives = strategy.collectives
     structure: list[Any] = []
     with strategy.layouts.computing(model.trainable_variables), drawing(collectives.rank):
-        result = partitioned(model, functools.partial(_outputs_by_name, model, structure), own_rows, collectives)
+        result, _ = partitioned(model, functools.partial(_outputs_by_name, model, structure), own_rows, collectives)
     result.assign()
-    return tf.nest.pack_sequence_as(structure[0], list(result.logs.values()))
+    return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
 
 
 def _outputs_by_name(model: keras.Model, structure: list[Any], batch: Any) -> dict[str, tf.Tensor]:

@@ -27,7 +27,6 @@ from tfdist.step.metrics import KerasMetrics
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import (
-    check_means,
     check_micro_steps,
     check_optimizer,
     default_loss_scale,
@@ -67,7 +66,6 @@ class TrainerSteps:
         averaged: Sequence[keras.Variable] = (),
     ):
         settings = dataclasses.replace(_settings(model, strategy, options), averaged=tuple(averaged))
-        check_means(model, strategy.replicas, settings.micro_steps)
         if not model.trainable_variables:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # Keras's own words
         self._store = StateStore(strategy)

@@ -18,7 +18,6 @@ from tfdist.keras_internals.layers import keep_losses_by_replica
 _one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on one device", default=False)
 
 # Functions of a batch as a whole: of pairs of its rows, or of sums over them.
-LOSSES_OF_ALL_ROWS = (keras.losses.circle, keras.losses.dice, keras.losses.tversky)
 _KNOWN = ("keras", "tfdist")  # packages whose code is trusted
 
 
@@ -117,8 +116,8 @@ def compiled_functions(model: keras.Model) -> list[Any]:
 
 def is_own(part: Any) -> bool:
     """Returns whether a layer, a function or an object is not Keras's or of this library, whose code is known to be right."""
-    if part in LOSSES_OF_ALL_ROWS or isinstance(part, keras.layers.Lambda):
-        return True  # these compare rows, or call a user's function
+    if isinstance(part, keras.layers.Lambda):
+        return True  # it calls a user's function
     kind = part if hasattr(part, "__name__") else type(part)
     return getattr(kind, "__module__", "").partition(".")[0] not in _KNOWN
 
@@ -131,35 +130,6 @@ def _compiled_losses(model: keras.Model) -> list[Any]:
 def compiled_metrics(model: keras.Model) -> list[keras.Metric]:
     """Returns the compiled metrics; none of a model that is not compiled, or not built."""
     return model._compile_metrics.metrics if model._compile_metrics is not None else []
-
-
-def losses_of_all_rows(model: keras.Model) -> list[str]:
-    """Returns the names of Keras's compiled losses that are not means over rows, as far as is known without outputs."""
-    functions = [(wrapped_function(_loss_of(loss)), loss) for loss in _compiled_losses(model) if loss is not None]
-    return [function.__name__ for function, loss in functions if function in LOSSES_OF_ALL_ROWS and _of_rows(loss)]
-
-
-def _loss_of(given: Any) -> Any:
-    """Returns the function of all rows that a name means; other names are left to Keras, which knows more than these."""
-    by_name = {function.__name__: function for function in LOSSES_OF_ALL_ROWS}
-    return by_name.get(given.lower(), given) if isinstance(given, str) else given
-
-
-def is_of_all_rows(loss: keras.Loss, rank: int) -> bool:
-    """Returns whether a loss is one of Keras's that are not means over rows, for outputs of a rank."""
-    return wrapped_function(loss) in LOSSES_OF_ALL_ROWS and _of_rows(loss, rank)
-
-
-def _of_rows(loss: Any, rank: int | None = None) -> bool:
-    """Returns whether a loss reduces over rows, which is the default of those that have an axis.
-
-    Args:
-      loss: a loss, or a function.
-      rank: rank of the outputs, from which negative axes count; None if it is not known.
-    """
-    axis = getattr(loss, "_fn_kwargs", {}).get("axis")
-    axes = [0] if axis is None else keras.tree.flatten(axis)
-    return 0 in axes or (rank is not None and -rank in axes)
 
 
 def wrapped_function(part: Any) -> Any:

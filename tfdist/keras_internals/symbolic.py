@@ -14,8 +14,14 @@ _MODULES = {"convert_binary_labels_to_hinge": losses, "conv": nn, "ctc_loss": nn
 
 @contextlib.contextmanager
 def symbolic_graph(name: str) -> Iterator[Any]:
-    """Context in which operations are added to a graph that is never run; yields the graph."""
+    """Context in which operations are added to a graph that is never run; yields the graph.
+
+    Inside a strategy's scope, but outside of its replica functions, code is called as if there were no strategy: it could
+    not differentiate with respect to mirrored variables.
+    """
     with tf.__internal__.FuncGraph(name).as_default() as graph, SymbolicScope():
+        if tf.distribute.in_cross_replica_context():
+            graph._distribution_strategy_stack = []
         yield graph
 
 

@@ -1,6 +1,7 @@
 """Batch normalization with the statistics of the global batch."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -58,6 +59,13 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 def synchronize(layer: keras.layers.BatchNormalization) -> None:
     """Makes a layer normalize over all replicas' rows, like `SyncBatchNormalization`, but keeps its class."""
     layer.__dict__["_moments"] = functools.partial(SyncBatchNormalization._moments, layer)  # bypasses Keras's tracking
+
+
+def synchronize_layers(layers: Sequence[keras.Layer], *, every: bool = False) -> None:
+    """Applies `synchronize` to Keras's batch normalizations that are `synchronized`, or to every one."""
+    for layer in layers:
+        if type(layer) is keras.layers.BatchNormalization and (every or layer.synchronized):
+            synchronize(layer)
 
 
 def not_synchronized(layer: keras.layers.BatchNormalization) -> None:

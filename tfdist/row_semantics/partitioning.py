@@ -61,8 +61,9 @@ class _Tensor:
     @property
     def is_free(self) -> bool:
         """Whether the whole form needs no communication."""
+        is_list = self.value.element is not None
         known = isinstance(self.value.label, Replicated) or _are_known(self.value.numbers)
-        return known or self.is_repeatable or self.whole is not None
+        return (known and not is_list) or self.is_repeatable or self.whole is not None
 
     @property
     def may_be_rows(self) -> bool:
@@ -141,6 +142,11 @@ class Partitioned:
         """Returns floating-point tensors whose sums over replicas are the results as one device computes them."""
         return [self._share(self._tensors[tensor.ref()]) for tensor in tensors]
 
+    def are_whole(self, tensors: Sequence[tf.Tensor]) -> bool:
+        """Returns whether one device's results are known to each replica, as of gradients that are clipped by their norm."""
+        results = [self._tensors[tensor.ref()] for tensor in tensors]
+        return all(each.whole is not None for each in results)
+
     def traced(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns tensors as the replica computes them by itself, such as statistics of its own rows."""
         return [self._as_traced(tensor) for tensor in tensors]
@@ -180,13 +186,10 @@ class Partitioned:
             values = self._values(self._interpreter, operation, [each.value for each in inputs])
             used = self._needed[operation.name]
             if all(_is_known(value) for number, value in enumerate(values) if number in used):
+                outputs = self._copy(operation, [self._own(each) for each in inputs])
                 if operation.type == "BroadcastGradientArgs":  # which returns other axes for a single row
-                    outputs = [
-                        tf.constant(value.integers, source.dtype)
-                        for value, source in zip(values, operation.outputs, strict=True)
-                    ]
-                else:
-                    outputs = self._copy(operation, [self._own(each) for each in inputs])
+                    pairs = zip(values, outputs, strict=True)
+                    outputs = [tf.constant(v.integers, x.dtype) if _are_known(v.numbers) else x for v, x in pairs]
                 is_traced = all(each.is_traced for each in inputs)
                 draws = _draws(operation, self._graph)
                 if draws and any(isinstance(value.label, Replicated) for value in values):
@@ -299,11 +302,11 @@ class Partitioned:
             raise NotPartitionedError("a list of tensors is compared over rows")
         if own.dtype == tf.resource:
             return own
+        if value.numbers is not None and _are_known(value.numbers):
+            return self._scaled(own, _powers(value.numbers))
         if tensor.is_repeatable and (value.numbers is not None or isinstance(label, Rows)):
             self._emit_whole(tensor.source.op)
             return tensor.whole
-        if value.numbers is not None and _are_known(value.numbers):
-            return self._scaled(own, _powers(value.numbers))
         if isinstance(label, Replicated):
             return self._scaled(own, label.power or 0)
         if isinstance(label, Partial):

@@ -15,7 +15,7 @@ from tfdist.collectives import Collectives, using
 from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import HasCollectives, State
-from tfdist.gradients import Reducer
+from tfdist.gradients import Bucketed, Reducer, Sum
 from tfdist.gradients.compression import EXACT, chosen
 from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.pipelining.action_clock import ActionClock
@@ -161,6 +161,12 @@ class Steps:
     def sends_rows(self) -> bool:
         """Whether the traced forward pass sends a number of rows that may change from step to step."""
         return self._current is not None and self._current.sends_rows
+
+    def communication(self, spec: Any) -> str:
+        """Returns what replicas communicate in a partitioned step, in words; see `Step.communication`."""
+        settings = replace(self._settings, batch_size=None, sparse=frozenset())
+        step = Step(self.model, self.strategy, Bucketed(Sum()), self._store, settings, self._metrics)
+        return step.communication(spec)
 
     def choose(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
         """Switches these gradients to other methods; every process must do the same at the same step.

@@ -10,12 +10,14 @@ from tfdist import keras_internals
 from tfdist.collectives import using
 from tfdist.collectives.counted_rows import counting
 from tfdist.data import EvaluationPipeline, check_equal_shares
+from tfdist.data.batches import count_rows
 from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step import loss, randomness
 from tfdist.step.metrics import ModelMetrics, Totals
+from tfdist.step.partitioned_step import partitioned
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.side_effects import assign, restore_unless, selected
 
@@ -107,6 +109,8 @@ class Evaluator:
         return self._strategy.local(shared)[0]
 
     def _batch(self, own_rows: ReplicaRows, number: tf.Tensor) -> tf.Tensor:
+        if self._metrics.count_all_rows:
+            return self._partitioned(own_rows, number)
         x, y, weight = keras.utils.unpack_x_y_sample_weight(own_rows.batch)
         rows, before = own_rows.rows, [tf.identity(variable) for variable in self._metrics.variables]
         collectives = counting(self._strategy.collectives, rows)
@@ -115,7 +119,7 @@ class Evaluator:
         with using(collectives), scalars_weighted(loss.floating(rows)):
             with self._strategy.layouts.computing(self._model.trainable_variables), draws:
                 outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
-                parts = loss.terms(self._model, y, outputs, weight, replicas=self._strategy.replicas)
+                parts = loss.terms(self._model, y, outputs, weight)
                 sums = loss.evaluation_sums(self._model, parts, rows, own_rows.batch_size)
             keras_internals.update_metrics(self._model, y, outputs, weight)
         if collectives.size > 1:
@@ -125,6 +129,22 @@ class Evaluator:
             sums = loss.without_outputs(sums)
             assign(self._metrics.variables, before)
         return sums
+
+    def _partitioned(self, own_rows: ReplicaRows, number: tf.Tensor) -> tf.Tensor:
+        """Returns this replica's share of the sums that one device computes from all rows of a batch."""
+        collectives, draws = self._strategy.collectives, (self._seeds, self._seed, "evaluate", number)
+
+        def step(batch: Any) -> tuple[tuple[()], dict[str, tf.Tensor]]:
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+            outputs, rows = self._model(x, training=False), count_rows(batch)
+            sums = loss.evaluation_sums(self._model, loss.terms(self._model, y, outputs, weight), rows, rows)
+            keras_internals.update_metrics(self._model, y, outputs, weight)
+            return (), {"sums": sums}
+
+        with randomness.not_training(*draws, collectives.rank, collectives.size):
+            result = partitioned(self._model, self._metrics.variables, step, own_rows, collectives)
+        result.assign()
+        return result.values["sums"] / collectives.size
 
     def _merge(self, mine: tf.Tensor) -> tf.Tensor:
         [total] = Bucketed(Sum()).reduce([mine], [], self._strategy.job_collectives, name="evaluation").totals

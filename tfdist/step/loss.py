@@ -44,9 +44,7 @@ class Term(NamedTuple):
         return self.per_row == 0 and self.values_per_row is None
 
 
-def terms(
-    model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any, *, replicas: int = 1, micro_steps: int = 1
-) -> list[Term]:
+def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> list[Term]:
     """Returns one replica's parts of the losses with which the model was compiled.
 
     Args:
@@ -54,11 +52,6 @@ def terms(
       y_true: labels.
       y_pred: outputs.
       sample_weight: weights of the rows, or None.
-      replicas: over how many replicas a batch is distributed.
-      micro_steps: number of parts in which a replica computes its rows.
-
-    Raises:
-      InputError: there are several parts, and a loss is not a mean over rows.
     """
     flat = keras_internals.flat_losses(model)
     if flat:
@@ -66,11 +59,8 @@ def terms(
     found = []
     for path, loss, weight in flat:
         weights = at_path(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
-        outputs = at_path(y_pred, path)
-        rank = keras.tree.flatten(outputs)[0].shape.rank if replicas * micro_steps > 1 else None
-        if rank is not None and keras_internals.is_of_all_rows(loss, rank):
-            raise of_all_rows([loss.name], replicas, micro_steps)
-        found.append(_term(loss, at_path(y_true, path), outputs, weights, 1.0 if weight is None else weight))
+        labels, outputs = at_path(y_true, path), at_path(y_pred, path)
+        found.append(_term(loss, labels, outputs, weights, 1.0 if weight is None else weight))
     return found
 
 
@@ -79,17 +69,12 @@ def replicas_and_micro_steps(replicas: int, micro_steps: int) -> str:
     return f"{count_of(replicas, 'replica')} and {count_of(micro_steps, 'micro-step')}"
 
 
-def of_all_rows(names: Sequence[str], replicas: int, micro_steps: int) -> InputError:
-    """Returns the error for losses by these names that are computed from all rows together."""
-    return not_means([f"{', '.join(names)}, which is computed from all rows together"], replicas, micro_steps)
-
-
 def not_means(losses: Sequence[str], replicas: int, micro_steps: int) -> InputError:
     """Returns the error for losses of a batch that are not the means of its parts' losses; each is named with what it is."""
     return InputError(
-        "A loss must be a mean over rows, on several replicas or with several micro-steps. Received: "
-        f"{'; '.join(losses)}; with {replicas_and_micro_steps(replicas, micro_steps)}. Use one device, or a mesh, without "
-        "micro-steps; or a loss that is computed for each row."
+        "A loss must be a mean over rows where its step cannot be partitioned, as with micro-steps, XLA, stages and local "
+        f"training. Received: {'; '.join(losses)}; with {replicas_and_micro_steps(replicas, micro_steps)}. Leave these out, "
+        "or use a loss that is computed for each row."
     )
 
 

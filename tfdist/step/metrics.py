@@ -43,6 +43,7 @@ class ModelMetrics:
     Attributes:
       losses: Keras's means of the outputs' losses; none if there is a single loss.
       variables: variables of the metrics and of these means.
+      count_all_rows: whether those of each replica count all rows, as where steps are partitioned, and not its own.
     """
 
     def __init__(self, model: keras.Model):
@@ -52,6 +53,7 @@ class ModelMetrics:
           model: compiled and built model.
         """
         self._model = model
+        self.count_all_rows = False
         self.losses = keras_internals.loss_means(model)[1:]
         of_losses = [variable for mean in self.losses for variable in mean.variables]
         self.variables = [*keras_internals.metric_variables(model), *of_losses]
@@ -252,7 +254,10 @@ def drain(metrics: ModelMetrics, strategy: HasCollectives) -> list[tf.Tensor]:
 
     def replica_function() -> list[tf.Tensor]:
         mine = [tf.identity(variable.value) for variable in variables]
-        merged = Bucketed(Sum()).reduce(mine, [], strategy.job_collectives, name="metrics").totals
+        if metrics.count_all_rows:
+            merged = mine
+        else:
+            merged = Bucketed(Sum()).reduce(mine, [], strategy.job_collectives, name="metrics").totals
         with tf.control_dependencies(merged):
             for variable in variables:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))

@@ -87,11 +87,6 @@ class PipelinedStep(Step):
         self.message_bytes = self._messages.payload_bytes
         return computed
 
-    def _terms(self, y: Any, outputs: Any, weight: Any) -> list[loss.Term]:
-        """See base class; micro-batches are parts of a batch."""
-        parts = self._strategy.micro_batches
-        return loss.terms(self._model, y, outputs, weight, replicas=self._strategy.replicas, micro_steps=parts)
-
     def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns the gradients of this replica's rows, and its share of the losses of these stages."""
         strategy = self._strategy
@@ -131,9 +126,9 @@ class PipelinedStep(Step):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         unmasked = self._model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
         if unmasked is not None:
-            return loss.totals(self._terms(y, unmasked, weight), batch_size, current())
+            return loss.totals(loss.terms(self._model, y, unmasked, weight), batch_size, current())
         outputs, stand_ins = self._model.with_zeros(x, training=False)
-        terms = self._terms(y, outputs, weight)
+        terms = loss.terms(self._model, y, outputs, weight)
         zeros = {id(value) for value in stand_ins}
         for term in terms:
             if term.per_row is None and keras_internals.is_computed_from(term.denominator, zeros):
@@ -196,7 +191,7 @@ class PipelinedStep(Step):
             outputs, sent = graph.call(self._model.cut.named_inputs(x), received, training=True)
             of_layers = graph.take_data_losses(), graph.weight_losses()
         self._check_state(graph, (outputs, sent, of_layers), operations)
-        terms = self._terms(y, outputs, weight) if graph.is_last else []
+        terms = loss.terms(self._model, y, outputs, weight) if graph.is_last else []
         totals = totals if terms else []
         recorded = loss.as_recorded(terms, totals, batch_size)
         value = _sum(loss.shares_of_losses(*of_layers, terms, totals, share))

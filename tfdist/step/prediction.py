@@ -19,6 +19,7 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.step import randomness
 from tfdist.step.data_mismatch import must_fit
+from tfdist.step.partitioned_step import partitioned
 
 
 class Predictor:
@@ -27,14 +28,16 @@ class Predictor:
     Cost: one all-gather of the outputs of a batch, so that the outputs must fit into the memory of each process.
     """
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, seed: int):
+    def __init__(self, model: keras.Model, strategy: HasCollectives, seed: int, *, is_partitioned: bool = False):
         """Initializes the predictor.
 
         Args:
           model: model built under the strategy's scope.
           strategy: strategy on which it predicts.
           seed: seed of the run.
+          is_partitioned: whether outputs for a row may depend on other rows.
         """
+        self._is_partitioned = is_partitioned
         self._model = model
         self._strategy = strategy
         self._seed, self._seeds = seed, randomness.seed_states(model)
@@ -86,8 +89,22 @@ class Predictor:
         return found
 
     def _outputs_of_batch(self, batch: Any, number: tf.Tensor) -> Any:
-        outputs = self._strategy.run(self._replica_function, batch, number)
+        function = self._partitioned if self._is_partitioned else self._replica_function
+        outputs = self._strategy.run(function, batch, number)
         return tf.nest.map_structure(lambda value: self._strategy.local(value)[0], outputs)
+
+    def _partitioned(self, own_rows: ReplicaRows, number: tf.Tensor) -> Any:
+        collectives = self._strategy.collectives
+        structure: list[Any] = []
+
+        def step(batch: Any) -> tuple[tuple[()], dict[str, tf.Tensor]]:
+            structure[:] = [_checked(self._model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False))]
+            return (), {str(n): output for n, output in enumerate(tf.nest.flatten(structure[0]))}
+
+        draws = self._seeds, self._seed, "predict", tf.cast(number, tf.int64)
+        with randomness.not_training(*draws, collectives.rank, collectives.size):
+            result = partitioned(self._model, [], step, own_rows, collectives)
+        return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
 
     def _replica_function(self, own_rows: ReplicaRows, number: tf.Tensor) -> Any:
         strategy, collectives = self._strategy, counting(self._strategy.collectives, own_rows.rows)
@@ -96,15 +113,19 @@ class Predictor:
             self._seeds, self._seed, "predict", tf.cast(number, tf.int64), collectives.rank, collectives.size
         )
         with strategy.layouts.computing(self._model.trainable_variables), draws, using(collectives):
-            outputs = strategy.layouts.by_rows(self._model(x, training=False))
-        for output in tf.nest.flatten(outputs):
-            if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
-                found = "a scalar" if isinstance(output, tf.Tensor) else f"a {type(output).__name__}"
-                raise InputError(
-                    "Predictions are concatenated by rows, so that each output must be a dense tensor of rows. Received: "
-                    f"{found}. Call the model itself."
-                )
+            outputs = _checked(strategy.layouts.by_rows(self._model(x, training=False)))
         return gathered(strategy.parts.outputs(outputs), collectives)
+
+
+def _checked(outputs: Any) -> Any:
+    for output in tf.nest.flatten(outputs):
+        if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+            found = "a scalar" if isinstance(output, tf.Tensor) else f"a {type(output).__name__}"
+            raise InputError(
+                "Predictions are concatenated by rows, so that each output must be a dense tensor of rows. Received: "
+                f"{found}. Call the model itself."
+            )
+    return outputs
 
 
 def concatenated(parts: Iterator[Any]) -> Any:

@@ -36,12 +36,22 @@ class RowDependence(NamedTuple):
       metrics: names of metrics that do not add up over batches, or not over rows.
       error: why the code could not be traced for an unknown number of rows; empty if it could.
       calls: what the code of the model communicates.
+      communicated: what replicas communicate in a partitioned step, in words; empty if steps are not partitioned.
     """
 
     values: Sequence[Labelled] = ()
     metrics: Mapping[str, Coupling] = types.MappingProxyType({})
     error: str = ""
     calls: Sequence[RecordedCall] = ()
+    communicated: str = ""
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why parts of a batch have another result than the whole, other than metrics that do not add up over batches."""
+        wrong = [value.sentence for value in self.values if not value.op and value.kind != "metric"]
+        return wrong + [
+            f"the metric {name} does not add up over rows" for name, kind in self.metrics.items() if kind == "rows"
+        ]
 
     def wrong(self, kind: str) -> list[str]:
         """Returns the values of a kind that depend on several rows, such as losses that are no means, with what they are."""
@@ -104,7 +114,7 @@ class _Traced:
             values += _losses(of_losses, added)
             values += [*of_metrics, *(self._state(spec) if self._may_be_called else [])]
         else:
-            metrics = {}
+            metrics = {name: coupling for name, coupling in metrics.items() if coupling == "batches"}
         return RowDependence(values, metrics, calls=self._calls)
 
     def _evaluated(self, batch: Any, size: tf.Tensor) -> Any:

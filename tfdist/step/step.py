@@ -28,6 +28,7 @@ from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.metrics import LossShare, ModelMetrics
 from tfdist.step.micro_step_state import MicroStepState
 from tfdist.step.named_specs import named_specs
+from tfdist.step.partitioned_step import communication, partitioned
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.settings import Settings
 from tfdist.step.side_effects import SideEffects, assign, average_over_rows
@@ -129,16 +130,20 @@ class Step:
             batch, rows, batch_size = batch.batch, batch.rows, batch.batch_size
         else:
             rows, batch_size = count_rows(batch), self.settings.batch_size
-        may_not_count = has_counts and not is_one
+        may_not_count = has_counts and not (is_one or self._is_partitioned)
         values = self._side_effects.begin()
         step, replica, replicas = self._drawn_from(step)
         randomness.reseed(self._seeds, self.settings.seed, step, replica)
         counted = counting(self._recorded, rows) if may_not_count else self._recorded
         with using(counted), randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
-            gradients, value = self._local_gradients(batch, self._divisor(batch, batch_size))
+            if self._is_partitioned:
+                gradients, value = self._partitioned_gradients(batch, rows, batch_size)
+            else:
+                gradients, value = self._local_gradients(batch, self._divisor(batch, batch_size))
         before = self._side_effects.end(values)
         self.sends_rows = self._recorded.has_unknown_shapes
-        averaged = [] if is_one else self._side_effects.averaged((gradients, value), values)
+        is_whole = is_one or self._is_partitioned
+        averaged = [] if is_whole else self._side_effects.averaged((gradients, value), values)
         if may_not_count:
             self._side_effects.undo_unless(rows, values)
             *gradients, value = [_if_counted(each, rows) for each in (*gradients, value)]
@@ -230,7 +235,7 @@ class Step:
             values = [(variable, variable.value) for variable in self._model.variables]
             with keras.StatelessScope(state_mapping=values):  # it must not update metrics of layers
                 outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
-        parts = self._terms(y, outputs, weight)
+        parts = loss.terms(self._model, y, outputs, weight)
         totals = loss.totals(parts, batch_size, current())
         # Without loops, the graph contains all micro-steps.
         shards = 0 if self._strategy.compiles_loops else self._strategy.layouts.row_shards
@@ -251,6 +256,35 @@ class Step:
             state.set_means(sums[len(specs) :])
         once.assign()
         return sums[: len(specs)], value
+
+    def communication(self, spec: Any) -> str:
+        """Returns what replicas communicate if the step is partitioned, in words; empty if it cannot be.
+
+        Args:
+          spec: structure of `tf.TensorSpec` of a batch.
+        """
+        self._without_gradient, before = [], self._without_gradient
+        sent = communication(self._model, self._metrics.variables, self._of_one_device, spec)
+        self._without_gradient = before
+        return sent
+
+    @property
+    def _is_partitioned(self) -> bool:
+        return self._metrics.count_all_rows
+
+    def _partitioned_gradients(
+        self, batch: Any, rows: tf.Tensor, batch_size: int | tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns this replica's shares of the gradients and of the loss that one device computes from all rows."""
+        own_rows = ReplicaRows(batch, (rows,), tf.convert_to_tensor(batch_size))
+        result = partitioned(self._model, self._metrics.variables, self._of_one_device, own_rows, self._recorded)
+        result.assign()
+        value = result.values["loss"]
+        return result.gradients, value / tf.cast(self._collectives.size, value.dtype)
+
+    def _of_one_device(self, batch: Any) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        gradients, value = self._micro_step(self._differentiate, batch, count_rows(batch))
+        return gradients, {"loss": value}
 
     def _drawn_from(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
         """Returns the step, the replica and the number of replicas from which random layers draw."""
@@ -313,16 +347,12 @@ class Step:
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         with scalars_weighted(loss.floating(rows) / loss.floating(batch_size)):
             outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
-        parts = self._terms(y, outputs, weight)
+        parts = loss.terms(self._model, y, outputs, weight)
         if totals is None:
             totals = loss.totals(parts, batch_size, current())
         value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
         recorded = loss.recorded_loss(self._model, value, parts, totals, rows, batch_size)
         return value, LossShare(*recorded, rows, batch_size), outputs
-
-    def _terms(self, y: Any, outputs: Any, weight: Any) -> list[loss.Term]:
-        replicas, micro_steps = self._strategy.replicas, self.settings.micro_steps
-        return loss.terms(self._model, y, outputs, weight, replicas=replicas, micro_steps=micro_steps)
 
     def _agreed(
         self, gradients: list[tf.Tensor], value: tf.Tensor, finite: tf.Tensor, with_norm: tf.Tensor

@@ -16,7 +16,6 @@ from tfdist.grammar.sync import Sync, parse_sync
 from tfdist.layers.sync_batch_norm import is_synchronized
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staged_model import StagedModel
-from tfdist.step.loss import of_all_rows
 
 _log = logging.getLogger(__name__)
 
@@ -230,13 +229,3 @@ def with_collectives(strategy: Strategy) -> HasCollectives:
     if not isinstance(strategy, HasCollectives):
         raise InputError(f"The trainer needs a strategy that has collectives. Received: {type(strategy).__name__}.")
     return strategy
-
-
-def check_means(model: keras.Model, replicas: int, micro_steps: int) -> None:
-    """Raises `InputError` for a loss of a batch that is not the mean of its parts' losses, if there are parts.
-
-    Losses whose axes count from the last one are checked with the first outputs, in `loss.terms`.
-    """
-    names = keras_internals.losses_of_all_rows(model)
-    if names and replicas * micro_steps > 1:
-        raise of_all_rows(names, replicas, micro_steps)

@@ -139,7 +139,8 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     warn_of_flags(session.config, session.strategy, tested.model)
     trace: list[dict[str, np.ndarray]] = []
     with told_to(lambda found: _say_values(found, say)) if session.strategy.batch_parts > 1 else nullcontext():
-        losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
+        tested.build(session.data.train)
+    losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
     equal = _replicas_equal(session.strategy, tested.model)
     if not session.strategy.is_chief:
         return None

@@ -14,7 +14,6 @@ from tfdist.pipelining.staleness import without_flush_of
 from tfdist.step.settings import Settings
 from tfdist.step.validation import (
     check_born_here,
-    check_means,
     check_not_wrapped,
     check_optimizer,
     check_own_gradients,
@@ -58,11 +57,10 @@ def compile_model(
     given = {name: compiled.pop(name) or None for name in ("metrics", "weighted_metrics")}
     metrics = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
-    whole, parts = model, settings.micro_steps
+    whole = model
     if isinstance(strategy, HasStages):
         check_own_gradients(optimizer)
-        whole, parts = model.whole, strategy.micro_batches
-    check_means(model, strategy.replicas, parts)
+        whole = model.whole
     found = dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(whole))
     check_options(found, optimizer)
     if pipeline := without_flush_of(strategy):

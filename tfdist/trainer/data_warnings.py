@@ -1,5 +1,6 @@
 """Reports what is wrong with, or suspicious about, a run's data: the same on every process, said by the chief."""
 
+import logging
 import math
 import warnings
 from typing import Any
@@ -18,15 +19,19 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import Explanation, listener
 from tfdist.step import data_check
+from tfdist.step.compiled_steps import Steps
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loss import not_means, replicas_and_micro_steps
+from tfdist.step.partitioned_step import otherwise
 from tfdist.step.row_dependence import Coupling, RowDependence, row_dependence
 from tfdist.step.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
 _OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
 _ROWS = 64  # examples that are read to be checked; of arrays in memory, more
-_REFUSED = "a Trainer refuses it on several replicas and with micro-steps, and Keras's own fit partitions it by rows"
+_REFUSED = "a Trainer refuses it on several replicas and with micro-steps"
 _EVALUATION = "evaluation is not finite"  # a situation that is seen in the data, or in the loss
 
 
@@ -55,8 +60,54 @@ def _check_text(model: keras.Model, x: Any) -> None:
         )
 
 
+def dependence_of(
+    strategy: HasCollectives, model: keras.Model, element_spec: Any, settings: Settings, steps: Steps
+) -> RowDependence:
+    """Returns what of a model depends on several rows of a batch, and what replicas communicate if its steps are partitioned.
+
+    Args:
+      strategy: strategy of the run.
+      model: compiled and built model.
+      element_spec: of the training data; see `Examples`.
+      settings: options of the step.
+      steps: the steps.
+    """
+    parts, is_explained = _micro_batches(strategy, settings.micro_steps), listener() is not None
+    spec = tf.nest.map_structure(_of_batches, tuple(element_spec))
+    has_layouts = isinstance(strategy, HasStages) or type(strategy.layouts) is not TensorLayouts
+    found = row_dependence(
+        model,
+        spec,
+        is_divided=strategy.replicas * parts > 1 or is_explained,
+        may_be_called=not has_layouts,
+        may_communicate=parts == 1,
+    )
+    by_xla = settings.jit_compile or strategy.compiles_replicas or not strategy.compiles_loops
+    is_divided_otherwise = has_layouts or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
+    if found.reasons and not (by_xla or is_divided_otherwise):
+        found = found._replace(communicated=steps.communication(spec))
+    if tell := listener():
+        follows = "a Trainer cannot check this, and warns" if found.error else _REFUSED
+        follows = otherwise(found.communicated) if found.communicated else follows
+        step, trained = f"A step of {model.name}", model.trainable_variables
+        tell(Explanation(step, found.values, found.error, follows, trained, found.calls))
+    if found.communicated and strategy.replicas > 1 and strategy.is_chief:
+        _log.info(
+            "A step of %s needs all rows of a batch: %s. Besides gradients, replicas communicate %s in each step.",
+            model.name,
+            found.reasons[0].rstrip("."),
+            found.communicated,
+        )
+    return found
+
+
 def check_examples(
-    strategy: Strategy, model: keras.Model, data: Examples, evaluation: Examples | None, settings: Settings
+    strategy: Strategy,
+    model: keras.Model,
+    data: Examples,
+    evaluation: Examples | None,
+    settings: Settings,
+    dependence: RowDependence,
 ) -> list[tuple[str, str]]:
     """Checks some examples on the chief; every process must call it.
 
@@ -68,14 +119,16 @@ def check_examples(
       data: data for training.
       evaluation: data for evaluation, if any.
       settings: options of the step.
+      dependence: what of the model depends on several rows.
 
     Returns:
       On the chief, the text and the situation of a warning for each thing that is suspicious; none on other processes.
 
     Raises:
       InputError: on every process. Evaluation data does not fit the model; training or evaluation is certainly wrong with the
-        labels; or a metric does not add up over batches. With several replicas or micro-steps, also: a loss is not a mean
-        over rows, a metric does not add up over rows, or outputs or state depend on several rows together.
+        labels; or a metric does not add up over batches. With several replicas or micro-steps, if steps are not
+        partitioned, also: a loss is not a mean over rows, a metric does not add up over rows, or outputs or state depend on
+        several rows together.
     """
     if evaluation is not None:
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
@@ -86,7 +139,7 @@ def check_examples(
     parts = _micro_batches(strategy, settings.micro_steps)
     if found or not strategy.is_chief:
         warnings.filterwarnings("ignore", message=_OF_KERAS)
-    coupled = _coupled(strategy, model, data, parts)
+    coupled = dependence
     if settings.sync.exchanges_weights and parts == 1:
         # Replicas that train locally keep state of their own, of which exchanges take means.
         coupled = _without_state(coupled)
@@ -101,15 +154,13 @@ def check_examples(
     return [(text, "") for text in (*(finding.text for finding in found), *unknown)] + of_evaluation
 
 
-def check_evaluated_alone(strategy: Strategy, model: keras.Model, data: Examples) -> None:
-    """Checks some examples of an evaluation without training, whose results must be those of one device.
-
-    Every process must call it. Neither the position in the data nor a random state changes.
+def check_evaluated_alone(strategy: Strategy, model: keras.Model, dependence: RowDependence) -> None:
+    """Checks an evaluation without training, whose results must be those of one device; every process must call it.
 
     Args:
       strategy: strategy of the model.
       model: compiled and built model.
-      data: data to evaluate on.
+      dependence: what of the model depends on several rows.
 
     Raises:
       InputError: on every process, with several replicas or micro-batches: a loss is not a mean over rows, a metric does not
@@ -118,7 +169,7 @@ def check_evaluated_alone(strategy: Strategy, model: keras.Model, data: Examples
     parts = _micro_batches(strategy, micro_steps=1)
     if strategy.replicas * parts == 1:
         return
-    found = _without_state(_coupled(strategy, model, data, parts))  # which only training assigns
+    found = _without_state(dependence)  # which only training assigns
     _refuse(strategy, "evaluation/refusal", _refusals(found, model, strategy.replicas, parts))
 
 
@@ -134,22 +185,6 @@ def _refuse(strategy: Strategy, name: str, wrong: list[str]) -> None:
             raise InputError(refusal[0])
 
 
-def _coupled(strategy: Strategy, model: keras.Model, data: Examples, parts: int) -> RowDependence:
-    """Returns which results depend on several rows together, and which metrics do not add up over batches."""
-    found = row_dependence(
-        model,
-        tf.nest.map_structure(_of_batches, tuple(data.element_spec)),
-        is_divided=strategy.replicas * parts > 1 or listener() is not None,
-        may_be_called=not isinstance(strategy, HasStages) and type(strategy.layouts) is TensorLayouts,
-        may_communicate=parts == 1 and isinstance(strategy, HasCollectives),
-    )
-    if tell := listener():
-        follows = "a Trainer cannot check this, and warns" if found.error else _REFUSED
-        step, trained = f"A step of {model.name}", model.trainable_variables
-        tell(Explanation(step, found.values, found.error, follows, trained, found.calls))
-    return found
-
-
 def _without_state(found: RowDependence) -> RowDependence:
     return found._replace(values=[value for value in found.values if value.kind != "variable"])
 
@@ -162,21 +197,23 @@ def _of_batches(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
 def _refusals(found: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
     """Returns errors about results that depend on several rows together."""
     divided = replicas_and_micro_steps(replicas, parts)
+    if found.communicated:
+        batches = [name for name, coupling in found.metrics.items() if coupling == "batches"]
+        return [_of_metric(name, "batches", replicas, parts) for name in batches]
     if losses := found.wrong("loss"):
         return [str(not_means(losses, replicas, parts))]
     if found.metrics:
         return [_of_metric(name, coupling, replicas, parts) for name, coupling in found.metrics.items()]
     if state := found.wrong("variable"):
         return [
-            "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them, on "
-            f"several replicas or with several micro-steps. Received: {state[0]}, with {divided}. Leave out "
-            "accumulate_steps, and on several replicas compute it from tfdist.gather_rows(rows); or use a mesh, or Keras's "
-            "own fit under tfdist run."
+            "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them where "
+            "its step cannot be partitioned, as with micro-steps, XLA and stages. Received: "
+            f"{state[0]}, with {divided}. Leave these out, or compute it from tfdist.gather_rows(rows)."
         ]
     return [
-        "The outputs for a row must not depend on the other rows, on several replicas or with several micro-steps. Received: "
-        f"the output of {output}, with {divided}. Use one device, or a mesh, without micro-steps; "
-        "tfdist.gather_rows in a layer; or Keras's own fit under tfdist run."
+        "The outputs for a row must not depend on the other rows where a step cannot be partitioned, as with micro-steps, "
+        f"XLA, stages and local training. Received: the output of {output}, with {divided}. Leave these out, or use "
+        "tfdist.gather_rows in a layer."
         for output in found.wrong("output")
     ]
 

@@ -95,7 +95,7 @@ class Evaluates:
         bar = keras.utils.Progbar(count, verbose=2 if verbose and self.strategy.is_chief else 0)  # starts its clock
         program = self.build(examples).accepting(examples)
         if not (self._is_evaluation_checked or program.steps.has_loop):  # `fit` checks its own examples
-            check_evaluated_alone(self.strategy, self.model, examples)
+            check_evaluated_alone(self.strategy, self.model, program.dependence)
             self._is_evaluation_checked = True
         check_no_swap(callbacks, program)
         listed = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1, steps=count, verbose=0)
@@ -134,7 +134,8 @@ class Evaluates:
         if self._predictor is None:
             if self._program is None:
                 self._build_model(examples)
-            self._predictor = Predictor(self.model, self.strategy, self._settings.seed)
+            partitions = self._program is not None and self._program.partitions_outputs
+            self._predictor = Predictor(self.model, self.strategy, self._settings.seed, is_partitioned=partitions)
         averaged = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
         with averaged, explained_reading(examples):
             batches = self._predictor.predict(examples, size, most)

@@ -118,7 +118,9 @@ class FitLoop:
         state, history = self._state, self._recorder.history
         if self._batches.rate != 1 and self._strategy.is_chief:
             _log.info("%s", self._batches)
-        of_data = check_examples(self._strategy, self._model, self._source, self._test, self._program.settings)
+        program = self._program
+        given = self._strategy, self._model, self._source, self._test, program.settings, program.dependence
+        of_data = check_examples(*given)
         warn_of_run(self._strategy, self._facts, of_data)
         first = self._position.before(state.step)
         to_skip = first if self._source.can_be_read_again else first - state.read_before

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.data import Examples, explained_reading
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.layers.sync_batch_norm import synchronize_layers
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
@@ -21,13 +22,14 @@ from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.evaluation import Evaluator
+from tfdist.step.row_dependence import RowDependence
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_micro_steps, check_trains, trained_ids
 from tfdist.synchronization import Exchanges
 from tfdist.synchronization.catalog import make_exchanges
 from tfdist.trainer.consistency import check_equal, check_equal_stages
-from tfdist.trainer.data_warnings import check_evaluation, check_form, warn_of_evaluation
+from tfdist.trainer.data_warnings import check_evaluation, check_form, dependence_of, warn_of_evaluation
 
 
 class Program(NamedTuple):
@@ -47,6 +49,7 @@ class Program(NamedTuple):
       evaluator: evaluates the model.
       trained: ids of the variables that are trained.
       exchanges: exchanges of weights between steps.
+      dependence: what of the model depends on several rows of a batch.
     """
 
     model: keras.Model
@@ -62,6 +65,12 @@ class Program(NamedTuple):
     evaluator: Evaluator
     trained: list[int]
     exchanges: Exchanges
+    dependence: RowDependence
+
+    @property
+    def partitions_outputs(self) -> bool:
+        """Whether outputs for a row depend on other rows, and are partitioned."""
+        return self.metrics.count_all_rows and bool(self.dependence.wrong("output"))
 
     def resume(self, saved: Mapping[str, Any], step: int) -> None:
         """Takes over the values of a checkpoint at a step, whose variables have been restored."""
@@ -172,11 +181,15 @@ def build(
             keras_internals.create_again(variable, strategy.scope())
     drain = metrics.make_drain(recorded, strategy)
     evaluator = Evaluator(model, strategy, settings.seed, recorded, drain)
+    if strategy.replicas > 1:
+        synchronize_layers(keras_internals.layers_of(model))
     check_micro_steps(model, strategy, settings.micro_steps)
     steps = Steps(model, strategy, settings, compression, store, recorded)
     trained = trained_ids(model)
     averaged = AveragedWeights(model, strategy)
     exchanges = make_exchanges(settings.sync, model, strategy, compression, store)
+    dependence = dependence_of(strategy, model, element_spec, settings, steps)
+    recorded.count_all_rows = bool(dependence.communicated) and strategy.replicas > 1
     return Program(
         model,
         element_spec,
@@ -191,4 +204,5 @@ def build(
         evaluator,
         trained,
         exchanges,
+        dependence,
     )
