@@ -53,6 +53,12 @@ class RowDependence(NamedTuple):
             f"the metric {name} does not add up over rows" for name, kind in self.metrics.items() if kind == "rows"
         ]
 
+    @property
+    def said(self) -> str:
+        """Why a step needs all rows, and what replicas communicate, in words."""
+        reason = self.reasons[0].rstrip(".")
+        return f"needs all rows: {reason}. Besides gradients, replicas communicate {self.communicated} in each step."
+
     def wrong(self, kind: str) -> list[str]:
         """Returns the values of a kind that depend on several rows, such as losses that are no means, with what they are."""
         values = [value for value in self.values if value.kind == kind and not value.op]

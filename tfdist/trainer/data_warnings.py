@@ -1,6 +1,5 @@
 """Reports what is wrong with, or suspicious about, a run's data: the same on every process, said by the chief."""
 
-import logging
 import math
 import warnings
 from typing import Any
@@ -25,8 +24,6 @@ from tfdist.step.loss import not_means, replicas_and_micro_steps
 from tfdist.step.partitioned_step import otherwise
 from tfdist.step.row_dependence import Coupling, RowDependence, row_dependence
 from tfdist.step.settings import Settings
-
-_log = logging.getLogger(__name__)
 
 # Keras's own words for one of the rules, from inside a step, with a file of the library.
 _OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
@@ -91,13 +88,6 @@ def dependence_of(
         follows = otherwise(found.communicated) if found.communicated else follows
         step, trained = f"A step of {model.name}", model.trainable_variables
         tell(Explanation(step, found.values, found.error, follows, trained, found.calls))
-    if found.communicated and strategy.replicas > 1 and strategy.is_chief:
-        _log.info(
-            "A step of %s needs all rows of a batch: %s. Besides gradients, replicas communicate %s in each step.",
-            model.name,
-            found.reasons[0].rstrip("."),
-            found.communicated,
-        )
     return found
 
 

@@ -121,6 +121,8 @@ class FitLoop:
         program = self._program
         given = self._strategy, self._model, self._source, self._test, program.settings, program.dependence
         of_data = check_examples(*given)
+        if program.metrics.count_all_rows and self._strategy.is_chief:
+            _log.info("A step %s", program.dependence.said)
         warn_of_run(self._strategy, self._facts, of_data)
         first = self._position.before(state.step)
         to_skip = first if self._source.can_be_read_again else first - state.read_before
