@@ -143,23 +143,6 @@ def test_a_metric_that_is_returned_under_another_name(as_one_device: Compare) ->
     as_one_device(lambda: one_layer(Renamed), use)
 
 
-def test_synchronized_statistics_where_a_replica_has_no_row(float64: None, mirrored2: tfdist.Strategy) -> None:
-    def make() -> keras.Model:
-        return one_layer(keras.Model, tfdist.layers.SyncBatchNormalization())
-
-    keras.utils.set_random_seed(1)
-    with mirrored2.scope():
-        ours = tfdist.distribute(make(), mirrored2)
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((5,))
-    plain = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(inputs)))
-    plain.compile(keras.optimizers.SGD(0.05), "mse")
-    plain.set_weights(ours.get_weights())
-    for model in (ours, plain):
-        model.fit(X, Y, batch_size=6, epochs=2, shuffle=False, verbose=0)
-    assert not differences(ours.get_weights(), plain.get_weights())
-
-
 def test_predictions_are_those_of_the_model_as_it_is(float64: None, mirrored2: tfdist.Strategy) -> None:
     def use(model: keras.Model) -> Any:
         before = model.predict(X, verbose=0)

@@ -40,33 +40,39 @@ class Traced:
     """A function, traced and labelled.
 
     Attributes:
-      operations: the operations of its graph, in the order in which they run.
+      graph: its graph.
+      operations: the operations of the graph, in the order in which they run.
+      inputs: what is said of each placeholder, by its reference.
+      given: the references of its arguments.
+      captured: the tensors outside of the graph that it captures, by the reference of the placeholder.
       values: what is said of each tensor, by its reference.
       results: what is said of each tensor that the function returns.
       assigned: what is said of each variable of `variables` after a run; None if it is not assigned.
+      random: names of the operations of which only the law of the results is known.
     """
 
     def __init__(self, function: Callable[..., Any], *specs: tf.TensorSpec):
-        with tf.__internal__.FuncGraph("traced").as_default() as self._graph:
+        with tf.__internal__.FuncGraph("traced").as_default() as self.graph:
             arguments = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
             results = [tf.convert_to_tensor(each) for each in tf.nest.flatten(function(*arguments))]
-        self.specs, self.variables = specs, list(self._graph._watched_variables)
-        self._given = [each.ref() for each in arguments]
-        self._captured = {inside.ref(): outside for outside, inside in self._graph.captures}
+        self.specs, self.variables = specs, list(self.graph._watched_variables)
+        self.given = [each.ref() for each in arguments]
+        self.captured = {inside.ref(): outside for outside, inside in self.graph.captures}
         dims = [(COUNT, *[symbol(each.name, is_positive=True) for _ in each.shape[1:]]) for each in arguments]
-        inputs = {each.ref(): Value(Rows(0, COUNT), known) for each, known in zip(arguments, dims, strict=True)}
+        rows = [Value(Rows(0, COUNT), known) for known in dims]
+        self.inputs = inputs = dict(zip(self.given, rows, strict=True))
         # A known number of rows is part of what was traced.
         inputs |= {each.ref(): Value(AllRows()) for each in arguments if each.shape[0] is not None}
-        for reference, outside in self._captured.items():
+        for reference, outside in self.captured.items():
             inputs[reference] = Value(Replicated(), variable=id(outside) if outside.dtype == tf.resource else None)
         interpreter = _Strict()
-        self.values = interpreter.values(self._graph, inputs)
+        self.values = interpreter.values(self.graph, inputs)
         self.results = [self.values[each.ref()] for each in results]
         self._keys = [id(variable.handle) for variable in self.variables]
         self.assigned = [interpreter.variables.get(key) for key in self._keys]
-        self.operations, self._fixed = in_order(self._graph), interpreter.fixed
+        self.operations, self._fixed = in_order(self.graph), interpreter.fixed
         self._steps: dict[Any, list[_Step]] = {}
-        self._random = _after(self.operations, _is_random, ("Shape", "ShapeN", "Size", "Rank"))
+        self.random = _after(self.operations, _is_random, ("Shape", "ShapeN", "Size", "Rank"))
         self._seeded = {each.name for each in self.operations if each.type.startswith("Stateless")}
         self._unbroadcast = _after(self.operations, lambda each: each.type == "BroadcastGradientArgs", ("Reshape",))
         # What sums are added to, by the tensor, with a tolerance: the same in all runs.
@@ -75,9 +81,9 @@ class Traced:
     def run(self, arguments: Sequence[np.ndarray]) -> tuple[dict[Any, np.ndarray], list[np.ndarray]]:
         """Returns the tensors that did not fail, and the variables afterwards, if none did; sets those back."""
         before = [variable.numpy() for variable in self.variables]
-        given = dict(zip(self._given, map(tf.constant, arguments), strict=True))
+        given = dict(zip(self.given, map(tf.constant, arguments), strict=True))
         self._failed = False  # to assign a variable
-        tensors = self._tensors(self._graph, self._captured | given)
+        tensors = self._tensors(self.graph, self.captured | given)
         after = [variable.numpy() for variable in self.variables]
         for variable, value in zip(self.variables, before, strict=True):
             variable.assign(value)
@@ -117,6 +123,17 @@ class Traced:
         tensors = self._tensors(graph, dict(zip([each.ref() for each in graph.inputs], inputs, strict=True)))
         return [tensors[each.ref()] for each in graph.outputs]
 
+    def tolerances(self, tensors: Sequence[dict[Any, np.ndarray]]) -> dict[Any, float]:
+        """Returns the tolerance of each tensor: of the scale and the precision of the numbers from which it is computed."""
+        scales: dict[Any, float] = {}
+        precisions: dict[Any, float] = {}
+        for tensor in [each for operation in self.operations for each in operation.outputs]:
+            key, inputs = tensor.ref(), [each.ref() for each in tensor.op.inputs]
+            results = [each[key] for each in tensors if key in each]
+            scales[key] = max([1.0, *map(_scale, results), *(scales.get(each, 1.0) for each in inputs)])
+            precisions[key] = max([_precision(tensor.dtype), *(precisions.get(each, 0.0) for each in inputs)])
+        return {key: scale * precisions[key] for key, scale in scales.items()}
+
     def contradictions(self, arguments: Sequence[np.ndarray], parts: Sequence[int]) -> list[str]:
         """Returns what is said of the function's tensors and variables and is not so; each argument has rows."""
         ends = np.cumsum(parts)
@@ -126,26 +143,22 @@ class Traced:
 
     def _compare(self, rows: Sequence[int], tensors: Sequence[Any], variables: Sequence[Any]) -> Iterator[str]:
         bound: dict[str, int] = {}  # the values of symbols
-        scales: dict[Any, float] = {}  # of the numbers from which a tensor is computed
-        precisions: dict[Any, float] = {}
+        tolerances = self.tolerances(tensors)
         initial = {key: variable.numpy() for key, variable in zip(self._keys, self.variables, strict=True)}
         for tensor in [each for operation in self.operations for each in operation.outputs]:
             key, name, value = tensor.ref(), tensor.op.name, self.values[tensor.ref()]
-            inputs = [each.ref() for each in tensor.op.inputs]
             results = [each[key] for each in tensors if key in each]
-            scales[key] = max([1.0, *map(_scale, results), *(scales.get(each, 1.0) for each in inputs)])
-            precisions[key] = max([_precision(tensor.dtype), *(precisions.get(each, 0.0) for each in inputs)])
             # A gradient is summed over broadcast axes: over one row, too, before it is reshaped to have it again.
             if len(results) < len(rows) or (1 in (*rows, *bound.values()) and name in self._unbroadcast):
                 continue
             if key in self._fixed:
                 yield f"{tensor.op.type} {tensor.name} has rows along an axis of a known length"
-            if name in self._random and not (name in self._seeded and isinstance(value.label, Replicated)):
+            if name in self.random and not (name in self._seeded and isinstance(value.label, Replicated)):
                 results = list(map(np.zeros_like, results))  # of rows the law only is said, and the shape
-            checked = Checked(value, results, rows, scales[key] * precisions[key], initial)
+            checked = Checked(value, results, rows, tolerances[key], initial)
             if isinstance(value.label, ReplicatedPlusSum) and np.isfinite(base := checked.base()).all():
                 first, tolerance = self._bases.setdefault(key, (base, checked.tolerance))
-                if not _close(first, base, 100 * max(tolerance, checked.tolerance)):
+                if not close(first, base, 100 * max(tolerance, checked.tolerance)):
                     yield f"{tensor.name} [{value.label}]: a sum is added to {base} and to {first}"
             for complaint in checked.complaints(bound):
                 yield f"{tensor.op.type} {tensor.name} [{value.label}]: {complaint}"
@@ -236,7 +249,7 @@ class Checked:
         for rows, result in zip(self.rows, self.results, strict=True):
             yield from _wrong_dims(self.value, result, {**bound, "": rows}, bound)
         variable = self.initial.get(self.value.variable)
-        if variable is not None and not all(_close(result, variable, self.tolerance) for result in self.results):
+        if variable is not None and not all(close(result, variable, self.tolerance) for result in self.results):
             yield "is not the variable as it was"
         whole, *replicas = [each.astype(float) if each.dtype.kind not in "cb" else each for each in self.results]
         if not isinstance(self.value.label, AllRows) and not self._is_as_labelled(whole, replicas):
@@ -252,21 +265,21 @@ class Checked:
             if base is None or not same_shape:
                 return same_shape
             total = sum(factor * (each - base) for factor, each in zip(self._factors(), replicas, strict=True))
-            return _close(base + total, whole, self.tolerance, is_sum=True)
+            return close(base + total, whole, self.tolerance, is_sum=True)
         if label.power:
             whole, *replicas = [
                 each / float(n) ** label.power for each, n in zip((whole, *replicas), self.rows, strict=True)
             ]
         if isinstance(label, Replicated):
-            return all(_close(each, whole, self.tolerance) for each in replicas)
+            return all(close(each, whole, self.tolerance) for each in replicas)
         if isinstance(label, Rows):
             try:
-                return _close(np.concatenate(replicas, label.axis), whole, self.tolerance)
+                return close(np.concatenate(replicas, label.axis), whole, self.tolerance)
             except ValueError:  # their shapes do not fit
                 return False
         with np.errstate(all="ignore"):
             reduced = _REDUCTIONS[label.reduction].reduce(replicas) if same_shape else np.array(None)
-        return _close(reduced, whole, self.tolerance, is_sum=label.reduction == "sum")
+        return close(reduced, whole, self.tolerance, is_sum=label.reduction == "sum")
 
     def base(self) -> np.ndarray:
         """Solves t - u = COUNT^p sum (t_r - u) / COUNT_r^p for the replicated u; NaN if it cannot."""
@@ -280,7 +293,7 @@ class Checked:
         return [(self.rows[0] / rows) ** self.value.label.power for rows in self.rows[1:]]
 
 
-def _close(left: np.ndarray, right: np.ndarray, tolerance: float, *, is_sum: bool = False) -> bool:
+def close(left: np.ndarray, right: np.ndarray, tolerance: float, *, is_sum: bool = False) -> bool:
     if left.shape != right.shape or left.dtype == object:
         return False
     if np.array_equal(left, right):

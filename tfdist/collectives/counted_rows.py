@@ -53,4 +53,8 @@ class CountedRows(ForwardingCollectives):
 
     def _or_neutral(self, tensors: Sequence[tf.Tensor], op: Op) -> list[tf.Tensor]:
         given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        return [tf.where(self._has_rows, x, tf.constant(x.dtype.min if op == "max" else 0, x.dtype)) for x in given]
+        return [tf.where(self._has_rows, x, _lowest(x.dtype) if op == "max" else tf.zeros([], x.dtype)) for x in given]
+
+
+def _lowest(dtype: tf.DType) -> tf.Tensor:
+    return tf.constant(float("-inf") if dtype.is_floating else dtype.min, dtype)

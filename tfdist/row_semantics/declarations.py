@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from tfdist.errors import InputError
 from tfdist.row_semantics.labels import (
     ALL_ROWS,
     ZEROS,
+    AllRows,
     Label,
     Partial,
     Replicated,
@@ -27,20 +29,21 @@ from tfdist.row_semantics.values import Value
 Declaration = Callable[..., Value]  # (value of each input) -> value of the tensor
 RowsTo = Literal["rows", "sum", "mean", "replicated"]
 GRAPH = "row_labels"  # name of the graph in which code is labelled
-_COLLECTION = "declared_row_labels"  # of a graph: (name of an operation, declaration, inputs)
+_COLLECTION = "declared_row_labels"  # of a graph: (tensor, declaration, inputs)
 
 
 def declare(tensor: tf.Tensor, declaration: Declaration, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the tensor with the label that `declaration` makes of those of `inputs`, tensors of the same graph."""
     with tf.control_dependencies(list(inputs)):
         declared = tf.identity(tensor)
-    declared.graph.add_to_collection(_COLLECTION, (declared.op.name, declaration, list(inputs)))
+    declared.graph.add_to_collection(_COLLECTION, (declared, declaration, list(inputs)))
     return declared
 
 
 def declarations(graph: Any) -> dict[str, tuple[Declaration, list[tf.Tensor]]]:
     """Returns the declarations of a graph, by the name of the operation whose output they describe."""
-    return {name: (declaration, inputs) for name, declaration, inputs in graph.get_collection(_COLLECTION)}
+    declared = graph.get_collection(_COLLECTION)  # also of its branches and loops, which have the same collection
+    return {tensor.op.name: (made, inputs) for tensor, made, inputs in declared if tensor.graph is graph}
 
 
 def row_wise(
@@ -55,7 +58,7 @@ def row_wise(
       result: what it returns, if that is not rows.
       of_rows: returns the gradient with respect to each row's part of the result, given that of the result.
     """
-    result = result or _like_rows
+    result = result or _of_rows
 
     @tf.custom_gradient
     def declared(*inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -64,20 +67,22 @@ def row_wise(
             y = function(*inputs)
 
         def gradient(upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
-            floating = [each for each in inputs if each.dtype.is_floating]
-            found = tape.gradient(y, [*floating, *variables], upstream, unconnected_gradients="zero")
-            of_inputs = [
-                declare(
-                    tf.ensure_shape(each, source.shape), lambda x, dy: _gradient(x, of_rows(dy)), [source, upstream]
-                )
-                for source, each in zip(floating, found, strict=False)
-            ]
-            by_input = iter(of_inputs)
-            results = [next(by_input) if each.dtype.is_floating else None for each in inputs]
-            totals = [
-                declare(tf.convert_to_tensor(each), lambda dy: _sum_of_rows(of_rows(dy)), [upstream])
-                for each in found[len(floating) :]
-            ]
+            def declared_gradient(x: tf.Tensor, source: int | None) -> tf.Tensor:
+                def made(dy: Value, *given: Value) -> Value:
+                    if isinstance(result(*given).label, AllRows):
+                        return Value(ALL_ROWS)
+                    is_row = source is not None and not isinstance(given[source].label, Replicated)
+                    return _like_rows(of_rows(dy)) if is_row else _sum_of_rows(of_rows(dy))
+
+                return declare(x, made, [upstream, *inputs])
+
+            numbers = [number for number, each in enumerate(inputs) if each.dtype.is_floating]
+            sources = [*(inputs[number] for number in numbers), *variables]
+            found = tape.gradient(y, sources, upstream, unconnected_gradients="zero")
+            results: list[Any] = [None] * len(inputs)
+            for number, each in zip(numbers, found, strict=False):
+                results[number] = declared_gradient(tf.ensure_shape(each, inputs[number].shape), number)
+            totals = [declared_gradient(tf.convert_to_tensor(each), None) for each in found[len(numbers) :]]
             return (results, totals) if variables else results
 
         return declare(y, result, inputs), gradient
@@ -154,9 +159,9 @@ def _check(function: Any, inputs: Sequence[Any], y: Any, rows_to: str, rows: int
 
 
 def _of_rows(*values: Value) -> Value:
-    """Returns rows like those of the inputs, which are not multiplied by numbers of rows."""
-    rows = _like_rows(*values)
-    return rows if getattr(rows.label, "power", 0) == 0 else Value(ALL_ROWS)
+    """Returns rows like those of the inputs, which are not multiplied by numbers of rows; of zeros it may make others."""
+    label: Any = _like_rows(*values).label
+    return Value(ALL_ROWS if getattr(label, "power", 1) else dataclasses.replace(label, power=0))
 
 
 def _of_all(power: int, *values: Value) -> Value:
@@ -168,11 +173,6 @@ def _of_each(power: int, upstream: Value) -> Value:
     """Returns the gradient with respect to what each row adds to such a sum, given that of the sum."""
     label = times_count(upstream.label, power)
     return Value(Rows(0, COUNT, label.power) if isinstance(label, Replicated) else ALL_ROWS)
-
-
-def _gradient(source: Value, upstream: Value) -> Value:
-    """Returns the gradient with respect to rows, or to what all rows are computed with."""
-    return _sum_of_rows(upstream) if isinstance(source.label, Replicated) else _like_rows(upstream)
 
 
 def _like_rows(*values: Value) -> Value:

@@ -19,7 +19,7 @@ from tfdist.collectives.dtype_casting import to_transferable
 from tfdist.collectives.rows import gathered_rows
 from tfdist.row_semantics.declarations import declarations
 from tfdist.row_semantics.interpreter import Interpreter, in_order
-from tfdist.row_semantics.labels import REPLICATED, AllRows, Partial, Replicated, ReplicatedPlusSum, Rows
+from tfdist.row_semantics.labels import REPLICATED, AllRows, Partial, Replicated, ReplicatedPlusSum, Rows, power_of
 from tfdist.row_semantics.rules import Call
 from tfdist.row_semantics.sizes import COUNT, ONE
 from tfdist.row_semantics.values import Value, of_numbers
@@ -121,17 +121,14 @@ class Partitioned:
             self._tensors[reference] = _Tensor(reference.deref(), value, own=tensor, is_traced=True)
         if any(tensor.graph is not graph for tensor in results):
             raise NotPartitionedError("a result is computed inside a condition or a loop")
-        checks = []
-        for operation in graph.get_operations():
-            if operation.op_def.is_stateful and not operation.outputs:
-                if operation.type not in _CHECKS:
-                    raise NotPartitionedError(f"it changes a variable of TensorFlow by {operation.type}")
-                checks.append(operation)
+        changes = [each for each in _with_called(graph) if each.op_def.is_stateful and not each.outputs]
+        if others := [each.type for each in changes if each.type not in _CHECKS]:
+            raise NotPartitionedError(f"it changes a variable of TensorFlow by {others[0]}")
         self._needed = self._needed_by(results)
         for operation in in_order(graph):
             if operation.name in self._needed and operation.outputs[0].ref() not in self._tensors:
                 self._emit(operation)
-        for operation in checks:
+        for operation in [each for each in changes if each.graph is graph]:
             self._copy(operation, [self._as_traced(tensor) for tensor in operation.inputs])
 
     def whole(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -302,11 +299,11 @@ class Partitioned:
             raise NotPartitionedError("a list of tensors is compared over rows")
         if own.dtype == tf.resource:
             return own
-        if value.numbers is not None and _are_known(value.numbers):
-            return self._scaled(own, _powers(value.numbers))
-        if tensor.is_repeatable and (value.numbers is not None or isinstance(label, Rows)):
+        if tensor.is_repeatable and (value.numbers is not None or isinstance(label, Rows) or power_of(label)):
             self._emit_whole(tensor.source.op)
             return tensor.whole
+        if value.numbers is not None and _are_known(value.numbers):
+            return self._scaled(own, _powers(value.numbers))
         if isinstance(label, Replicated):
             return self._scaled(own, label.power or 0)
         if isinstance(label, Partial):
@@ -326,10 +323,12 @@ class Partitioned:
             each.whole = tf.cast(tf.ensure_shape(total, each.own.shape), each.own.dtype)
 
     def _summable(self, tensor: tf.Tensor) -> tf.Tensor:
-        if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
-            raise NotPartitionedError(f"sums of {tensor.dtype.name}")
-        is_half = tensor.dtype.is_floating and tensor.dtype.size == 2
-        return tf.cast(tensor, tf.float32) if is_half else to_transferable(tensor, self._collectives)
+        dtype = tensor.dtype
+        if dtype.is_floating:
+            return tf.cast(tensor, tf.float32) if dtype.size == 2 else tensor
+        if not dtype.is_integer or dtype == tf.uint64:
+            raise NotPartitionedError(f"sums of {dtype.name}")
+        return tensor if dtype in (tf.int32, tf.int64) else tf.cast(tensor, tf.int64)
 
     def _extreme(self, own: tf.Tensor, reduction: str) -> tf.Tensor:
         """Returns the largest or smallest element over replicas; False is 0, and True is 1."""
@@ -339,6 +338,8 @@ class Partitioned:
         return tf.cast(tf.ensure_shape(sign * whole, own.shape), own.dtype)
 
     def _gathered(self, rows: tf.Tensor, axis: int) -> tf.Tensor:
+        if to_transferable(rows, self._collectives).dtype not in self._collectives.wire.gathers:
+            raise NotPartitionedError(f"rows of {rows.dtype.name}")
         order = [axis, *(number for number in range(rows.shape.rank) if number != axis)]
         first = tf.transpose(rows, order) if axis else rows
         whole = gathered_rows(first, self._collectives, f"partition/{next(self._names)}")
@@ -405,6 +406,13 @@ def _draws(operation: tf.Operation, graph: Any) -> bool:
         return not any(part in operation.type for part in _KEYS)
     functions = _functions(operation, graph)
     return any(_draws(each, function.graph) for function in functions for each in function.graph.get_operations())
+
+
+def _with_called(graph: Any) -> list[tf.Operation]:
+    """Returns the operations of a graph, and those of the functions that they call."""
+    own = graph.get_operations()
+    called = {function.name: function.graph for each in own for function in _functions(each, graph)}
+    return [*own, *(inner for each in called.values() for inner in _with_called(each))]
 
 
 def _functions(operation: tf.Operation, graph: Any) -> list[Any]:
