@@ -19,7 +19,7 @@ from tfdist.collectives.dtype_casting import to_transferable
 from tfdist.collectives.rows import gathered_rows
 from tfdist.row_semantics.declarations import declarations
 from tfdist.row_semantics.interpreter import Interpreter, in_order
-from tfdist.row_semantics.labels import REPLICATED, AllRows, Partial, Replicated, ReplicatedPlusSum, Rows, power_of
+from tfdist.row_semantics.labels import REPLICATED, AllRows, Partial, Replicated, ReplicatedPlusSum, Rows, sum_power
 from tfdist.row_semantics.rules import Call
 from tfdist.row_semantics.sizes import COUNT, ONE
 from tfdist.row_semantics.values import Value, of_numbers
@@ -61,9 +61,8 @@ class _Tensor:
     @property
     def is_free(self) -> bool:
         """Whether the whole form needs no communication."""
-        is_list = self.value.element is not None
-        known = isinstance(self.value.label, Replicated) or _are_known(self.value.numbers)
-        return (known and not is_list) or self.is_repeatable or self.whole is not None
+        known = self.value.is_replicated or _are_known(self.value.numbers)
+        return known or self.is_repeatable or self.whole is not None
 
     @property
     def may_be_rows(self) -> bool:
@@ -77,9 +76,9 @@ class _Tensor:
 
     @property
     def sum_power(self) -> int | None:
-        """The power of COUNT of a partial sum; None if the own form is none."""
+        """The power of COUNT if the own form is a partial sum, or is scaled by a power; None if it is neither."""
         label = self.value.label
-        return label.power if isinstance(label, Partial) and label.reduction == "sum" else None
+        return None if isinstance(label, Replicated) and not label.power else sum_power(label)
 
 
 class Partitioned:
@@ -124,12 +123,14 @@ class Partitioned:
         changes = [each for each in _with_called(graph) if each.op_def.is_stateful and not each.outputs]
         if others := [each.type for each in changes if each.type not in _CHECKS]:
             raise NotPartitionedError(f"it changes a variable of TensorFlow by {others[0]}")
-        self._needed = self._needed_by(results)
+        checks = [each for each in changes if each.graph is graph]
+        conditions = [each.inputs[0] for each in checks if each.type == "Assert"]
+        self._needed = self._needed_by([*results, *conditions])
         for operation in in_order(graph):
             if operation.name in self._needed and operation.outputs[0].ref() not in self._tensors:
                 self._emit(operation)
-        for operation in [each for each in changes if each.graph is graph]:
-            self._copy(operation, [self._as_traced(tensor) for tensor in operation.inputs])
+        for operation in checks:
+            self._check(operation)
 
     def whole(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns results as one device computes them, the same on each replica."""
@@ -147,6 +148,15 @@ class Partitioned:
     def traced(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns tensors as the replica computes them by itself, such as statistics of its own rows."""
         return [self._as_traced(tensor) for tensor in tensors]
+
+    def _check(self, operation: tf.Operation) -> None:
+        """Emits an operation that changes nothing; what is asserted of all rows together is so of the whole form."""
+        inputs = [self._as_traced(tensor) for tensor in operation.inputs]
+        if operation.type == "Assert":
+            condition = self._tensors[operation.inputs[0].ref()]
+            if condition.value.label != Partial("all"):
+                [inputs[0]] = self._wholes([condition])
+        self._copy(operation, inputs)
 
     def _needed_by(self, results: Sequence[tf.Tensor]) -> dict[str, set[int]]:
         """Returns the used outputs of each operation that results need; of declared ones, only the declared inputs."""
@@ -286,7 +296,7 @@ class Partitioned:
 
     def _wholes(self, tensors: Sequence[_Tensor]) -> list[tf.Tensor]:
         """Returns whole forms; the sums among them are made by one call."""
-        if sums := {id(each): each for each in tensors if each.whole is None and each.sum_power is not None}:
+        if sums := {id(each): each for each in tensors if not each.is_free and each.sum_power is not None}:
             self._reduce(list(sums.values()))
         for each in tensors:
             if each.whole is None:
@@ -299,13 +309,13 @@ class Partitioned:
             raise NotPartitionedError("a list of tensors is compared over rows")
         if own.dtype == tf.resource:
             return own
-        if tensor.is_repeatable and (value.numbers is not None or isinstance(label, Rows) or power_of(label)):
+        if tensor.is_repeatable and not value.is_replicated:
             self._emit_whole(tensor.source.op)
             return tensor.whole
         if value.numbers is not None and _are_known(value.numbers):
             return self._scaled(own, _powers(value.numbers))
         if isinstance(label, Replicated):
-            return self._scaled(own, label.power or 0)
+            return own
         if isinstance(label, Partial):
             return self._extreme(own, label.reduction)
         if isinstance(label, Rows):
