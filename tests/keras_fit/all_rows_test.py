@@ -57,6 +57,11 @@ class StartsFromABatch(keras.layers.Layer):
         return x - self.shift
 
 
+class Static(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x * (1.0 if x.shape[0] is None else 0.1 * x.shape[0])
+
+
 class CountsRows(keras.layers.Layer):
     """Scales its inputs by the number of rows that it has seen before."""
 
@@ -110,6 +115,14 @@ def with_a_fixed_batch() -> keras.Model:
 CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[keras.Model], Any]]] = {
     "nan of one row": (lambda: sequential(Standardized()), fitted_and_predicted),
     "pairs": (lambda: sequential(loss=pairs), after_calls_with_one_row),
+    "circle": (
+        lambda: sequential(loss=keras.losses.Circle(gamma=4)),
+        lambda model: model.fit(X, tf.range(22) % 3, batch_size=8, epochs=2, shuffle=False, verbose=0).history,
+    ),
+    "a static number of rows": (
+        lambda: sequential(Static()),
+        lambda model: (model.fit(X[:16], Y[:16], 8, verbose=0).history, model.predict(X[:16], 8, verbose=0)),
+    ),
     "dice": (lambda: sequential(loss="dice"), fitted_and_predicted),
     "gathered in a layer": (lambda: sequential(Shared()), fitted_and_predicted),
     "assigned in a layer": (lambda: sequential(StartsFromABatch()), fitted),

@@ -38,6 +38,11 @@ def count_rows(batch: Any) -> tf.Tensor:
     return tf.cast(first.nrows(), tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
 
 
+def has_static_rows(spec: Any) -> bool:
+    """Returns whether TensorFlow knows the number of rows of a batch, given a structure of specs, when code is traced."""
+    return any(isinstance(each, tf.TensorSpec) and each.shape[:1].is_fully_defined() for each in tf.nest.flatten(spec))
+
+
 def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         raise InputError(

@@ -23,11 +23,10 @@ from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
 from tfdist.keras_fit.step_labels import ReduceOps, reduce_ops, state_of_rows
 from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
-from tfdist.row_semantics.explanation import Explanation, listener
+from tfdist.row_semantics.explanation import Communication, Explanation, listener
 from tfdist.step import randomness
 from tfdist.step.averaged_statistics import AveragedStatistics
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.partitioned_step import otherwise
 from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
@@ -157,15 +156,16 @@ class Functions:
             ops = ReduceOps(needs_all_rows=reason)
         else:
             ops = reduce_ops(self.model, getattr(self.model, name), spec, returned.sources if returned else None)
-        cannot_be_divided = needs_all_rows or self._state_of_rows
-        is_tried = ops.needs_all_rows and not cannot_be_divided
-        sent = communication(self.model, getattr(self.model, name), spec) if is_tried else ""
+        sent = Communication(refused="its rows belong together" if needs_all_rows or self._state_of_rows else "")
+        if ops.needs_all_rows and not sent.refused:
+            sent = communication(self.model, getattr(self.model, name), spec)
         if tell := listener():
             step, trained = f"{name} of {self.model.name}", self.model.trainable_variables
-            tell(Explanation(step, ops.values, ops.needs_all_rows, otherwise(sent), trained, ops.calls))
+            follows = (sent.otherwise, trained, ops.calls, sent, ops.without_rule)
+            tell(Explanation(step, ops.values, ops.needs_all_rows, *follows))
         if ops.needs_all_rows:
             say_partitioned(self.model, name, ops.needs_all_rows, sent, self._strategy, self._options.rows)
-        return ops._replace(partitioned=bool(sent))
+        return ops._replace(partitioned=bool(ops.needs_all_rows and not sent.refused))
 
     def _following(self, ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
         if self._own is None and ops.are_means:

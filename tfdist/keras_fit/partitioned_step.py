@@ -14,6 +14,7 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.one_device import Replica, running
 from tfdist.keras_fit.replica_batch import check_not_strict, say_all_rows
 from tfdist.keras_fit.step_outputs import flat
+from tfdist.row_semantics.explanation import Communication
 from tfdist.row_semantics.partitioning import NotPartitionedError
 from tfdist.step import partitioned_step
 from tfdist.step.metrics import KerasMetrics
@@ -61,8 +62,8 @@ def partitioned(
     return result, applications[0] if applications else None
 
 
-def communication(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> str:
-    """Returns what replicas communicate in a partitioned step, in words; empty if it cannot be partitioned.
+def communication(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> Communication:
+    """Returns what replicas communicate in a partitioned step, besides the sums of its gradients.
 
     Args:
       model: built model.
@@ -76,7 +77,9 @@ def _metrics(model: keras.Model) -> list[keras.Variable]:
     return KerasMetrics(model).variables if model.compiled else []
 
 
-def say_partitioned(model: keras.Model, name: str, reason: str, sent: str, strategy: HasCollectives, rows: str) -> None:
+def say_partitioned(
+    model: keras.Model, name: str, reason: str, sent: Communication, strategy: HasCollectives, rows: str
+) -> None:
     """Says what replicas do with a step that needs all rows, and why.
 
     Args:
@@ -90,8 +93,8 @@ def say_partitioned(model: keras.Model, name: str, reason: str, sent: str, strat
     Raises:
       InputError: `rows` is "strict".
     """
-    if not sent:
-        return say_all_rows(model, name, reason, strategy, rows)
+    if sent.refused:
+        return say_all_rows(model, name, reason, sent.whole_batch, strategy, rows)
     text = f"{name} of {model.name} needs all rows of a batch: {reason.rstrip('.')}."
     check_not_strict(rows, f"{text} Make the value a mean or a sum over rows.")
     if strategy.is_chief:

@@ -19,6 +19,7 @@ from tfdist.errors import InputError
 from tfdist.keras_fit.partitioned_step import communication, partitioned, say_partitioned
 from tfdist.keras_fit.replica_batch import all_rows
 from tfdist.keras_fit.step_labels import not_of_rows, state_of_rows
+from tfdist.row_semantics.explanation import Communication
 from tfdist.step import randomness
 
 Predict = Callable[[Any], Any]
@@ -55,9 +56,11 @@ def _function(model: keras.Model, strategy: HasCollectives, own_rows: Any, rows:
     reason = state_of_rows(model) or not_of_rows(model, lambda batch: _outputs(model, batch), spec)
     if not reason:
         return _by_own_rows
-    sent = "" if state_of_rows(model) else communication(model, functools.partial(_outputs_by_name, model, []), spec)
+    sent = Communication(refused="its rows belong together" if state_of_rows(model) else "")
+    if not sent.refused:
+        sent = communication(model, functools.partial(_outputs_by_name, model, []), spec)
     say_partitioned(model, "predict", reason, sent, strategy, rows)
-    return _by_partition if sent else _by_all_rows
+    return _by_all_rows if sent.refused else _by_partition
 
 
 def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: HasCollectives, seed: int) -> Predict:

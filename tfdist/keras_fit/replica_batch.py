@@ -75,9 +75,19 @@ def all_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
       own_rows: this replica's rows.
       collectives: collectives of all replicas.
     """
-    batch = gathered(own_rows.own, collectives)
+    batch = tf.nest.map_structure(
+        lambda whole, own: _with_static_rows(whole, own, collectives.size),
+        gathered(own_rows.own, collectives),
+        own_rows.batch,
+    )
     rows = count_rows(batch)
     return ReplicaBatch(batch, rows, rows, of_equal_values(collectives), OneReplica(), 0, True)
+
+
+def _with_static_rows(whole: Any, own: Any, replicas: int) -> Any:
+    """Returns a part of a batch whose number of rows TensorFlow knows, if it knows that of a replica's, as all have as many."""
+    is_known = isinstance(own, tf.Tensor) and own.shape[:1].is_fully_defined()
+    return tf.ensure_shape(whole, [own.shape[0] * replicas, *whole.shape[1:]]) if is_known else whole
 
 
 def of_equal_values(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
@@ -94,8 +104,8 @@ def check_not_strict(rows: str, received: str) -> None:
         )
 
 
-def say_all_rows(model: keras.Model, name: str, reason: str, strategy: HasCollectives, rows: str) -> None:
-    """Warns that replicas do not share the work of a method, and why.
+def say_all_rows(model: keras.Model, name: str, reason: str, follows: str, strategy: HasCollectives, rows: str) -> None:
+    """Warns that replicas do not share the work of a method, why, and what each does instead.
 
     Raises:
       InputError: `rows` is "strict".
@@ -107,9 +117,4 @@ def say_all_rows(model: keras.Model, name: str, reason: str, strategy: HasCollec
     )
     check_not_strict(rows, f"{text} To do so, {remedy}")
     if strategy.is_chief:
-        _log.warning(
-            "%s Every replica therefore computes the whole batch, with the result and the speed of one device. To split the "
-            "work, %s",
-            text,
-            remedy,
-        )
+        _log.warning("%s Every replica therefore %s. To split the work, %s", text, follows, remedy)

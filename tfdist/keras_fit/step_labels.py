@@ -15,12 +15,12 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import RecordedCall, using
 from tfdist.collectives.differentiable import losses_weighted
-from tfdist.data.batches import count_rows
+from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.errors.engine_errors import described
 from tfdist.keras_fit.one_device import Apply, Replica, running
 from tfdist.keras_fit.step_outputs import ReduceOp, flat
 from tfdist.row_semantics import keras_parts
-from tfdist.row_semantics.explanation import Combination, Labelled
+from tfdist.row_semantics.explanation import Combination, Labelled, noting_static_rows
 from tfdist.row_semantics.labels import Label, Replicated, ReplicatedPlusSum, Rows, is_zero, sum_power
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
@@ -43,6 +43,7 @@ class ReduceOps(NamedTuple):
       partitioned: whether a step that needs all rows is partitioned; otherwise each replica computes the whole batch.
       values: the values, with their labels.
       calls: what the step's code communicates, as by `tfdist.gather_rows`.
+      without_rule: types of its operations that have no rule.
     """
 
     gradients: Sequence[ReduceOp] = ()
@@ -52,6 +53,7 @@ class ReduceOps(NamedTuple):
     partitioned: bool = False
     values: Sequence[Labelled] = ()
     calls: Sequence[RecordedCall] = ()
+    without_rule: Collection[str] = ()
 
     @property
     def of_gradients(self) -> ReduceOp:
@@ -103,9 +105,12 @@ def not_of_rows(model: keras.Model, function: Callable[[Any], Any], spec: Any) -
             return function(batch)
 
     try:
-        labels = labels_of(called, spec, [], model.non_trainable_variables)
+        with noting_static_rows() as read:
+            labels = labels_of(called, spec, [], model.non_trainable_variables)
     except FAILURES as error:
         return described(error)
+    if read and has_static_rows(spec):
+        return read[0]
     found = (label for label in tf.nest.flatten(labels.results) if label is not None)
     return next((Labelled("output", "", each, "").sentence for each in found if each != Rows(0, COUNT)), "")
 
@@ -128,14 +133,12 @@ class _StepLabels:
         variables = [*self._metrics, *self._weights, *self._state]
         state = variables_of_state(self._metrics, self._state)
         try:
-            labels = labels_of(
-                lambda batch, size: self._called(batch, size, op),
-                self._spec,
-                variables,
-                state,
-            )
+            with noting_static_rows() as read:
+                labels = labels_of(lambda batch, size: self._called(batch, size, op), self._spec, variables, state)
         except FAILURES as error:
             return ReduceOps(needs_all_rows=described(error))
+        if read and has_static_rows(self._spec):
+            return ReduceOps(needs_all_rows=read[0])
         gradients, logs = labels.results
         ops = [{_op(label) for label in each if not is_zero(label)} or {"mean"} for each in gradients]
         named = [each for pairs in zip(self._applications, gradients, strict=True) for each in zip(*pairs, strict=True)]
@@ -149,11 +152,12 @@ class _StepLabels:
         elif not reason and self.calls and any(each != {op} for each in ops):
             reason = "gradients are sums over rows and means, in layers that communicate"
         if reason:
-            return ReduceOps(needs_all_rows=reason, values=values, calls=self.calls)
+            return ReduceOps(needs_all_rows=reason, values=values, calls=self.calls, without_rule=labels.without_rule)
         of_gradients = [of_one for each in ops for of_one in each if of_one]
         of_logs = {key: of_one for key, label in logs.items() if (of_one := _op(label))}
         statistics = [variable for variable, value in of_variables if value.op == "mean"]
-        return ReduceOps(of_gradients, of_logs, statistics, values=values, calls=self.calls)
+        found = ReduceOps(of_gradients, of_logs, statistics)
+        return found._replace(values=values, calls=self.calls, without_rule=labels.without_rule)
 
     def _called(self, batch: Any, size: tf.Tensor, op: ReduceOp) -> tuple[Any, dict[str, tf.Tensor]]:
         gradients: list[list[tf.Tensor]] = []

@@ -5,7 +5,8 @@ import contextvars
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -52,6 +53,41 @@ class Labelled(NamedTuple):
         return f"{_SENTENCES.get(self.kind, '{}').format(self.name)} is {explained(self.label)}"
 
 
+class Communication(NamedTuple):
+    """What replicas communicate in a step that needs all rows, besides its gradients.
+
+    Attributes:
+      calls: the collective calls.
+      refused: why the step cannot be partitioned, so that each replica computes the whole batch; empty if it can.
+    """
+
+    calls: Sequence[RecordedCall] = ()
+    refused: str = ""
+
+    def count(self, operation: str) -> int:
+        """Returns the number of tensors of an operation, "all_reduce" or "all_gather"."""
+        return sum(len(call.shapes) for call in self.calls if call.operation == operation)
+
+    def __str__(self) -> str:
+        """What is communicated, in words."""
+        sums, rows = self.count("all_reduce"), self.count("all_gather")
+        size = sum(call.payload_bytes for call in self.calls if call.operation == "all_reduce")
+        parts = [f"{sums} sums or extremes ({byte_size(size)})"] if sums else []
+        return " and ".join([*parts, *([f"the rows of {count_of(rows, 'tensor')}"] if rows else [])]) or "nothing else"
+
+    @property
+    def whole_batch(self) -> str:
+        """What replicas do with a step that cannot be partitioned."""
+        return f"computes the whole batch ({self.refused}), with the result and the speed of one device"
+
+    @property
+    def otherwise(self) -> str:
+        """What replicas do, since values cannot be combined."""
+        if self.refused:
+            return f"every replica gathers and {self.whole_batch}"
+        return f"replicas compute their own rows, and besides gradients communicate {self} in each step"
+
+
 class Explanation(NamedTuple):
     """The values of a step, and what follows on replicas.
 
@@ -62,6 +98,8 @@ class Explanation(NamedTuple):
       otherwise: what follows if they cannot.
       trained: the variables that have gradients.
       calls: what the code of the step communicates.
+      communication: what replicas communicate if values cannot be combined, in Keras's fit.
+      without_rule: types of its operations that have no rule.
     """
 
     step: str
@@ -70,6 +108,8 @@ class Explanation(NamedTuple):
     otherwise: str
     trained: Sequence[keras.Variable]
     calls: Sequence[RecordedCall]
+    communication: Communication | None = None
+    without_rule: Collection[str] = ()
 
     def rows(self, *, all_values: bool) -> list[tuple[str, str, str]]:
         """Returns a row of a table for values that are alike: all, or those that cannot be combined."""
@@ -146,6 +186,31 @@ def explained(label: Label) -> str:
             return "computed from all rows together" + (f", by {_place(cause)}" if cause is not None else "")
 
 
+@contextlib.contextmanager
+def noting_static_rows() -> Iterator[list[str]]:
+    """Context that notes the lines of a user's code that read the first dim of a tensor's static shape, if it is unknown."""
+    original, found = tf.TensorShape.__getitem__, []
+
+    def read(shape: tf.TensorShape, key: Any) -> Any:
+        dim = original(shape, key)
+        code = sys._getframe(1)
+        is_user = not code.f_code.co_filename.startswith((*_LIBRARIES, "<"))
+        if dim is None and is_user and isinstance(key, int) and key in (0, -shape.rank):
+            place = f"{_file(code.f_code.co_filename)}:{code.f_lineno}"
+            found.append(f"the number of rows is read from a static shape, not by keras.ops.shape, in {place}")
+        return dim
+
+    tf.TensorShape.__getitem__ = read
+    try:
+        yield found
+    finally:
+        tf.TensorShape.__getitem__ = original
+
+
+def _file(name: str) -> str:
+    return min(name, os.path.relpath(name), key=len)
+
+
 def _times(power: int | None, number: str) -> str:
     """Returns how a value is multiplied by a power of the number of rows."""
     if not power:
@@ -159,5 +224,4 @@ def _place(operation: Any) -> str:
     frames = [frame for frame in operation.traceback or [] if not frame.filename.startswith((*_LIBRARIES, "<"))]
     if not frames:
         return f"{operation.type} {operation.name}"
-    file = min(frames[-1].filename, os.path.relpath(frames[-1].filename), key=len)
-    return f"{operation.type} in {file}:{frames[-1].lineno}"
+    return f"{operation.type} in {_file(frames[-1].filename)}:{frames[-1].lineno}"

@@ -57,8 +57,9 @@ def _call(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ctc(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
-    def declared_loss(*args: Any, mask_index: int = 0) -> Any:
-        return row_wise(functools.partial(ctc_loss, mask_index=mask_index))(*args)
+    def declared_loss(target: Any, output: Any, target_length: Any, output_length: Any, mask_index: int = 0) -> Any:
+        declared = row_wise(functools.partial(ctc_loss, mask_index=mask_index))
+        return declared(target, output, target_length, output_length)
 
     return declared_loss
 

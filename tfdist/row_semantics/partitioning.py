@@ -192,9 +192,11 @@ class Partitioned:
         if not self._stays_whole(inputs) and all(each.has_own for each in inputs):
             values = self._values(self._interpreter, operation, [each.value for each in inputs])
             used = self._needed[operation.name]
-            if all(_is_known(value) for number, value in enumerate(values) if number in used):
+            is_of_axes = operation.type == "BroadcastGradientArgs"  # which returns other axes for a single row
+            is_known = (lambda value: _are_known(value.numbers)) if is_of_axes else _is_known
+            if all(is_known(value) for number, value in enumerate(values) if number in used):
                 outputs = self._copy(operation, [self._own(each) for each in inputs])
-                if operation.type == "BroadcastGradientArgs":  # which returns other axes for a single row
+                if is_of_axes:
                     pairs = zip(values, outputs, strict=True)
                     outputs = [tf.constant(v.integers, x.dtype) if _are_known(v.numbers) else x for v, x in pairs]
                 is_traced = all(each.is_traced for each in inputs)

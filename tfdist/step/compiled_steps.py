@@ -21,6 +21,7 @@ from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.pipelining.action_clock import ActionClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staleness import without_flush_of
+from tfdist.row_semantics.explanation import Communication
 from tfdist.step.communication_cost import cost_of
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.compression import Compression, SummedByEngine
@@ -162,8 +163,8 @@ class Steps:
         """Whether the traced forward pass sends a number of rows that may change from step to step."""
         return self._current is not None and self._current.sends_rows
 
-    def communication(self, spec: Any) -> str:
-        """Returns what replicas communicate in a partitioned step, in words; see `Step.communication`."""
+    def communication(self, spec: Any) -> Communication:
+        """Returns what replicas communicate in a partitioned step; see `Step.communication`."""
         settings = replace(self._settings, batch_size=None, sparse=frozenset())
         step = Step(self.model, self.strategy, Bucketed(Sum()), self._store, settings, self._metrics)
         return step.communication(spec)

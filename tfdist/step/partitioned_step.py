@@ -14,13 +14,11 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica, Recording, using
 from tfdist.collectives.counted_rows import counting
-from tfdist.collectives.recording import RecordedCall
-from tfdist.data.batches import count_rows
+from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.data.replica_rows import ReplicaRows
-from tfdist.errors.byte_sizes import byte_size
-from tfdist.errors.counts import count_of
 from tfdist.errors.engine_errors import described
 from tfdist.row_semantics import keras_parts
+from tfdist.row_semantics.explanation import Communication, noting_static_rows
 from tfdist.row_semantics.partitioning import NotPartitionedError, Partitioned
 from tfdist.row_semantics.tracing import FAILURES, Trace, traced, variables_of_state
 
@@ -109,8 +107,10 @@ def partitioned(
     return StepResult(emitted.shares(gradients), of_batch, dict(zip(values, whole, strict=False)), assigned)
 
 
-def communication(model: keras.Model, metrics: Sequence[keras.Variable], step: OneDeviceStep, spec: Any) -> str:
-    """Returns what replicas communicate in a partitioned step, in words; empty if it cannot be partitioned.
+def communication(
+    model: keras.Model, metrics: Sequence[keras.Variable], step: OneDeviceStep, spec: Any
+) -> Communication:
+    """Returns what replicas communicate in a partitioned step, besides the sums of its gradients.
 
     Args:
       model: built model.
@@ -123,27 +123,16 @@ def communication(model: keras.Model, metrics: Sequence[keras.Variable], step: O
         try:
             batch = tf.nest.map_structure(_placeholder, spec)
             rows = count_rows(batch)
-            partitioned(model, metrics, step, ReplicaRows(batch, (rows,), rows), recorded)
-        except (NotPartitionedError, *FAILURES) as error:
-            reason = error if isinstance(error, NotPartitionedError) else described(error)
-            _log.debug("A step of %s is not partitioned: %s", model.name, reason)
-            return ""
-    return _in_words(recorded.calls)
-
-
-def otherwise(sent: str) -> str:
-    """Returns what replicas do with a step that needs all rows, given the result of `communication`."""
-    if sent:
-        return f"replicas compute their own rows, and besides gradients communicate {sent} in each step"
-    return "every replica gathers and computes the whole batch, with the result and the speed of one device"
-
-
-def _in_words(calls: Sequence[RecordedCall]) -> str:
-    sums = sum(len(call.shapes) for call in calls if call.operation == "all_reduce")
-    rows = sum(len(call.shapes) for call in calls if call.operation == "all_gather")
-    size = sum(call.payload_bytes for call in calls if call.operation == "all_reduce")
-    parts = [f"{sums} sums or extremes ({byte_size(size)})"] if sums else []
-    return " and ".join([*parts, *([f"the rows of {count_of(rows, 'tensor')}"] if rows else [])]) or "nothing else"
+            with noting_static_rows() as read:
+                partitioned(model, metrics, step, ReplicaRows(batch, (rows,), rows), recorded)
+        except NotPartitionedError as error:
+            return Communication(refused=str(error))
+        except FAILURES as error:
+            _log.debug("A step of %s is not partitioned: %s", model.name, described(error))
+            return Communication(refused="it cannot be traced for any number of rows")
+    if read and has_static_rows(spec):
+        return Communication(refused="it may do something else for this number of rows than for others")
+    return Communication(recorded.calls)
 
 
 def _placeholder(spec: Any) -> Any:

@@ -17,7 +17,7 @@ from tfdist.data.batches import count_rows
 from tfdist.errors.engine_errors import described
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.row_semantics import keras_parts
-from tfdist.row_semantics.explanation import Combination, Labelled, explained
+from tfdist.row_semantics.explanation import Combination, Communication, Labelled, explained
 from tfdist.row_semantics.labels import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
@@ -36,14 +36,14 @@ class RowDependence(NamedTuple):
       metrics: names of metrics that do not add up over batches, or not over rows.
       error: why the code could not be traced for an unknown number of rows; empty if it could.
       calls: what the code of the model communicates.
-      communicated: what replicas communicate in a partitioned step, in words; empty if steps are not partitioned.
+      communication: what replicas communicate in a partitioned step, or why it is none.
     """
 
     values: Sequence[Labelled] = ()
     metrics: Mapping[str, Coupling] = types.MappingProxyType({})
     error: str = ""
     calls: Sequence[RecordedCall] = ()
-    communicated: str = ""
+    communication: Communication = Communication(refused="it needs no rows of others")
 
     @property
     def reasons(self) -> list[str]:
@@ -54,10 +54,15 @@ class RowDependence(NamedTuple):
         ]
 
     @property
+    def is_partitioned(self) -> bool:
+        """Whether steps are partitioned."""
+        return not self.communication.refused
+
+    @property
     def said(self) -> str:
         """Why a step needs all rows, and what replicas communicate, in words."""
         reason = self.reasons[0].rstrip(".")
-        return f"needs all rows: {reason}. Besides gradients, replicas communicate {self.communicated} in each step."
+        return f"needs all rows: {reason}. Besides gradients, replicas communicate {self.communication} in each step."
 
     def wrong(self, kind: str) -> list[str]:
         """Returns the values of a kind that depend on several rows, such as losses that are no means, with what they are."""

@@ -22,6 +22,7 @@ from tfdist.distribution import clock
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer, accumulated, unscaled
+from tfdist.row_semantics.explanation import Communication
 from tfdist.step import loss, randomness
 from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
@@ -257,8 +258,8 @@ class Step:
         once.assign()
         return sums[: len(specs)], value
 
-    def communication(self, spec: Any) -> str:
-        """Returns what replicas communicate if the step is partitioned, in words; empty if it cannot be.
+    def communication(self, spec: Any) -> Communication:
+        """Returns what replicas communicate if the step is partitioned.
 
         Args:
           spec: structure of `tf.TensorSpec` of a batch.

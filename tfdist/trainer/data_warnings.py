@@ -21,7 +21,6 @@ from tfdist.step import data_check
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loss import not_means, replicas_and_micro_steps
-from tfdist.step.partitioned_step import otherwise
 from tfdist.step.row_dependence import Coupling, RowDependence, row_dependence
 from tfdist.step.settings import Settings
 
@@ -82,10 +81,10 @@ def dependence_of(
     by_xla = settings.jit_compile or strategy.compiles_replicas or not strategy.compiles_loops
     is_divided_otherwise = has_layouts or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
     if found.reasons and not (by_xla or is_divided_otherwise):
-        found = found._replace(communicated=steps.communication(spec))
+        found = found._replace(communication=steps.communication(spec))
     if tell := listener():
         follows = "a Trainer cannot check this, and warns" if found.error else _REFUSED
-        follows = otherwise(found.communicated) if found.communicated else follows
+        follows = found.communication.otherwise if found.is_partitioned else follows
         step, trained = f"A step of {model.name}", model.trainable_variables
         tell(Explanation(step, found.values, found.error, follows, trained, found.calls))
     return found
@@ -187,7 +186,7 @@ def _of_batches(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
 def _refusals(found: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
     """Returns errors about results that depend on several rows together."""
     divided = replicas_and_micro_steps(replicas, parts)
-    if found.communicated:
+    if found.is_partitioned:
         batches = [name for name, coupling in found.metrics.items() if coupling == "batches"]
         return [_of_metric(name, "batches", replicas, parts) for name in batches]
     if losses := found.wrong("loss"):

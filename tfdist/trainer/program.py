@@ -189,7 +189,7 @@ def build(
     averaged = AveragedWeights(model, strategy)
     exchanges = make_exchanges(settings.sync, model, strategy, compression, store)
     dependence = dependence_of(strategy, model, element_spec, settings, steps)
-    recorded.count_all_rows = bool(dependence.communicated) and strategy.replicas > 1
+    recorded.count_all_rows = dependence.is_partitioned and strategy.replicas > 1
     return Program(
         model,
         element_spec,

@@ -253,7 +253,8 @@ def _(call: Call) -> Value:
     label = data.label
     if is_segments and isinstance(label, Rows) and indices.is_replicated and label.axis >= indices.rank:
         axis = label.axis - indices.rank + 1  # what is added up are parts of each row
-        return Value(dataclasses.replace(label, axis=axis))
+        number = None if shape.numbers is None else shape.numbers.item()
+        return Value(dataclasses.replace(label, axis=axis), (number, *data.known_dims[indices.rank :]))
     return Value(scattered(data, indices, of_vectors=not is_segments))
 
 

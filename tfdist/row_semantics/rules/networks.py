@@ -1,8 +1,11 @@
 """Operations of neural networks on the rows of the first axis, and their gradients."""
 
-from tfdist.row_semantics.labels import Rows
+import dataclasses
+from collections.abc import Callable
+
+from tfdist.row_semantics.labels import Rows, is_zero
 from tfdist.row_semantics.rules.elementwise import pointwise, sum_of
-from tfdist.row_semantics.rules.registry import RULES, Call, Rule, rule
+from tfdist.row_semantics.rules.registry import RULES, Call, rule
 from tfdist.row_semantics.values import NoRuleError, Value
 
 
@@ -11,7 +14,9 @@ def _(call: Call) -> Value:
     return Value(sum_of(call.inputs), call.inputs[0].dims)
 
 
-def on_rows(*rows: int, linear: int | None = None, shape: int | None = None, inner: int = 1) -> Rule:
+def on_rows(
+    *rows: int, linear: int | None = None, shape: int | None = None, inner: int = 1
+) -> Callable[[Call], list[Value]]:
     """Returns the rule of an operation on each row of the first axis.
 
     Args:
@@ -43,13 +48,21 @@ _ON_ROWS = {
     "ResizeBilinearGrad ResizeBicubicGrad": on_rows(0, 1, linear=0),
     "MaxPool MaxPool3D MaxPoolV2 RGBToHSV HSVToRGB AdjustHue AdjustSaturation": on_rows(0),
     "AdjustContrastv2": on_rows(0, inner=3),
-    "ImageProjectiveTransformV3": on_rows(0, 1),
     "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2": on_rows(2, linear=2, shape=0),
     "AvgPoolGrad AvgPool3DGrad": on_rows(1, linear=1, shape=0),
     "MaxPoolGrad MaxPool3DGrad": on_rows(0, 1, 2, linear=2),
 }
 for _types, _rule in _ON_ROWS.items():
     RULES |= dict.fromkeys(_types.split(), _rule)
+
+
+@rule("ImageProjectiveTransformV3")
+def _(call: Call) -> Value:
+    """It is linear if what fills it is zero."""
+    images, _, shape, filling = call.inputs
+    (result,) = on_rows(0, 1, linear=0 if is_zero(filling.label) else None)(call)
+    size, *_, channels = images.known_dims
+    return dataclasses.replace(result, dims=(size, *shape.known_numbers, channels))
 
 
 @rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")

@@ -17,7 +17,7 @@ from tfdist.row_semantics.values import NoRuleError, Value
         for law in "Uniform Normal UniformInt UniformFullInt".split()
         for version in ("", "V2")
     ),
-    *("StatelessTruncatedNormal", "StatelessTruncatedNormalV2"),
+    *("StatelessTruncatedNormal", "StatelessTruncatedNormalV2", "StatelessRandomGammaV3"),
 )
 def _(call: Call) -> Value:
     shape, *others = call.inputs

@@ -186,6 +186,8 @@ def _(call: Call) -> list[Value]:
     at = axis.integers[0] % value.rank
     if call.kind == "SplitV" and not call.inputs[1].is_replicated:
         raise NoRuleError("the sizes depend on rows")
+    if call.kind == "SplitV" and value.numbers is not None and min(lengths := call.inputs[1].integers) >= 0:
+        return [of_numbers(each) for each in np.split(value.numbers, np.cumsum(lengths)[:-1], at)]
     if isinstance(value.label, Rows) and value.label.axis == at:
         raise NoRuleError("rows are taken apart")
     dims = tuple(None if number == at else dim for number, dim in enumerate(value.known_dims))
