@@ -1,54 +1,27 @@
-"""What is said of Keras's losses, metrics, and layers with their gradients, against numbers; and what is known of them."""
+"""What is said of Keras's losses and metrics, against numbers; and what the page says that all of Keras's parts need."""
 
-import inspect
+import runpy
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdist
+from tests.repository.architecture_test import ROOT
 from tests.row_semantics import oracle
 
-
-def spec(*shape: int | None, dtype: tf.DType = tf.float32) -> tf.TensorSpec:
-    return tf.TensorSpec((None, *shape), dtype)
-
-
-NUMBERS, CLASSES, TABLE = spec(5), spec(dtype=tf.int32), spec(3, dtype=tf.int32)
-ARGUMENTS = dict.fromkeys(
-    """SparseCategoricalCrossentropy Circle CategoricalGeneralizedCrossEntropy SparseCategoricalAccuracy
-    SparseTopKCategoricalAccuracy""".split(),
-    (CLASSES, NUMBERS),
-) | dict.fromkeys(["MeanIoU", "IoU", "BinaryIoU"], (TABLE, TABLE))
-ARGUMENTS |= {"CTC": (spec(4, dtype=tf.int32), spec(9, 5)), "Mean": (spec(), None), "Sum": (spec(), None)}
-# Keras's classes that need arguments.
-CLASS_ARGUMENTS = {
-    "IoU": {"num_classes": 5, "target_class_ids": [0, 1]},
-    "MeanIoU": {"num_classes": 5},
-    "OneHotIoU": {"num_classes": 5, "target_class_ids": [0, 1]},
-    "OneHotMeanIoU": {"num_classes": 5},
-    "PrecisionAtRecall": {"recall": 0.5},
-    "RecallAtPrecision": {"precision": 0.5},
-    "SensitivityAtSpecificity": {"specificity": 0.5},
-    "SpecificityAtSensitivity": {"sensitivity": 0.5},
-    "SparseTopKCategoricalAccuracy": {"k": 3},
-}
-# Losses and metrics that depend on rows in another way, and why.
-ALL_ROWS = {
-    "Circle": "compares rows",
-    "CTC": "has functions of another kind",
-    "Dice": "ratio of sums",
-    "Tversky": "ratio of sums",
-    "Hinge": "asks whether all labels are 0 or 1",
-    "SquaredHinge": "asks whether all labels are 0 or 1",
-}
+KERAS = runpy.run_path(str(ROOT / "docs" / "generate" / "keras_parts.py"))
+LOSSES, METRICS = (KERAS["classes"](kind) for kind in ("losses", "metrics"))
+EXAMPLES = [line for line in KERAS["PAGE"].read_text("utf-8").splitlines() if line.startswith("| `tf.")]
+TABLE = tf.TensorSpec((None, 3), tf.int32)
 
 
-def classes_of(module: object, base: type) -> list[type]:
-    """The classes that a module of Keras exports and that can be called with labels and predictions."""
-    named = inspect.getmembers(module, inspect.isclass)
-    abstract = {"Loss", "Metric", "LossFunctionWrapper", "MeanMetricWrapper", "ConcordanceCorrelation"}
-    return [each for name, each in named if issubclass(each, base) and name not in abstract and name[0].isupper()]
+def specs(name: str) -> list[tf.TensorSpec]:
+    if name in ("MeanIoU", "IoU", "BinaryIoU"):
+        return [TABLE, TABLE]
+    if name in ("Mean", "Sum"):
+        return [tf.TensorSpec((None,), tf.float32)]
+    return [tf.TensorSpec((None, *each.shape), each.dtype) for each in KERAS["specs"](name)]
 
 
 def contradictions(traced: oracle.Traced) -> list[str]:
@@ -56,25 +29,32 @@ def contradictions(traced: oracle.Traced) -> list[str]:
     return [found for arguments in data for found in traced.contradictions(arguments, (1, 2, 4))]
 
 
-@pytest.mark.parametrize("loss", classes_of(keras.losses, keras.losses.Loss), ids=lambda loss: loss.__name__)
-def test_losses_are_as_labelled(loss: type):
-    instance = loss()
-    traced = oracle.Traced(lambda *arguments: instance(*arguments), *ARGUMENTS.get(loss.__name__, (NUMBERS, NUMBERS)))
-    assert str(traced.results[0].label) == ("all rows" if loss.__name__ in ALL_ROWS else "mean")
-    assert not contradictions(traced)
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_as_labelled(name: str):
+    instance = KERAS["made"](name, LOSSES[name])
+    assert not contradictions(oracle.Traced(lambda *arguments: instance(*arguments), *specs(name)))
 
 
-@pytest.mark.parametrize("metric", classes_of(keras.metrics, keras.metrics.Metric), ids=lambda metric: metric.__name__)
-def test_metrics_are_as_labelled(metric: type):
-    instance = metric(**CLASS_ARGUMENTS.get(metric.__name__, {}))
-    specs = [each for each in ARGUMENTS.get(metric.__name__, (NUMBERS, NUMBERS)) if each is not None]
-    instance.update_state(*[np.ones((2, *each.shape[1:]), each.dtype.as_numpy_dtype) for each in specs])
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_are_as_labelled(name: str):
+    instance, given = KERAS["made"](name, METRICS[name]), specs(name)
+    instance.update_state(*[np.ones((2, *each.shape[1:]), each.dtype.as_numpy_dtype) for each in given])
 
     def update(*arguments: tf.Tensor) -> tf.Tensor:
         instance.update_state(*arguments)
         return tf.zeros([])
 
-    traced = oracle.Traced(update, *specs)
-    labels = {str(value.label) for value in traced.assigned if value is not None}
-    assert labels == ({"all rows"} if metric.__name__ in ALL_ROWS else {"replicated + sum"})
-    assert not contradictions(traced)
+    assert not contradictions(oracle.Traced(update, *given))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Keras, about masks and lambdas
+@pytest.mark.parametrize("kind", KERAS["KINDS"])
+def test_the_page_says_what_each_part_needs(kind: str, single: tfdist.Strategy):
+    shown = KERAS["PAGE"].read_text("utf-8").partition(KERAS["BEGIN"])[2].splitlines()
+    counts, others = KERAS["lines"](kind, single)
+    assert [line for line in shown if line.startswith(f"| {kind} |")] == [counts, *others]
+
+
+@pytest.mark.parametrize("row", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_examples_of_the_page(row: str, single: tfdist.Strategy):
+    assert KERAS["of_example"](row.split("`")[1], single) == row
