@@ -71,13 +71,15 @@ def dependence_of(
     parts, is_explained = _micro_batches(strategy, settings.micro_steps), listener() is not None
     spec = tf.nest.map_structure(_of_batches, tuple(element_spec))
     has_layouts = isinstance(strategy, HasStages) or type(strategy.layouts) is not TensorLayouts
-    found = row_dependence(
-        model,
-        spec,
-        is_divided=strategy.replicas * parts > 1 or is_explained,
-        may_be_called=not has_layouts,
-        may_communicate=parts == 1,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_OF_KERAS)  # said of examples, or of the first step
+        found = row_dependence(
+            model,
+            spec,
+            is_divided=strategy.replicas * parts > 1 or is_explained,
+            may_be_called=not has_layouts,
+            may_communicate=parts == 1,
+        )
     by_xla = settings.jit_compile or strategy.compiles_replicas or not strategy.compiles_loops
     is_divided_otherwise = has_layouts or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
     if found.reasons and not (by_xla or is_divided_otherwise):
