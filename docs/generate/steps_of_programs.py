@@ -1,8 +1,8 @@
-"""What the training and evaluation steps of the programs in tests/programs need of the rows of a batch, besides their own.
+"""What the first step of each program in tests/programs needs of the rows of a batch, besides a replica's own.
 
 python docs/generate/steps_of_programs.py    # writes the section of docs/reference/programs.md; takes minutes
 
-Each program runs on one device, in a process of its own, and its steps are explained as by `tfdist explain`.
+Each program runs in a process of its own until its first step is explained, as by `tfdist explain`.
 """
 
 import collections
@@ -60,18 +60,19 @@ class Finding(NamedTuple):
     @property
     def row(self) -> str:
         """The last cells of a row of a table."""
-        operation = re.search(r"by (\w+) in|by (\w+) ", self.reason)
-        decided = f"`{operation[1] or operation[2]}`" if operation else self.reason.partition(". ")[0][:120]
+        operation = re.search(r"together, by (\w+) ", self.reason)
+        decided = f"`{operation[1]}`" if operation else self.reason.partition(". ")[0][:160]
         return f"| {self.detail} | {decided} | {', '.join(f'`{kind}`' for kind in self.without_rule)} |"
 
 
 def _run(script: str) -> None:
-    """Runs a program and prints a line for each of its steps."""
+    """Runs a program until its first step, and prints what that needs."""
     from tfdist import explain
     from tfdist.row_semantics import explanation
 
     def tell(found: "Explanation") -> None:
         print("\nSTEP", json.dumps([found.step.partition(" ")[0], *Finding.of(found)]), flush=True)
+        raise SystemExit
 
     with explanation.told_to(tell):
         explain._run_script(script, ())
@@ -85,7 +86,7 @@ def _steps(path: str) -> list[tuple[str, Finding]]:
     rows = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("STEP ")]
     found = [(step, Finding(*rest[:3], tuple(rest[3]))) for step, *rest in rows]
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        lines = [line.strip() for line in done.stderr.replace(f"{ROOT}/", "").splitlines() if "Error: " in line]
         found.append(("", Finding("refused", reason=lines[-1] if lines else str(done.returncode))))
     return found
 
@@ -105,7 +106,7 @@ def table() -> str:
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     return "\n".join(
         [
-            f"{len(trained)} programs call Keras's methods; by the step that needs most: {said}. {len(unknown)} have an "
+            f"{len(trained)} programs call Keras's methods; their first steps: {said}. {len(unknown)} have an "
             "operation without a rule.\n",
             "| program | step | communicated | decided by | without a rule |",
             "| --- | --- | --- | --- | --- |",

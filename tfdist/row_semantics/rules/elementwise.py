@@ -242,7 +242,7 @@ _POINTWISE = """
     Polygamma Pow Reciprocal Relu6 Rint Round Rsqrt Selu Sigmoid Sin Sinh Softplus Softsign Sqrt SquaredDifference Tan
     Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta ClipByValue Betainc Bitcast BitwiseAnd BitwiseOr BitwiseXor Invert
     LeftShift RightShift ApproximateEqual FloorMod Mod
-    Complex Real Imag Angle Conj StringToHashBucketFast AsString StringLength StringLower
+    Complex Real Imag Angle Conj StringToHashBucketFast StringToHashBucketStrong AsString StringLength StringLower
 """
 for _type in _POINTWISE.split():
     RULES[_type] = pointwise_rule

@@ -48,6 +48,7 @@ _ON_ROWS = {
     "ResizeBilinearGrad ResizeBicubicGrad": on_rows(0, 1, linear=0),
     "MaxPool MaxPool3D MaxPoolV2 RGBToHSV HSVToRGB AdjustHue AdjustSaturation": on_rows(0),
     "AdjustContrastv2": on_rows(0, inner=3),
+    "MatrixSetDiagV3": on_rows(0, 1, inner=2),
     "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2": on_rows(2, linear=2, shape=0),
     "AvgPoolGrad AvgPool3DGrad": on_rows(1, linear=1, shape=0),
     "MaxPoolGrad MaxPool3DGrad": on_rows(0, 1, 2, linear=2),
