@@ -146,7 +146,8 @@ class Functions:
           spec: structure of `tf.TensorSpec` of a batch.
           needs_all_rows: why each replica must compute the whole batch, if that is known.
         """
-        if self._strategy.replicas == 1 and not listener():  # which has all rows: Keras's own code is correct for them
+        has_all_rows = self._strategy.replicas * self._options.accumulate_steps == 1
+        if has_all_rows and not listener():  # for which Keras's own code is correct
             return ReduceOps(needs_all_rows="metrics" if returned and returned.computed_from_metrics else "")
         if needs_all_rows or self._state_of_rows:
             ops = ReduceOps(needs_all_rows=needs_all_rows or self._state_of_rows)

@@ -75,11 +75,12 @@ def all_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
       own_rows: this replica's rows.
       collectives: collectives of all replicas.
     """
-    batch = tf.nest.map_structure(
-        lambda whole, own: _with_static_rows(whole, own, collectives.size),
-        gathered(own_rows.own, collectives),
-        own_rows.batch,
-    )
+    batch = gathered(own_rows.own, collectives)
+    lengths = {leaf.shape[0] for leaf in tf.nest.flatten(own_rows.batch) if isinstance(leaf, tf.Tensor)}
+    if len(lengths) == 1:  # otherwise, replicas may have other numbers of rows of a tensor
+        batch = tf.nest.map_structure(
+            lambda whole, own: _with_static_rows(whole, own, collectives.size), batch, own_rows.batch
+        )
     rows = count_rows(batch)
     return ReplicaBatch(batch, rows, rows, of_equal_values(collectives), OneReplica(), 0, True)
 
