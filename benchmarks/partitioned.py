@@ -1,6 +1,6 @@
 """What a step costs that needs all rows of a batch, and is partitioned by rows: against a step of a mean, in Keras's fit.
 
-    python benchmarks/partitioned.py --rounds=15
+    python -m benchmarks.partitioned --rounds=15
 
 Two mirrored replicas on CPUs. For each model, two losses: a mean over rows, and one that needs all rows. Both are
 trained in turns, a round of steps each; the table shows the medians of their steps, their ratio with a 95% interval, and the
