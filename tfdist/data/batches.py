@@ -43,6 +43,12 @@ def has_static_rows(spec: Any) -> bool:
     return any(isinstance(each, tf.TensorSpec) and each.shape[:1].is_fully_defined() for each in tf.nest.flatten(spec))
 
 
+def static_rows(spec: Any) -> int | None:
+    """Returns the number of rows of a batch if it is known, and the same for all tensors, given a structure of specs."""
+    known = {tuple(each.shape[:1]) if isinstance(each, tf.TensorSpec) else () for each in tf.nest.flatten(spec) if each}
+    return known.pop()[0] if len(known) == 1 and has_static_rows(spec) else None
+
+
 def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         raise InputError(

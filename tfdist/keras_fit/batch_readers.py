@@ -40,7 +40,7 @@ class GlobalBatches:
         self._strategy = strategy
         self._name = name
         self._in_a_pass = in_a_pass
-        self._spec = spec
+        self.spec = spec
         self._passes = 0
         self._checksums: dict[int, int] = {}
         self._reader: BatchReader | None = None
@@ -54,7 +54,7 @@ class GlobalBatches:
         name = f"{self._name}/{self._passes}"
         comparison = BatchComparison(self._checksums, self._strategy, name, self._deadline)
         self._reader = BatchReader(
-            rows, comparison, self._strategy, name, self._in_a_pass, self._deadline, self._spec, self._learn
+            rows, comparison, self._strategy, name, self._in_a_pass, self._deadline, self.spec, self._learn
         )
         return self._reader
 

@@ -11,6 +11,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Recording, using
 from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.config.run_config import RunConfig
+from tfdist.data.batches import static_rows
 from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.batch_readers import BatchReader
@@ -166,7 +167,8 @@ class Functions:
             tell(Explanation(step, ops.values, ops.needs_all_rows, *follows))
         if ops.needs_all_rows:
             say_partitioned(self.model, name, ops.needs_all_rows, sent, self._strategy, self._options.rows)
-        return ops._replace(partitioned=bool(ops.needs_all_rows and not sent.refused))
+        partitioned = bool(ops.needs_all_rows and not sent.refused)
+        return ops._replace(partitioned=partitioned, static_rows=static_rows(spec))
 
     def _following(self, ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
         if self._own is None and ops.are_means:
@@ -274,7 +276,8 @@ class Functions:
         self._recorded = Recording(self._strategy.collectives)  # of the latest trace
         if self._test_reduce_ops.partitioned:
             return self._test_partitioned(own_rows, number)
-        mine = rows_of(own_rows, self._recorded, self._tests_need_all_rows)
+        static = self._test_reduce_ops.static_rows
+        mine = rows_of(own_rows, self._recorded, self._tests_need_all_rows, static)
         draws = randomness.not_training(
             self._seeds, self._options.seed, "evaluate", number, mine.number, self._strategy.replicas
         )

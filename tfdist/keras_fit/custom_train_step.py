@@ -144,7 +144,8 @@ class CustomTrainStep:
         self._recorded = collectives = Recording(self._strategy.step_collectives)  # of the latest trace
         if self._reduce_ops.partitioned:
             return self._run_partitioned(own_rows, number, collectives)
-        mine = rows_of(own_rows, collectives, bool(self._reduce_ops.needs_all_rows))
+        ops = self._reduce_ops
+        mine = rows_of(own_rows, collectives, bool(ops.needs_all_rows), ops.static_rows)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
         replica = mine.replica(self._applying(mine.weights, collectives))

@@ -18,7 +18,7 @@ from tfdist import keras_internals
 from tfdist.config.fields import names
 from tfdist.config.run_config import RunConfig
 from tfdist.coordination.timeouts import long_timeout
-from tfdist.data.batches import ReplicaRows, checksum, part
+from tfdist.data.batches import ReplicaRows, checksum, part, static_rows
 from tfdist.data.cache_files import check_cache_files
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
@@ -30,7 +30,7 @@ from tfdist.keras_fit.data_warnings import arrays_of, check_arrays
 from tfdist.keras_fit.mesh_limits import check_not_eager, check_steps, suitable
 from tfdist.keras_fit.patches import on_one_device
 from tfdist.keras_fit.placement import Placement
-from tfdist.keras_fit.prediction import predicting
+from tfdist.keras_fit.prediction import Predict, predicting
 from tfdist.keras_fit.training_steps import StepsResult
 from tfdist.layers.recompute import recompute
 from tfdist.layers.sync_batch_norm import synchronize_layers
@@ -71,7 +71,7 @@ class Distributed:
         self._call = _Call("", 0, [], fresh=True, allows_not_finite=False, data=[])
         self._compilation: Any = None  # that of the functions
         self._functions: Functions | None = None
-        self._predict: Callable[[Any], Any] | None = None
+        self._predict: Predict | None = None
         self._placement = Placement(self.strategy)
         self._was_eager = False
         self._step = self._since_logged = 0
@@ -354,9 +354,9 @@ class Distributed:
 
     def _predicted(self, data: Any) -> Any:
         """Keras's `predict_function`."""
-        predict = self._predict
+        predict, known = self._predict, static_rows(self._call.data[-1].spec) if self._call.data else None
         assert predict is not None  # set by make_predict_function
-        outputs = [predict(each if isinstance(each, ReplicaRows) else self._placed(each)[0]) for each in data]
+        outputs = [predict(each if isinstance(each, ReplicaRows) else self._placed(each)[0], known) for each in data]
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
     def _placed(self, batch: Any) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ from tfdist.keras_fit.step_labels import not_of_rows, state_of_rows
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import randomness
 
-Predict = Callable[[Any], Any]
+Predict = Callable[[Any, int | None], Any]  # (rows, number of rows of a batch if TensorFlow knows it) -> outputs
 Drawing = Callable[[tf.Tensor | int], contextlib.AbstractContextManager[None]]  # (index of a replica) -> context
 
 
@@ -36,22 +36,23 @@ def predicting(model: keras.Model, strategy: HasCollectives, options: RunConfig)
     """
     chosen: list[Predict] = []
 
-    def predict(own_rows: Any) -> Any:
+    def predict(own_rows: Any, static_rows: int | None) -> Any:
         if not chosen:
-            chosen.append(
-                _on_replicas(_function(model, strategy, own_rows, options.rows), model, strategy, options.seed)
-            )
-        return chosen[0](own_rows)
+            function = _function(model, strategy, own_rows, options.rows, static_rows)
+            chosen.append(_on_replicas(function, model, strategy, options.seed))
+        return chosen[0](own_rows, static_rows)
 
     return predict
 
 
-def _function(model: keras.Model, strategy: HasCollectives, own_rows: Any, rows: str) -> Callable[..., Any]:
+def _function(
+    model: keras.Model, strategy: HasCollectives, own_rows: Any, rows: str, static_rows: int | None
+) -> Callable[..., Any]:
     """Returns the function of replicas; warns if outputs for rows depend on other rows."""
     if strategy.replicas == 1:
         return _by_own_rows
     spec = tf.nest.map_structure(
-        lambda leaf: None if leaf is None else tf.type_spec_from_value(strategy.local(leaf)[0]), own_rows.batch
+        lambda leaf: None if leaf is None else _spec(strategy.local(leaf)[0], static_rows), own_rows.batch
     )
     reason = state_of_rows(model) or not_of_rows(model, lambda batch: _outputs(model, batch), spec)
     if not reason:
@@ -63,22 +64,31 @@ def _function(model: keras.Model, strategy: HasCollectives, own_rows: Any, rows:
     return _by_all_rows if sent.refused else _by_partition
 
 
+def _spec(leaf: Any, static_rows: int | None) -> Any:
+    return (
+        tf.TensorSpec([static_rows, *leaf.shape[1:]], leaf.dtype)
+        if isinstance(leaf, tf.Tensor)
+        else tf.type_spec_from_value(leaf)
+    )
+
+
 def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: HasCollectives, seed: int) -> Predict:
     numbers, seeds = itertools.count(), randomness.seed_states(model)
 
     def drawing(number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
         return randomness.not_training(seeds, seed, "predict", tf.cast(number, tf.int64), replica, strategy.replicas)
 
-    def predict(own_rows: Any, number: tf.Tensor) -> Any:
+    def predict(own_rows: Any, number: tf.Tensor, static_rows: int | None) -> Any:
+        given = {"static_rows": static_rows} if function is _by_all_rows else {}
         outputs = strategy.run(
-            functools.partial(function, model, strategy, functools.partial(drawing, number)), own_rows
+            functools.partial(function, model, strategy, functools.partial(drawing, number), **given), own_rows
         )
         return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
 
     compiled = strategy.compiled(predict)
 
-    def called(own_rows: Any) -> Any:
-        outputs = compiled(own_rows, tf.constant(next(numbers), tf.uint64))
+    def called(own_rows: Any, static_rows: int | None) -> Any:
+        outputs = compiled(own_rows, tf.constant(next(numbers), tf.uint64), static_rows)
         return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
 
     return called
@@ -118,7 +128,9 @@ def _outputs_by_name(model: keras.Model, structure: list[Any], batch: Any) -> di
     return {str(number): output for number, output in enumerate(tf.nest.flatten(outputs))}
 
 
-def _by_all_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, own_rows: ReplicaRows) -> Any:
-    mine = all_rows(own_rows, strategy.collectives)
+def _by_all_rows(
+    model: keras.Model, strategy: HasCollectives, drawing: Drawing, own_rows: ReplicaRows, static_rows: int | None
+) -> Any:
+    mine = all_rows(own_rows, strategy.collectives, static_rows)
     with using(mine.collectives), drawing(mine.number):
         return _outputs(model, mine.batch)

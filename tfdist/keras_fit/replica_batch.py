@@ -47,9 +47,11 @@ class ReplicaBatch(NamedTuple):
         return Replica(self.collectives, self.rows, self.batch_size, apply, self.has_all_rows)
 
 
-def rows_of(own_rows: ReplicaRows, collectives: Collectives, needs_all_rows: bool) -> ReplicaBatch:
+def rows_of(
+    own_rows: ReplicaRows, collectives: Collectives, needs_all_rows: bool, static_rows: int | None
+) -> ReplicaBatch:
     """Returns `all_rows` if the replica's code needs them, otherwise `replica_rows`."""
-    return all_rows(own_rows, collectives) if needs_all_rows else replica_rows(own_rows, collectives)
+    return all_rows(own_rows, collectives, static_rows) if needs_all_rows else replica_rows(own_rows, collectives)
 
 
 def replica_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
@@ -65,7 +67,7 @@ def replica_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatc
     return ReplicaBatch(own_rows.batch, rows, batch_size, weights, counted, collectives.rank, False)
 
 
-def all_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
+def all_rows(own_rows: ReplicaRows, collectives: Collectives, static_rows: int | None) -> ReplicaBatch:
     """Returns the rows of all replicas, on each of them: all compute the same.
 
     Cost: one all-gather of the batch. Gradients are averaged, which keeps the replicas equal even if the order of
@@ -74,21 +76,15 @@ def all_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
     Args:
       own_rows: this replica's rows.
       collectives: collectives of all replicas.
+      static_rows: number of rows of each tensor, which code may read from static shapes; None if it is unknown.
     """
     batch = gathered(own_rows.own, collectives)
-    lengths = {leaf.shape[0] for leaf in tf.nest.flatten(own_rows.batch) if isinstance(leaf, tf.Tensor)}
-    if len(lengths) == 1:  # otherwise, replicas may have other numbers of rows of a tensor
+    if static_rows is not None:
         batch = tf.nest.map_structure(
-            lambda whole, own: _with_static_rows(whole, own, collectives.size), batch, own_rows.batch
+            lambda x: tf.ensure_shape(x, [static_rows, *x.shape[1:]]) if isinstance(x, tf.Tensor) else x, batch
         )
     rows = count_rows(batch)
     return ReplicaBatch(batch, rows, rows, of_equal_values(collectives), OneReplica(), 0, True)
-
-
-def _with_static_rows(whole: Any, own: Any, replicas: int) -> Any:
-    """Returns a part of a batch whose number of rows TensorFlow knows, if it knows that of a replica's, as all have as many."""
-    is_known = isinstance(own, tf.Tensor) and own.shape[:1].is_fully_defined()
-    return tf.ensure_shape(whole, [own.shape[0] * replicas, *whole.shape[1:]]) if is_known else whole
 
 
 def of_equal_values(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:

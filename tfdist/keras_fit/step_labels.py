@@ -40,6 +40,7 @@ class ReduceOps(NamedTuple):
       statistics: variables that a step assigns from its rows, which are means over replicas after each step: a later step
         may compute with them.
       needs_all_rows: why neither means nor sums are right; empty if they are.
+      static_rows: number of rows of a batch that TensorFlow knows when code is traced; None if it is unknown.
       partitioned: whether a step that needs all rows is partitioned; otherwise each replica computes the whole batch.
       values: the values, with their labels.
       calls: what the step's code communicates, as by `tfdist.gather_rows`.
@@ -50,6 +51,7 @@ class ReduceOps(NamedTuple):
     logs: Mapping[str, ReduceOp] = {}
     statistics: Sequence[keras.Variable] = ()
     needs_all_rows: str = ""
+    static_rows: int | None = None
     partitioned: bool = False
     values: Sequence[Labelled] = ()
     calls: Sequence[RecordedCall] = ()
