@@ -116,23 +116,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("tfdist").setLevel(logging.INFO)
     strategy = tfdist.load_strategy("mirrored", devices=2)
     print("| loss | mean, ms | of all rows, ms | ratio | first step: mean, s | of all rows, s |\n" + "| --- " * 6 + "|")
-    for name in given.cases:
+    for name in arguments.cases:
         case = CASES[name]
-        (mean, first), (whole, first_of_whole) = [prepared(strategy, case, loss) for loss in case[-2:]]
+        (mean, first_of_mean), (of_all_rows, first_of_all_rows) = [prepared(strategy, case, loss) for loss in case[-2:]]
         times: list[list[float]] = [[], []]
-        for number in range(given.rounds):
-            order = ((0, mean), (1, whole)) if number % 2 else ((1, whole), (0, mean))
+        for number in range(arguments.rounds):
+            order = ((0, mean), (1, of_all_rows)) if number % 2 else ((1, of_all_rows), (0, mean))
             for side, model in order:
                 times[side].append(seconds(case, model))
         means, wholes = times
         a, b = 1000 * statistics.median(means), 1000 * statistics.median(wholes)
         ratio = ratio_of_medians(wholes, means)
-        print(f"| {name} | {a:.4g} | {b:.4g} | {ratio} | {first:.3g} | {first_of_whole:.3g} |", flush=True)
+        print(f"| {name} | {a:.4g} | {b:.4g} | {ratio} | {first_of_mean:.3g} | {first_of_all_rows:.3g} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
             program = trainer.build(opened.data.train)
         check_metrics(config, callbacks, trainer, evaluates=opened.data.test is not None)
         # Refuses data before there is a directory; `fit` repeats it, and logs what is suspicious.
-        given = opened.data.train, opened.data.test, program.settings, program.dependence
-        check_examples(opened.strategy, trainer.model, *given)
+        data, dependence = opened.data, program.dependence
+        check_examples(opened.strategy, trainer.model, data.train, data.test, program.settings, dependence)
         if config.dry_run:
             dry_run.describe(opened, trainer, output)
             return 0

@@ -13,7 +13,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from tests.row_semantics import operations
-from tfdist.row_semantics.declarations import row_wise  # noqa: F401 (in programs)
+from tfdist.row_semantics.declarations import row_wise  # noqa: F401 (lines of written.tsv name it)
 
 fits = operations.NAMES["fits"]
 SPECS = (tf.TensorSpec((None, 3), tf.float64), tf.TensorSpec((None, 3), tf.float64), tf.TensorSpec((None,), tf.int32))

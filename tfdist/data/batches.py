@@ -45,8 +45,9 @@ def has_static_rows(spec: Any) -> bool:
 
 def static_rows(spec: Any) -> int | None:
     """Returns the number of rows of a batch if it is known, and the same for all tensors, given a structure of specs."""
-    known = {tuple(each.shape[:1]) if isinstance(each, tf.TensorSpec) else () for each in tf.nest.flatten(spec) if each}
-    return known.pop()[0] if len(known) == 1 and has_static_rows(spec) else None
+    leaves = [each for each in tf.nest.flatten(spec) if each is not None]
+    known = {each.shape[0] if isinstance(each, tf.TensorSpec) and each.shape.rank else None for each in leaves}
+    return known.pop() if len(known) == 1 else None
 
 
 def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:

@@ -17,7 +17,6 @@ from tfdist.keras_internals.layers import keep_losses_by_replica
 
 _one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on one device", default=False)
 
-# Functions of a batch as a whole: of pairs of its rows, or of sums over them.
 _KNOWN = ("keras", "tfdist")  # packages whose code is trusted
 
 

@@ -126,12 +126,12 @@ class Step:
         has_clock, no_time = not self._strategy.compiles_replicas, tf.zeros([], tf.float64)  # XLA's programs have none
         arrived = clock.time_after(batch) if has_clock else no_time
         batch = clock.available_after(arrived, batch) if has_clock else batch
-        is_one = self._collectives.size == 1  # and has all rows
+        is_whole = self._collectives.size == 1 or self._is_partitioned  # its values are those of all rows
         if has_counts := isinstance(batch, ReplicaRows):
             batch, rows, batch_size = batch.batch, batch.rows, batch.batch_size
         else:
             rows, batch_size = count_rows(batch), self.settings.batch_size
-        may_not_count = has_counts and not (is_one or self._is_partitioned)
+        may_not_count = has_counts and not is_whole
         values = self._side_effects.begin()
         step, replica, replicas = self._drawn_from(step)
         randomness.reseed(self._seeds, self.settings.seed, step, replica)
@@ -143,7 +143,6 @@ class Step:
                 gradients, value = self._local_gradients(batch, self._divisor(batch, batch_size))
         before = self._side_effects.end(values)
         self.sends_rows = self._recorded.has_unknown_shapes
-        is_whole = is_one or self._is_partitioned
         averaged = [] if is_whole else self._side_effects.averaged((gradients, value), values)
         if may_not_count:
             self._side_effects.undo_unless(rows, values)
@@ -264,10 +263,7 @@ class Step:
         Args:
           spec: structure of `tf.TensorSpec` of a batch.
         """
-        self._without_gradient, before = [], self._without_gradient
-        sent = communication(self._model, self._metrics.variables, self._of_one_device, spec)
-        self._without_gradient = before
-        return sent
+        return communication(self._model, self._metrics.variables, self._of_one_device, spec)
 
     @property
     def _is_partitioned(self) -> bool:

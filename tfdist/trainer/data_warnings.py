@@ -130,18 +130,17 @@ def check_examples(
     parts = _micro_batches(strategy, settings.micro_steps)
     if found or not strategy.is_chief:
         warnings.filterwarnings("ignore", message=_OF_KERAS)
-    coupled = dependence
     if settings.sync.exchanges_weights and parts == 1:
         # Replicas that train locally keep state of their own, of which exchanges take means.
-        coupled = _without_state(coupled)
-    wrong += _refusals(coupled, model, strategy.replicas, parts)
+        dependence = _without_state(dependence)
+    wrong += _refusals(dependence, model, strategy.replicas, parts)
     if test is not None and strategy.is_chief:
         later = data_check.findings(model, test)
         wrong += [f"Evaluation data: {finding.text}" for finding in later if finding.is_error]
     _refuse(strategy, "data/refusal", wrong)
     places = data_check.not_finite(test) if test is not None and strategy.is_chief else []
     of_evaluation = [(_values(places, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if places else []
-    unknown = _warnings(coupled, strategy.replicas, parts) if strategy.is_chief else []
+    unknown = _warnings(dependence, strategy.replicas, parts) if strategy.is_chief else []
     return [(text, "") for text in (*(finding.text for finding in found), *unknown)] + of_evaluation
 
 

@@ -119,8 +119,9 @@ class FitLoop:
         if self._batches.rate != 1 and self._strategy.is_chief:
             _log.info("%s", self._batches)
         program = self._program
-        given = self._strategy, self._model, self._source, self._test, program.settings, program.dependence
-        of_data = check_examples(*given)
+        of_data = check_examples(
+            self._strategy, self._model, self._source, self._test, program.settings, program.dependence
+        )
         if program.metrics.count_all_rows and self._strategy.is_chief:
             _log.info("A step %s", program.dependence.said)
         warn_of_run(self._strategy, self._facts, of_data)
