@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdist.collectives.interface import Collectives, Op, Wire
+from tfdist.collectives.no_gradient import without_gradient
 
 # Creates the collectives of some of a strategy's replicas, given these and the rank of the calling one.
 MakeGroup = Callable[[tuple[int, ...], int], Collectives]
@@ -77,15 +78,15 @@ class ReplicaContextCollectives(Collectives):
             by_dtype.setdefault(tensor.dtype, []).append(number)
         reduced: dict[int, tf.Tensor] = {}
         for numbers in by_dtype.values():
-            # The engine rejects an argument of the function ("destinations can not be empty"); identity makes it the
-            # output of an op.
-            sent = [tf.identity(tensors[number]) for number in numbers]
-            reduced |= zip(numbers, _context().all_reduce(op.upper(), sent, self._options), strict=True)
+            sent = [tensors[number] for number in numbers]
+            results = _context().all_reduce(op.upper(), _detached(sent), self._options)
+            reduced |= zip(numbers, without_gradient(_linked(results, sent), "all_reduce"), strict=True)
         return [reduced[number] for number in range(len(tensors))]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        return list(_context().all_gather([tf.identity(tensor) for tensor in tensors], 0, self._options))
+        results = _context().all_gather(_detached(tensors), 0, self._options)
+        return without_gradient(_linked(results, tensors), "all_gather")
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
@@ -97,6 +98,20 @@ class ReplicaContextCollectives(Collectives):
         longer = [tf.pad(tensor, [[more, 0], *[[0, 0]] * (tensor.shape.rank - 1)]) for tensor in tensors]
         sent = self._fitting(splits, tensors, name) + more * tf.one_hot(0, self.size, dtype=tf.int32)
         return [rows[more:] for rows in super().all_to_all(longer, name=name, splits=sent)]
+
+
+def _detached(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns tensors to pass to the engine, which searches the graph behind its results for variables.
+
+    Within one process these depend on the models of all replicas: the search would take seconds in a large model. The engine
+    also rejects an argument of the function ("destinations can not be empty"), which these are not.
+    """
+    return [tf.stop_gradient(tensor) for tensor in tensors]
+
+
+def _linked(results: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the results, with `tensors` behind them in the graph, so that a gradient is refused and not zero."""
+    return tf.identity_n([*results, *tensors])[: len(results)]
 
 
 def _context() -> tf.distribute.ReplicaContext:

@@ -33,7 +33,7 @@ class Size:
     @property
     def power(self) -> int:
         """The power of COUNT."""
-        return dict(self.powers).get(_ROWS, 0)
+        return self.powers[0][1] if self.powers and self.powers[0][0] == _ROWS else 0  # the first in order
 
     @property
     def is_known(self) -> bool:
