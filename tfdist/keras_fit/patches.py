@@ -149,7 +149,12 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         # What one process does alone, such as saving in a callback, must not wait for the others; collective code opens
         # the scope.
         with keras_internals.outside_scopes() if name in _CALLS else contextlib.nullcontext():
-            is_eager = name in _CALLS and (self.run_eagerly or tf.config.functions_run_eagerly()) and not listener()
+            is_eager = name in _CALLS and (self.run_eagerly or tf.config.functions_run_eagerly())
+            if is_eager and listener():
+                raise InputError(
+                    "Steps are explained from their traced operations. Received: run_eagerly=True, with which every process "
+                    "computes whole batches. Leave it out."
+                )
             call = functools.partial(distributed.eagerly, name) if is_eager else getattr(distributed, name)
             return call(functools.partial(original, self), *args, **kwargs)
 
