@@ -1,6 +1,8 @@
-"""`Trainer.predict`: each replica computes its rows, and every process gets all outputs in the order of the rows."""
+"""Prediction: each replica computes its rows, and every process gets all outputs in the order of the rows."""
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -22,6 +24,85 @@ from tfdist.step.data_mismatch import must_fit
 from tfdist.step.partitioned_step import partitioned
 
 
+class BatchPrediction:
+    """The replica functions that compute a model's outputs for all rows of a batch."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        seed: int,
+        outputs_of: Callable[[Any], Any],
+        metrics: Sequence[keras.Variable] = (),
+    ):
+        """Initializes the functions; compiles nothing yet.
+
+        Args:
+          model: built model.
+          strategy: strategy on which it predicts.
+          seed: seed of the run.
+          outputs_of: returns the outputs for a batch.
+          metrics: variables of metrics, which `outputs_of` may update.
+        """
+        self._model, self._strategy, self._outputs_of, self._metrics = model, strategy, outputs_of, metrics
+        self._seed, self._seeds = seed, randomness.seed_states(model)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of what `Strategy.run` accepts: the rows, the number of the batch, and their static number."""
+
+        def predict(own_rows: Any, number: tf.Tensor, static_rows: int | None = None) -> Any:
+            outputs = self._strategy.run(functools.partial(function, static_rows=static_rows), own_rows, number)
+            return tf.nest.map_structure(lambda value: self._strategy.local(value)[0], outputs)
+
+        return self._strategy.compiled(predict)
+
+    def from_own_rows(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
+        """Computes the outputs for this replica's rows, and gathers those of all replicas."""
+        layouts, collectives = self._strategy.layouts, counting(self._strategy.collectives, own_rows.rows)
+        draws = self.drawing(number, collectives.rank)
+        with layouts.computing(self._model.trainable_variables), draws, using(collectives):
+            outputs = layouts.by_rows(self.outputs(own_rows.batch))
+        return gathered(self._strategy.parts.outputs(outputs), collectives)
+
+    def partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
+        """Computes the outputs of one device, for a model whose outputs for a row may depend on other rows."""
+        collectives = self._strategy.collectives
+        structure: list[Any] = []
+
+        def step(batch: Any) -> tuple[tuple[()], dict[str, tf.Tensor]]:
+            structure[:] = [self.outputs(batch)]
+            return (), {str(n): output for n, output in enumerate(tf.nest.flatten(structure[0]))}
+
+        draws = self.drawing(number, collectives.rank)
+        with self._strategy.layouts.computing(self._model.trainable_variables), draws:
+            result = partitioned(self._model, self._metrics, step, own_rows, collectives)
+        result.assign()
+        return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
+
+    def outputs(self, batch: Any) -> Any:
+        """Returns the outputs for a batch.
+
+        Raises:
+          InputError: an output is no dense tensor of rows.
+        """
+        outputs = self._outputs_of(batch)
+        for output in tf.nest.flatten(outputs):
+            if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+                received = "a scalar" if isinstance(output, tf.Tensor) else f"a {type(output).__name__}"
+                raise InputError(
+                    "Predictions are concatenated by rows, so that each output must be a dense tensor of rows. Received: "
+                    f"{received}. Call the model itself."
+                )
+        return outputs
+
+    def drawing(self, number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
+        """Returns the context of the random numbers of a batch and a replica."""
+        number = tf.cast(number, tf.int64)
+        return randomness.not_training(
+            self._seeds, self._seed, "predict", number, replica, self._strategy.collectives.size
+        )
+
+
 class Predictor:
     """Predicts with one model; caches compiled functions.
 
@@ -37,13 +118,13 @@ class Predictor:
           seed: seed of the run.
           is_partitioned: whether outputs for a row may depend on other rows.
         """
-        self._is_partitioned = is_partitioned
-        self._model = model
         self._strategy = strategy
-        self._seed, self._seeds = seed, randomness.seed_states(model)
+        batch = BatchPrediction(
+            model, strategy, seed, lambda batch: model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False)
+        )
         # Batches are gathered one by one, since their rows differ: TensorFlow's collectives between processes need equal
         # shapes within one call of a compiled function.
-        self._one = strategy.compiled(self._outputs_of_batch)
+        self._one = batch.compiled(batch.partitioned if is_partitioned else batch.from_own_rows)
 
     def predict(self, examples: Examples, batch_size: int, most: int | None = None) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.
@@ -80,52 +161,13 @@ class Predictor:
                 yield tf.nest.pack_sequence_as(outputs, [array[: size - first] for array in arrays])
 
     def _on_host(self, value: Any, rows: int) -> np.ndarray:
-        found = keras.ops.convert_to_numpy(self._strategy.local(value)[0])
-        if found.shape[0] != rows:
+        array = keras.ops.convert_to_numpy(self._strategy.local(value)[0])
+        if array.shape[0] != rows:
             raise InputError(
-                f"Each output of a model must have a row for each example. Received: an output of shape {found.shape} for "
+                f"Each output of a model must have a row for each example. Received: an output of shape {array.shape} for "
                 f"{rows} examples. Call the model itself."
             )
-        return found
-
-    def _outputs_of_batch(self, batch: Any, number: tf.Tensor) -> Any:
-        function = self._partitioned if self._is_partitioned else self._replica_function
-        outputs = self._strategy.run(function, batch, number)
-        return tf.nest.map_structure(lambda value: self._strategy.local(value)[0], outputs)
-
-    def _partitioned(self, own_rows: ReplicaRows, number: tf.Tensor) -> Any:
-        collectives = self._strategy.collectives
-        structure: list[Any] = []
-
-        def step(batch: Any) -> tuple[tuple[()], dict[str, tf.Tensor]]:
-            structure[:] = [_checked(self._model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False))]
-            return (), {str(n): output for n, output in enumerate(tf.nest.flatten(structure[0]))}
-
-        draws = self._seeds, self._seed, "predict", tf.cast(number, tf.int64)
-        with randomness.not_training(*draws, collectives.rank, collectives.size):
-            result = partitioned(self._model, [], step, own_rows, collectives)
-        return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
-
-    def _replica_function(self, own_rows: ReplicaRows, number: tf.Tensor) -> Any:
-        strategy, collectives = self._strategy, counting(self._strategy.collectives, own_rows.rows)
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(own_rows.batch)
-        draws = randomness.not_training(
-            self._seeds, self._seed, "predict", tf.cast(number, tf.int64), collectives.rank, collectives.size
-        )
-        with strategy.layouts.computing(self._model.trainable_variables), draws, using(collectives):
-            outputs = _checked(strategy.layouts.by_rows(self._model(x, training=False)))
-        return gathered(strategy.parts.outputs(outputs), collectives)
-
-
-def _checked(outputs: Any) -> Any:
-    for output in tf.nest.flatten(outputs):
-        if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
-            found = "a scalar" if isinstance(output, tf.Tensor) else f"a {type(output).__name__}"
-            raise InputError(
-                "Predictions are concatenated by rows, so that each output must be a dense tensor of rows. Received: "
-                f"{found}. Call the model itself."
-            )
-    return outputs
+        return array
 
 
 def concatenated(parts: Iterator[Any]) -> Any:
