@@ -29,7 +29,8 @@ class LoopResult(NamedTuple):
       counted: [steps done] bool, whether each step was finite and so updated the weights.
       norm: scalar; global gradient norm of the last step.
       may_continue: scalar bool; False if the run must end here.
-      gradient_finite: [variables] bool, whether each variable's gradient was finite at the last step.
+      gradient_finite: [variables] bool, whether each variable's gradient was finite at the last step; empty if that is not
+        known.
       waited: scalar float64; seconds that this process waited for data.
       busy: [local replicas] float64; seconds that each replica needed to compute its own gradients.
       numbers: [rows] int64; indices of the examples of this process's replicas, step by step; empty if the iterator
@@ -45,12 +46,12 @@ class LoopResult(NamedTuple):
     counted: tf.Tensor
     norm: tf.Tensor
     may_continue: tf.Tensor
-    gradient_finite: tf.Tensor
+    gradient_finite: tf.Tensor | tuple[()]
     waited: tf.Tensor
     busy: tf.Tensor
     numbers: tf.Tensor
-    skipped: tf.Tensor
-    sizes: tf.Tensor
+    skipped: tf.Tensor | tuple[()] = ()
+    sizes: tf.Tensor | tuple[()] = ()
     stage_updates: tf.Tensor | tuple[()] = ()
     sums: Sequence[tf.Tensor] = ()
 
@@ -61,7 +62,7 @@ class LoopResult(NamedTuple):
           first_step: first step of the call.
         """
         numbers = self.numbers.numpy()
-        sizes = self.sizes.numpy()
+        sizes = np.asarray(self.sizes, np.int32)
         if not len(sizes):
             yield first_step, len(self.losses), numbers
             return
@@ -79,6 +80,22 @@ class _StepResult(NamedTuple):
     gradient_finite: tf.Tensor
     arrived: tf.Tensor
     busy: tf.Tensor
+
+
+class LoopReport(NamedTuple):
+    """What one step of a loop reports, or all of them.
+
+    Attributes:
+      values: tensors; stacked over the steps.
+      waited: scalar float64; seconds that this process waited for data; the sum.
+      busy: [local replicas] float64; seconds of computation; the sum.
+      numbers: indices of the examples of this process's replicas; concatenated.
+    """
+
+    values: Sequence[Any]
+    waited: Any
+    busy: Any
+    numbers: Any
 
 
 Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], LoopResult]
@@ -100,21 +117,12 @@ def compile_one_step(metrics: ModelMetrics, step: Step, strategy: HasCollectives
 
     @tf.function(autograph=False, reduce_retracing=True)
     def one(iterator: Iterator[Any], number: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        started, batch, numbers = _next(iterator, strategy)
+        started, batch, numbers = timed_batch(iterator, strategy)
         made = _one(step, strategy, first, batch, number, with_norm)
-        return LoopResult(
-            losses=made.loss[None],
-            counted=made.counted[None],
-            norm=made.norm,
-            may_continue=made.may_continue,
-            gradient_finite=made.gradient_finite,
-            waited=_arrived(made, batch, strategy) - started,
-            busy=made.busy,
-            numbers=numbers,
-            skipped=tf.zeros([0], tf.int32),
-            sizes=tf.zeros([0], tf.int32),
-            sums=drain(metrics, strategy),
-        )
+        waited = _arrived(made, batch, strategy) - started
+        ending = made.norm, made.may_continue, made.gradient_finite
+        sums = drain(metrics, strategy)
+        return LoopResult(made.loss[None], made.counted[None], *ending, waited, made.busy, numbers, sums=sums)
 
     return lambda iterator, first_step, steps, with_norm: one(iterator, first_step, with_norm)
 
@@ -144,7 +152,8 @@ def not_finite(
             f"finite: the last is step {step}, with a loss of {loss:g} and the loss scale at {scale:g}. The weights "
             f"are those of the last good step. {of_data or 'Try a lower --learning_rate, or --precision=mixed_bfloat16.'}"
         )
-    bad = [v.path for v, good in zip(variables, result.gradient_finite.numpy(), strict=True) if not good]
+    are_finite = np.asarray(result.gradient_finite, bool)
+    bad = [v.path for v, is_finite in zip(variables, are_finite, strict=False) if not is_finite]
     where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""
     remedy = of_data or f"Look for inf and NaN in the data{', or try a lower --learning_rate' if step else ''}."
     return NotFiniteError(f"The loss is {loss:g} at step {step}.{where} {_left_weights(step, result)} {remedy}")
@@ -176,42 +185,21 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
 
     @tf.function(autograph=False, reduce_retracing=True)
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        def body(done: tf.Tensor, so_far: LoopResult) -> tuple[tf.Tensor, LoopResult]:
-            started, batch, numbers = _next(iterator, strategy)
+        def one(done: tf.Tensor, _: Any) -> tuple[Any, LoopReport]:
+            started, batch, numbers = timed_batch(iterator, strategy)
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
             made = _one(step, strategy, first, batch, first_step + tf.cast(done, tf.int64), wanted)
-            return done + 1, LoopResult(
-                losses=so_far.losses.write(done, made.loss),
-                counted=so_far.counted.write(done, made.counted),
-                norm=made.norm,
-                may_continue=made.may_continue,
-                gradient_finite=made.gradient_finite,
-                waited=so_far.waited + _arrived(made, batch, strategy) - started,
-                busy=so_far.busy + made.busy,
-                numbers=so_far.numbers.write(done, numbers),
-                skipped=so_far.skipped,
-                sizes=so_far.sizes,
-            )
+            waited = _arrived(made, batch, strategy) - started
+            ending = made.norm, made.may_continue, made.gradient_finite
+            return ending, LoopReport([made.loss, made.counted], waited, made.busy, numbers)
 
-        start = LoopResult(
-            losses=tf.TensorArray(dtype, size=0, dynamic_size=True, element_shape=[]),
-            counted=tf.TensorArray(tf.bool, size=0, dynamic_size=True, element_shape=[]),
-            norm=tf.zeros([], dtype),
-            may_continue=tf.constant(True),
-            gradient_finite=tf.ones([len(step.variables)], tf.bool),
-            waited=tf.zeros([], tf.float64),
-            busy=tf.zeros([len(strategy.local_replicas)], tf.float64),
-            numbers=tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
-            skipped=tf.zeros([0], tf.int32),
-            sizes=tf.zeros([0], tf.int32),
+        start = tf.zeros([], dtype), tf.constant(True), tf.ones([len(step.variables)], tf.bool)
+        specs = [tf.TensorSpec([], dtype), tf.TensorSpec([], tf.bool)]
+        (norm, may_continue, finite), report = run_loop(
+            one, start, steps, specs, strategy, going=lambda ending: ending[1]
         )
-        _, end = tf.while_loop(
-            lambda done, so_far: tf.logical_and(done < steps, so_far.may_continue),
-            body,
-            (tf.constant(0), start),
-            parallel_iterations=1,
-        )
-        return end._replace(losses=end.losses.stack(), counted=end.counted.stack(), numbers=end.numbers.concat())
+        losses, counted = report.values
+        return LoopResult(losses, counted, norm, may_continue, finite, *report[1:])
 
     return loop
 
@@ -245,22 +233,16 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
             going = made[-1].may_continue
         ended = [not whole(each.may_continue) for each in made]
         made = made[: ended.index(True) + 1] if True in ended else made
-        losses, counted = (
-            tf.stack([whole(each.loss) for each in made]),
-            tf.stack([whole(each.counted) for each in made]),
-        )
         last = made[-1]
         return LoopResult(
-            losses,
-            counted,
+            tf.stack([whole(each.loss) for each in made]),
+            tf.stack([whole(each.counted) for each in made]),
             whole(last.norm),
             whole(last.may_continue),
             whole(last.gradient_finite),
             np.float64(waited),
             whole(last.busy),
             tf.concat(numbers[: len(made)], 0),
-            tf.zeros([0], tf.int32),
-            tf.zeros([0], tf.int32),
         )
 
     def whole(value: tf.Tensor) -> tf.Tensor:
@@ -316,7 +298,46 @@ def _one(
     )
 
 
-def _next(iterator: Iterator[Any], strategy: HasCollectives) -> tuple[tf.Tensor, Any, tf.Tensor]:
+def run_loop(
+    step: Callable[[tf.Tensor, Any], tuple[Any, LoopReport]],
+    start: Any,
+    steps: tf.Tensor | int,
+    specs: Sequence[tf.TensorSpec],
+    strategy: HasCollectives,
+    going: Callable[[Any], tf.Tensor] | None = None,
+) -> tuple[Any, LoopReport]:
+    """Runs steps one after the other, in a compiled function; returns what the last one carries, and all reports as one.
+
+    Args:
+      step: function (number of steps done, what is carried from step to step).
+      start: what the first step is given.
+      steps: maximum number of steps.
+      specs: shapes and dtypes of the values that a step reports.
+      strategy: strategy on which they run.
+      going: returns whether another step follows one that carries this; None if it always does.
+    """
+
+    def body(done: tf.Tensor, carried: Any, so_far: LoopReport) -> tuple[tf.Tensor, Any, LoopReport]:
+        carried, made = step(done, carried)
+        arrays = [array.write(done, value) for array, value in zip(so_far.values, made.values, strict=True)]
+        waited, busy = so_far.waited + made.waited, so_far.busy + made.busy
+        return done + 1, carried, LoopReport(arrays, waited, busy, so_far.numbers.write(done, made.numbers))
+
+    def follows(done: tf.Tensor, carried: Any, _: LoopReport) -> tf.Tensor:
+        return tf.logical_and(done < steps, going(carried)) if going else done < steps
+
+    nothing = LoopReport(
+        [tf.TensorArray(spec.dtype, size=0, dynamic_size=True, element_shape=spec.shape) for spec in specs],
+        tf.zeros([], tf.float64),
+        tf.zeros([len(strategy.local_replicas)], tf.float64),
+        tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
+    )
+    _, carried, end = tf.while_loop(follows, body, (tf.constant(0), start, nothing), parallel_iterations=1)
+    stacked = [array.stack() for array in end.values]
+    return carried, LoopReport(stacked, end.waited, end.busy, end.numbers.concat())
+
+
+def timed_batch(iterator: Iterator[Any], strategy: HasCollectives) -> tuple[tf.Tensor, Any, tf.Tensor]:
     """Returns when the next batch was requested, and the result of `taken_apart`; in a compiled function."""
     started = tf.timestamp()
     with tf.control_dependencies([started]):

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.distribution.clock import time_after
 from tfdist.pipelining.action_clock import ActionClock
 from tfdist.pipelining.has_stages import HasStages
-from tfdist.step.compiled_loop import Loop, LoopResult, taken_apart
+from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, taken_apart
 from tfdist.step.delayed_step import Carried, DelayedStep
 from tfdist.step.first_trace import FirstTrace
 
@@ -37,20 +37,14 @@ class _Progress(NamedTuple):
     Attributes:
       ahead: what a step takes.
       going: scalar bool; whether all steps of this stage were finite so far.
-      reports: array of [2]: a step's share of the loss, and whether the stage was updated.
       squares: scalar; sum of the squared gradients of the latest step, if requested.
       gradient_finite: [variables] bool.
-      waited: scalar float64; seconds that this process waited for data.
-      numbers: array of the indices of the examples.
     """
 
     ahead: _Ahead
     going: tf.Tensor
-    reports: tf.TensorArray
     squares: tf.Tensor
     gradient_finite: tf.Tensor
-    waited: tf.Tensor
-    numbers: tf.TensorArray
 
 
 @dataclasses.dataclass
@@ -93,39 +87,27 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
         last: tf.Tensor,
         ahead: _Ahead,
     ) -> tuple[_Ahead, LoopResult]:
-        def body(done: tf.Tensor, so_far: _Progress) -> tuple[tf.Tensor, _Progress]:
+        def one(done: tf.Tensor, so_far: _Progress) -> tuple[_Progress, LoopReport]:
             number, ahead = first_step + tf.cast(done, tf.int64), so_far.ahead
             started = tf.timestamp()
             latest = (ahead.carried.latest[0], ahead.numbers[-1]) if step.read_ahead else None
             with tf.control_dependencies([started]):
                 batch, numbers = _read(iterator, strategy, number + step.read_ahead < last, latest)
-            arrived = time_after(batch)
+            waited = time_after(batch) - started
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
             with first.of("advance"):
                 carried, made = strategy.run(step.advance, ahead.carried, batch, number, wanted, so_far.going)
             own, *others = [*ahead.numbers, numbers]
             report = tf.stack([tf.cast(x, tf.float64) for x in (made.share, made.finite)])
-            return done + 1, _Progress(
-                ahead=_of_shapes(_Ahead(carried, others), ahead),
-                going=made.finite,
-                reports=so_far.reports.write(done, report),
-                squares=made.squares,
-                gradient_finite=tf.where(so_far.going, made.gradient_finite, so_far.gradient_finite),
-                waited=so_far.waited + arrived - started,
-                numbers=so_far.numbers.write(done, own),
-            )
+            gradient_finite = tf.where(so_far.going, made.gradient_finite, so_far.gradient_finite)
+            ahead = _of_shapes(_Ahead(carried, others), ahead)
+            progress = _Progress(ahead, made.finite, made.squares, gradient_finite)
+            return progress, LoopReport([report], waited, tf.zeros([1], tf.float64), own)
 
-        start = _Progress(
-            ahead=ahead,
-            going=tf.constant(True),
-            reports=tf.TensorArray(tf.float64, size=0, dynamic_size=True, element_shape=[2]),
-            squares=tf.zeros([], keras.config.floatx()),
-            gradient_finite=tf.ones([len(step.variables)], tf.bool),
-            waited=tf.zeros([], tf.float64),
-            numbers=tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
-        )
-        _, found = tf.while_loop(lambda done, _: done < steps, body, (tf.constant(0), start), parallel_iterations=1)
-        return found.ahead, _merged(found, strategy)
+        nothing, all_finite = tf.zeros([], keras.config.floatx()), tf.ones([len(step.variables)], tf.bool)
+        start = _Progress(ahead, tf.constant(True), nothing, all_finite)
+        end, report = run_loop(one, start, steps, [tf.TensorSpec([2], tf.float64)], strategy)
+        return end.ahead, _merged(end, report, strategy)
 
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         last = tf.constant(end(), tf.int64)
@@ -187,9 +169,15 @@ def _of_shapes(found: Any, before: Any) -> Any:
     return tf.nest.map_structure(lambda x, y: tf.ensure_shape(x, y.shape), found, before)
 
 
-def _merged(found: _Progress, strategy: HasStages) -> LoopResult:
-    """Merges the reports of all stages, in one message."""
-    own = tf.concat([found.reports.stack(), [[tf.cast(found.squares, tf.float64), 1.0]]], axis=0)
+def _merged(end: _Progress, report: LoopReport, strategy: HasStages) -> LoopResult:
+    """Merges the reports of all stages, in one message.
+
+    Args:
+      end: what the last step carries.
+      report: of each step, [2] float64: its share of the loss, and whether the stage was updated.
+      strategy: the strategy.
+    """
+    own = tf.concat([report.values[0], [[tf.cast(end.squares, tf.float64), 1.0]]], axis=0)
 
     def gather() -> tf.Tensor:
         return strategy.pipeline_collectives.all_gather([own], name="stages/reports")[0]
@@ -205,11 +193,9 @@ def _merged(found: _Progress, strategy: HasStages) -> LoopResult:
         counted=tf.logical_not(bad)[:done],
         norm=tf.cast(tf.sqrt(tf.reduce_sum(shares[:, -1])), floatx),
         may_continue=tf.logical_not(failed),
-        gradient_finite=found.gradient_finite,
-        waited=found.waited,
-        busy=tf.zeros([1], tf.float64),
-        numbers=found.numbers.concat(),
-        skipped=tf.zeros([0], tf.int32),
-        sizes=tf.zeros([0], tf.int32),
+        gradient_finite=end.gradient_finite,
+        waited=report.waited,
+        busy=report.busy,
+        numbers=report.numbers,
         stage_updates=tf.reduce_sum(tf.cast(updated[:, :-1], tf.int32), axis=1),
     )

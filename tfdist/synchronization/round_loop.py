@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -11,28 +11,10 @@ from tfdist import keras_internals
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.data.client_examples import ReplicaTurn
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.step.compiled_loop import Loop, LoopResult, taken_apart
+from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, timed_batch
 from tfdist.synchronization.client_step import ClientStep
 from tfdist.synchronization.round_exchange import RoundExchange
 from tfdist.synchronization.round_state import RoundState
-
-
-class _Spent(NamedTuple):
-    """What local steps have spent and used so far.
-
-    Attributes:
-      count: number of local steps.
-      waited: see `LoopResult`.
-      busy: see `LoopResult`.
-      numbers: array of the indices of the examples.
-      rows: their number in this round.
-    """
-
-    count: tf.Tensor
-    waited: tf.Tensor
-    busy: tf.Tensor
-    numbers: tf.TensorArray
-    rows: tf.Tensor
 
 
 def compile_round_loop(
@@ -66,38 +48,24 @@ class _RoundLoop:
         # A program or a callback may have assigned weights since the last call.
         self._strategy.run(self._state.take_over)
 
-        def body(done: tf.Tensor, spent: _Spent, result: LoopResult) -> tuple[tf.Tensor, _Spent, LoopResult]:
-            spent, [loss, finite, norm] = self._round(iterator, first_step + tf.cast(done, tf.int64), spent)
-            found = result._replace(
-                losses=result.losses.write(done, loss),
-                counted=result.counted.write(done, finite),
-                norm=norm,
-                may_continue=finite,
-                sizes=result.sizes.write(done, spent.rows),
-            )
-            return done + 1, spent, found
+        def one(done: tf.Tensor, _: Any) -> tuple[list[tf.Tensor], LoopReport]:
+            report, [loss, finite, norm] = self._round(iterator, first_step + tf.cast(done, tf.int64))
+            return [norm, finite], report._replace(values=[loss, finite, tf.size(report.numbers)])
 
-        replicas, variables = len(self._strategy.local_replicas), len(self._step.variables)
-        start = (tf.constant(0), _nothing_spent(replicas), _no_result(variables))
-
-        def going(done: tf.Tensor, _: _Spent, result: LoopResult) -> tf.Tensor:
-            return tf.logical_and(done < steps, result.may_continue)
-
-        _, spent, end = tf.while_loop(going, body, start, parallel_iterations=1)
-        return end._replace(
-            losses=end.losses.stack(),
-            counted=end.counted.stack(),
-            waited=spent.waited,
-            busy=spent.busy,
-            numbers=spent.numbers.concat(),
-            sizes=end.sizes.stack(),
+        floatx = keras.config.floatx()
+        specs = [tf.TensorSpec([], dtype) for dtype in (floatx, tf.bool, tf.int32)]
+        start = [tf.zeros([], floatx), tf.constant(True)]
+        (norm, may_continue), report = run_loop(
+            one, start, steps, specs, self._strategy, going=lambda ending: ending[1]
         )
+        losses, counted, sizes = report.values
+        return LoopResult(losses, counted, norm, may_continue, (), *report[1:], sizes=sizes)
 
-    def _round(self, iterator: Iterator[Any], number: tf.Tensor, spent: _Spent) -> tuple[_Spent, list[tf.Tensor]]:
-        """Returns what was spent; loss, finite and norm."""
+    def _round(self, iterator: Iterator[Any], number: tf.Tensor) -> tuple[LoopReport, list[tf.Tensor]]:
+        """Returns the report of the local steps; loss, finite and norm."""
         strategy, exchange = self._strategy, self._exchange
         strategy.run(self._state.begin_round)
-        spent = self._local_steps(iterator, number, spent._replace(rows=tf.constant(0)))
+        report = self._local_steps(iterator, number)
         result = strategy.run(exchange.reduce, self._share)
         if not self._is_compared:  # processes make their first trace together
             assert exchange.recording is not None
@@ -114,29 +82,22 @@ class _RoundLoop:
             return tf.constant(False)
 
         tf.cond(finite, applied, undone)
-        return spent, [loss, finite, norm]
+        return report, [loss, finite, norm]
 
-    def _local_steps(self, iterator: Iterator[Any], number: tf.Tensor, spent: _Spent) -> _Spent:
+    def _local_steps(self, iterator: Iterator[Any], number: tf.Tensor) -> LoopReport:
         """Trains all clients of a round; every process makes as many steps as its iterator says."""
         strategy = self._strategy
 
-        def body(going: tf.Tensor, spent: _Spent) -> tuple[tf.Tensor, _Spent]:
-            started = tf.timestamp()
-            with tf.control_dependencies([started]):
-                turn, numbers = taken_apart(next(iterator), strategy)
+        def one(_: tf.Tensor, __: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
+            started, turn, numbers = timed_batch(iterator, strategy)
             assert isinstance(turn, ReplicaTurn)
             with _at_update(self._step.optimizer, number):
                 times = strategy.run(self._step.train, turn, number)
-            return tf.logical_not(strategy.local(turn.is_last)[0]), _Spent(
-                spent.count + 1,
-                spent.waited + strategy.local(times.arrived)[0] - started,
-                spent.busy + tf.stack(strategy.local(times.busy)),
-                spent.numbers.write(spent.count, numbers),
-                spent.rows + tf.size(numbers),
-            )
+            waited, busy = strategy.local(times.arrived)[0] - started, tf.stack(strategy.local(times.busy))
+            return tf.logical_not(strategy.local(turn.is_last)[0]), LoopReport([], waited, busy, numbers)
 
-        _, found = tf.while_loop(lambda going, _: going, body, (tf.constant(True), spent), parallel_iterations=1)
-        return found
+        _, report = run_loop(one, tf.constant(True), tf.int32.max, [], strategy, going=lambda going: going)
+        return report
 
 
 @contextlib.contextmanager
@@ -149,29 +110,3 @@ def _at_update(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[None]:
     rate = keras_internals.replaced_learning_rate(optimizer, lambda _: schedule(number)) if schedule else None
     with rate or contextlib.nullcontext(), keras_internals.scheduled_momentum(optimizer, number):
         yield
-
-
-def _nothing_spent(local_replicas: int) -> _Spent:
-    return _Spent(
-        tf.constant(0),
-        tf.zeros([], tf.float64),
-        tf.zeros([local_replicas], tf.float64),
-        tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
-        tf.constant(0),
-    )
-
-
-def _no_result(variables: int) -> LoopResult:
-    floatx = keras.config.floatx()
-    return LoopResult(
-        losses=tf.TensorArray(floatx, size=0, dynamic_size=True, element_shape=[]),
-        counted=tf.TensorArray(tf.bool, size=0, dynamic_size=True, element_shape=[]),
-        norm=tf.zeros([], floatx),
-        may_continue=tf.constant(True),
-        gradient_finite=tf.ones([variables], tf.bool),
-        waited=tf.zeros([], tf.float64),
-        busy=tf.zeros([0], tf.float64),
-        numbers=tf.zeros([0], tf.int64),
-        skipped=tf.zeros([0], tf.int32),
-        sizes=tf.TensorArray(tf.int32, size=0, dynamic_size=True, element_shape=[]),
-    )

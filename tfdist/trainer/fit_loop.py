@@ -277,7 +277,7 @@ class FitLoop:
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
         if not bool(result.may_continue):
             self._end_not_finite(result, losses, counted)
-        self._warn_of_skipped(result.skipped.numpy(), count)
+        self._warn_of_skipped(np.asarray(result.skipped), count)
         for entry in result.used(state.step):
             self._reporting.ledger.write(*entry)
         state.step += count
