@@ -28,6 +28,11 @@ class Reduced(NamedTuple):
     state: list[tf.Tensor]
     witnesses: list[tf.Tensor]
 
+    def all_finite(self, *others: tf.Tensor) -> tf.Tensor:
+        """Returns whether the tensors of all replicas, and others, are finite: a scalar bool."""
+        # A sum is inf or NaN if any element is, in one pass over each tensor.
+        return tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in (*self.witnesses, *others)]))
+
 
 class Reducer(abc.ABC):
     """Sums lists of tensors over replicas, exactly or approximately; may have state.

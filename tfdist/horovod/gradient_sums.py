@@ -200,7 +200,7 @@ class GradientSums:
         totals = result.totals
         if not is_lossless(self.options.compression):
             # Non-finite values of one rank become visible on all, and do not reach the state.
-            finite = tf.reduce_all([tf.math.is_finite(tf.reduce_sum(x)) for x in result.witnesses])
+            finite = result.all_finite()
             totals = [tf.where(finite, x, tf.constant(float("nan"), x.dtype)) for x in totals]
             for variable, new, old in zip(state, result.state, before, strict=True):
                 variable.assign(tf.where(finite, new, old))

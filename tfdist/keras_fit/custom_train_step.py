@@ -19,7 +19,7 @@ from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.gradients import LossScale, Reduced, Reducer, unscaled
+from tfdist.gradients import LossScale, Reduced, unscaled
 from tfdist.keras_fit.one_device import Apply, running
 from tfdist.keras_fit.partitioned_step import partitioned
 from tfdist.keras_fit.replica_batch import of_equal_values, rows_of
@@ -30,10 +30,11 @@ from tfdist.step.compression import Compression
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.plain_variables import check_none_is_assigned
+from tfdist.step.reduction import Reduction, global_norm
 from tfdist.step.settings import Settings
 from tfdist.step.side_effects import assign, average_over_rows, restore_unless, selected
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import dense, global_norm
+from tfdist.step.step import dense
 from tfdist.step.validation import check_not_wrapped, check_optimizer, inner_optimizer, statistics_of_all_replicas
 
 
@@ -50,13 +51,6 @@ class _Application(NamedTuple):
     optimizer: keras.Optimizer
     variables: list[keras.Variable]
     has_gradient: list[bool]
-
-
-class _Reduction(NamedTuple):
-    """The reduction of the gradients of one application, with its state."""
-
-    reducer: Reducer
-    state: list[tf.Variable]
 
 
 class CustomTrainStep:
@@ -189,24 +183,24 @@ class CustomTrainStep:
             variables: Sequence[keras.Variable],
         ) -> None:
             turn = next(turns)
-            reducer, state = self._reductions[turn]
+            reduction = self._reductions[turn]
             found = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
             weight = weights[self._reduce_ops.gradients[turn] if self._reduce_ops.gradients else "mean"]
             weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in found]
-            values = [tf.convert_to_tensor(variable) for variable in state]
+            state = reduction.state()
             if whole is not None:
-                reduced = Reduced(list(whole), list(whole), values, list(whole))
+                reduced = Reduced(list(whole), list(whole), state, list(whole))
             else:
-                reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")
+                reduced = reduction.reduce(weighted, collectives, name=f"gradients/{turn}")
             updated = [variable for _, variable in found]
             with running(None):  # from here on, not the model's code
                 if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-                    finite = tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in reduced.witnesses]))
+                    finite = reduced.all_finite()
                     self._apply_scaled(optimizer, reduced.totals, updated, finite)
-                    reduced = reduced._replace(state=selected(finite, reduced.state, values))
+                    reduced = reduced._replace(state=selected(finite, reduced.state, state))
                 else:
                     self._apply(optimizer, reduced.totals, updated)
-            assign(state, reduced.state)
+            reduction.assign(reduced.state)
 
         return apply
 
@@ -239,8 +233,7 @@ class CustomTrainStep:
             assign(own, [after.scale, after.good_steps])
 
 
-def _reduction(application: _Application, compression: Compression, store: StateStore) -> _Reduction:
+def _reduction(application: _Application, compression: Compression, store: StateStore) -> Reduction:
     with_gradient = itertools.compress(application.variables, application.has_gradient)
     specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in with_gradient]
-    reducer = compression.reducer(specs, {}, frozenset())
-    return _Reduction(reducer, store.variables(reducer.state(specs)))
+    return Reduction(compression.reducer(specs, {}, frozenset()), specs, store)

@@ -27,6 +27,7 @@ from tfdist.pipelining.passes import Forward, Passes
 from tfdist.step import randomness
 from tfdist.step.named_specs import named_specs
 from tfdist.step.pipelined_step import MicroBatch, PipelinedStep, split_rows
+from tfdist.step.reduction import square_norms
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Computed
 
@@ -214,22 +215,16 @@ class DelayedStep(PipelinedStep):
         assert self._passes
         uses = self._passes.uses[: len(self.variables)]
         self._without_gradient.append(frozenset(place for place, is_used in enumerate(uses) if not is_used))
-        state = [tf.convert_to_tensor(variable) for variable in self._state]
         self.sent = Recording(self._recorded)
         with tf.control_dependencies(work.done[-1]):
             gradients = [tf.identity(gradient) for gradient in work.sums]
-        reduced = self._reducer.reduce([*gradients, work.share], state, self.sent, name="gradients")
+        reduced = self._reduction.reduce([*gradients, work.share], self.sent, name="gradients")
         if self._strategy.replicas == 1:
             self.sent = Recording(self._recorded)  # gradients stay in this process
         *whole, value = reduced.totals
-        checked = [tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]
-        finite = tf.logical_and(going, tf.reduce_all(tf.stack(checked)))
+        finite = tf.logical_and(going, reduced.all_finite(value))
         zero = tf.zeros([], value.dtype)
-        squares = tf.cond(
-            with_norm,
-            lambda: tf.add_n([zero, *(tf.cast(tf.reduce_sum(tf.square(g)), value.dtype) for g in whole)]),
-            lambda: zero,
-        )
+        squares = tf.cond(with_norm, lambda: tf.add_n([zero, *square_norms(whole)]), lambda: zero)
         nothing = tf.zeros([], tf.float64)
         clipped = self.settings.clip(whole, zero)  # by value: a norm is refused
         computed = Computed(clipped, reduced.state, [], before, value, finite, squares, nothing, nothing)

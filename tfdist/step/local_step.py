@@ -12,6 +12,7 @@ from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Sum
 from tfdist.step import loss
 from tfdist.step.metrics import LossShare, ModelMetrics
+from tfdist.step.reduction import run_if
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Computed, Step
@@ -59,16 +60,11 @@ class LocalStep(Step, abc.ABC):
         """Applies and counts a step, or skips it. A replica function, without communication."""
         unused = self.unused()
 
-        def applied() -> tf.Tensor:
+        def apply() -> None:
             self.apply(computed, unused)
             self._count(computed, rows)
-            return tf.constant(True)
 
-        def skipped() -> tf.Tensor:
-            self.skip(computed)
-            return tf.constant(False)
-
-        tf.cond(condition, applied, skipped)
+        run_if(condition, apply, lambda: self.skip(computed))
 
     def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
         """See base class."""

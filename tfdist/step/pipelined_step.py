@@ -1,6 +1,7 @@
 """A training step in a process that has some stages of a model: it computes its actions of a pipeline schedule."""
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from tfdist.pipelining.stage_devices import StageDevices
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
 from tfdist.step.metrics import LossShare
+from tfdist.step.reduction import square_norms
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.side_effects import fed_back
 from tfdist.step.step import Computed, Step, dense
@@ -149,18 +151,9 @@ class PipelinedStep(Step):
         """
         floatx = keras.config.floatx()
         gradients = summed_over_stages(gradients, self.variables, self._model.cut, self._strategy, self._messages)
-        squares = [
-            tf.cast(tf.reduce_sum(tf.square(gradient)), floatx)
-            for gradient, is_first in zip(gradients, self._is_first, strict=True)
-            if is_first
-        ]
-        own = tf.stack(
-            [
-                tf.cast(value, floatx),
-                tf.cast(tf.logical_not(finite), floatx),
-                tf.add_n([tf.zeros([], floatx), *squares]),
-            ]
-        )
+        squares = square_norms(list(itertools.compress(gradients, self._is_first)))
+        failed = tf.cast(tf.logical_not(finite), floatx)
+        own = tf.stack([tf.cast(value, floatx), failed, tf.add_n([tf.zeros([], floatx), *squares])])
         [everyone] = self._strategy.pipeline_collectives.all_gather([own[None]], name="stages/agreed")
         total, failed, norm = tf.unstack(tf.reduce_sum(everyone, axis=0))
         return gradients, tf.cast(total, value.dtype), tf.equal(failed, 0), tf.sqrt(norm)

@@ -30,6 +30,7 @@ from tfdist.step.metrics import LossShare, ModelMetrics
 from tfdist.step.micro_step_state import MicroStepState
 from tfdist.step.named_specs import named_specs
 from tfdist.step.partitioned_step import communication, partitioned
+from tfdist.step.reduction import Reduction, global_norm
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.settings import Settings
 from tfdist.step.side_effects import SideEffects, assign, average_over_rows
@@ -93,7 +94,6 @@ class Step:
         self._model = model
         self._strategy = strategy
         self._collectives = collectives or strategy.step_collectives
-        self._reducer = reducer
         self.settings = settings
         self.variables = list(model.trainable_variables)
         self._metrics = metrics
@@ -102,7 +102,7 @@ class Step:
         self._unused: frozenset[int] | None = None
         specs = named_specs(self.variables, "loss")
         self._in_rows = [spec.name in settings.sparse for spec in specs[:-1]]
-        self._state = store.variables(reducer.state(specs))
+        self._reduction = Reduction(reducer, specs, store)
         self._scale = store.variables(settings.scale_state())
         self._side_effects = SideEffects(model, metrics.variables, strategy, settings.sparse, settings.averaged)
         self._micro_step_state = MicroStepState(model, strategy)
@@ -150,14 +150,11 @@ class Step:
         if averaged:
             average_over_rows(averaged, rows, self._recorded)
         busy = clock.time_after(gradients) - arrived if has_clock else no_time
-        state = [tf.convert_to_tensor(variable) for variable in self._state]
         self.sent = Recording(self._recorded)  # the calls that send gradients
-        reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
+        reduced = self._reduction.reduce([*gradients, value], self.sent, name="gradients")
         *whole, value = reduced.totals
-        # A sum is inf or NaN if any element is, in one pass over each tensor.
         with tf.name_scope("finite"):  # in profiles
-            checked = [tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]
-            finite = tf.reduce_all(tf.stack(checked))
+            finite = reduced.all_finite(value)
         whole, value, finite, norm = self._agreed(whole, value, finite, with_norm)
         clipped = self.settings.clip(whole, norm)
         return Computed(clipped, reduced.state, self._scale_after(finite), before, value, finite, norm, arrived, busy)
@@ -172,7 +169,8 @@ class Step:
         used = [i for i in range(len(self.variables)) if i not in unused]
         gradients, variables = [computed.gradients[i] for i in used], [self.variables[i] for i in used]
         self._apply_gradients(gradients, variables)
-        assign([*self._state, *self._scale], [*computed.state, *computed.scale])
+        self._reduction.assign(computed.state)
+        assign(self._scale, computed.scale)
 
     def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
         """Updates the weights and the optimizer's state."""
@@ -382,14 +380,6 @@ def _if_counted(value: tf.Tensor | tf.IndexedSlices, rows: tf.Tensor) -> tf.Tens
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(_if_counted(value.values, rows), value.indices, value.dense_shape)
     return tf.cond(rows > 0, lambda: value, lambda: tf.zeros_like(value))
-
-
-def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the norm of all gradients as one vector, 0 if there are none; dtypes may differ."""
-    if not gradients:
-        return tf.zeros([], keras.config.floatx())
-    squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), keras.config.floatx()) for gradient in gradients]
-    return tf.sqrt(tf.add_n(squares))
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:

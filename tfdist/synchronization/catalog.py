@@ -19,10 +19,11 @@ from tfdist.grammar.sync import (
     parse_sync,
 )
 from tfdist.step.compression import Compression
+from tfdist.step.reduction import Reduction
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
 from tfdist.synchronization.elastic_averaging import ElasticExchanges
-from tfdist.synchronization.exchange import specs_of, states_of
+from tfdist.synchronization.exchange import specs_of
 from tfdist.synchronization.federated import FederatedRounds
 from tfdist.synchronization.hierarchical import HierarchicalExchanges
 from tfdist.synchronization.interface import Exchanges
@@ -65,8 +66,8 @@ def make_exchanges(
     weights = list(model.trainable_variables)
     if isinstance(sync, FedAvg):
         specs = round_specs(weights)
-        reducer = compression.reducer(specs, {}, ())
-        return FederatedRounds(sync, model, strategy, reducer, store.variables(states_of(reducer, specs)))
+        reduction = Reduction(compression.reducer(specs, {}, ()), specs, store, "exchange/")
+        return FederatedRounds(sync, model, strategy, reduction)
     if isinstance(sync, LocalSGD) and not sync.is_blocking:
         return StreamingExchanges(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), store)
     reducer = compression.reducer(specs_of(weights), {}, ())

@@ -12,6 +12,7 @@ from tfdist.gradients import Sum
 from tfdist.grammar.sync import FedAvg
 from tfdist.step.local_step import LocalStep
 from tfdist.step.metrics import ModelMetrics
+from tfdist.step.reduction import run_if
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Computed
@@ -64,14 +65,14 @@ class ClientStep(LocalStep):
           number: scalar int64; number of the round.
         """
         state, counts = self._of_round, self._of_round.counts
-        _when(turn.begins, state.begin_client)
+        run_if(turn.begins, state.begin_client)
         draw = tf.stack([number, turn.client + self._sync.clients * turn.number])
         computed = self.compute(turn.batch, draw, tf.constant(False))
         active = tf.logical_and(turn.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
         self._apply_if(tf.logical_and(active, computed.finite), computed, turn.rows)
         failed = tf.logical_and(active, tf.logical_not(computed.finite))
         counts.not_finite.assign_add(tf.cast(failed, tf.float64))
-        _when(turn.ends, lambda: state.end_client(turn.client_examples))
+        run_if(turn.ends, lambda: state.end_client(turn.client_examples))
         return Times(computed.arrived, computed.busy)
 
     def _count(self, computed: Computed, rows: tf.Tensor) -> None:
@@ -94,13 +95,3 @@ class ClientStep(LocalStep):
     def _drawn_from(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
         """See base class: the round, and client and batch in the place of a replica."""
         return step[0], tf.cast(step[1], tf.int32), self._sync.clients + 1
-
-
-def _when(condition: tf.Tensor, act: Any) -> None:
-    """Acts on a condition, inside a replica function."""
-
-    def acted() -> tf.Tensor:
-        act()
-        return tf.constant(True)
-
-    tf.cond(condition, acted, lambda: tf.constant(False))

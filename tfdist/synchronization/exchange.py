@@ -13,7 +13,6 @@ state takes another all-reduce, and so does averaging the moving statistics, if 
 the outer optimizer's state.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,11 +21,12 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording
-from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
+from tfdist.gradients import Bucketed, Reducer, Sum
 from tfdist.step.local_step import ROWS
 from tfdist.step.named_specs import named_specs
+from tfdist.step.reduction import Reduction, square_norms
 from tfdist.step.state_store import StateStore
 from tfdist.step.weighted_means import means_over_replicas
 from tfdist.synchronization.global_weights import GlobalWeights
@@ -54,6 +54,7 @@ class Exchange:
 
     Attributes:
       rows: scalar per replica; rows on which it has trained since the last exchange.
+      reduction: sums messages over replicas.
       recording: the calls of the latest trace.
     """
 
@@ -81,13 +82,13 @@ class Exchange:
           optimizer_state: what happens to the optimizer's state: "local", "averaged" or "reset".
           statistics: moving statistics, and state with which layers compute, which are averaged.
         """
-        self._strategy, self._reducer, self._global_weights = strategy, reducer, global_weights
+        self._strategy, self._global_weights = strategy, global_weights
         self._weights = list(weights)
         self._slots = [] if optimizer_state == "local" else keras_internals.slots(optimizer)
         self._statistics = list(statistics)
         self._initial_slots = InitialState(optimizer) if optimizer_state == "reset" else None
         [self.rows] = store.variables([ROWS])
-        self._reducer_state = store.variables(states_of(reducer, specs_of(weights)))
+        self.reduction = Reduction(reducer, specs_of(weights), store, "exchange/")
         self.recording: Recording | None = None
 
     def exchange(self, expected_rows: tf.Tensor) -> ExchangeResult:
@@ -100,7 +101,7 @@ class Exchange:
         # Relative to an equal share, so that changes keep their size, which lossy dtypes may need.
         rows = tf.cast(tf.convert_to_tensor(self.rows), expected_rows.dtype) / expected_rows
         own = self.local_weights()
-        reduced = self.reduce(self._message(own, rows), self.recording, name="exchange")
+        reduced = self.reduction.reduce(self._message(own, rows), self.recording, name="exchange")
         weights, result = self._updated(own, reduced.totals)
         state = self.new_state(rows, result.rows, self._strategy.step_collectives)
         self.assign(weights, state, reduced.state)
@@ -118,11 +119,6 @@ class Exchange:
     def local_weights(self) -> list[tf.Tensor]:
         """Returns this replica's weights. In a replica function."""
         return [tf.convert_to_tensor(variable.value) for variable in self._weights]
-
-    def reduce(self, message: Sequence[tf.Tensor], collectives: Collectives, *, name: str) -> Reduced:
-        """Sums messages over replicas; the reducer's new state is not assigned yet. In a replica function."""
-        state = [tf.convert_to_tensor(variable) for variable in self._reducer_state]
-        return self._reducer.reduce(message, state, collectives, name=name)
 
     def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
         """Returns the optimizer's state after an exchange, unless it stays local, and statistics. In a replica function."""
@@ -144,8 +140,7 @@ class Exchange:
         with self._strategy.own_copies(variables):
             for variable, value in zip(variables, [*weights, *state], strict=True):
                 variable.assign(value)
-        for variable, value in zip(self._reducer_state, reducer_state, strict=True):
-            variable.assign(value)
+        self.reduction.assign(reducer_state)
 
 
 def message_of(global_weights: Sequence[tf.Tensor], own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
@@ -209,12 +204,6 @@ class InitialState:
         return [tf.fill(slot.shape, tf.cast(number, slot.dtype)) for slot, number in pairs]
 
 
-def states_of(reducer: Reducer, specs: Sequence[tf.TensorSpec], prefix: str = "exchange") -> list[State]:
-    """Returns the state that a reducer of changes needs; it is separate from that of a reducer of gradients."""
-    return [dataclasses.replace(state, name=f"{prefix}/{state.name}") for state in reducer.state(specs)]
-
-
 def square_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of the squares of all elements, in floatx."""
-    floatx = keras.config.floatx()
-    return tf.add_n([tf.cast(tf.reduce_sum(tf.square(tensor)), floatx) for tensor in tensors])
+    return tf.add_n(square_norms(tensors))

@@ -1,20 +1,18 @@
 """Federated averaging: steps are rounds, after which all replicas have the global weights; see `FedAvg`."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import keras
-import tensorflow as tf
 
 from tfdist.data import Examples
 from tfdist.data.client_examples import ClientExamples
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.gradients import Reducer
 from tfdist.grammar.sync import FedAvg, Sync
 from tfdist.step.compiled_loop import Loop
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.metrics import ModelMetrics
+from tfdist.step.reduction import Reduction
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
@@ -33,8 +31,7 @@ class FederatedRounds(Exchanges):
         sync: FedAvg,
         model: keras.Model,
         strategy: HasCollectives,
-        reducer: Reducer,
-        reducer_state: Sequence[tf.Variable],
+        reduction: Reduction,
     ):
         """Creates the variables of the rounds.
 
@@ -42,13 +39,12 @@ class FederatedRounds(Exchanges):
           sync: the clients.
           model: compiled and built model.
           strategy: its strategy.
-          reducer: sums changes of weights over replicas.
-          reducer_state: variables of its state.
+          reduction: sums changes of weights over replicas.
         """
         self._sync, self._model, self._strategy = sync, model, strategy
         self._state = RoundState(model, strategy, sync.outer)
         self.variables = self._state.global_weights.optimizer_variables
-        self._exchange = RoundExchange(strategy, reducer, self._state, reducer_state)
+        self._exchange = RoundExchange(strategy, reduction, self._state)
 
     def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
         """See base class."""

@@ -20,8 +20,9 @@ from tfdist.collectives.in_turn import InTurn
 from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Reducer
 from tfdist.step.local_step import ROWS
+from tfdist.step.reduction import Reduction
 from tfdist.step.state_store import StateStore
-from tfdist.synchronization.exchange import ExchangeResult, message_of, specs_of, states_of, updated
+from tfdist.synchronization.exchange import ExchangeResult, message_of, specs_of, updated
 from tfdist.synchronization.global_weights import GlobalWeights, constrained
 
 
@@ -61,8 +62,8 @@ class Fragment:
         self.recording: Recording | None = None
         self._strategy, self._mixing = strategy, mixing
         self._name = f"exchange/{number}"
-        self._reducer = make_reducer(specs_of(weights))
-        self._reducer_state = store.variables(states_of(self._reducer, specs_of(weights), self._name))
+        specs = specs_of(weights)
+        self._reduction = Reduction(make_reducer(specs), specs, store, f"{self._name}/")
         # Steps count all rows; the fragments are sent at different steps.
         counted = State(f"{self._name}/rows_sent", (), tf.float64, per_replica=True)
         self._all_rows, self._rows_sent = store.variables([ROWS, counted])
@@ -103,11 +104,9 @@ class Fragment:
     def exchange(self, message: Sequence[tf.Tensor]) -> ExchangeResult:
         """Sums the messages of all replicas and updates the global weights."""
         self.recording = Recording(InTurn(self._strategy.step_collectives))
-        state = [tf.convert_to_tensor(variable) for variable in self._reducer_state]
-        reduced = self._reducer.reduce(message, state, self.recording, name=self._name)
+        reduced = self._reduction.reduce(message, self.recording, name=self._name)
         _, result = updated(self.global_weights, reduced.totals)
-        for held, value in zip(self._reducer_state, reduced.state, strict=True):
-            held.assign(value)
+        self._reduction.assign(reduced.state)
         return result
 
     def use(self) -> None:

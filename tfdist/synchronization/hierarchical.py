@@ -12,7 +12,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import HierarchicalLocalSGD
 from tfdist.step.state_store import StateStore
-from tfdist.synchronization.exchange import message_of, specs_of, states_of
+from tfdist.synchronization.exchange import message_of, specs_of
 from tfdist.synchronization.global_weights import constrained
 from tfdist.synchronization.periodic import PeriodicExchanges
 
@@ -48,8 +48,8 @@ class HierarchicalExchanges(PeriodicExchanges):
             on all replicas, which groups would make different.
         """
         sync.groups(strategy.replicas)
-        states = states_of(reducer, specs_of(model.trainable_variables))
-        if any(state.dtype.is_floating and not state.per_replica for state in states):
+        compressed = reducer.state(specs_of(model.trainable_variables))
+        if any(state.dtype.is_floating and not state.per_replica for state in compressed):
             raise InputError(
                 f"Groups of replicas compress alone, but powersgd needs equal factors on all. Received: sync={sync}. Choose "
                 "another compression, or local_sgd."
@@ -116,7 +116,7 @@ class HierarchicalExchanges(PeriodicExchanges):
         exchange = self._exchange
         rows = tf.cast(tf.convert_to_tensor(exchange.rows) - self._rows_before[level], share.dtype) / share
         global_weights, own = self._global_weights.values(), exchange.local_weights()
-        reduced = exchange.reduce(message_of(global_weights, own, rows), group, name=f"exchange/level{level}")
+        reduced = exchange.reduction.reduce(message_of(global_weights, own, rows), group, name=f"exchange/level{level}")
         *changes, all_rows, _ = reduced.totals
         means = [
             tf.where(all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w)  # all may have skipped

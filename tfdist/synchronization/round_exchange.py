@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfdist.collectives import Recording
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.gradients import Bucketed, Reducer, Sum
+from tfdist.gradients import Bucketed, Sum
 from tfdist.step.named_specs import named_specs
-from tfdist.step.step import global_norm
+from tfdist.step.reduction import Reduction, global_norm
 from tfdist.synchronization.round_state import Counts, RoundState
 
 
@@ -46,19 +46,15 @@ class RoundExchange:
       recording: the calls of the latest trace that send changes.
     """
 
-    def __init__(
-        self, strategy: HasCollectives, reducer: Reducer, state: RoundState, reducer_state: Sequence[tf.Variable]
-    ):
+    def __init__(self, strategy: HasCollectives, reduction: Reduction, state: RoundState):
         """Initializes the exchange.
 
         Args:
           strategy: strategy of the replicas.
-          reducer: sums changes over replicas.
+          reduction: sums changes over replicas.
           state: variables of the rounds.
-          reducer_state: variables of the reducer's state.
         """
-        self._strategy, self._reducer = strategy, reducer
-        self._round, self._reducer_state = state, list(reducer_state)
+        self._strategy, self._reduction, self._round = strategy, reduction, state
         self.recording: Recording | None = None
 
     def reduce(self, examples: float) -> Round:
@@ -72,16 +68,14 @@ class RoundExchange:
         self.recording = Recording(self._strategy.step_collectives)
         changes = _relative(self._round.changes, examples)
         counts = [tf.cast(count, floatx) for count in _relative(self._round.counts, examples)]
-        state = [tf.convert_to_tensor(variable) for variable in self._reducer_state]
-        reduced = self._reducer.reduce([*changes, *counts], state, self.recording, name="round")
+        reduced = self._reduction.reduce([*changes, *counts], self.recording, name="round")
         totals, of_all = reduced.totals[: len(changes)], Counts(*reduced.totals[len(changes) :])
         change = [tf.math.divide_no_nan(total, tf.cast(of_all.examples, total.dtype)) for total in totals]
         sums = _relative(self._round.statistics_sums, examples)
         if sums:
             sums = Bucketed(Sum()).reduce(sums, [], self.recording, name="round/statistics").totals
         statistics = self._round.means([total / tf.cast(of_all.examples, total.dtype) for total in sums])
-        checked = [tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, *change, of_all.loss)]
-        finite = tf.reduce_all(tf.stack([*checked, tf.equal(of_all.not_finite, 0)]))
+        finite = tf.logical_and(reduced.all_finite(*change, of_all.loss), tf.equal(of_all.not_finite, 0))
         loss = tf.where(finite, tf.math.divide_no_nan(of_all.loss, of_all.rows), float("nan"))
         return Round(change, statistics, reduced.state, loss, finite, tf.cast(global_norm(change), floatx))
 
@@ -89,8 +83,7 @@ class RoundExchange:
         """Updates the global weights and all state. A replica function; `number` of the round."""
         weights = self._round.global_weights.update(result.change)
         self._round.end_round(weights, result.statistics, number + 1)
-        for variable, value in zip(self._reducer_state, result.reducer_state, strict=True):
-            variable.assign(value)
+        self._reduction.assign(result.reducer_state)
 
     def undo(self, number: tf.Tensor) -> None:
         """Restores everything from before the round. A replica function; `number` of the round."""

@@ -12,6 +12,7 @@ from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.data.client_examples import ReplicaTurn
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, timed_batch
+from tfdist.step.reduction import run_if
 from tfdist.synchronization.client_step import ClientStep
 from tfdist.synchronization.round_exchange import RoundExchange
 from tfdist.synchronization.round_state import RoundState
@@ -72,16 +73,9 @@ class _RoundLoop:
             agree_on_plan(strategy.peers, exchange.recording.calls)
             self._is_compared = True
         loss, finite, norm = (strategy.local(value)[0] for value in (result.loss, result.finite, result.norm))
-
-        def applied() -> tf.Tensor:
-            strategy.run(exchange.apply, result, number)
-            return tf.constant(True)
-
-        def undone() -> tf.Tensor:
-            strategy.run(exchange.undo, number)
-            return tf.constant(False)
-
-        tf.cond(finite, applied, undone)
+        run_if(
+            finite, lambda: strategy.run(exchange.apply, result, number), lambda: strategy.run(exchange.undo, number)
+        )
         return report, [loss, finite, norm]
 
     def _local_steps(self, iterator: Iterator[Any], number: tf.Tensor) -> LoopReport:
