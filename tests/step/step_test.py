@@ -13,6 +13,7 @@ from tfdist.collectives import Recording
 from tfdist.data import ArraySource, Pipeline
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.compiled_loop import compile_loop
+from tfdist.step.gradient_source import GradientSource
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
@@ -38,9 +39,9 @@ def make(strategy, spec, shape, data, batch_size=4):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         trainer = tfdist.Trainer(model, optimizer="adamw", loss=loss, metrics=["accuracy"])
     trainer.build(ArraySource(data))
-    step = Step(
-        model, strategy, Bucketed(Sum()), StateStore(strategy), Settings(batch_size=batch_size), ModelMetrics(model)
-    )
+    store = StateStore(strategy)
+    source = GradientSource(model, strategy, store, Settings(batch_size=batch_size), ModelMetrics(model))
+    step = Step(source, Bucketed(Sum()), store)
     return model, step
 
 
@@ -145,6 +146,6 @@ def _ancestors(operation: tf.Operation) -> set[tf.Operation]:
 
 def test_embeddings_gradients_are_dense(single):
     _, step = make(single, "transformer(layers=1, width=4, heads=2, ffn=4)", (4,), (TOKENS, TOKENS))
-    gradients, _, _ = step._differentiate((tf.constant(TOKENS), tf.constant(TOKENS)), 8)
+    gradients, _, _ = step.source._differentiate((tf.constant(TOKENS), tf.constant(TOKENS)), 8)
     assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
     assert gradients[0].shape == (5, 4)

@@ -15,7 +15,7 @@ from tfdist.collectives import Collectives, using
 from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import HasCollectives, State
-from tfdist.gradients import Bucketed, Reducer, Sum
+from tfdist.gradients import Reducer
 from tfdist.gradients.compression import EXACT, chosen
 from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.pipelining.action_clock import ActionClock
@@ -27,11 +27,12 @@ from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.compression import Compression, SummedByEngine
 from tfdist.step.delayed_loop import compile_delayed_loop, compile_timed_steps
 from tfdist.step.delayed_step import DelayedStep
+from tfdist.step.gradient_source import GradientSource
 from tfdist.step.local_loop import compile_local_loop
 from tfdist.step.local_step import LocalSGDStep
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.named_specs import named_specs, sent_as_rows
-from tfdist.step.pipelined_step import PipelinedStep
+from tfdist.step.pipelined_step import PipelinedGradients
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
@@ -126,27 +127,31 @@ class Steps:
 
     def _together(self, batch_size: int | None, make: Callable[[Step, HasCollectives], Loop]) -> tuple[Step, Loop]:
         if pipeline := without_flush_of(self.strategy):
-            step = self._delayed(pipeline, batch_size)
+            step = self._delayed(batch_size)
             return step, compile_delayed_loop(step, pipeline, lambda: self.end)
         one = self._step(batch_size)
         return one, make(one, self.strategy)
 
-    def _delayed(self, pipeline: HasStages, batch_size: int | None, **options: Any) -> DelayedStep:
-        settings = replace(self._settings, batch_size=batch_size)
-        return DelayedStep(self.model, pipeline, self.reducer(), self._store, settings, self._metrics, **options)
+    def _delayed(self, batch_size: int | None, **options: Any) -> DelayedStep:
+        return DelayedStep(self._source(batch_size, **options), self.reducer(), self._store)
 
     def _local(self, batch_size: int | None) -> tuple[Step, Loop]:
         settings = replace(self._settings, batch_size=batch_size, sparse=frozenset())
-        step = LocalSGDStep(self.model, self.strategy, self._store, settings, self._metrics)
+        source = GradientSource(self.model, self.strategy, self._store, settings, self._metrics, is_local=True)
+        step = LocalSGDStep(source, self._store)
         return step, compile_local_loop(step, self.strategy)
 
     def _step(self, batch_size: int | None) -> Step:
-        settings = replace(self._settings, batch_size=batch_size)
-        return self._kind(self.model, self.strategy, self.reducer(), self._store, settings, self._metrics)
+        return Step(self._source(batch_size), self.reducer(), self._store)
 
-    @property
-    def _kind(self) -> type[Step]:
-        return PipelinedStep if isinstance(self.strategy, HasStages) else Step
+    def _source(
+        self, batch_size: int | None, *collectives: Collectives, takes_rows: bool = True, **options: Any
+    ) -> Any:
+        """Returns what computes gradients; `takes_rows`: whether the reducer accepts rows."""
+        kind = PipelinedGradients if isinstance(self.strategy, HasStages) else GradientSource
+        sparse = self._settings.sparse if takes_rows else frozenset()
+        settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
+        return kind(self.model, self.strategy, self._store, settings, self._metrics, *collectives, **options)
 
     @property
     def sums_gradients(self) -> bool:
@@ -164,10 +169,8 @@ class Steps:
         return self._current is not None and self._current.sends_rows
 
     def communication(self, spec: Any) -> Communication:
-        """Returns what replicas communicate in a partitioned step; see `Step.communication`."""
-        settings = replace(self._settings, batch_size=None, sparse=frozenset())
-        step = Step(self.model, self.strategy, Bucketed(Sum()), self._store, settings, self._metrics)
-        return step.communication(spec)
+        """Returns what replicas communicate in a partitioned step; see `GradientSource.communication`."""
+        return self._source(None, takes_rows=False).communication(spec)
 
     def choose(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
         """Switches these gradients to other methods; every process must do the same at the same step.
@@ -282,16 +285,14 @@ class Steps:
           reducer: replaces the current reducer.
           collectives: replaces the strategy's collectives.
           read: returns what else to return, such as what the reducer has observed; called while the step is traced.
-          **options: further arguments of the step, such as the `clock` of a `PipelinedStep`.
+          **options: further arguments of the source, such as the `clock` of `PipelinedGradients`.
 
         Returns:
           A compiled function (batch, step number) -> per-replica (finite, norm, result of `read`).
         """
         spoken = collectives or self.strategy.step_collectives
-        sparse = self._settings.sparse if reducer is None else frozenset()  # only the default reducer supports rows
-        settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
-        summed = reducer or self.reducer()
-        step = self._kind(self.model, self.strategy, summed, self._store, settings, self._metrics, spoken, **options)
+        source = self._source(batch_size, spoken, takes_rows=reducer is None, **options)
+        step = Step(source, reducer or self.reducer(), self._store)
 
         def replica_function(batch: Any, number: tf.Tensor) -> Any:
             with using(spoken):
@@ -305,7 +306,7 @@ class Steps:
         """Compiles steps of a pipeline without a flush that update nothing; see `compile_timed_steps`."""
         pipeline = without_flush_of(self.strategy)
         assert pipeline
-        return compile_timed_steps(self._delayed(pipeline, batch_size, clock=clock), pipeline, clock, count)
+        return compile_timed_steps(self._delayed(batch_size, clock=clock), pipeline, clock, count)
 
     @property
     def gradient_bytes(self) -> int:
@@ -322,7 +323,9 @@ class Steps:
         if step is None or step.sent is None:
             return {}
         exact_bytes = sum(map(tensor_bytes, self.specs))
-        return cost_of(self.compression.payload_bytes(step.sent), exact_bytes, step.message_bytes)
+        messages = step.source.messages
+        message_bytes = messages.payload_bytes if messages else 0
+        return cost_of(self.compression.payload_bytes(step.sent), exact_bytes, message_bytes)
 
 
 @contextlib.contextmanager

@@ -20,16 +20,18 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Recording, using
 from tfdist.distribution.strategy import State
+from tfdist.gradients import Reducer
 from tfdist.pipelining.action_clock import ActionClock, NoClock
 from tfdist.pipelining.crossings import CrossingSpec, crossings_of
+from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.messages import Link
 from tfdist.pipelining.passes import Forward, Passes
 from tfdist.step import randomness
 from tfdist.step.named_specs import named_specs
-from tfdist.step.pipelined_step import MicroBatch, PipelinedStep, split_rows
-from tfdist.step.reduction import square_norms
+from tfdist.step.pipelined_step import MicroBatch, PipelinedGradients, split_rows
+from tfdist.step.reduction import Computed, square_norms
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import Computed
+from tfdist.step.step import Step
 
 Weights = list[tf.Tensor]
 
@@ -81,7 +83,7 @@ class Made(NamedTuple):
     gradient_finite: tf.Tensor
 
 
-class DelayedStep(PipelinedStep):
+class DelayedStep(Step):
     """The step of one stage, whose gradients are those of older weights.
 
     Attributes:
@@ -89,11 +91,14 @@ class DelayedStep(PipelinedStep):
       read_ahead: how many batches are read before the step that ends with their update.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    _strategy: HasStages
+    source: PipelinedGradients
+
+    def __init__(self, source: PipelinedGradients, reducer: Reducer, store: StateStore):
         """Initializes the step and creates its state; see base class."""
-        super().__init__(*args, **kwargs)
+        super().__init__(source, reducer, store)
         schedule = self._strategy.schedule
-        [(self._number, self._graph)] = self._model.stages.items()
+        [(self._number, self._graph)] = source.model.stages.items()
         self._count = schedule.micro_batches
         self._ahead = schedule.stages - 1 - self._number
         self.delay = schedule.delays[self._number]
@@ -101,9 +106,9 @@ class DelayedStep(PipelinedStep):
         variables = self._graph.variables
         others = (*variables.non_trainable, *variables.others)
         self._others = [variable for variable in others if not variable.trainable]
-        self._seed_places = {id(state): place for place, state in enumerate(self._seeds)}
+        self._seed_places = {id(state): place for place, state in enumerate(source.seeds)}
         # Those of 1, 2, ... updates ago. An assignment shares the memory of the tensor that is assigned.
-        self._older = [self._version(args[3], age + 1) for age in range(self.delay)]
+        self._older = [self._version(store, age + 1) for age in range(self.delay)]
         self._passes: Passes | None = None
         self._stage = _Stage(self, self._graph)
 
@@ -121,7 +126,7 @@ class DelayedStep(PipelinedStep):
             for variable, value in zip(version, newer, strict=True):
                 variable.assign(tf.where(tf.math.is_nan(variable), value, variable))
             newer = [tf.convert_to_tensor(variable) for variable in version]
-        with using(self._collectives):
+        with using(self.source.collectives):
             work = _Work(self, step, carried, dict(enumerate(batches)), NoClock())
             for place in range(self._ahead):
                 received = work.receive(FILL, place)
@@ -140,22 +145,21 @@ class DelayedStep(PipelinedStep):
           with_norm: scalar bool; whether to compute the norm.
           going: scalar bool; if False, nothing is updated.
         """
-        self._recorded = Recording(self._collectives)
-        self._messages = Recording(self._strategy.pipeline_collectives)
+        self._recorded = Recording(self.source.collectives)
+        self.source.begin()
         with using(self._recorded):
             values = self._side_effects.begin()
             batches = {self.read_ahead: batch}
             if carried.latest:
                 batches[self.read_ahead - 1] = carried.latest[0]
-            totals = self._totals(batch, self.batch_size) if self._graph.is_last else []
-            work = _Work(self, step, carried, batches, self._clock or NoClock(), totals)
+            totals = self.source.totals(batch, self.batch_size) if self._graph.is_last else []
+            work = _Work(self, step, carried, batches, self.source.clock or NoClock(), totals)
             received = carried.received
             for place in range(self._count):
                 work.forward(self._ahead + place, received, "F", place)
                 received = work.receive("F", place)
                 work.backward(place)
             made = self._updated(work, self._side_effects.end(values), with_norm, going)
-        self.message_bytes = self._messages.payload_bytes
         latest = [batch] if self.read_ahead else []
         return work.carried(received)._replace(latest=latest), made
 
@@ -181,7 +185,7 @@ class DelayedStep(PipelinedStep):
 
     def seeded(self, state: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
         """Returns values of the stage's other variables with the seeds of a step."""
-        seeds = randomness.seed_values(self._seeds, self.settings.seed, step, self._strategy.collectives.rank)
+        seeds = randomness.seed_values(self.source.seeds, self.settings.seed, step, self._strategy.collectives.rank)
         return [
             seeds[self._seed_places[id(variable)]] if id(variable) in self._seed_places else value
             for variable, value in zip(self._others, state, strict=True)
@@ -198,7 +202,7 @@ class DelayedStep(PipelinedStep):
         """
         own = [*self.variables, *self._others]
         scope = keras_internals.RecordedScope(zip(own, received[: len(own)], strict=True))
-        sent, value, recorded = self.forward(self._graph, micro_batch, received[len(own) :], values=scope)
+        sent, value, recorded = self.source.forward(self._graph, micro_batch, received[len(own) :], values=scope)
         others = (tf.identity(scope.get_current_value(variable)) for variable in self._others)
         return [*sent, *others], value, recorded
 
@@ -214,13 +218,10 @@ class DelayedStep(PipelinedStep):
         """Reduces the gradients of the step and applies them, in the last of its operations."""
         assert self._passes
         uses = self._passes.uses[: len(self.variables)]
-        self._without_gradient.append(frozenset(place for place, is_used in enumerate(uses) if not is_used))
-        self.sent = Recording(self._recorded)
+        self.source.without_gradient.append(frozenset(place for place, is_used in enumerate(uses) if not is_used))
         with tf.control_dependencies(work.done[-1]):
             gradients = [tf.identity(gradient) for gradient in work.sums]
-        reduced = self._reduction.reduce([*gradients, work.share], self.sent, name="gradients")
-        if self._strategy.replicas == 1:
-            self.sent = Recording(self._recorded)  # gradients stay in this process
+        reduced = self._reduced([*gradients, work.share])
         *whole, value = reduced.totals
         finite = tf.logical_and(going, reduced.all_finite(value))
         zero = tf.zeros([], value.dtype)
@@ -271,7 +272,7 @@ class _Work:
         totals: Sequence[tf.Tensor] = (),
     ):
         self._step, self._number, self._carried, self._totals = step, number, carried, list(totals)
-        self._stage, self._link, self._clock = step._stage, step._messages, clock
+        self._stage, self._link, self._clock = step._stage, step.source.messages, clock
         self._parts = {ahead: split_rows(batch, step._count) for ahead, batch in batches.items()}
         self.versions = step.versions()
         self._begun = deque(carried.begun)

@@ -23,11 +23,12 @@ def compile_local_loop(step: LocalSGDStep, strategy: HasCollectives) -> Loop:
             started, batch, numbers = timed_batch(iterator, strategy)
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
             made = strategy.run(step.train, batch, first_step + tf.cast(done, tf.int64), wanted)
-            values = [
-                tf.stack([tf.cast(strategy.local(value)[i], tf.float64) for value in made[:4]]) for i in range(local)
-            ]
-            waited, busy = strategy.local(made.arrived)[0] - started, tf.stack(strategy.local(made.busy))
-            return strategy.local(made.norm)[0], LoopReport([tf.stack(values)], waited, busy, numbers)
+            computed = made.computed
+            parts = computed.loss, made.rows, computed.finite, made.may_continue
+            values = [tf.stack([tf.cast(strategy.local(x)[i], tf.float64) for x in parts]) for i in range(local)]
+            waited, busy = strategy.local(computed.arrived)[0] - started, tf.stack(strategy.local(computed.busy))
+            norm = tf.cast(strategy.local(computed.norm)[0], keras.config.floatx())
+            return norm, LoopReport([tf.stack(values)], waited, busy, numbers)
 
         spec = tf.TensorSpec([local, 4], tf.float64)
         norm, report = run_loop(one, tf.zeros([], keras.config.floatx()), steps, [spec], strategy)

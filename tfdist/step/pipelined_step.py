@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Recording, current
+from tfdist.collectives import Collectives, Recording, current
 from tfdist.errors import InputError
 from tfdist.errors.counts import count_of
 from tfdist.gradients import unscaled
@@ -24,11 +24,11 @@ from tfdist.pipelining.spread_stage import SpreadStage
 from tfdist.pipelining.stage_devices import StageDevices
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
+from tfdist.step.gradient_source import GradientSource, LocalGradients, dense
 from tfdist.step.metrics import LossShare
-from tfdist.step.reduction import square_norms
+from tfdist.step.reduction import Computed, square_norms
 from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.side_effects import fed_back
-from tfdist.step.step import Computed, Step, dense
 
 
 class MicroBatch(NamedTuple):
@@ -51,60 +51,60 @@ class MicroBatch(NamedTuple):
     batch_size: int | tf.Tensor
 
 
-class PipelinedStep(Step):
-    """A step whose gradients are those of this process's stages; loss, norm and finiteness are those of all stages."""
+class PipelinedGradients(GradientSource):
+    """The gradients of this process's stages, computed in micro-batches; loss, norm and finiteness are those of all stages.
 
-    _model: StagedModel
-    _strategy: HasStages
+    Attributes:
+      clock: notes when actions begin and end; None notes nothing.
+    """
 
-    def __init__(self, *args: Any, clock: ActionClock | None = None, **kwargs: Any):
-        """Initializes the step; see base class.
+    model: StagedModel
+    strategy: HasStages
+    messages: Recording
+    has_own_time = False
+
+    def __init__(self, *args: Any, clock: ActionClock | None = None):
+        """Initializes the source; see base class.
 
         Args:
           *args: see base class.
           clock: notes when actions begin and end; None notes nothing.
-          **kwargs: see base class.
         """
-        super().__init__(*args, **kwargs)
-        self._clock = clock
-        self._messages = Recording(self._strategy.pipeline_collectives)
-        # As in the whole model, so that layers of different stages draw different numbers.
-        self._seeds = randomness.seed_states(self._model.whole)
-        shared = {id(variable): min(stages) for variable, stages in self._model.cut.shared}
-        self._is_first = [
-            shared.get(id(variable), min(self._model.stages)) in self._model.stages for variable in self.variables
-        ]
-        whole = self._model.whole
+        super().__init__(*args)
+        self.clock, self.keeps_gradients = clock, self.strategy.replicas == 1
+        self.messages = Recording(self.strategy.pipeline_collectives)
+        whole = self.model.whole
+        self.seeds = randomness.seed_states(whole)  # so that layers of different stages draw different numbers
         state = [*keras_internals.own_state(whole), *keras_internals.spectrally_normalized(whole)]
         self._layer_state = {id(variable) for variable in state}
+        shared = {id(variable): min(stages) for variable, stages in self.model.cut.shared}
+        own = self.model.stages
         self._is_shared = [id(variable) in shared for variable in self.variables]
+        self._is_first = [shared.get(id(variable), min(own)) in own for variable in self.variables]
 
-    def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
-        """See base class; without a time of its own, which would contain that of waiting for other stages."""
-        self._step, _, _ = self._drawn_from(step)
-        self._messages = Recording(self._strategy.pipeline_collectives)  # of the latest trace
-        computed = super().compute(batch, step, with_norm)._replace(busy=tf.zeros([], tf.float64))
-        if self._strategy.replicas == 1:
-            self.sent = Recording(self._recorded)  # gradients stay in this process
-        self.message_bytes = self._messages.payload_bytes
-        return computed
+    def begin(self) -> None:
+        """Begins a trace."""
+        self.messages = Recording(self.strategy.pipeline_collectives)
 
-    def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns the gradients of this replica's rows, and its share of the losses of these stages."""
-        strategy = self._strategy
-        totals = self._totals(batch, batch_size) if strategy.is_last else []
+    def _of_rows(
+        self, batch: Any, batch_size: int | tf.Tensor, step: tf.Tensor, collectives: Collectives
+    ) -> LocalGradients:
+        """See base class; with the share of the losses of these stages."""
+        self.begin()
+        strategy = self.strategy
+        totals = self.totals(batch, batch_size) if strategy.is_last else []
         parts = split_rows(batch, strategy.micro_batches)
         micro_batches = [
-            MicroBatch(rows, tf.constant(number), self._step, strategy.collectives.rank, totals, batch_size)
+            MicroBatch(rows, tf.constant(number), step, strategy.collectives.rank, totals, batch_size)
             for number, rows in enumerate(parts)
         ]
-        stages = {number: _Stage(self, graph, micro_batches) for number, graph in self._model.stages.items()}
+        stages = {number: _Stage(self, graph, micro_batches) for number, graph in self.model.stages.items()}
         sums = run_schedule(
             strategy.schedule,
             strategy.pipeline_rank,
             stages,
-            self._messages,
-            self._clock,
+            self.messages,
+            self.clock,
             strategy.activation_compression,
         )
         found: dict[int, Gradient] = {}
@@ -114,11 +114,11 @@ class PipelinedStep(Step):
                 found[id(variable)] = gradient if before is None else before if gradient is None else before + gradient
         gradients = [found[id(variable)] for variable in self.variables]
         without = (i for i, g in enumerate(gradients) if g is None and not self._is_shared[i])
-        self._without_gradient.append(frozenset(without))
+        self.without_gradient.append(frozenset(without))
         whole = [dense(gradient, variable) for gradient, variable in zip(gradients, self.variables, strict=True)]
-        return whole, sums.share
+        return LocalGradients(whole, sums.share)
 
-    def _totals(self, batch: Any, batch_size: int | tf.Tensor) -> list[tf.Tensor]:
+    def totals(self, batch: Any, batch_size: int | tf.Tensor) -> list[tf.Tensor]:
         """Returns the denominators of the losses, which the first backward pass needs.
 
         They depend on the data by masks and weights alone. Masks are those of a forward pass of the whole model, whose
@@ -126,11 +126,11 @@ class PipelinedStep(Step):
         process does not have are zeros in it. Where no output has a mask, there is no such pass.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        unmasked = self._model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
+        unmasked = self.model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
         if unmasked is not None:
-            return loss.totals(loss.terms(self._model, y, unmasked, weight), batch_size, current())
-        outputs, stand_ins = self._model.with_zeros(x, training=False)
-        terms = loss.terms(self._model, y, outputs, weight)
+            return loss.totals(loss.terms(self.model, y, unmasked, weight), batch_size, current())
+        outputs, stand_ins = self.model.with_zeros(x, training=False)
+        terms = loss.terms(self.model, y, outputs, weight)
         zeros = {id(value) for value in stand_ins}
         for term in terms:
             if term.per_row is None and keras_internals.is_computed_from(term.denominator, zeros):
@@ -141,22 +141,22 @@ class PipelinedStep(Step):
                 )
         return loss.totals(terms, batch_size, current())
 
-    def _agreed(
-        self, gradients: list[tf.Tensor], value: tf.Tensor, finite: tf.Tensor, with_norm: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
+    def agreed(self, computed: Computed, with_norm: tf.Tensor) -> Computed:
         """See base class; one message of all stages. Of a shared variable, the first stage adds the gradient to the norm.
 
         Gradients of shared variables are summed over their stages here, after they have been reduced over replicas: the
         messages of two stages contain different tensors, and an engine's sums may depend on them.
         """
         floatx = keras.config.floatx()
-        gradients = summed_over_stages(gradients, self.variables, self._model.cut, self._strategy, self._messages)
+        value = computed.loss
+        gradients = summed_over_stages(computed.gradients, self.variables, self.model.cut, self.strategy, self.messages)
         squares = square_norms(list(itertools.compress(gradients, self._is_first)))
-        failed = tf.cast(tf.logical_not(finite), floatx)
+        failed = tf.cast(tf.logical_not(computed.finite), floatx)
         own = tf.stack([tf.cast(value, floatx), failed, tf.add_n([tf.zeros([], floatx), *squares])])
-        [everyone] = self._strategy.pipeline_collectives.all_gather([own[None]], name="stages/agreed")
+        [everyone] = self.strategy.pipeline_collectives.all_gather([own[None]], name="stages/agreed")
         total, failed, norm = tf.unstack(tf.reduce_sum(everyone, axis=0))
-        return gradients, tf.cast(total, value.dtype), tf.equal(failed, 0), tf.sqrt(norm)
+        total = tf.cast(total, value.dtype)
+        return computed._replace(gradients=gradients, loss=total, finite=tf.equal(failed, 0), norm=tf.sqrt(norm))
 
     def forward(
         self,
@@ -181,16 +181,16 @@ class PipelinedStep(Step):
         share = loss.floating(rows) / loss.floating(batch_size)
         operations = keras_internals.count_operations()
         with values or contextlib.nullcontext(), scalars_weighted(share), self._draws(micro_batch):
-            outputs, sent = graph.call(self._model.cut.named_inputs(x), received, training=True)
+            outputs, sent = graph.call(self.model.cut.named_inputs(x), received, training=True)
             of_layers = graph.take_data_losses(), graph.weight_losses()
         self._check_state(graph, (outputs, sent, of_layers), operations)
-        terms = loss.terms(self._model, y, outputs, weight) if graph.is_last else []
+        terms = loss.terms(self.model, y, outputs, weight) if graph.is_last else []
         totals = totals if terms else []
         recorded = loss.as_recorded(terms, totals, batch_size)
         value = _sum(loss.shares_of_losses(*of_layers, terms, totals, share))
         seen = value if recorded[0] is terms else _sum(loss.shares_of_losses(*of_layers, *recorded, share))
         if graph.is_last:
-            self._metrics.update(y, outputs, weight, LossShare(seen, loss.shares_of(*recorded), rows, batch_size))
+            self.metrics.update(y, outputs, weight, LossShare(seen, loss.shares_of(*recorded), rows, batch_size))
         return sent, value, seen
 
     def _check_state(self, graph: cut.StageGraph | SpreadStage, results: Any, operations: int) -> None:
@@ -201,42 +201,44 @@ class PipelinedStep(Step):
           results: structure of what its forward pass returns.
           operations: number of operations that were traced before.
         """
-        parts = self._strategy.replicas * self._strategy.micro_batches
+        parts = self.strategy.replicas * self.strategy.micro_batches
         variables = [] if parts == 1 or isinstance(graph, SpreadStage) else graph.variables.all
         state = [variable for variable in variables if id(variable) in self._layer_state]
         if found := fed_back(state, results, operations):
             raise InputError(
                 "Layers of a pipeline must not compute with state that they assign in training, as one device would assign it "
-                f"once in a step. Received: {found[0].path}, with {count_of(self._strategy.micro_batches, 'micro-batch')} and "
-                f"{count_of(self._strategy.replicas, 'replica')}. Use another --strategy."
+                f"once in a step. Received: {found[0].path}, with {count_of(self.strategy.micro_batches, 'micro-batch')} and "
+                f"{count_of(self.strategy.replicas, 'replica')}. Use another --strategy."
             )
 
     def _draws(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
         """Returns the context of random operations outside of the model's generators."""
-        if self._strategy.replicas * self._strategy.micro_batches == 1:
+        if self.strategy.replicas * self.strategy.micro_batches == 1:
             return contextlib.nullcontext()
         return randomness.of_micro_batch(
-            self._seeds, self.settings.seed, micro_batch.step, micro_batch.replica, micro_batch.number
+            self.seeds, self.settings.seed, micro_batch.step, micro_batch.replica, micro_batch.number
         )
 
     @property
     def devices(self) -> StageDevices | None:
         """Devices over which the stages of this process are spread; None if it has one."""
-        return self._strategy.stage_devices
+        return self.strategy.stage_devices
 
     @property
     def loss_scale(self) -> tf.Tensor | None:
         """The current factor of the loss; None without loss scaling."""
-        return tf.convert_to_tensor(self._scale[0]) if self._scale else None
+        return tf.convert_to_tensor(self.scale[0]) if self.scale else None
 
 
 class _Stage:
     """A stage in one step; see `tfdist.pipelining.execution.FedStage`."""
 
-    def __init__(self, step: PipelinedStep, graph: cut.StageGraph | SpreadStage, micro_batches: Sequence[MicroBatch]):
-        self._step, self._graph, self._micro_batches = step, graph, micro_batches
+    def __init__(
+        self, source: PipelinedGradients, graph: cut.StageGraph | SpreadStage, micro_batches: Sequence[MicroBatch]
+    ):
+        self._source, self._graph, self._micro_batches = source, graph, micro_batches
         self.trained = graph.variables.trainable
-        devices = step.devices
+        devices = source.devices
         self.variables = [variable.value for variable in self.trained] if devices is None else [devices.order]
         rows = keras.tree.flatten(micro_batches[0].rows)[0].shape[0]
         self.received, self.sent = crossings_of(graph.received, rows), crossings_of(graph.sent, rows)
@@ -245,8 +247,8 @@ class _Stage:
         return self._micro_batches[micro_batch]
 
     def forward(self, arguments: MicroBatch, received: Sequence[tf.Tensor]) -> Forward:
-        sent, value, recorded = self._step.forward(self._graph, arguments, received)
-        self._scale = self._step.loss_scale
+        sent, value, recorded = self._source.forward(self._graph, arguments, received)
+        self._scale = self._source.loss_scale
         return Forward(sent, value if self._scale is None else value * tf.cast(self._scale, value.dtype), recorded)
 
     def gradients(self, found: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Gradient]:
@@ -259,7 +261,7 @@ class _Stage:
             return sums
         [after] = sums
         found = self._graph.taken_gradients(tf.zeros([]) if after is None else after)
-        return _unscaled(found, self._step.loss_scale)
+        return _unscaled(found, self._source.loss_scale)
 
 
 def _sum(shares: Sequence[tf.Tensor]) -> tf.Tensor:

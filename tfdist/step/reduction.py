@@ -1,8 +1,8 @@
-"""The reduction of a step: sums over replicas by a reducer with state, and norms of the sums."""
+"""The reduction of a step: sums over replicas by a reducer with state, their norms, and whether they are applied."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -11,6 +11,33 @@ from tfdist.collectives import Collectives
 from tfdist.gradients import Reduced, Reducer
 from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
+
+
+class Computed(NamedTuple):
+    """The result of `compute` for `apply` and the loop, on each replica.
+
+    Attributes:
+      gradients: reduced and clipped, equal on every replica.
+      state: the reducer's new state, to be stored if the step is applied.
+      scale: new state of the loss scale, whether the step is applied or not; empty without loss scaling.
+      before: moving statistics, metrics and whatever else the forward pass assigns, before the step; to be restored if the
+        step is not applied.
+      loss: scalar; loss of the global batch, equal on every replica.
+      finite: scalar bool; whether the loss and every gradient are finite, the same on every replica.
+      norm: scalar; global gradient norm before clipping, if requested or needed, else 0.
+      arrived: scalar float64; time at which the batch was available, in seconds since the epoch; 0 if there is no clock.
+      busy: scalar float64; seconds from then to this replica's own gradients; 0 if there is no clock.
+    """
+
+    gradients: list[tf.Tensor]
+    state: list[tf.Tensor]
+    scale: list[tf.Tensor]
+    before: list[tf.Tensor]
+    loss: tf.Tensor
+    finite: tf.Tensor
+    norm: tf.Tensor
+    arrived: tf.Tensor
+    busy: tf.Tensor
 
 
 class Reduction:

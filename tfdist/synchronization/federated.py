@@ -16,7 +16,7 @@ from tfdist.step.reduction import Reduction
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
-from tfdist.synchronization.client_step import ClientStep
+from tfdist.synchronization.client_step import ClientGradients, ClientStep
 from tfdist.synchronization.interface import Exchanges
 from tfdist.synchronization.round_exchange import RoundExchange
 from tfdist.synchronization.round_loop import compile_round_loop
@@ -51,7 +51,9 @@ class FederatedRounds(Exchanges):
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             settings = dataclasses.replace(settings, batch_size=batch_size)
-            of_client = ClientStep(self._model, self._strategy, store, settings, metrics, self._sync, self._state)
+            options = self._model, self._strategy, store, settings, metrics
+            source = ClientGradients(*options, sync=self._sync, global_weights=self._state.global_weights)
+            of_client = ClientStep(source, store, self._state)
             loop = compile_round_loop(of_client, self._state, self._exchange, self._strategy, batch_size)
             return of_client, loop
 

@@ -86,8 +86,8 @@ class _RoundLoop:
             started, turn, numbers = timed_batch(iterator, strategy)
             assert isinstance(turn, ReplicaTurn)
             with _at_update(self._step.optimizer, number):
-                times = strategy.run(self._step.train, turn, number)
-            waited, busy = strategy.local(times.arrived)[0] - started, tf.stack(strategy.local(times.busy))
+                computed = strategy.run(self._step.train, turn, number)
+            waited, busy = strategy.local(computed.arrived)[0] - started, tf.stack(strategy.local(computed.busy))
             return tf.logical_not(strategy.local(turn.is_last)[0]), LoopReport([], waited, busy, numbers)
 
         _, report = run_loop(one, tf.constant(True), tf.int32.max, [], strategy, going=lambda going: going)

@@ -1,0 +1,263 @@
+"""The gradients of a replica's rows: computed at once, in micro-steps, or as one device computes them from all rows."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives import Collectives, OneReplica, Recording, current, using
+from tfdist.data.batches import count_rows
+from tfdist.data.replica_rows import ReplicaRows
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.gradients import accumulated, unscaled
+from tfdist.row_semantics.explanation import Communication
+from tfdist.step import loss, randomness
+from tfdist.step.assigned_once import AssignedOnce
+from tfdist.step.data_mismatch import not_compilable
+from tfdist.step.metrics import LossShare, ModelMetrics
+from tfdist.step.micro_step_state import MicroStepState
+from tfdist.step.named_specs import named_specs
+from tfdist.step.partitioned_step import communication, partitioned
+from tfdist.step.reduction import Computed, global_norm
+from tfdist.step.scalar_metrics import scalars_weighted
+from tfdist.step.settings import Settings
+from tfdist.step.state_store import StateStore
+
+
+class LocalGradients(NamedTuple):
+    """What a replica contributes to a step.
+
+    Attributes:
+      gradients: of each variable; a tensor, or rows if the reducer accepts them.
+      loss: scalar; this replica's share of the loss.
+    """
+
+    gradients: list[tf.Tensor | tf.IndexedSlices]
+    loss: tf.Tensor
+
+
+class GradientSource:
+    """Computes the gradients of one model, and updates its metrics.
+
+    Attributes:
+      model: the model.
+      strategy: strategy whose replicas run the step.
+      settings: options of the step.
+      metrics: metrics of the model.
+      collectives: collectives of the replicas.
+      variables: the trainable variables.
+      seeds: states of the random layers.
+      scale: state of the loss scale; empty without loss scaling.
+      without_gradient: for each trace, the indices of the variables for which this replica has no gradient.
+      has_own_time: whether the time of the computation is this replica's own, instead of one that contains waiting.
+      keeps_gradients: whether nothing is sent to sum gradients.
+      messages: the calls between stages of a pipeline in the latest trace; None if there are none.
+    """
+
+    has_own_time = True
+    keeps_gradients = False
+    messages: Recording | None = None
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        store: StateStore,
+        settings: Settings,
+        metrics: ModelMetrics,
+        collectives: Collectives | None = None,
+        *,
+        is_local: bool = False,
+    ):
+        """Initializes the source and creates the state of the loss scale.
+
+        Args:
+          model: model compiled and built under the strategy's scope.
+          strategy: strategy whose replicas run the step.
+          store: store of the state.
+          settings: options of the step.
+          metrics: metrics of the model.
+          collectives: collectives of the replicas; by default the strategy's, with its algorithms.
+          is_local: whether each replica trains by itself: its loss is the mean over its rows, and nothing is sent.
+        """
+        self.model, self.strategy, self.settings, self.metrics = model, strategy, settings, metrics
+        self.collectives = OneReplica() if is_local else collectives or strategy.step_collectives
+        self._is_local = is_local
+        self.variables = list(model.trainable_variables)
+        self.seeds = randomness.seed_states(model)
+        self.scale = store.variables(settings.scale_state())
+        self.without_gradient: list[frozenset[int]] = []
+        self._in_rows = [spec.name in settings.sparse for spec in named_specs(self.variables)]
+        self._micro_step_state = MicroStepState(model, strategy)
+
+    def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
+        """Returns the step, the replica and the number of replicas from which random layers draw."""
+        return step, self.strategy.collectives.rank, self.strategy.collectives.size
+
+    def local(self, own: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
+        """Computes the gradients of a replica's rows. A replica function.
+
+        Args:
+          own: the rows.
+          step: scalar int64; number of steps done so far.
+          collectives: collectives of the replicas, which record the calls.
+        """
+        if not self.is_partitioned:
+            batch_size = count_rows(own.batch) if self._is_local else own.batch_size
+            return self._of_rows(own.batch, batch_size, step, collectives)
+        own = ReplicaRows(own.batch, (own.rows,), tf.convert_to_tensor(own.batch_size))
+        result = partitioned(self.model, self.metrics.variables, self._of_one_device, own, collectives)
+        result.assign()
+        value = result.values["loss"]
+        return LocalGradients(result.gradients, value / tf.cast(collectives.size, value.dtype))
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether a replica computes its shares of what one device computes from all rows."""
+        return self.metrics.count_all_rows
+
+    def communication(self, spec: Any) -> Communication:
+        """Returns what replicas communicate if the step is partitioned.
+
+        Args:
+          spec: structure of `tf.TensorSpec` of a batch.
+        """
+        return communication(self.model, self.metrics.variables, self._of_one_device, spec)
+
+    def unused(self) -> frozenset[int]:
+        """Returns the indices of the variables for which this replica had no gradient in any trace."""
+        return frozenset.intersection(*self.without_gradient) if self.without_gradient else frozenset()
+
+    def agreed(self, computed: Computed, with_norm: tf.Tensor) -> Computed:
+        """Returns the result with the norm, if requested or needed, and the same values on every process."""
+        if self.settings.clip.norm:
+            return computed._replace(norm=global_norm(computed.gradients))
+        return computed._replace(
+            norm=tf.cond(with_norm, lambda: global_norm(computed.gradients), lambda: computed.norm)
+        )
+
+    def _of_one_device(self, batch: Any) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        found = self._micro_step(self._differentiate, batch, count_rows(batch))
+        return found.gradients, {"loss": found.loss}
+
+    def _of_rows(
+        self, batch: Any, batch_size: int | tf.Tensor, step: tf.Tensor, collectives: Collectives
+    ) -> LocalGradients:
+        """Computes the gradients of rows, at once or in micro-steps; `batch_size`: rows over which the loss is a mean."""
+        differentiate = self._compiled(self._differentiate)
+        if self.settings.micro_steps == 1:
+            return self._micro_step(differentiate, batch, batch_size)
+        # The denominators of the whole batch are computed first, so that nothing is sent between micro-steps. Only the
+        # masks of this forward pass are used; the rest of its graph is never run.
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        with self.strategy.layouts.computing(self.variables):
+            values = [(variable, variable.value) for variable in self.model.variables]
+            with keras.StatelessScope(state_mapping=values):  # it must not update metrics of layers
+                outputs = self.strategy.layouts.by_rows(self.model(x, training=False))
+        parts = loss.terms(self.model, y, outputs, weight)
+        totals = loss.totals(parts, batch_size, current())
+        # Without loops, the graph contains all micro-steps.
+        shards = 0 if self.strategy.compiles_loops else self.strategy.layouts.row_shards
+        once, state = AssignedOnce(), self._micro_step_state
+        state.begin()
+
+        def micro_step(rows: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
+            with once.micro_step() if shards else contextlib.nullcontext(), state.micro_step():
+                part = self.strategy.layouts.by_rows(rows)
+                found = self._micro_step(differentiate, part, batch_size, totals)
+                return [*found.gradients, *state.end(count_rows(rows))], found.loss
+
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
+        dtype, every = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]
+        with using(_MicroStepCollectives(collectives)):
+            sums, value = accumulated(micro_step, batch, self.settings.micro_steps, every, dtype, shards)
+        with once.micro_step() if shards else contextlib.nullcontext():
+            state.set_means(sums[len(specs) :])
+        once.assign()
+        return LocalGradients(sums[: len(specs)], value)
+
+    def _micro_step(
+        self,
+        differentiate: Callable[..., Any],
+        batch: Any,
+        batch_size: int | tf.Tensor,
+        totals: list[tf.Tensor] | None = None,
+    ) -> LocalGradients:
+        gradients, share, outputs = differentiate(batch, batch_size, totals)
+        _, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        self.metrics.update(y, outputs, weight, self._of_global_batch(share) if self._is_local else share)
+        return LocalGradients(gradients, share.value)
+
+    def _of_global_batch(self, share: LossShare) -> LossShare:
+        """Returns the share of a local loss such that those of all replicas add up to the mean over the global batch."""
+        batch_size = self.settings.batch_size
+        weight = loss.floating(share.batch_size) / loss.floating(batch_size)
+        terms = [term * tf.cast(weight, term.dtype) for term in share.terms]
+        return LossShare(share.value * tf.cast(weight, share.value.dtype), terms, share.rows, batch_size)
+
+    def _compiled(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
+        if not self.settings.jit_compile:
+            return differentiate
+
+        compiled = tf.function(differentiate, jit_compile=True, autograph=False)
+
+        def without_communication(*args: Any) -> Any:
+            try:
+                return compiled(*args)
+            except (RuntimeError, tf.errors.OpError) as error:
+                raise not_compilable(str(error).splitlines()[0]) from error
+
+        return compiled if isinstance(self.collectives, OneReplica) else without_communication
+
+    def _differentiate(
+        self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None = None
+    ) -> tuple[list[tf.Tensor], LossShare, Any]:
+        scale = tf.convert_to_tensor(self.scale[0]) if self.scale else None
+
+        def scaled_loss(batch: Any) -> tuple[tf.Tensor, Any]:
+            value, share, outputs = self._loss(batch, batch_size, totals)
+            return (value if scale is None else value * tf.cast(scale, value.dtype)), (share, outputs)
+
+        gradients, _, (share, outputs) = self.strategy.gradients(scaled_loss, self.variables, batch)
+        self.without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
+        takes_rows = self.settings.micro_steps == 1
+        whole = [
+            g if takes_rows and in_rows and isinstance(g, tf.IndexedSlices) else dense(g, v)
+            for g, v, in_rows in zip(gradients, self.variables, self._in_rows, strict=True)
+        ]
+        return (whole if scale is None else [unscaled(g, scale) for g in whole]), share, outputs
+
+    def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Any, ...]:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        rows = tf.shape(keras.tree.flatten(x)[0])[0]
+        with scalars_weighted(loss.floating(rows) / loss.floating(batch_size)):
+            outputs = self.strategy.layouts.by_rows(self.model(x, training=True))
+        parts = loss.terms(self.model, y, outputs, weight)
+        if totals is None:
+            totals = loss.totals(parts, batch_size, current())
+        value = loss.training_loss(self.model, parts, totals, rows, batch_size=batch_size)
+        recorded = loss.recorded_loss(self.model, value, parts, totals, rows, batch_size)
+        return value, LossShare(*recorded, rows, batch_size), outputs
+
+
+class _MicroStepCollectives(Recording):
+    """Rejects communication between micro-steps, whose number may differ between replicas."""
+
+    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+        """See base class."""
+        raise InputError(
+            "A layer or loss that communicates takes the whole batch at once. Received: accumulate_steps > 1 and a "
+            f"call of {operation} ({name}). Leave out accumulate_steps."
+        )
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:
+    """Returns a dense gradient, which all replicas can send: zeros for None, rows scattered to their indices."""
+    if gradient is None:
+        return tf.zeros(variable.shape, variable.dtype)
+    whole = tf.convert_to_tensor(gradient)
+    whole.set_shape(variable.shape)  # tf.ensure_shape would be an operation that DTensor does not support
+    return whole
