@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.selection import quick
-from tfdist.step.assigned_once import AssignedOnce
+from tfdist.step.micro_step_state import MicroStepState
 
 
 def test_without_masks_there_is_no_further_forward_pass() -> None:
@@ -78,13 +78,14 @@ def trained(strategy: tfdist.Strategy, x: np.ndarray, layer: keras.Layer | None 
     return record, [np.array(strategy.local(variable.value)[0]) for variable in model.variables]
 
 
-def test_the_last_value_is_assigned() -> None:
-    total, once = keras.Variable(1.0), AssignedOnce()
+def test_the_last_value_is_assigned(single: tfdist.Strategy) -> None:
+    total, state = keras.Variable(1.0), MicroStepState(keras.Sequential([keras.Input((1,))]), single)
+    state.begin(is_unrolled=True)
     for step in (1.0, 2.0, 3.0):
-        with once.micro_step():
+        with state.micro_step():
             total.assign(total + step)
     assert float(total.value) == 1.0
-    once.assign()
+    state.set_means([])
     assert float(total.value) == 7.0
 
 

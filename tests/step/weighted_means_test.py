@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.step.averaged_statistics import AveragedStatistics
+from tfdist.step.temporary_values import averaged_statistics
 from tfdist.step.weighted_means import means_of, means_over_replicas, weighted_terms
 
 LOWEST = np.finfo("float32").min
@@ -74,12 +74,12 @@ def test_moving_statistics_are_averaged(strategy, request):
 
     tf.function(lambda: strategy.run(drift))()
     before = [v.numpy() for v in strategy.local(seed.value)]
-    statistics = AveragedStatistics(model, strategy)
+    statistics = averaged_statistics(model, strategy)
     with statistics():
         assert_averaged()
     np.testing.assert_array_equal(strategy.local(mean.value), [np.array([1.0, 2.0, 4.0]) * i for i in range(n)])
     np.testing.assert_array_equal(strategy.local(variance.value), [[1.0 + i] * 3 for i in range(n)])
-    statistics.average()
+    statistics.assign()
     assert_averaged()
     np.testing.assert_array_equal([v.numpy() for v in strategy.local(seed.value)], before)
     np.testing.assert_array_equal(gamma, [1, 1, 1])

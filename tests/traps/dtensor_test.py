@@ -217,7 +217,7 @@ def test_an_axis_that_moves_between_inner_dims_of_four_is_wrong(devices, before,
 @pytest.mark.processes
 @pytest.mark.parametrize(("parts", "right"), [("rows", True), ("shares of shards", False)])
 def test_of_two_updates_of_a_variable_in_one_program_one_is_lost(devices, parts, right, request):
-    """So micro-steps assign once (tfdist/step/assigned_once.py)."""
+    """So micro-steps assign once (tfdist/step/micro_step_state.py)."""
     if not is_alone(request):
         return
     total = devices.variable(np.float32(0), Layout(()), "total")

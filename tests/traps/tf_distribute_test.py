@@ -60,7 +60,7 @@ def test_dropout_has_one_mask_for_all_replicas(mirrored: tf.distribute.Strategy)
 def test_batch_norm_s_statistics_differ_between_replicas(mirrored: tf.distribute.Strategy) -> None:
     """Guards: moving statistics of Keras's BatchNormalization differ between replicas, and reading them gives replica 0's.
 
-    What depends on it: `AveragedStatistics`, before evaluation and saving.
+    What depends on it: `averaged_statistics`, before evaluation and saving.
     """
     with mirrored.scope():
         layer = keras.layers.BatchNormalization(momentum=0.0)

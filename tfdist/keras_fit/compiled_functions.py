@@ -26,11 +26,11 @@ from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
 from tfdist.row_semantics.explanation import Communication, Explanation, listener
 from tfdist.step import randomness
-from tfdist.step.averaged_statistics import AveragedStatistics
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
+from tfdist.step.temporary_values import averaged_statistics
 
 _numbers = itertools.count()
 _OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
@@ -68,7 +68,7 @@ class Functions:
     def _find_variables(self) -> None:
         """Finds the model's random layers and moving statistics; tracing a custom step may create some."""
         self._seeds = randomness.seed_states(self.model)
-        self.average_statistics = AveragedStatistics(self.model, self._strategy).average
+        self.average_statistics = averaged_statistics(self.model, self._strategy).assign
 
     def _find_created_metrics(self) -> None:
         """Finds metrics that tracing a custom step has created; without any, the sums of the metrics are kept."""

@@ -27,6 +27,7 @@ from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
 from tfdist.step.compression import Compression
+from tfdist.step.gradient_source import dense
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.plain_variables import check_none_is_assigned
@@ -34,7 +35,6 @@ from tfdist.step.reduction import Reduction, global_norm
 from tfdist.step.settings import Settings
 from tfdist.step.side_effects import assign, average_over_rows, restore_unless, selected
 from tfdist.step.state_store import StateStore
-from tfdist.step.step import dense
 from tfdist.step.validation import check_not_wrapped, check_optimizer, inner_optimizer, statistics_of_all_replicas
 
 

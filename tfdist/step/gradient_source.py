@@ -1,6 +1,5 @@
 """The gradients of a replica's rows: computed at once, in micro-steps, or as one device computes them from all rows."""
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from tfdist.errors import InputError
 from tfdist.gradients import accumulated, unscaled
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import loss, randomness
-from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.metrics import LossShare, ModelMetrics
 from tfdist.step.micro_step_state import MicroStepState
@@ -161,11 +159,11 @@ class GradientSource:
         totals = loss.totals(parts, batch_size, current())
         # Without loops, the graph contains all micro-steps.
         shards = 0 if self.strategy.compiles_loops else self.strategy.layouts.row_shards
-        once, state = AssignedOnce(), self._micro_step_state
-        state.begin()
+        state = self._micro_step_state
+        state.begin(is_unrolled=shards > 0)
 
         def micro_step(rows: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
-            with once.micro_step() if shards else contextlib.nullcontext(), state.micro_step():
+            with state.micro_step():
                 part = self.strategy.layouts.by_rows(rows)
                 found = self._micro_step(differentiate, part, batch_size, totals)
                 return [*found.gradients, *state.end(count_rows(rows))], found.loss
@@ -174,9 +172,7 @@ class GradientSource:
         dtype, every = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]
         with using(_MicroStepCollectives(collectives)):
             sums, value = accumulated(micro_step, batch, self.settings.micro_steps, every, dtype, shards)
-        with once.micro_step() if shards else contextlib.nullcontext():
-            state.set_means(sums[len(specs) :])
-        once.assign()
+        state.set_means(sums[len(specs) :])
         return LocalGradients(sums[: len(specs)], value)
 
     def _micro_step(

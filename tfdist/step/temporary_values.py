@@ -1,8 +1,7 @@
 """Variables that have other values for some time, such as averages of weights during an evaluation."""
 
-import abc
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -10,45 +9,52 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.step.validation import inner_optimizer
+from tfdist.step.weighted_means import means_over_replicas
 
 
-class TemporaryValues(abc.ABC):
+class TemporaryValues:
     """Context in which variables have other values; every process must enter it.
 
     Each replica's own values are restored bit for bit on exit; meanwhile they take memory in addition to the others.
     """
 
-    def __init__(self, variables: Sequence[keras.Variable], strategy: HasCollectives):
+    def __init__(
+        self,
+        variables: Sequence[keras.Variable],
+        strategy: HasCollectives,
+        values: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+        *,
+        are_local: bool = True,
+        differ: Callable[[], bool] = lambda: True,
+    ):
         """Initializes the context; compiles nothing yet.
 
         Args:
           variables: variables of the model or the optimizer.
           strategy: strategy of the replicas.
+          values: replica function that returns the values to assign, given this replica's own ones.
+          are_local: whether each replica has its own values of the variables.
+          differ: returns whether the values are others than the variables have.
         """
-        self._variables, self._strategy = list(variables), strategy
+        self._variables, self._strategy, self._values = list(variables), strategy, values
+        self._are_local, self._differ = are_local, differ
         self._take = strategy.compiled_for_variables(self._taken)
         self._restore = strategy.compiled_for_variables(self._assign)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """Returns the context."""
-        if not self._changes_values:
-            yield
-            return
-        own = self._take()
+        own = self.assign()
         try:
             yield
         finally:
-            self._restore(own)
+            if own is not None:
+                self._restore(own)
 
-    @property
-    def _changes_values(self) -> bool:
-        """Whether the values are others than the variables have."""
-        return bool(self._variables)
-
-    @abc.abstractmethod
-    def _values(self, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the values to assign, from this replica's own ones. A replica function."""
+    def assign(self) -> Any:
+        """Assigns the values, for good; returns the replicas' own ones, or None if nothing changes."""
+        return self._take() if self._variables and self._differ() else None
 
     def _taken(self) -> list[tf.Tensor]:
         """Assigns the values; returns this replica's own ones. A replica function."""
@@ -60,14 +66,41 @@ class TemporaryValues(abc.ABC):
 
     def _assign(self, values: Any) -> None:
         """Assigns values of all variables. A replica function."""
-        for variable, value in zip(self._variables, values, strict=True):
-            keras_internals.value_of(variable).assign(self._strategy.layouts.stored(variable, value))
+        with self._strategy.own_copies(self._variables) if self._are_local else contextlib.nullcontext():
+            for variable, value in zip(self._variables, values, strict=True):
+                keras_internals.value_of(variable).assign(self._strategy.layouts.stored(variable, value))
 
 
-class TemporaryLocalValues(TemporaryValues):
-    """Temporary values of variables of which each replica has its own value."""
+def averaged_statistics(model: keras.Model, strategy: HasCollectives) -> TemporaryValues:
+    """Returns a context in which a model's moving statistics are their mean over replicas.
 
-    def _assign(self, values: Any) -> None:
-        """See base class; changes only this replica's variables."""
-        with self._strategy.own_copies(self._variables):
-            super()._assign(values)
+    Cost: one all-reduce of them, in float64.
+    """
+
+    def means(own: list[tf.Tensor]) -> list[tf.Tensor]:
+        return means_over_replicas(own, tf.ones([]), strategy.collectives, name="statistics")
+
+    statistics = keras_internals.moving_statistics(model)
+    return TemporaryValues(statistics, strategy, means, differ=lambda: strategy.replicas > 1)
+
+
+def averaged_weights(model: keras.Model, strategy: HasCollectives) -> TemporaryValues:
+    """Returns a context in which the weights of a model are their moving averages; the same on every replica.
+
+    Without an average, or before the first update, nothing changes. Moving statistics, as of BatchNorm, stay as they are:
+    they are averages already.
+    """
+    optimizer = inner_optimizer(model.optimizer)
+    pairs = keras_internals.weight_averages(optimizer)
+    weights = [variable for variable, _ in pairs]
+
+    def averages(own: list[tf.Tensor]) -> list[tf.Tensor]:
+        held = [keras_internals.value_of(average) for _, average in pairs]
+        # A replica that does not have an average passes the weight in its place.
+        values = [mine if value is None else tf.convert_to_tensor(value) for value, mine in zip(held, own, strict=True)]
+        return strategy.optimizer_shards.from_owners(weights, values, "averages")
+
+    def is_updated() -> bool:
+        return int(strategy.local(keras_internals.value_of(optimizer.iterations))[0]) > 0
+
+    return TemporaryValues(weights, strategy, averages, are_local=False, differ=is_updated)

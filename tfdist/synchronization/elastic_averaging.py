@@ -31,7 +31,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import EASGD
 from tfdist.step.state_store import StateStore
-from tfdist.step.temporary_values import TemporaryLocalValues
+from tfdist.step.temporary_values import TemporaryValues
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.exchange import Exchange, ExchangeResult, square_norm
 from tfdist.synchronization.global_weights import constrained
@@ -93,7 +93,8 @@ class ElasticExchanges(PeriodicExchanges):
                 "With easgd, the center is evaluated, which is an average over steps already. Received: "
                 f"sync={sync} and an average of the weights. Leave out `ema`, or use local_sgd."
             )
-        self._center = _Center(self._weights, strategy, self._global_weights.copies)
+        self._center = TemporaryValues(self._weights, strategy, self._center_of)
+        self._take_over = strategy.compiled(lambda: strategy.run(self._taken_over))
 
     def _make_exchange(self, *args: Any) -> Exchange:
         """See base class."""
@@ -106,11 +107,21 @@ class ElasticExchanges(PeriodicExchanges):
             super().begin(step, batch_size)
             return
         self._batch_size = batch_size
-        self._center.take_over_if_in_agreement()
+        self._take_over()
 
     def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
         """See base class; before the first step, all replicas have the center."""
         return contextlib.nullcontext() if self._last is None else self._center()
+
+    def _center_of(self, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the center: the replicas' weights if all have equal ones. A replica function."""
+        agree = in_agreement(own, self._strategy.collectives)
+        return [tf.where(agree, w, x) for w, x in zip(own, self._global_weights.values(), strict=True)]
+
+    def _taken_over(self) -> tf.Tensor:
+        """Assigns the weights to the center if all replicas have equal ones. A replica function."""
+        self._global_weights.assign(self._center_of(self._exchange.local_weights()))
+        return tf.constant(True)
 
     def to_json(self) -> dict[str, Any]:
         """See base class; `center`: the global weights are evaluated, instead of the mean of the replicas' weights."""
@@ -119,32 +130,6 @@ class ElasticExchanges(PeriodicExchanges):
     def _continues(self, saved: Mapping[str, Any]) -> bool:
         """See base class; here, replicas need not have the global weights."""
         return not saved.get("since")
-
-
-class _Center(TemporaryLocalValues):
-    """Context in which the replicas' weights are the center."""
-
-    def __init__(self, weights: Sequence[keras.Variable], strategy: HasCollectives, center: Sequence[keras.Variable]):
-        """Args: weights: the trainable variables; strategy: their strategy; center: in the same order."""
-        super().__init__(weights, strategy)
-        self._copies = list(center)
-        self._take_over = strategy.compiled(lambda: strategy.run(self._taken_over))
-
-    def take_over_if_in_agreement(self) -> None:
-        """Makes the replicas' weights the center if all have equal ones; every process must call it."""
-        self._take_over()
-
-    def _taken_over(self) -> tf.Tensor:
-        """Assigns the weights to the center if all replicas have equal ones. A replica function."""
-        values = self._values([tf.convert_to_tensor(variable.value) for variable in self._variables])
-        for copy, value in zip(self._copies, values, strict=True):
-            copy.assign(value)
-        return tf.constant(True)
-
-    def _values(self, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """See base class; the center: the replicas' weights if they are equal."""
-        agree = in_agreement(own, self._strategy.collectives)
-        return [tf.where(agree, w, copy.value) for w, copy in zip(own, self._copies, strict=True)]
 
 
 def in_agreement(tensors: Sequence[tf.Tensor], collectives: Collectives) -> tf.Tensor:

@@ -13,7 +13,7 @@ state takes another all-reduce, and so does averaging the moving statistics, if 
 the outer optimizer's state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import keras
@@ -28,6 +28,7 @@ from tfdist.step.local_step import ROWS
 from tfdist.step.named_specs import named_specs
 from tfdist.step.reduction import Reduction, square_norms
 from tfdist.step.state_store import StateStore
+from tfdist.step.temporary_values import TemporaryValues
 from tfdist.step.weighted_means import means_over_replicas
 from tfdist.synchronization.global_weights import GlobalWeights
 
@@ -174,6 +175,26 @@ def weighted_mean(
         tf.where(all_rows > 0, tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)), value)
         for total, value in zip(totals, own, strict=True)
     ]
+
+
+def replica_mean(
+    variables: Sequence[keras.Variable], strategy: HasCollectives, rows: Callable[[], tf.Tensor]
+) -> TemporaryValues:
+    """Returns a context in which variables have their mean over the replicas; cost: one all-reduce of them.
+
+    Args:
+      variables: variables of which each replica has its own value.
+      strategy: strategy of the replicas.
+      rows: replica function that returns a scalar, the replica's weight in the mean; if all are zero, weights are equal.
+    """
+
+    def means(own: list[tf.Tensor]) -> list[tf.Tensor]:
+        mine = tf.cast(rows(), keras.config.floatx())
+        [total] = strategy.collectives.all_reduce([mine], name="replica_mean/rows")
+        weight = tf.where(total > 0, mine / tf.maximum(total, 1), 1 / strategy.replicas)
+        return weighted_mean(own, weight, tf.ones_like(weight), strategy.collectives)
+
+    return TemporaryValues(variables, strategy, means, differ=lambda: strategy.replicas > 1)
 
 
 class InitialState:

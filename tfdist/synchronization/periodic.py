@@ -14,10 +14,9 @@ from tfdist.gradients import Reducer
 from tfdist.grammar.sync import Averaging, Periodic
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.exchange import Exchange, ExchangeResult
+from tfdist.synchronization.exchange import Exchange, ExchangeResult, replica_mean
 from tfdist.synchronization.global_weights import GlobalWeights
 from tfdist.synchronization.interface import Exchanges
-from tfdist.synchronization.replica_mean import ReplicaMean
 from tfdist.synchronization.resumed import check_resumed
 
 
@@ -45,8 +44,8 @@ class PeriodicExchanges(Exchanges):
         self.variables = self._global_weights.variables
         self._exchange = self._make_exchange(self._weights, optimizer, strategy, reducer, self._global_weights, store)
         averages = [average for _, average in keras_internals.weight_averages(optimizer)]
-        self._mean = ReplicaMean([*self._weights, *averages], strategy, self._rows)
-        self._mean_in_agreement = ReplicaMean(averages, strategy, self._rows)
+        self._mean = replica_mean([*self._weights, *averages], strategy, self._rows)
+        self._mean_in_agreement = replica_mean(averages, strategy, self._rows)
         self._compiled: Any = None
         self._batch_size = 0
         self._last: int | None = None  # step of the last exchange; None before local training begins

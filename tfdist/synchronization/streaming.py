@@ -19,10 +19,9 @@ from tfdist.grammar.sync import LocalSGD
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.background import BackgroundCall
-from tfdist.synchronization.exchange import ExchangeResult
+from tfdist.synchronization.exchange import ExchangeResult, replica_mean
 from tfdist.synchronization.fragment import Fragment, bytes_of, fragments_of
 from tfdist.synchronization.interface import Exchanges
-from tfdist.synchronization.replica_mean import ReplicaMean
 from tfdist.synchronization.resumed import check_resumed
 
 _ENDING_SECONDS = 5.0  # after an error, for an exchange that the other processes have entered, too
@@ -91,7 +90,7 @@ class StreamingExchanges(Exchanges):
         self.own_variables = [v for fragment in self._fragments for v in fragment.own_variables]
         averages = {id(v): a for v, a in keras_internals.weight_averages(inner_optimizer(model.optimizer))}
         self._means = [
-            ReplicaMean([*f.weights, *(averages[id(v)] for v in f.weights if id(v) in averages)], strategy, f.rows)
+            replica_mean([*f.weights, *(averages[id(v)] for v in f.weights if id(v) in averages)], strategy, f.rows)
             for f in self._fragments
         ]
         self._compiled: dict[Callable[..., Any], Any] = {}

@@ -15,8 +15,6 @@ from tfdist.layers.sync_batch_norm import synchronize_layers
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
-from tfdist.step.averaged_statistics import AveragedStatistics
-from tfdist.step.averaged_weights import AveragedWeights
 from tfdist.step.communication_cost import cost_of
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
@@ -25,6 +23,7 @@ from tfdist.step.evaluation import Evaluator
 from tfdist.step.row_dependence import RowDependence
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
+from tfdist.step.temporary_values import TemporaryValues, averaged_statistics, averaged_weights
 from tfdist.step.validation import check_micro_steps, check_trains, trained_ids
 from tfdist.synchronization import Exchanges
 from tfdist.synchronization.catalog import make_exchanges
@@ -60,8 +59,8 @@ class Program(NamedTuple):
     steps: Steps
     metrics: metrics.ModelMetrics
     drain: Callable[[], list[np.ndarray]]
-    statistics: AveragedStatistics
-    averaged_weights: AveragedWeights
+    statistics: TemporaryValues
+    averaged_weights: TemporaryValues
     evaluator: Evaluator
     trained: list[int]
     exchanges: Exchanges
@@ -78,7 +77,7 @@ class Program(NamedTuple):
         self.steps.resume_all_reduce_table(saved["all_reduce_table"], saved["replicas"])
         self.exchanges.restore(saved["exchanges"], step)
         if saved["exchanges"] and not self.exchanges.has_local_weights:
-            self.statistics.average()  # a step without exchanges expects equal ones, if it computes with them
+            self.statistics.assign()  # a step without exchanges expects equal ones, if it computes with them
 
     def accepting(self, examples: Examples) -> "Program":
         """Returns this program; raises `InputError` for examples to evaluate that do not fit the model."""
@@ -104,7 +103,7 @@ class Program(NamedTuple):
     def average_statistics(self, step: int) -> None:
         """Replaces moving statistics by their mean for good, unless replicas train locally; every process must call it."""
         if not self._is_local(step):
-            self.statistics.average()
+            self.statistics.assign()
 
     def exchange(self, step: int) -> Mapping[str, float]:
         """Exchanges what is due once `step` updates have been done; returns fields for training records."""
@@ -186,7 +185,7 @@ def build(
     check_micro_steps(model, strategy, settings.micro_steps)
     steps = Steps(model, strategy, settings, compression, store, recorded)
     trained = trained_ids(model)
-    averaged = AveragedWeights(model, strategy)
+    averaged = averaged_weights(model, strategy)
     exchanges = make_exchanges(settings.sync, model, strategy, compression, store)
     dependence = dependence_of(strategy, model, element_spec, settings, steps)
     recorded.count_all_rows = dependence.is_partitioned and strategy.replicas > 1
@@ -199,7 +198,7 @@ def build(
         steps,
         recorded,
         drain,
-        AveragedStatistics(model, strategy),
+        averaged_statistics(model, strategy),
         averaged,
         evaluator,
         trained,
