@@ -1,35 +1,24 @@
 """The functions of one compilation of a model: training, evaluation and prediction on replicas, and logs."""
 
-import contextlib
 import itertools
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Recording, using
-from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
+from tfdist.collectives.trace_check import TRACING_SECONDS
 from tfdist.config.run_config import RunConfig
 from tfdist.data.batches import static_rows
-from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import Place
 from tfdist.keras_fit.metric_sums import MetricSums
-from tfdist.keras_fit.one_device import running
-from tfdist.keras_fit.partitioned_step import communication, partitioned, say_partitioned
-from tfdist.keras_fit.replica_batch import of_equal_values, rows_of
-from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
+from tfdist.keras_fit.partitioned_step import communication, say_partitioned
 from tfdist.keras_fit.step_labels import ReduceOps, reduce_ops, state_of_rows
-from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
-from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
+from tfdist.keras_fit.step_outputs import Returned, inspect_step
+from tfdist.keras_fit.training_steps import CustomSteps, EvaluationSteps, StepsResult, TrainerSteps
 from tfdist.row_semantics.explanation import Communication, Explanation, listener
-from tfdist.step import randomness
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.plain_variables import check_none_is_assigned
-from tfdist.step.side_effects import restore_unless
-from tfdist.step.state_store import StateStore
 from tfdist.step.temporary_values import averaged_statistics
 
 _numbers = itertools.count()
@@ -54,26 +43,21 @@ class Functions:
         """
         self.model, self._strategy, self._options, self._place = model, strategy, options, place
         self.sums = MetricSums(model, strategy)
-        self._find_variables()
         self._failed = False
-        self._tested = 0  # number of batches, which seeds random layers
-        self._training: TrainerSteps | CustomSteps | None = None
-        self._own: CustomSteps | None = None
         self._state_of_rows = state_of_rows(model)
-        self._recorded = Recording(strategy.collectives)
-        self._test_logs: Logs | None = None
-        self._test_reduce_ops = ReduceOps()
-        self._tests = self._made_tests()
+        # Which steps these are is decided with the first batch.
+        self._training: TrainerSteps | CustomSteps | None = None
+        self._tests: EvaluationSteps | None = None
+        self._find_statistics()
 
-    def _find_variables(self) -> None:
-        """Finds the model's random layers and moving statistics; tracing a custom step may create some."""
-        self._seeds = randomness.seed_states(self.model)
+    def _find_statistics(self) -> None:
+        """Finds the model's moving statistics; tracing a custom step may create some."""
         self.average_statistics = averaged_statistics(self.model, self._strategy).assign
 
     def _find_created_metrics(self) -> None:
         """Finds metrics that tracing a custom step has created; without any, the sums of the metrics are kept."""
         if self.sums.find_created():
-            self._find_variables()
+            self._find_statistics()
             self._failed = False
 
     def train(self, batches: Any, spec: Any, most: int, number: int, allows_not_finite: bool) -> StepsResult:
@@ -106,20 +90,25 @@ class Functions:
         """
         self.sums.show()
         self.keep_loss_scale()
-        self._training = self._own = None
+        self._training = None
 
     def forget_tests(self) -> None:
         """Traces the evaluation of a batch again at the next one."""
-        self._tests = self._made_tests()
+        if self._tests is not None:
+            self._tests.compile()
 
     def _first(self, batches: Any, spec: Any, most: int, number: int) -> StepsResult:
         """Runs the first steps, as the labels of the model's step require."""
-        if self._own is None and any(keras_internals.overridden(self.model, name) for name in _OF_A_STEP):
-            self._own = self._own_steps(spec)
-        first = next(batches) if self._own is not None and isinstance(batches, BatchReader) else None
+        is_own = any(keras_internals.overridden(self.model, name) for name in _OF_A_STEP)
+        own = self._own_steps(spec) if is_own else None
+        first = next(batches) if own and isinstance(batches, BatchReader) else None
         needs_all_rows = "" if first is None else self._with_other_rows(first)
-        ops = self._reduce_ops("train_step", self._own.returned if self._own else None, spec, needs_all_rows)
-        self._training = self._following(ops, spec)
+        ops = self._reduce_ops("train_step", own.returned if own else None, spec, needs_all_rows)
+        if own is None and ops.are_means:
+            self._training = TrainerSteps(self.model, self._strategy, self._options, self.sums.metrics, ops.statistics)
+        else:
+            self._training = own or self._own_steps(spec)
+            self._training.set_reduce_ops(ops)
         self.sums.use_all_rows(self._training.needs_all_rows)
         sends_rows = bool(ops.calls) or isinstance(self._training, CustomSteps)
         if not (sends_rows and isinstance(batches, BatchReader)):
@@ -170,13 +159,6 @@ class Functions:
         partitioned = bool(ops.needs_all_rows and not sent.refused)
         return ops._replace(partitioned=partitioned, static_rows=static_rows(spec))
 
-    def _following(self, ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
-        if self._own is None and ops.are_means:
-            return TrainerSteps(self.model, self._strategy, self._options, self.sums.metrics, ops.statistics)
-        made = self._own or self._own_steps(spec)
-        made.set_reduce_ops(ops)
-        return made
-
     def _own_steps(self, spec: Any) -> CustomSteps:
         made = CustomSteps(self.model, self._strategy, self._options, spec, self._place)
         self._find_created_metrics()
@@ -185,53 +167,20 @@ class Functions:
     def test(self, batches: Any, spec: Any, most: int) -> StepsResult:
         """Evaluates batches; see `train` for arguments and result."""
         self.sums.hide()
-        begins = self._test_logs is None
-        if begins:
-            self._begin_tests(spec)
-        self.sums.use_all_rows(self._tests_need_all_rows)
-        if begins or not isinstance(batches, BatchReader):
-            self._test_one(next(batches) if isinstance(batches, BatchReader) else batches)
-            if most == 1 or not isinstance(batches, BatchReader) or batches.at_end:
-                return self._found_by_test(1)
-        steps, (repeatedly, once) = batches.ahead(most - begins), self._tests
-        if self._recorded.has_unknown_shapes:
-            one_at_a_time(once, batches, steps, self._tested)
-        else:
-            repeatedly(batches.rows, self._tested, steps)
-            batches.took(steps)
-        self._tested += steps
-        return self._found_by_test(steps + begins)
+        if self._tests is None:
+            self._tests = self._evaluation_steps(spec)
+        self.sums.use_all_rows(self._tests.needs_all_rows)
+        return self._tests.go(batches, most)
 
-    def _test_one(self, batch: Any) -> None:
-        self._tests[1](batch, self._tested)
-        self._tested += 1
-
-    def _found_by_test(self, steps: int) -> StepsResult:
-        assert self._test_logs is not None  # set when tests began
-        return StepsResult(steps, self._test_logs.read(), self._test_logs.sources)
-
-    @property
-    def _tests_need_all_rows(self) -> bool:
-        return bool(self._test_reduce_ops.needs_all_rows)
-
-    def _begin_tests(self, spec: Any) -> None:
+    def _evaluation_steps(self, spec: Any) -> EvaluationSteps:
         """Traces the test step and derives how values are combined."""
-        is_own = any(keras_internals.overridden(self.model, name) for name in ("test_step", "compute_metrics"))
-        returned = self._looked_at_test(spec) if is_own else Returned()
-        self._test_reduce_ops = self._reduce_ops("test_step", returned if is_own else None, spec)
-        kept = StateStore(self._strategy)
-        self._test_logs = Logs(returned, self._strategy, kept, "test_step", self._test_reduce_ops.logs)
-        self._tests = self._made_tests()
-
-    def _made_tests(self) -> tuple[Any, Any]:
-        given = self._strategy, self._test, self._test_traced
-        return repeated(*given), once(*given)
-
-    def _looked_at_test(self, spec: Any) -> Returned:
-        returned = inspect_step(self.model, self.model.test_step, spec)
-        self._place([*self.model.variables, *KerasMetrics(self.model).variables])
-        self._find_created_metrics()
-        return returned
+        returned = None
+        if any(keras_internals.overridden(self.model, name) for name in ("test_step", "compute_metrics")):
+            returned = inspect_step(self.model, self.model.test_step, spec)
+            self._place([*self.model.variables, *KerasMetrics(self.model).variables])
+            self._find_created_metrics()
+        ops = self._reduce_ops("test_step", returned, spec)
+        return EvaluationSteps(self.model, self._strategy, self._options, self.sums, ops, returned or Returned())
 
     def keep_loss_scale(self) -> None:
         """Copies the loss scale to where Keras stores and saves it."""
@@ -268,40 +217,3 @@ class Functions:
         """Resets the metrics."""
         self.sums.reset()
         self._failed = False
-
-    def _test(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
-        """Runs the model's `test_step` on one replica's rows."""
-        variables = self.sums.metrics.variables
-        before = [tf.identity(variable) for variable in variables]
-        self._recorded = Recording(self._strategy.collectives)  # of the latest trace
-        if self._test_reduce_ops.partitioned:
-            return self._test_partitioned(own_rows, number)
-        static = self._test_reduce_ops.static_rows
-        mine = rows_of(own_rows, self._recorded, self._tests_need_all_rows, static)
-        draws = randomness.not_training(
-            self._seeds, self._options.seed, "evaluate", number, mine.number, self._strategy.replicas
-        )
-        computing = self._strategy.layouts.computing(self.model.trainable_variables)
-        in_replica = using(mine.collectives), running(mine.replica()), keras_internals.functions_inlined()
-        with contextlib.ExitStack() as stack:
-            for context in (computing, draws, *in_replica):
-                stack.enter_context(context)
-            operations = keras_internals.count_operations()
-            found = self.model.test_step(mine.batch)
-            check_none_is_assigned(self.model, self._strategy, operations)
-        restore_unless(mine.rows > 0, variables, before)
-        if self._test_logs is not None:  # always set while tests are traced
-            self._test_logs.keep(found, mine.weights)
-        return None
-
-    def _test_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
-        collectives, draws = self._recorded, (self._seeds, self._options.seed, "evaluate", number)
-        computing = self._strategy.layouts.computing(self.model.trainable_variables)
-        with computing, randomness.not_training(*draws, collectives.rank, collectives.size):
-            result, _ = partitioned(self.model, self.model.test_step, own_rows, collectives)
-        result.assign()
-        if self._test_logs is not None:  # always set while tests are traced
-            self._test_logs.keep(result.values, of_equal_values(collectives))
-
-    def _test_traced(self) -> None:
-        agree_on_plan(self._strategy.peers, self._recorded.calls)

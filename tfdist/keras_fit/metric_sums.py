@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -40,8 +40,8 @@ class MetricSums:
         self._model, self._strategy = model, strategy
         self._by_all_rows = False  # whether replicas have all rows of a batch
         self._totals = Totals()
-        self._are_shown = False  # whether the metrics' variables have the sums over all replicas
-        self._are_drained = False  # whether the totals have all sums
+        # The totals have all sums, or all but those since variables were drained; "shown" also in the metrics' variables.
+        self._state: Literal["collecting", "drained", "shown"] = "collecting"
         self._find()
 
     def _find(self) -> None:
@@ -67,10 +67,10 @@ class MetricSums:
     def add(self, values: Sequence[Any]) -> None:
         """Adds the sums that a step has drained itself."""
         self._totals.add([np.asarray(value, np.float64) for value in values])
-        self._are_drained = True
+        self._state = "drained"
 
     def _sums(self) -> list[np.ndarray]:
-        if self._are_shown or self._are_drained:
+        if self._state != "collecting":
             return self._totals.sums
         if not self._by_all_rows:
             self._totals.add(self._drain())
@@ -88,31 +88,28 @@ class MetricSums:
 
     def show(self) -> None:
         """Assigns the sums to the metrics' variables on every replica, from which users get results after a pass."""
-        if not self._are_shown:
+        if self._state != "shown":
             sums = self._sums()
-            self._totals = _totals_of(sums)
+            self._totals = Totals(sums)
             self._assign(sums)
-            self._are_shown = True
+            self._state = "shown"
 
     def hide(self) -> None:
         """Prepares the metrics' variables for a step after `show`; replicas with all rows keep the sums."""
-        self._are_drained = False
-        if self._are_shown:
-            if self._by_all_rows:
-                self._totals = _totals_of(self._zeros)
-            else:
-                self._assign(self._zeros)
-            self._are_shown = False
+        if self._state == "shown" and self._by_all_rows:
+            self._totals = Totals(self._zeros)
+        elif self._state == "shown":
+            self._assign(self._zeros)
+        self._state = "collecting"
 
     def reset(self) -> None:
         """Resets the metrics."""
         self._assign(self._zeros)
-        self._are_shown = self._are_drained = False
-        self._totals = _totals_of(self._zeros)
+        self._state, self._totals = "collecting", Totals(self._zeros)
 
     def so_far(self) -> Totals:
         """Returns what `restore` takes to restore the sums after a reset."""
-        return _totals_of(self._sums()) if self._by_all_rows else self._totals
+        return Totals(self._sums()) if self._by_all_rows else self._totals
 
     def restore(self, totals: Totals) -> None:
         """Restores the sums that `so_far` has returned, after a reset."""
@@ -126,12 +123,6 @@ class MetricSums:
     @property
     def _zeros(self) -> list[np.ndarray]:
         return [np.zeros(variable.shape) for variable in self.metrics.variables]
-
-
-def _totals_of(sums: Sequence[np.ndarray]) -> Totals:
-    found = Totals()
-    found.add(sums)
-    return found
 
 
 def _assigning(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[Sequence[np.ndarray]], None]:

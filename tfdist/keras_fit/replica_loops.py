@@ -6,23 +6,54 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.keras_fit.batch_readers import BatchReader
 
 ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of the step, scalar int64) -> None
 
 
-def repeated(
+class ReplicaLoops:
+    """Runs a replica function for batches."""
+
+    def __init__(self, strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]):
+        """Initializes the loops; compiles nothing yet.
+
+        Args:
+          strategy: strategy on which it runs.
+          function: runs on each replica.
+          traced: called once the function is first traced, by all processes together, before it runs.
+        """
+        self._once = _once_compiled(strategy, function, traced)
+        self._repeated = _repeated(strategy, function, traced) if strategy.compiles_loops else None
+
+    def run(self, batches: Any, most: int, first_step: int, *, one_by_one: bool) -> int:
+        """Runs the function for a batch in memory, or for up to `most` batches of a `BatchReader`; returns their number.
+
+        Args:
+          batches: a `BatchReader`, or a `ReplicaRows` for `Strategy.run`.
+          most: maximum number of batches.
+          first_step: number of the first step.
+          one_by_one: whether each batch has a call of its own: communicated tensors may have different shapes in each, which
+            TensorFlow's collectives between processes do not support within one call of a compiled function.
+
+        Raises:
+          StopIteration: there are fewer batches.
+        """
+        if not isinstance(batches, BatchReader):
+            self._once(batches, first_step)
+            return 1
+        steps = batches.ahead(most)
+        if self._repeated is None or one_by_one:
+            for number in range(first_step, first_step + steps):
+                self._once(next(batches), number)
+        else:
+            self._repeated(batches.rows, first_step, steps)
+            batches.took(steps)
+        return steps
+
+
+def _repeated(
     strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]
 ) -> Callable[[Iterator[Any], int, int], None]:
-    """Returns a function (rows, first step, steps) that runs a replica function for several batches in one call.
-
-    Args:
-      strategy: strategy on which it runs.
-      function: runs on each replica.
-      traced: called once the function is first traced, by all processes together, before it runs.
-    """
-    if not strategy.compiles_loops:
-        run_once = once(strategy, function, traced)
-        return lambda rows, first_step, steps: one_at_a_time(run_once, rows, steps, first_step)
     first = _once(traced)
 
     def with_its_batch(batch: Any, step: tf.Tensor) -> None:
@@ -44,8 +75,9 @@ def repeated(
     return lambda rows, first_step, steps: loop(rows, tf.constant(first_step, tf.int64), tf.constant(steps))
 
 
-def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]) -> Callable[[Any, int], None]:
-    """Same as `repeated`, for one batch in memory; returns a function (batch, step)."""
+def _once_compiled(
+    strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]
+) -> Callable[[Any, int], None]:
     first = _once(traced)
 
     def run(batch: Any, step: tf.Tensor) -> None:
@@ -55,24 +87,6 @@ def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[
     compiled = strategy.compiled(run)
     # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
     return lambda batch, step: compiled(batch, tf.constant(step, tf.uint64))
-
-
-def one_at_a_time(run: Callable[[Any, int], None], rows: Iterator[Any], steps: int, first_step: int) -> None:
-    """Runs steps one by one, through `once`: communicated tensors may have different shapes in each step.
-
-    TensorFlow's collectives between processes do not support that within one call of a compiled function.
-
-    Args:
-      run: result of `once`.
-      rows: iterator over batches.
-      steps: number of steps.
-      first_step: number of the first step.
-
-    Raises:
-      StopIteration: there are fewer batches than steps.
-    """
-    for number in range(first_step, first_step + steps):
-        run(next(rows), number)
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:

@@ -1,5 +1,6 @@
-"""Training steps for one compilation of a model, several per call, and their results."""
+"""Steps of training and evaluation for one compilation of a model, several per call, and their results."""
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -10,21 +11,33 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras_internals
+from tfdist.collectives import Recording, using
+from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.run_config import RunConfig
+from tfdist.data.replica_rows import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.errors.arguments import with_argument_names
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import CustomTrainStep, Place
-from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
+from tfdist.keras_fit.metric_sums import MetricSums
+from tfdist.keras_fit.one_device import running
+from tfdist.keras_fit.partitioned_step import partitioned
+from tfdist.keras_fit.replica_batch import of_equal_values, rows_of
+from tfdist.keras_fit.replica_loops import ReplicaLoops
 from tfdist.keras_fit.step_labels import ReduceOps
+from tfdist.keras_fit.step_outputs import Logs, Returned
 from tfdist.reporting.warn_once import warn_once
+from tfdist.step import randomness
 from tfdist.step.compiled_loop import compile_loop, compile_one_step, loop_on_the_host, not_finite
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.plain_variables import check_none_is_assigned
 from tfdist.step.settings import Settings
+from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import (
     check_micro_steps,
@@ -97,7 +110,7 @@ class TrainerSteps:
         return StepsResult(len(losses), failure=not_finite(last, losses[-1], result, variables, self.loss_scale))
 
     def _one_at_a_time(self, batches: BatchReader, steps: int, number: int) -> StepsResult:
-        """See `one_at_a_time`."""
+        """Runs steps one by one; see `ReplicaLoops.run`."""
         for made in range(steps):
             found = self.go(next(batches), 1, number + made)
             if found.failure:
@@ -136,8 +149,7 @@ class CustomSteps:
             model, strategy, settings, _compression(options), StateStore(strategy), spec, place
         )
         self.returned = self._step.returned
-        self._repeated = repeated(strategy, self._step.run, self._step.traced)
-        self._once = once(strategy, self._step.run, self._step.traced)
+        self._loops = ReplicaLoops(strategy, self._step.run, self._step.traced)
 
     def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
         """Sets how the replicas' values are combined."""
@@ -146,23 +158,12 @@ class CustomSteps:
 
     def go(self, batches: Any, most: int, number: int) -> StepsResult:
         """Same as `TrainerSteps.go`."""
-        if not isinstance(batches, BatchReader):
-            self._once(batches, number)
-            return self._made(1, number)
-        steps = batches.ahead(most)
-        if self._step.sends_rows:
-            one_at_a_time(self._once, batches, steps, number)
-        else:
-            self._repeated(batches.rows, number, steps)
-            batches.took(steps)
-        return self._made(steps, number)
-
-    def _made(self, steps: int, first: int) -> StepsResult:
+        steps = self._loops.run(batches, most, number, one_by_one=self._step.sends_rows)
         logs = self._step.logs.read()
         bad = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
         if not bad:
             return StepsResult(steps, logs, self._step.logs.sources)
-        last = first + steps - 1
+        last = number + steps - 1
         return StepsResult(
             steps,
             logs,
@@ -170,6 +171,76 @@ class CustomSteps:
                 f"train_step returned a value that is not finite at step {last}: {bad[0]}={logs[bad[0]]}."
             ),
         )
+
+
+class EvaluationSteps:
+    """Keras's own `test_step` or a custom one, on each replica's rows, on all rows, or partitioned.
+
+    Attributes:
+      needs_all_rows: whether replicas compute the values of whole batches.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        options: RunConfig,
+        sums: MetricSums,
+        reduce_ops: ReduceOps,
+        returned: Returned,
+    ):
+        self._model, self._strategy, self._options, self._sums = model, strategy, options, sums
+        self._reduce_ops, self.needs_all_rows = reduce_ops, bool(reduce_ops.needs_all_rows)
+        self._logs = Logs(returned, strategy, StateStore(strategy), "test_step", reduce_ops.logs)
+        self._recorded = Recording(strategy.collectives)
+        self._number = 0  # number of batches, which seeds random layers
+        self.compile()
+
+    def compile(self) -> None:
+        """Traces the step again at the next batch."""
+        self._loops = ReplicaLoops(self._strategy, self._run, self._traced)
+
+    def go(self, batches: Any, most: int) -> StepsResult:
+        """Evaluates up to `most` batches of a `BatchReader`, or one `ReplicaRows`."""
+        steps = 0
+        if not self._number and isinstance(batches, BatchReader):
+            # Whether a step sends rows, of which there may be other numbers in the next one, is known when it is traced.
+            steps = self._go_on(next(batches), 1)
+        if not steps or not (most == 1 or batches.at_end):
+            steps += self._go_on(batches, most - steps)
+        return StepsResult(steps, self._logs.read(), self._logs.sources)
+
+    def _go_on(self, batches: Any, most: int) -> int:
+        steps = self._loops.run(batches, most, self._number, one_by_one=self._recorded.has_unknown_shapes)
+        self._number += steps
+        return steps
+
+    def _run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
+        """Runs the model's `test_step` on one replica's rows."""
+        variables, seeds = self._sums.metrics.variables, randomness.seed_states(self._model)
+        before = [tf.identity(variable) for variable in variables]
+        self._recorded = collectives = Recording(self._strategy.collectives)  # of the latest trace
+        drawing = functools.partial(randomness.not_training, seeds, self._options.seed, "evaluate", number)
+        computing = self._strategy.layouts.computing(self._model.trainable_variables)
+        if self._reduce_ops.partitioned:
+            with computing, drawing(collectives.rank, collectives.size):
+                result, _ = partitioned(self._model, self._model.test_step, own_rows, collectives)
+            result.assign()
+            self._logs.keep(result.values, of_equal_values(collectives))
+            return
+        mine = rows_of(own_rows, collectives, self.needs_all_rows, self._reduce_ops.static_rows)
+        in_replica = using(mine.collectives), running(mine.replica()), keras_internals.functions_inlined()
+        with contextlib.ExitStack() as stack:
+            for context in (computing, drawing(mine.number, self._strategy.replicas), *in_replica):
+                stack.enter_context(context)
+            operations = keras_internals.count_operations()
+            returned = self._model.test_step(mine.batch)
+            check_none_is_assigned(self._model, self._strategy, operations)
+        restore_unless(mine.rows > 0, variables, before)
+        self._logs.keep(returned, mine.weights)
+
+    def _traced(self) -> None:
+        agree_on_plan(self._strategy.peers, self._recorded.calls)
 
 
 def _settings(model: keras.Model, strategy: HasCollectives, options: RunConfig) -> Settings:

@@ -178,9 +178,9 @@ def track_outputs(
 class Totals:
     """Sums of metric variables over several calls."""
 
-    def __init__(self) -> None:
-        """Creates empty sums."""
-        self._sums: list[np.ndarray] = []
+    def __init__(self, sums: Sequence[np.ndarray] = ()):
+        """Creates the sums; they are empty by default."""
+        self._sums = list(sums)
 
     @property
     def sums(self) -> list[np.ndarray]:
