@@ -39,10 +39,8 @@ def make(strategy, spec, shape, data, batch_size=4):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         trainer = tfdist.Trainer(model, optimizer="adamw", loss=loss, metrics=["accuracy"])
     trainer.build(ArraySource(data))
-    store = StateStore(strategy)
-    source = GradientSource(model, strategy, store, Settings(batch_size=batch_size), ModelMetrics(model))
-    step = Step(source, Bucketed(Sum()), store)
-    return model, step
+    source = GradientSource(model, strategy, StateStore(strategy), Settings(batch_size=batch_size), ModelMetrics(model))
+    return model, Step(source, Bucketed(Sum()), StateStore(strategy))
 
 
 def compiled(step, strategy):

@@ -15,6 +15,7 @@ from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Apply, Replica, running
 from tfdist.step.loss import floating
+from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
 
 ReduceOp = Literal["mean", "sum"]  # how replicas' values are combined
@@ -71,8 +72,7 @@ class Logs:
         ]
         if values:
             totals = self._strategy.collectives.all_reduce(values, name=self._name)
-            for variable, total in zip(self._variables.values(), totals, strict=True):
-                variable.assign(total)
+            assign(list(self._variables.values()), totals)
 
     def read(self) -> dict[str, np.ndarray]:
         """Returns the values, on the host."""

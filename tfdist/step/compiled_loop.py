@@ -18,6 +18,7 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import NotFiniteError
 from tfdist.step.first_trace import FirstTrace
 from tfdist.step.metrics import ModelMetrics, drain
+from tfdist.step.reduction import run_if
 from tfdist.step.step import Step
 
 
@@ -270,28 +271,22 @@ def _one(
     with first.of("plan"):
         unused = step.unused()
 
-    def update() -> tf.Tensor:
-        strategy.run(lambda whole: step.apply(whole, unused), computed)
-        return tf.ones([len(step.variables)], tf.bool)
-
-    def skip() -> tf.Tensor:
-        strategy.run(step.skip, computed)
-        own = [strategy.local(gradient)[0] for gradient in computed.gradients]
-        # Not tf.stack, which makes floats of no gradients: a stage of a pipeline may have no trainable variables.
-        return tf.convert_to_tensor([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in own], tf.bool)
-
     updated = [variable for i, variable in enumerate(step.variables) if i not in unused]
-    gradient_finite = tf.cond(finite, update, skip)
+    gradient_finite = run_if(
+        finite,
+        lambda: strategy.run(lambda whole: step.apply(whole, unused), computed),
+        lambda: strategy.run(step.skip, computed),
+        [strategy.local(gradient)[0] for gradient in computed.gradients],
+    )
     # Not in the condition, whose graph differs between replicas that update different weights, and with it names of calls.
     with tf.control_dependencies([gradient_finite]):
         strategy.run(lambda: strategy.optimizer_shards.exchange(updated))
+    may_continue = step.may_continue(finite, [strategy.local(value)[0] for value in computed.scale[-1:]])
     return _StepResult(
         loss,
         finite,
         norm,
-        may_continue=step.may_continue(computed)
-        if going is None
-        else tf.logical_and(going, step.may_continue(computed)),
+        may_continue=may_continue if going is None else tf.logical_and(going, may_continue),
         gradient_finite=gradient_finite,
         arrived=strategy.local(computed.arrived)[0],
         busy=tf.stack(strategy.local(computed.busy)),

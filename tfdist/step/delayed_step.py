@@ -29,7 +29,8 @@ from tfdist.pipelining.passes import Forward, Passes
 from tfdist.step import randomness
 from tfdist.step.named_specs import named_specs
 from tfdist.step.pipelined_step import MicroBatch, PipelinedGradients, split_rows
-from tfdist.step.reduction import Computed, square_norms
+from tfdist.step.reduction import Computed, run_if, square_norms
+from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 
@@ -231,21 +232,13 @@ class DelayedStep(Step):
         computed = Computed(clipped, reduced.state, [], before, value, finite, squares, nothing, nothing)
         unused = self.unused()
 
-        def update() -> tf.Tensor:
+        def apply() -> None:
             self.apply(computed, unused)
             for version, values in zip(self._older, work.versions, strict=False):
-                for variable, value in zip(version, values, strict=True):
-                    variable.assign(value)
-            for variable, new in zip(self._others, work.state, strict=True):
-                variable.assign(new)
-            return tf.ones([len(whole)], tf.bool)
+                assign(version, values)
+            assign(self._others, work.state)
 
-        def skip() -> tf.Tensor:
-            self.undo(computed)
-            found = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in whole]
-            return tf.stack(found) if found else tf.ones([0], tf.bool)
-
-        return Made(value, finite, squares, tf.cond(finite, update, skip))
+        return Made(value, finite, squares, run_if(finite, apply, lambda: self.undo(computed), whole))
 
 
 FILL = "fill"

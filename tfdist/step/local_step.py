@@ -82,8 +82,6 @@ class LocalSGDStep(LocalStep):
         computed = self.held(computed, tf.logical_not(stopped))
         rows = count_rows(batch)
         self._apply_if(computed.finite, computed, lambda: self._rows.assign_add(tf.cast(rows, self._rows.dtype)))
-        may_continue = computed.finite
-        if self._scale:
-            may_continue = tf.logical_or(may_continue, computed.scale[-1] < self.settings.max_skipped_steps)
+        may_continue = self.may_continue(computed.finite, computed.scale)
         self._stopped.assign(tf.logical_not(may_continue))
         return LocalResult(computed, rows, may_continue)

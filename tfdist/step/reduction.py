@@ -78,11 +78,25 @@ def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.sqrt(tf.add_n(square_norms(tensors))) if tensors else tf.zeros([], keras.config.floatx())
 
 
-def run_if(condition: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any] = tuple) -> None:
-    """Runs one of two functions for its side effects, such as to apply a step or to skip it."""
+def run_if(
+    condition: tf.Tensor,
+    then: Callable[[], Any],
+    otherwise: Callable[[], Any] = tuple,
+    gradients: Sequence[tf.Tensor] = (),
+) -> tf.Tensor:
+    """Runs one of two functions for its side effects, such as to apply a step or to skip it.
 
-    def run(function: Callable[[], Any]) -> tf.Tensor:
-        function()
-        return tf.constant(True)
+    Returns:
+      [gradients] bool: which of the gradients are finite; all if the condition holds.
+    """
 
-    tf.cond(condition, lambda: run(then), lambda: run(otherwise))
+    def apply() -> tf.Tensor:
+        then()
+        return tf.ones([len(gradients)], tf.bool)
+
+    def skip() -> tf.Tensor:
+        otherwise()
+        # Not tf.stack, which makes floats of no gradients: a stage of a pipeline may have no trainable variables.
+        return tf.convert_to_tensor([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients], tf.bool)
+
+    return tf.cond(condition, apply, skip)

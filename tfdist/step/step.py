@@ -6,6 +6,7 @@ function, where tf.distribute forbids them.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -135,13 +136,9 @@ class Step:
         ]
         return computed._replace(finite=tf.logical_and(computed.finite, going), scale=scale)
 
-    def may_continue(self, computed: Computed) -> tf.Tensor:
-        """Returns whether the run may continue after this step, a scalar bool; outside of replica functions."""
-        finite = self._strategy.local(computed.finite)[0]
-        if not self._scale:
-            return finite
-        skipped_in_a_row = self._strategy.local(computed.scale[-1])[0]
-        return tf.logical_or(finite, skipped_in_a_row < self.settings.max_skipped_steps)
+    def may_continue(self, finite: tf.Tensor, scale: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns whether the run may continue after this step, a scalar bool, given `Computed.finite` and `scale`."""
+        return tf.logical_or(finite, scale[-1] < self.settings.max_skipped_steps) if scale else finite
 
     def unused(self) -> frozenset[int]:
         """Returns the variables for which no replica has a gradient; to be called after `compute` is traced.

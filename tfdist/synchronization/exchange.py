@@ -27,6 +27,7 @@ from tfdist.gradients import Bucketed, Reducer, Sum
 from tfdist.step.local_step import ROWS
 from tfdist.step.named_specs import named_specs
 from tfdist.step.reduction import Reduction, square_norms
+from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
 from tfdist.step.temporary_values import TemporaryValues
 from tfdist.step.weighted_means import means_over_replicas
@@ -139,8 +140,7 @@ class Exchange:
         """Assigns this replica's weights, its `new_state` and the reducer's new state. In a replica function."""
         variables = [*self._weights, *self._slots, *self._statistics]
         with self._strategy.own_copies(variables):
-            for variable, value in zip(variables, [*weights, *state], strict=True):
-                variable.assign(value)
+            assign(variables, [*weights, *state])
         self.reduction.assign(reducer_state)
 
 

@@ -21,6 +21,7 @@ from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Reducer
 from tfdist.step.local_step import ROWS
 from tfdist.step.reduction import Reduction
+from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
 from tfdist.synchronization.exchange import ExchangeResult, message_of, specs_of, updated
 from tfdist.synchronization.global_weights import GlobalWeights, constrained
@@ -96,8 +97,7 @@ class Fragment:
         own = self._own()
         message = message_of(self.global_weights.values(), own, rows)
         with self._strategy.own_copies(self.own_variables):
-            for variable, value in zip(self.own_variables, own, strict=False):  # none, or all
-                variable.assign(value)
+            assign(self.own_variables, own if self.own_variables else [])
         self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
         return message
 
@@ -122,8 +122,7 @@ class Fragment:
         else:
             found = global_weights
         with self._strategy.own_copies(self.weights):
-            for variable, value in zip(self.weights, found, strict=True):
-                variable.assign(value)
+            assign(self.weights, found)
 
     def _own(self) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(variable.value) for variable in self.weights]

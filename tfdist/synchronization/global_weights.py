@@ -10,6 +10,7 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.grammar.spec import parse
 from tfdist.optimizers.catalog import create_optimizer
+from tfdist.step.side_effects import assign
 
 
 class GlobalWeights:
@@ -49,8 +50,7 @@ class GlobalWeights:
 
     def assign(self, values: Sequence[tf.Tensor]) -> None:
         """Assigns values that are equal on all replicas. In a replica function."""
-        for copy, value in zip(self.copies, values, strict=True):
-            copy.assign(value)
+        assign(self.copies, values)
 
     def take_over(self, weights: Sequence[keras.Variable]) -> None:
         """Assigns the replicas' weights, which are equal on all of them. In a replica function."""

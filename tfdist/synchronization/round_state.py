@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.step import randomness
+from tfdist.step.side_effects import assign
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.exchange import InitialState
 from tfdist.synchronization.global_weights import GlobalWeights
@@ -73,8 +74,7 @@ class RoundState:
         """Resets the sums; all replicas have the global weights and statistics."""
         for total in (*self.changes, *self.statistics_sums, *self.counts):
             total.assign(tf.zeros(total.shape, total.dtype))
-        for initial, statistic in zip(self._initial_statistics, self.statistics, strict=True):
-            initial.assign(statistic.value)
+        assign(self._initial_statistics, [statistic.value for statistic in self.statistics])
 
     def begin_client(self) -> None:
         """Assigns the global weights and statistics, and resets the optimizer."""
@@ -121,17 +121,14 @@ class RoundState:
 
     def _assign_statistics(self, values: Sequence[tf.Tensor | tf.Variable]) -> None:
         with self._strategy.own_copies(self.statistics):
-            for statistic, value in zip(self.statistics, values, strict=True):
-                statistic.assign(tf.convert_to_tensor(value))
+            assign(self.statistics, [tf.convert_to_tensor(value) for value in values])
 
     def _assign_weights(self, values: Sequence[tf.Tensor], updates: tf.Tensor | int) -> None:
         """Assigns weights and a number of updates, and resets the optimizer's state."""
         count = self._optimizer.iterations
         with self._strategy.own_copies([*self.weights, *self._slots, count]):
-            for weight, value in zip(self.weights, values, strict=True):
-                weight.assign(value)
-            for slot, value in zip(self._slots, self._initial_slots.tensors(), strict=True):
-                slot.assign(value)
+            assign(self.weights, values)
+            assign(self._slots, self._initial_slots.tensors())
             count.assign(tf.cast(updates, count.dtype))
 
 
