@@ -138,8 +138,8 @@ class GradientSource:
         )
 
     def _of_one_device(self, batch: Any) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        found = self._micro_step(self._differentiate, batch, count_rows(batch))
-        return found.gradients, {"loss": found.loss}
+        gradients, value = self._micro_step(self._differentiate, batch, count_rows(batch))
+        return gradients, {"loss": value}
 
     def _of_rows(
         self, batch: Any, batch_size: int | tf.Tensor, step: tf.Tensor, collectives: Collectives
@@ -165,8 +165,8 @@ class GradientSource:
         def micro_step(rows: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
             with state.micro_step():
                 part = self.strategy.layouts.by_rows(rows)
-                found = self._micro_step(differentiate, part, batch_size, totals)
-                return [*found.gradients, *state.end(count_rows(rows))], found.loss
+                gradients, value = self._micro_step(differentiate, part, batch_size, totals)
+                return [*gradients, *state.end(count_rows(rows))], value
 
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
         dtype, every = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]

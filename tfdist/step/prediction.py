@@ -119,12 +119,12 @@ class Predictor:
           is_partitioned: whether outputs for a row may depend on other rows.
         """
         self._strategy = strategy
-        batch = BatchPrediction(
+        prediction = BatchPrediction(
             model, strategy, seed, lambda batch: model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False)
         )
         # Batches are gathered one by one, since their rows differ: TensorFlow's collectives between processes need equal
         # shapes within one call of a compiled function.
-        self._one = batch.compiled(batch.partitioned if is_partitioned else batch.from_own_rows)
+        self._one = prediction.compiled(prediction.partitioned if is_partitioned else prediction.from_own_rows)
 
     def predict(self, examples: Examples, batch_size: int, most: int | None = None) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Step:
-    """The two halves of a step of one model, as replica functions of one strategy."""
+    """A step of one model: gradients of a source, their reduction, and an update; replica functions of one strategy."""
 
     def __init__(self, source: GradientSource, reducer: Reducer, store: StateStore):
         """Initializes the step and creates its state.
