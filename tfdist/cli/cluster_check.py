@@ -1,4 +1,4 @@
-"""What the environment says of a job, read and checked before TensorFlow is imported, which takes seconds."""
+"""Check of the job that the environment describes, before TensorFlow is imported, which takes seconds."""
 
 import os
 from collections.abc import Mapping

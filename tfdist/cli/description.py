@@ -1,4 +1,4 @@
-"""What each command says of itself: its arguments, examples and flags, as data."""
+"""Descriptions of the commands as data: their arguments, examples and flags."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What `--dry_run` prints: the flags of a run, and how its batch and steps are divided."""
+"""Output of `--dry_run`: the flags of a run, and how its batch and steps are divided."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

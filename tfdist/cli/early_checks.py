@@ -1,4 +1,4 @@
-"""What files say against a command, or that it has nothing left to do, before TensorFlow is imported, which takes seconds.
+"""Checks of a command's files, and of whether its run is finished, before TensorFlow is imported, which takes seconds.
 
 Other hosts may have other files: what they lack is reported once all processes have joined, so that nobody waits for one.
 """

@@ -1,4 +1,4 @@
-"""Where a command's result goes: lines of text as they are produced or, with `--json`, one JSON object and nothing else.
+"""Output of a command: lines of text as they are produced or, with `--json`, one JSON object and nothing else.
 
 docs/reference/json.md describes the objects. `SCHEMA` grows when a key is renamed or removed, or changes its meaning; not for
 new keys.

@@ -1,4 +1,4 @@
-"""Where a search writes, and its files: find/NAME.json and find/NAME.png in the output directory."""
+"""Files of a search: find/NAME.json and find/NAME.png in the output directory."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Which ranks share a host: what decides whether a message crosses a link between hosts."""
+"""Topology of a job: the ranks that share a host, which decides whether a message crosses a link between hosts."""
 
 import dataclasses
 import itertools

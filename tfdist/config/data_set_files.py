@@ -1,4 +1,4 @@
-"""Where the files of a data set are, and errors about those that are not there."""
+"""Locations of the files of a data set, and errors about those that are not there."""
 
 import functools
 import glob

@@ -1,4 +1,4 @@
-"""What a strategy declares before it is loaded: its processes, its options, and the flag values that it refuses."""
+"""Declaration of a strategy, read before it is loaded: processes, options, and the flag values that it refuses."""
 
 import dataclasses
 import enum

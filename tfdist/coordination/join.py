@@ -1,4 +1,4 @@
-"""How a process of a job joins the job's group."""
+"""Joining of a job's group by its processes."""
 
 import contextlib
 import functools

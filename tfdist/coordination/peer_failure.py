@@ -1,4 +1,4 @@
-"""How a training process reacts to the loss of another one: it reports it once and ends with the right exit code."""
+"""Reaction of a training process to the loss of another one: it reports it once and ends with the right exit code."""
 
 import os
 import sys

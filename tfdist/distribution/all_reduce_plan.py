@@ -1,4 +1,4 @@
-"""What `--all_reduce` and `--topology` mean for a job: algorithms, groups of ranks, and the hosts of the replicas."""
+"""The plan of `--all_reduce` and `--topology` for a job: algorithms, groups of ranks, and the hosts of the replicas."""
 
 import socket
 from typing import NamedTuple

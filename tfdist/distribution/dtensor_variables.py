@@ -1,4 +1,4 @@
-"""What a process reads and writes of variables on a device mesh: the blocks that its own devices have."""
+"""The blocks of variables on a device mesh that a process reads and writes: those of its own devices."""
 
 import contextlib
 import functools

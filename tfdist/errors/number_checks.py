@@ -1,4 +1,4 @@
-"""What counts as an integer or a number in an argument: also NumPy's scalars, but no boolean."""
+"""Checks for integers and numbers in arguments: NumPy's scalars count as well, booleans do not."""
 
 import numbers
 from typing import Any, TypeGuard

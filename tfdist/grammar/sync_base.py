@@ -1,4 +1,4 @@
-"""What the methods of `--sync` have in common: their parameters, and checks of these. Does not import TensorFlow."""
+"""Base classes of the methods of `--sync`, and checks of their parameters. Does not import TensorFlow."""
 
 import dataclasses
 import itertools

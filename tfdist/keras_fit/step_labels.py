@@ -1,4 +1,4 @@
-"""How the values that replicas compute in a model's step are combined: derived from the operations of the step.
+"""Combination of the values that replicas compute in a model's step, derived from the operations of the step.
 
 A replica computes with its own rows only. Whether a custom step takes their mean for the loss, or their sum, or something
 that needs all rows at once (pairs in a batch, a mean over weights) is read from the traced step; see

@@ -1,4 +1,4 @@
-"""What a custom `train_step` or `test_step` returns, besides the metrics that it updates."""
+"""Outputs of a custom `train_step` or `test_step`, besides the metrics that it updates."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

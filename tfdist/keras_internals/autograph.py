@@ -1,4 +1,4 @@
-"""Which functions that are traced AutoGraph converts: those of users, but not tfdist's own, which need no conversion.
+"""Choice of the functions that AutoGraph converts: those of users, but not tfdist's own, which need no conversion.
 
 AutoGraph parses and rewrites the source of every function on the way, which took a third of the processor time of a short run.
 """

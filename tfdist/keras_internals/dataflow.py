@@ -1,4 +1,4 @@
-"""What the graph that is being built assigns, and what it computes from what."""
+"""Dataflow of the graph that is being built: which variables it assigns, and which tensors depend on which."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How a job ended, and the root cause among the ends of its processes."""
+"""Result of a job: its exit code, and the root cause among the exits of its processes."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""How often the kernel has killed processes of a control group for lack of memory."""
+"""Number of processes of a control group that the kernel has killed for lack of memory."""
 
 import pathlib
 import re

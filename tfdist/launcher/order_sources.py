@@ -1,4 +1,4 @@
-"""Where a launcher gets its orders: a local job controller, or a fixed job description."""
+"""Sources of a launcher's orders: a local job controller, or a fixed job description."""
 
 import abc
 import contextlib

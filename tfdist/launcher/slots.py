@@ -1,4 +1,4 @@
-"""How many processes a host may currently run: a failed process disables its slot for a while."""
+"""Slots of a host, the processes that it may currently run: a failed process disables its slot for a while."""
 
 import math
 

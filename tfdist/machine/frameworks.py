@@ -1,4 +1,4 @@
-"""Whether TensorFlow and Horovod can be imported, which devices and libraries they have, and what `auto` takes."""
+"""TensorFlow and Horovod on this machine: whether they can be imported, their devices, and what `auto` takes."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""What a model must not have to be trained in stages, besides what cannot be cut."""
+"""Checks of a model that is trained in stages, besides those of whether it can be cut."""
 
 import keras
 

@@ -1,4 +1,4 @@
-"""What a stage costs to compute, measured on this device or counted from its graph; its variables need no values."""
+"""Costs of computing a stage, measured on this device or counted from its graph; its variables need no values."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""How this process ends, known when its main thread has ended, before other threads and exit handlers are waited for.
+"""Exit status of this process, known once its main thread has ended, before Python waits for threads and exit handlers.
 
 An endless thread or an exit handler that waits for other processes can keep a process from ending, which must not hide
 that it has failed. Python calls no hook for `SystemExit`, so that its exit status is known only if it is raised by

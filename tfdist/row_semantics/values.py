@@ -1,4 +1,4 @@
-"""What is known of a tensor: its label, its dims, its numbers if they are computed from shapes, and what a list contains."""
+"""Facts about a tensor: its label, its dims, its numbers if they are computed from shapes, and what a list contains."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a step sends, as fields of a record."""
+"""Communication of a step, as fields of a record."""
 
 
 def cost_of(summed_bytes: float, exact_bytes: int, message_bytes: int = 0) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""How a trainer's gradients are summed over replicas: the options of compression, and the reducer that follows from them."""
+"""Summation of a trainer's gradients over replicas: the options of compression, and the reducer that they determine."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Names of what replicas reduce, to which states, rules and measurements refer."""
+"""Stable names of the tensors that replicas reduce, to which states, rules and measurements refer."""
 
 from collections.abc import Sequence
 

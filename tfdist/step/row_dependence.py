@@ -1,4 +1,4 @@
-"""What of a model depends on several rows of a batch together, derived from the operations of its code.
+"""Dependence of a model on several rows of a batch together, derived from the operations of its code.
 
 Replicas compute their own rows, and micro-steps a part of them. That has the result of one device if losses are means over
 rows, outputs are those of single rows, and metrics add up; see `tfdist.row_semantics`.

@@ -1,4 +1,4 @@
-"""What a forward pass assigns besides its results, such as moving statistics, metrics and counters, and how it is undone."""
+"""Side effects of a forward pass, such as moving statistics, metrics and counters, and how they are undone."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple

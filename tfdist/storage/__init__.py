@@ -1,4 +1,4 @@
-"""Where the durable files of a run are kept: one interface, `Storage`, and its implementation for file systems.
+"""Storage of the durable files of a run: one interface, `Storage`, and its implementation for file systems.
 
     storage_of(path).read(path)              the storage is chosen by the scheme of the path
     register("s3", S3Storage)                for a program; an installed package declares it as an entry point

@@ -1,4 +1,4 @@
-"""What the replicas of a round keep: the global state from which clients start, and sums over their clients."""
+"""State that the replicas of a round keep: the global state from which clients start, and sums over their clients."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

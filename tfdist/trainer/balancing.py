@@ -1,4 +1,4 @@
-"""How the rows of a run's batches are allocated to replicas: evenly, by given weights, or by measured speeds."""
+"""Allocation of the rows of a run's batches to replicas: evenly, by given weights, or by measured speeds."""
 
 import logging
 from statistics import median

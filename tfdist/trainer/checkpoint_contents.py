@@ -1,4 +1,4 @@
-"""What a run's checkpoints contain: the state of a `Program` and of its `TrainState`."""
+"""Contents of a run's checkpoints: the state of a `Program` and of its `TrainState`."""
 
 from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.checkpoint.tiers import Saved

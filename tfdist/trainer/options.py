@@ -1,4 +1,4 @@
-"""What `Trainer.fit` takes in addition to the arguments of Keras's `fit`, in three groups; fields have names of flags."""
+"""Options of `Trainer.fit` besides the arguments of Keras's `fit`, in three groups; fields have names of flags."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What each stage of a cut has, as data."""
+"""Contents of each stage of a cut, as data."""
 
 import dataclasses
 

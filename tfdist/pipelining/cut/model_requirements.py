@@ -1,4 +1,4 @@
-"""What a model must be to be cut into stages."""
+"""Requirements on a model that is cut into stages."""
 
 from typing import Any
 

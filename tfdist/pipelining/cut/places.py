@@ -1,4 +1,4 @@
-"""Where a model is cut: after given layers, or so that stages cost about the same."""
+"""Cut points of a model: after given layers, or so that stages cost about the same."""
 
 import dataclasses
 import re
