@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from tfdist.errors.number_checks import is_number
-from tfdist.grammar.sync_base import Averaging, check_integer, check_multiples, check_outer, wrong
+from tfdist.grammar.sync_base import Averaging, check_integer, check_multiples, check_outer, invalid_parameter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,15 +75,17 @@ class LocalSGD(Averaging):
         """Validates the parameters of exchanges that take time."""
         check_integer(self, "delay", 0, "steps")
         if not isinstance(self.overlap, bool):
-            raise wrong(self, f"overlap must be True or False, not {self.overlap!r}")
+            raise invalid_parameter(self, f"overlap must be True or False, not {self.overlap!r}")
         if self.fragment_count > self.period:
-            raise wrong(self, f"fragments must be at most the period of {self.period} steps, not {self.fragment_count}")
+            raise invalid_parameter(
+                self, f"fragments must be at most the period of {self.period} steps, not {self.fragment_count}"
+            )
         longest = self.period // self.fragment_count
         if self.delay > longest:
             each = "period / fragments" if self.fragment_count > 1 else "the period"
-            raise wrong(self, f"delay must be at most {each}, {longest} steps, not {self.delay!r}")
+            raise invalid_parameter(self, f"delay must be at most {each}, {longest} steps, not {self.delay!r}")
         if self.state != "local" and not self.is_blocking:
-            raise wrong(self, f"state={self.state} needs exchanges of all weights at once: leave it out")
+            raise invalid_parameter(self, f"state={self.state} needs exchanges of all weights at once: leave it out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,7 +134,7 @@ class HierarchicalLocalSGD(Averaging):
         for name in ("periods", "group_sizes"):
             check_multiples(self, name)
         if len(self.periods) != len(self.group_sizes) + 1 or not self.group_sizes:
-            raise wrong(
+            raise invalid_parameter(
                 self,
                 f"periods must have one number more than group_sizes, not {self.periods!r} and {self.group_sizes!r}",
             )
@@ -148,7 +150,7 @@ class HierarchicalLocalSGD(Averaging):
         if replicas == 1:
             return []
         if replicas % self.group_sizes[-1] or self.group_sizes[-1] == replicas:
-            raise wrong(
+            raise invalid_parameter(
                 self,
                 f"group_sizes must divide the number of replicas, {replicas}, and be smaller, not {self.group_sizes!r}",
             )
@@ -181,7 +183,7 @@ class DiLoCo(LocalSGD):
         check_integer(self, "fragments", 1, "parts")
         super().__post_init__()
         if self.mixing is not None and not (is_number(self.mixing) and 0 <= self.mixing <= 1):
-            raise wrong(self, f"mixing must be a number from 0 to 1, not {self.mixing!r}")
+            raise invalid_parameter(self, f"mixing must be a number from 0 to 1, not {self.mixing!r}")
         check_outer(self, self.outer)
 
     @property

@@ -16,7 +16,7 @@ from tfdist.grammar.sync_base import (
     check_fraction,
     check_integer,
     check_outer,
-    wrong,
+    invalid_parameter,
 )
 
 __all__ = [
@@ -69,7 +69,7 @@ class EASGD(Periodic):
         """Raises `InputError` if `alpha` is larger than 1 / N."""
         alpha = self.effective_alpha(replicas)
         if alpha * replicas > 1:
-            raise wrong(self, f"alpha must be at most 1/{replicas} with {replicas} replicas, not {alpha:g}")
+            raise invalid_parameter(self, f"alpha must be at most 1/{replicas} with {replicas} replicas, not {alpha:g}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,9 +113,9 @@ class FedAvg(Sync):
         check_integer(self, "shards_per_client", 0, "shards")
         check_choice(self, "client_sizes", CLIENT_SIZES)
         if not is_number(self.fraction) or not 0 < self.fraction <= 1:
-            raise wrong(self, f"fraction must be a number in (0, 1], not {self.fraction!r}")
+            raise invalid_parameter(self, f"fraction must be a number in (0, 1], not {self.fraction!r}")
         if not is_number(self.proximal) or not 0 <= self.proximal < float("inf"):
-            raise wrong(self, f"proximal must be a number of at least 0, not {self.proximal!r}")
+            raise invalid_parameter(self, f"proximal must be a number of at least 0, not {self.proximal!r}")
         check_outer(self, self.outer)
 
     @property

@@ -109,32 +109,34 @@ def check_integer(sync: Sync, parameter: str, least: int, unit: str) -> None:
     """Raises `InputError` unless a parameter is an integer of at least `least`."""
     value = getattr(sync, parameter)
     if not is_integer(value) or value < least:
-        raise wrong(sync, f"{parameter} must be a number of {unit} of at least {least}, not {value!r}")
+        raise invalid_parameter(sync, f"{parameter} must be a number of {unit} of at least {least}, not {value!r}")
 
 
 def check_fraction(sync: Sync, parameter: str) -> None:
     """Raises `InputError` unless a parameter is a number above 0 and below 1."""
     value = getattr(sync, parameter)
     if not is_number(value) or not 0 < value < 1:
-        raise wrong(sync, f"{parameter} must be a number above 0 and below 1, not {value!r}")
+        raise invalid_parameter(sync, f"{parameter} must be a number above 0 and below 1, not {value!r}")
 
 
 def check_choice(sync: Sync, parameter: str, choices: tuple[str, ...]) -> None:
     """Raises `InputError` unless a parameter is one of several words."""
     value = getattr(sync, parameter)
     if value not in choices:
-        raise wrong(sync, f"{parameter} must be one of {', '.join(choices)}, not {value!r}")
+        raise invalid_parameter(sync, f"{parameter} must be one of {', '.join(choices)}, not {value!r}")
 
 
 def check_outer(sync: Sync, outer: str) -> None:
     """Raises `InputError` unless a parameter is an optimizer with its learning rate."""
     if not isinstance(outer, str):
-        raise wrong(sync, f'outer must be an optimizer as a text, such as "sgd(learning_rate=1.0)", not {outer!r}')
+        raise invalid_parameter(
+            sync, f'outer must be an optimizer as a text, such as "sgd(learning_rate=1.0)", not {outer!r}'
+        )
     if "learning_rate" not in parse(outer).args:
-        raise wrong(sync, f'the outer optimizer needs its learning rate: outer="{outer}"')
+        raise invalid_parameter(sync, f'the outer optimizer needs its learning rate: outer="{outer}"')
 
 
-def wrong(sync: Sync, problem: str) -> InputError:
+def invalid_parameter(sync: Sync, problem: str) -> InputError:
     """Returns the error for a parameter."""
     return InputError(f"{sync.name}: {problem}. {sync.guide} explains the parameters.")
 
@@ -143,6 +145,6 @@ def check_multiples(sync: Sync, parameter: str) -> None:
     """Raises `InputError` unless a parameter is a tuple of integers, each a larger multiple of the one before."""
     values = getattr(sync, parameter)
     if not isinstance(values, tuple) or not all(is_integer(value) and value >= 1 for value in values):
-        raise wrong(sync, f"{parameter} must be numbers of at least 1, such as (4, 16), not {values!r}")
+        raise invalid_parameter(sync, f"{parameter} must be numbers of at least 1, such as (4, 16), not {values!r}")
     if any(later <= earlier or later % earlier for earlier, later in itertools.pairwise(values)):
-        raise wrong(sync, f"{parameter} must grow, each a multiple of the one before, not {values!r}")
+        raise invalid_parameter(sync, f"{parameter} must grow, each a multiple of the one before, not {values!r}")

@@ -30,7 +30,7 @@ from tfdist.step.compression import Compression
 from tfdist.step.gradient_source import dense
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.plain_variables import check_none_is_assigned
+from tfdist.step.plain_variables import refuse_shared_variables
 from tfdist.step.reduction import Reduction, global_norm
 from tfdist.step.settings import Settings
 from tfdist.step.side_effects import assign, average_over_rows, restore_unless, selected
@@ -148,7 +148,7 @@ class CustomTrainStep:
             with losses_weighted(None if mine.has_all_rows else mine.weights[self._reduce_ops.of_gradients]):
                 operations = keras_internals.count_operations()
                 logs = self._model.train_step(mine.batch)
-                check_none_is_assigned(self._model, self._strategy, operations)
+                refuse_shared_variables(self._model, self._strategy, operations)
         restore_unless(mine.rows > 0, self._restored, before)
         average_over_rows(self._averaged, mine.weights["mean"], collectives)
         self.logs.keep(logs, mine.weights)

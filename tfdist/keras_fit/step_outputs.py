@@ -100,7 +100,7 @@ def inspect_step(
     sources: dict[str, str] = {}
     computed: list[str] = []
 
-    def looked_at(data: Any) -> Any:
+    def inspected(data: Any) -> Any:
         begin()
         shapes.clear()
         sources.clear()
@@ -118,7 +118,7 @@ def inspect_step(
                 computed.append(key)
         return found
 
-    keras_internals.traced_without_effects(looked_at, batch)
+    keras_internals.traced_without_effects(inspected, batch)
     return Returned(shapes, sources, computed)
 
 

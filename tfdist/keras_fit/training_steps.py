@@ -35,7 +35,7 @@ from tfdist.step.compiled_loop import compile_loop, compile_one_step, loop_on_th
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.plain_variables import check_none_is_assigned
+from tfdist.step.plain_variables import refuse_shared_variables
 from tfdist.step.settings import Settings
 from tfdist.step.side_effects import restore_unless
 from tfdist.step.state_store import StateStore
@@ -235,7 +235,7 @@ class EvaluationSteps:
                 stack.enter_context(context)
             operations = keras_internals.count_operations()
             returned = self._model.test_step(mine.batch)
-            check_none_is_assigned(self._model, self._strategy, operations)
+            refuse_shared_variables(self._model, self._strategy, operations)
         restore_unless(mine.rows > 0, variables, before)
         self._logs.keep(returned, mine.weights)
 

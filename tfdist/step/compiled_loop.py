@@ -224,7 +224,7 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
         waited, going = 0.0, tf.constant(True)
         for done in range(int(steps)):
             started = time.perf_counter()
-            batch, own = taken_apart(next(iterator), strategy)
+            batch, own = split_numbers(next(iterator), strategy)
             numbers.append(own)
             waited += time.perf_counter() - started
             wanted = tf.constant(bool(with_norm) and done == int(steps) - 1)
@@ -265,7 +265,7 @@ def _one(
     with first.of("compute"):
         computed = strategy.run(step.compute, batch, number, with_norm)
     if going is not None:
-        computed = strategy.run(step.held, computed, going)
+        computed = strategy.run(step.gated, computed, going)
     loss, norm = (tf.cast(strategy.local(x)[0], keras.config.floatx()) for x in (computed.loss, computed.norm))
     finite = strategy.local(computed.finite)[0]
     with first.of("plan"):
@@ -333,10 +333,10 @@ def run_loop(
 
 
 def timed_batch(iterator: Iterator[Any], strategy: HasCollectives) -> tuple[tf.Tensor, Any, tf.Tensor]:
-    """Returns when the next batch was requested, and the result of `taken_apart`; in a compiled function."""
+    """Returns when the next batch was requested, and the result of `split_numbers`; in a compiled function."""
     started = tf.timestamp()
     with tf.control_dependencies([started]):
-        return started, *taken_apart(next(iterator), strategy)
+        return started, *split_numbers(next(iterator), strategy)
 
 
 def _arrived(made: _StepResult, batch: Any, strategy: HasCollectives) -> tf.Tensor:
@@ -344,7 +344,7 @@ def _arrived(made: _StepResult, batch: Any, strategy: HasCollectives) -> tf.Tens
     return time_after(_first_local(strategy, batch)) if strategy.compiles_replicas else made.arrived
 
 
-def taken_apart(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]:
+def split_numbers(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]:
     """Returns the batch and the indices of this process's examples, empty if the iterator does not provide them."""
     if not isinstance(element, IndexedBatch):
         return element, tf.zeros([0], tf.int64)

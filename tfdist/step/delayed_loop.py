@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.distribution.clock import time_after
 from tfdist.pipelining.action_clock import ActionClock
 from tfdist.pipelining.has_stages import HasStages
-from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, taken_apart
+from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, split_numbers
 from tfdist.step.delayed_step import Carried, DelayedStep
 from tfdist.step.first_trace import FirstTrace
 
@@ -159,8 +159,8 @@ def _read(iterator: Iterator[Any], strategy: HasStages, is_needed: tf.Tensor, la
       latest: the latest batch and its indices; None if there is a next batch.
     """
     if latest is None:
-        return taken_apart(next(iterator), strategy)
-    found = tf.cond(is_needed, lambda: taken_apart(next(iterator), strategy), lambda: latest)
+        return split_numbers(next(iterator), strategy)
+    found = tf.cond(is_needed, lambda: split_numbers(next(iterator), strategy), lambda: latest)
     return _of_shapes(found, latest)
 
 

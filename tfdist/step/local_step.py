@@ -79,7 +79,7 @@ class LocalSGDStep(LocalStep):
         """
         stopped = tf.convert_to_tensor(self._stopped)
         computed = self.compute(batch, step, with_norm)
-        computed = self.held(computed, tf.logical_not(stopped))
+        computed = self.gated(computed, tf.logical_not(stopped))
         rows = count_rows(batch)
         self._apply_if(computed.finite, computed, lambda: self._rows.assign_add(tf.cast(rows, self._rows.dtype)))
         may_continue = self.may_continue(computed.finite, computed.scale)

@@ -14,7 +14,7 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 
 
-def check_none_is_assigned(model: keras.Model, strategy: HasCollectives, operations: int) -> None:
+def refuse_shared_variables(model: keras.Model, strategy: HasCollectives, operations: int) -> None:
     """Raises `InputError` if a step assigns a shared `tf.Variable` of the model, its layers or its metrics.
 
     Call it in a replica function, after the step is traced.

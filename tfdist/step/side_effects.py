@@ -11,7 +11,7 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.step import randomness
-from tfdist.step.plain_variables import check_none_is_assigned
+from tfdist.step.plain_variables import refuse_shared_variables
 from tfdist.step.validation import statistics_of_all_replicas
 from tfdist.step.weighted_means import means_over_replicas
 
@@ -81,7 +81,7 @@ class SideEffects:
         Raises:
           InputError: the forward pass assigns a variable that replicas share.
         """
-        check_none_is_assigned(self._model, self._strategy, before.operations)
+        refuse_shared_variables(self._model, self._strategy, before.operations)
         found = keras_internals.assigned_since(before.operations, self._others)
         self._assigned = [variable for variable, is_assigned in zip(self._others, found, strict=True) if is_assigned]
         return [*before.own, *(value for value, is_assigned in zip(before.others, found, strict=True) if is_assigned)]

@@ -128,7 +128,7 @@ class Step:
         """Undoes the side effects of the forward pass in `compute`. A replica function."""
         self._side_effects.undo(computed.before)
 
-    def held(self, computed: Computed, going: tf.Tensor) -> Computed:
+    def gated(self, computed: Computed, going: tf.Tensor) -> Computed:
         """Returns `computed`, marked as not to be applied if `going`, a scalar bool, is False. A replica function."""
         scale = [
             tf.where(going, new, tf.convert_to_tensor(old))

@@ -20,7 +20,7 @@ from tfdist.pipelining.staged_model import StagedModel
 _log = logging.getLogger(__name__)
 
 
-def check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
+def check_created_in_scope(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
     """Raises `InputError` if a variable was created outside of the strategy's scope and that makes a difference."""
     strange = next((variable.path for variable in variables if not strategy.adoption.owns(variable)), None)
     if strange is not None:

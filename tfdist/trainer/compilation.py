@@ -13,7 +13,7 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staleness import without_flush_of
 from tfdist.step.settings import Settings
 from tfdist.step.validation import (
-    check_born_here,
+    check_created_in_scope,
     check_not_wrapped,
     check_optimizer,
     check_own_gradients,
@@ -47,9 +47,9 @@ def compile_model(
     Raises:
       InputError: an argument is invalid.
     """
-    check_born_here(strategy, "model", model.variables)
+    check_created_in_scope(strategy, "model", model.variables)
     if isinstance(optimizer, keras.Optimizer):
-        check_born_here(strategy, "optimizer", optimizer.variables)
+        check_created_in_scope(strategy, "optimizer", optimizer.variables)
     optimizer, taken = without_loss_scale(keras.optimizers.get(optimizer))
     check_not_wrapped(optimizer)
     check_optimizer(optimizer, settings.clip)

@@ -75,7 +75,7 @@ def _(call: Call) -> Value:
     return _UNKNOWN
 
 
-def _taken_apart(value: Value) -> Value:
+def _unstacked(value: Value) -> Value:
     """Returns what is known of the parts of a tensor along its first axis."""
     label = value.label
     dims = value.dims[1:] if value.dims is not None else None
@@ -88,13 +88,13 @@ def _taken_apart(value: Value) -> Value:
 @rule("TensorListFromTensor")
 def _(call: Call) -> Value:
     tensor = call.inputs[0]
-    return _list(_taken_apart(tensor), dims=tensor.dims[:1] if tensor.dims is not None else None)
+    return _list(_unstacked(tensor), dims=tensor.dims[:1] if tensor.dims is not None else None)
 
 
 @rule("TensorListScatterV2", "TensorListScatter")
 def _(call: Call) -> Value:
     tensor, indices, _, *count = call.inputs
-    return _list(_taken_apart(tensor), indices, *count)
+    return _list(_unstacked(tensor), indices, *count)
 
 
 @rule("TensorListStack", "TensorListGather")
