@@ -42,7 +42,8 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
     # "auto" has all algorithms.
     options = {"all_reduce": AUTO} if config.all_reduce else {}
     with open_strategy.opened_strategy(config, more_options=options) as (config, detection, strategy):
-        measurements = _measurements(config, _measurable(strategy, config))
+        _check_strategy(strategy, config)
+        measurements = _measurements(config, strategy)
         hosts = open_strategy.hosts(strategy)
         if not strategy.is_chief:
             for _ in measurements:
@@ -78,14 +79,13 @@ def _without_schema(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name != "schema"}
 
 
-def _measurable(strategy: "Strategy", config: BenchConfig) -> "HasCollectives":
-    """Raises `InputError` if the strategy has no collectives to measure, or does not support the dtype."""
+def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:
+    """Raises `InputError` if the strategy has no other replica to communicate with, or does not support the dtype."""
     import tensorflow as tf
 
     from tfdist.benchmark.operations import check_dtype
-    from tfdist.distribution.strategy import HasCollectives
 
-    if not isinstance(strategy, HasCollectives) or strategy.replicas < 2:
+    if strategy.replicas < 2:
         raise InputError(
             "A benchmark of collectives needs a strategy with collectives and at least two replicas. Received: "
             f"--strategy={config.strategy}, {strategy.replicas} replicas. Use --strategy=mirrored --devices=2, "
@@ -93,7 +93,6 @@ def _measurable(strategy: "Strategy", config: BenchConfig) -> "HasCollectives":
         )
     names = ("all_reduce",) if config.all_reduce else parse_operations(config.operations)
     check_dtype(strategy.collectives, names, tf.as_dtype(config.dtype))
-    return strategy
 
 
 def _measurements(config: BenchConfig, strategy: "HasCollectives") -> "Iterator[Measured]":

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 
 _AT_ONCE = 64 << 20  # total bytes that all processes send at once; an engine may deliver all of them to each process
@@ -33,7 +33,6 @@ class ByteTransfer:
           InputError: it has no collectives between its processes.
         """
         check_can_transfer(strategy)
-        assert isinstance(strategy, HasCollectives)
         self._strategy = strategy
         self._packed = strategy.collectives.wire.packed
         self._local = len(strategy.local_replicas)
@@ -116,9 +115,8 @@ class ByteTransfer:
 
 def can_transfer(strategy: Strategy) -> bool:
     """Returns whether a strategy's processes can send each other bytes, whose number is known only at run time."""
-    if not isinstance(strategy, HasCollectives) or strategy.compiles_replicas:
-        return False
-    return strategy.job_collectives is strategy.collectives  # else, a replica is spread over processes
+    # With other collectives of the job, a replica is spread over processes.
+    return not strategy.compiles_replicas and strategy.job_collectives is strategy.collectives
 
 
 def check_can_transfer(strategy: Strategy) -> None:

@@ -10,7 +10,7 @@ from tfdist.cli import environment_flags, open_strategy
 from tfdist.config.fields import takes_options
 from tfdist.config.run_config import RunConfig
 from tfdist.distribution import factory, tf_distribute
-from tfdist.distribution.strategy import HasCollectives, Strategy, strategy_in_use
+from tfdist.distribution.strategy import Strategy, strategy_in_use
 from tfdist.errors import InputError, names_arguments
 from tfdist.gradients.compression import check
 
@@ -67,7 +67,7 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
             "is created, or use tfdist run."
         )
     found = strategy or _found(model, config)
-    if isinstance(found, HasCollectives) and found.optimizer_shards.parts > 1:
+    if isinstance(found, Strategy) and found.optimizer_shards.parts > 1:
         raise InputError(
             "Keras's own fit needs the full optimizer state on each replica. Received: a strategy with shard='optimizer'. "
             "Leave out shard, or use tfdist.Trainer."

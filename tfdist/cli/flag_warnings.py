@@ -8,7 +8,7 @@ from tfdist import keras_internals
 from tfdist.config.effects import Job, without_effect
 from tfdist.data import catalog
 from tfdist.distribution.factory import declaration
-from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.distribution.strategy import Strategy
 from tfdist.reporting.warn_once import warn_once
 
 
@@ -25,7 +25,7 @@ def warn_of_flags(config: Any, strategy: Strategy, model: keras.Model | None = N
     job = Job(
         replicas=strategy.replicas,
         processes=strategy.cluster.size,
-        sums_gradients=isinstance(strategy, HasCollectives) and strategy.sums_gradients,
+        sums_gradients=strategy.sums_gradients,
         has_batch_norm=model is None or any(map(_is_batch_norm, keras_internals.layers_of(model))),
         uses_data_dir=not hasattr(config, "dataset") or catalog.takes_data_dir(config.dataset),
     )

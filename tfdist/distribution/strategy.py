@@ -1,7 +1,7 @@
 """The `Strategy` contract: where and how a step runs.
 
 The trainer composes these methods and knows nothing else about a strategy. What only some strategies can do is a
-separate small interface: `HasCollectives`, `TensorLayouts`, `VariableBlocks`, `VariableAdoption` and `ModelParts`.
+separate small interface: `TensorLayouts`, `VariableBlocks`, `VariableAdoption` and `ModelParts`.
 """
 
 import abc
@@ -66,6 +66,10 @@ class Strategy(abc.ABC):
         the host calls each step.
       layouts: layouts of tensors inside replica functions.
       communication: which library its collectives use, and why, as a sentence; empty if there is no choice.
+      collectives: collectives of the replicas, which communicate through them inside `run`.
+      tuned: collectives of training steps, if their sums do not all use the engine's all-reduce; else None.
+      sums_gradients: whether the engine sums the gradients of the global batch by itself, so that `gradients` returns
+        the sums: there is nothing left to reduce, to compress or to count, and the engine compiles the whole program.
     """
 
     declaration: ClassVar[Declaration | None] = None
@@ -78,6 +82,9 @@ class Strategy(abc.ABC):
     compiles_loops: bool = True
     layouts: TensorLayouts = TensorLayouts()
     communication: str = ""
+    collectives: Collectives
+    tuned: TunedCollectives | None = None
+    sums_gradients: bool = False
 
     @property
     def blocks(self) -> VariableBlocks:
@@ -122,7 +129,12 @@ class Strategy(abc.ABC):
     @property
     def parts(self) -> ModelParts:
         """The part of a model that this process trains."""
-        return ModelParts(self.blocks.full_variables)
+        return ModelParts(self._complete)
+
+    @contextlib.contextmanager
+    def _complete(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+        with self.blocks.full_variables(variables), self.optimizer_shards.complete(variables):
+            yield
 
     def refused_together(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Context, entered by every process, that raises on all of them if its body raises on some.
@@ -249,38 +261,10 @@ class Strategy(abc.ABC):
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
         """Copies the first replica's values to every replica; a no-op where the engine does so on variable creation."""
 
-    def close(self) -> None:
-        """Releases resources outside of this process's memory; whoever joined the group leaves it."""
-
-
-class HasCollectives(Strategy):
-    """A strategy whose replicas communicate through `Collectives`, inside `run`.
-
-    Attributes:
-      collectives: collectives of the replicas.
-      tuned: collectives of training steps, if their sums do not all use the engine's all-reduce; else None.
-      sums_gradients: whether the engine sums the gradients of the global batch by itself, so that `gradients` returns
-        the sums: there is nothing left to reduce, to compress or to count, and the engine compiles the whole program.
-    """
-
-    collectives: Collectives
-    tuned: TunedCollectives | None = None
-    sums_gradients: bool = False
-
     @functools.cached_property
     def optimizer_shards(self) -> OptimizerShards:
         """Which part of the optimizer's state each replica has."""
         return OptimizerShards(self)
-
-    @property
-    def parts(self) -> ModelParts:
-        """See base class."""
-        return ModelParts(self._complete)
-
-    @contextlib.contextmanager
-    def _complete(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        with self.blocks.full_variables(variables), self.optimizer_shards.complete(variables):
-            yield
 
     @property
     def job_collectives(self) -> Collectives:
@@ -321,6 +305,9 @@ class HasCollectives(Strategy):
                 _in_replica.reset(token)
 
         return replica_function
+
+    def close(self) -> None:
+        """Releases resources outside of this process's memory; whoever joined the group leaves it."""
 
 
 def _variable(state: State) -> tf.Variable:
@@ -372,3 +359,6 @@ def current_strategy() -> Strategy:
             "A strategy's scope must be open here. Received: none. Write `with strategy.scope():` around it."
         )
     return strategy
+
+
+HasCollectives = Strategy

@@ -102,7 +102,7 @@ class TensorFlowEngine(Engine):
             if value:
                 raise needs_horovod(f"hvd.init({name}=...)", f"Leave out {name}")
         strategy = load_strategy("auto")
-        if not isinstance(strategy, HasCollectives) or len(strategy.local_replicas) != 1:
+        if len(strategy.local_replicas) != 1:
             raise InputError(
                 f"tfdist.horovod uses one device per process. Received: {len(strategy.local_replicas)} of this "
                 "process. Start one process per device."

@@ -24,7 +24,7 @@ def suitable(strategy: Strategy, options: RunConfig) -> HasCollectives:
             "Use tfdist.Trainer there."
         )
     # Replicas have different numbers of rows; on a mesh, the only replica has all rows.
-    if not isinstance(strategy, HasCollectives) or (strategy.compiles_replicas and not strategy.sums_gradients):
+    if strategy.compiles_replicas and not strategy.sums_gradients:
         raise InputError(
             "Keras's own fit needs a strategy whose replicas accept any number of rows. Received: "
             f"{strategy.name}. Use tfdist.Trainer there."

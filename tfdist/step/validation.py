@@ -222,10 +222,3 @@ def check_data(strategy: Strategy, data: DataSet) -> None:
     check_same_data(strategy, data.train)
     if data.test is not None:
         check_same_data(strategy, data.test, "validation data")
-
-
-def with_collectives(strategy: Strategy) -> HasCollectives:
-    """Returns the strategy; raises `InputError` if the trainer cannot use it."""
-    if not isinstance(strategy, HasCollectives):
-        raise InputError(f"The trainer needs a strategy that has collectives. Received: {type(strategy).__name__}.")
-    return strategy

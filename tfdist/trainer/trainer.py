@@ -28,7 +28,6 @@ from tfdist.step.validation import (
     check_engine_sums,
     check_stages,
     check_unchanged,
-    with_collectives,
 )
 from tfdist.storage import AnyPath
 from tfdist.synchronization.catalog import checked_sync
@@ -110,7 +109,7 @@ class Trainer(Evaluates):
         others |= {"sync": sync, "balance": balance, "bucket_order": bucket_order}
         check_trainer(model, optimizer, loss, (metrics, weighted_metrics), numbers | others)
         self._has_loss = loss is not None
-        self.strategy = with_collectives(current_strategy())
+        self.strategy = current_strategy()
         self.model = model = self.strategy.parts.trained(model)
         self.train_state = TrainState(self.strategy.is_chief)
         buckets: dict[str, Any] = {"bucket_bytes": bucket_bytes, "bucket_order": bucket_order}
