@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.cluster.devices import share_cores, use_one_gpu
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 
 try:
@@ -27,7 +27,7 @@ from tfdist.distribution.horovod_rendezvous import describe_communication, start
 from tfdist.distribution.sharded_optimizer import optimizer_shards
 
 
-class Horovod(HasCollectives):
+class Horovod(Strategy):
     """One replica per process; variables are ordinary ones, made equal by a broadcast from rank 0."""
 
     name = "horovod"

@@ -27,7 +27,7 @@ from tfdist.distribution.dtensor import (
 )
 from tfdist.distribution.dtensor_variables import MeshBlocks, MeshVariables
 from tfdist.distribution.outside_calls import refuse_calls_outside
-from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.distribution.unsafe_operations import refuse_unsafe_operations
 from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of
 from tfdist.layers.rematerialization import rematerialize
@@ -41,7 +41,7 @@ _SAME_SEED = (
 )
 
 
-class MeshOfDevices(HasCollectives):
+class MeshOfDevices(Strategy):
     """One replica whose tensors are spread over a mesh: the engine shards its computation and adds communication."""
 
     name = "mesh"

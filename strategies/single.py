@@ -8,10 +8,10 @@ import tensorflow as tf
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.coordination import Group
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 
 
-class Single(HasCollectives):
+class Single(Strategy):
     """Runs a replica function by calling it."""
 
     name = "single"

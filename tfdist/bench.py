@@ -20,7 +20,7 @@ from tfdist.grammar.spec import nearest
 
 if TYPE_CHECKING:
     from tfdist.benchmark.measurement import Measured
-    from tfdist.distribution.strategy import HasCollectives, Strategy
+    from tfdist.distribution.strategy import Strategy
 
 BENCHMARKS = ("collectives",)
 _EXAMPLES = (
@@ -95,7 +95,7 @@ def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:
     check_dtype(strategy.collectives, names, tf.as_dtype(config.dtype))
 
 
-def _measurements(config: BenchConfig, strategy: "HasCollectives") -> "Iterator[Measured]":
+def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measured]":
     """Yields measurements by operation and size; a barrier has no size and is measured once."""
     import tensorflow as tf
 

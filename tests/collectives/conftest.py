@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 
 Run = Callable[..., list[Any]]
 
 
-def _called(strategy: HasCollectives, function: Callable[[Any], Any]) -> list[Any]:
+def _called(strategy: Strategy, function: Callable[[Any], Any]) -> list[Any]:
     """Returns each replica's structure of tensors of a function of the collectives."""
     result = strategy.run(lambda: function(strategy.collectives))
     flat = [strategy.local(tensor) for tensor in tf.nest.flatten(result)]
@@ -34,7 +34,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 def compiled() -> Run:
     """Runs a function in a graph as `run` does, but twice; returns the second results."""
 
-    def call(strategy: HasCollectives, function: Callable[[Any], Any]) -> list[Any]:
+    def call(strategy: Strategy, function: Callable[[Any], Any]) -> list[Any]:
         program = tf.function(lambda: _called(strategy, function), autograph=False)
         program()
         return _arrays(program())
@@ -43,6 +43,6 @@ def compiled() -> Run:
 
 
 @pytest.fixture(params=["single", "mirrored2", "mirrored4"])
-def strategy(request: pytest.FixtureRequest) -> HasCollectives:
+def strategy(request: pytest.FixtureRequest) -> Strategy:
     """Strategies with one, two and four replicas."""
     return request.getfixturevalue(request.param)

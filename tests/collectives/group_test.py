@@ -9,7 +9,7 @@ from tests.collectives import threads
 from tfdist import collectives
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import NoCommunication, OneReplica, RecordedCall, Recording
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 
 VALUES = np.random.default_rng(0).standard_normal((4, 8, 3)).astype("float32")
@@ -18,13 +18,13 @@ GROUPS = {2: [[1, 0]], 3: [[2, 0], [1]], 4: PAIRS}  # in another order; of unequ
 
 
 @pytest.fixture(scope="module")
-def mirrored3() -> HasCollectives:
+def mirrored3() -> Strategy:
     """A strategy with three replicas in this process."""
     return tfdist.load_strategy("mirrored", devices=3, environment={})
 
 
 @pytest.fixture(params=["mirrored2", "mirrored3", "mirrored4"])
-def several(request) -> HasCollectives:
+def several(request) -> Strategy:
     """Strategies with two, three and four replicas."""
     return request.getfixturevalue(request.param)
 

@@ -11,11 +11,11 @@ import tfdist
 from tests.keras_fit.models import Damped
 from tfdist.collectives import OneReplica
 from tfdist.distribution.factory import create, strategy_class
-from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 
 
-class Own(HasCollectives):
+class Own(Strategy):
     """A third-party strategy with one replica."""
 
     name = "own"

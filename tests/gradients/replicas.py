@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.collectives import threads
 from tfdist.collectives import Collectives, Recording
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Reduced, Reducer
 
 
@@ -31,7 +31,7 @@ def initial(reducer: Reducer, tensors: Sequence[Any]) -> list[tf.Tensor]:
 class Runner:
     """Calls a reducer on each replica, with its own tensors and state, in one trace."""
 
-    def __init__(self, strategy: HasCollectives, reducer: Reducer, tensors: Sequence[np.ndarray]):
+    def __init__(self, strategy: Strategy, reducer: Reducer, tensors: Sequence[np.ndarray]):
         """Takes tensors like those of a step, each [replicas, ...]."""
         self._strategy, self._reducer, self._tensors = strategy, reducer, tensors
         self._recording = Recording(strategy.collectives)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.benchmark.measurement import Measured
 from tfdist.benchmark.operations import OPERATIONS
 from tfdist.coordination import Group
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.grammar.all_reduce import AlgorithmTable
 
 MOST_CALLS = 1000  # per repeat
@@ -16,7 +16,7 @@ DEADLINE = 600.0  # seconds that a process may be behind the others
 
 
 def measure(
-    strategy: HasCollectives,
+    strategy: Strategy,
     name: str,
     size: int,
     dtype: tf.DType,
@@ -47,7 +47,7 @@ def measure(
 
 
 def compiled_loop(
-    strategy: HasCollectives, name: str, elements: int, dtype: tf.DType, algorithm: str = ""
+    strategy: Strategy, name: str, elements: int, dtype: tf.DType, algorithm: str = ""
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a compiled function: number of calls, scalar int32 -> seconds for all of them, scalar float64.
 

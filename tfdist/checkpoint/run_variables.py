@@ -29,7 +29,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.format import Checkpoint, Part
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.variable_blocks import Read
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.errors import InputError
@@ -74,7 +74,7 @@ class RunVariables:
     def __init__(
         self,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         store: StateStore,
         callbacks: CallbackStates,
         exchanges: Exchanges,

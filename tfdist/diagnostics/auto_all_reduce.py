@@ -17,7 +17,7 @@ from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.diagnostics.interface import Inspection, RunView
 from tfdist.diagnostics.timing_rounds import TimingRounds, medians_of_slowest
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, LARGEST, AlgorithmTable, Band
 
@@ -73,7 +73,7 @@ def sizes_up_to(largest: int) -> list[int]:
     return sizes
 
 
-def measure(strategy: HasCollectives, sizes: Sequence[int]) -> dict[int, dict[str, float]]:
+def measure(strategy: Strategy, sizes: Sequence[int]) -> dict[int, dict[str, float]]:
     """Times the engine and all algorithms; every process must call it, and all get the same times.
 
     Args:
@@ -86,7 +86,7 @@ def measure(strategy: HasCollectives, sizes: Sequence[int]) -> dict[int, dict[st
     return {size: _measure_size(strategy, size) for size in sizes}
 
 
-def _measure_size(strategy: HasCollectives, size: int) -> dict[str, float]:
+def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
     """Returns the median seconds of each algorithm at one size; see `measure`."""
     collectives = strategy.tuned
     assert collectives
@@ -109,9 +109,7 @@ def _measure_size(strategy: HasCollectives, size: int) -> dict[str, float]:
     return timing.corrected(medians)
 
 
-def compiled_call(
-    strategy: HasCollectives, collectives: TunedCollectives, name: str, size: int
-) -> Callable[[], object]:
+def compiled_call(strategy: Strategy, collectives: TunedCollectives, name: str, size: int) -> Callable[[], object]:
     """Returns a compiled call of one all-reduce of `size` bytes."""
     taken = collectives.with_table(AlgorithmTable.of(name))
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.collectives import RecordedCall
 from tfdist.diagnostics.timing import median_seconds
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 
 SMALL, LARGE = 4 * 1024, 4 * 1024 * 1024
 
@@ -41,14 +41,14 @@ class Link:
         return call.payload_bytes * (ring | {"send": 1}).get(call.operation, to_all)
 
 
-def measure(strategy: HasCollectives) -> Link:
+def measure(strategy: Strategy) -> Link:
     """Measures the link by all-reduces of 4 KiB and of 4 MiB; every process must call it."""
     times = {size: _seconds(strategy, size) for size in (SMALL, LARGE)}
     sent = 2 * (strategy.replicas - 1) / strategy.replicas * LARGE
     return Link(times[SMALL], sent / max(times[LARGE] - times[SMALL], 1e-6), strategy.replicas)
 
 
-def _seconds(strategy: HasCollectives, size: int) -> float:
+def _seconds(strategy: Strategy, size: int) -> float:
     """Returns the median seconds of one all-reduce."""
 
     def replica_function() -> tf.Tensor:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 
 REPEATS = 5
 
 
-def median_seconds(strategy: HasCollectives, function: Callable[[], tf.Tensor]) -> float:
+def median_seconds(strategy: Strategy, function: Callable[[], tf.Tensor]) -> float:
     """Compiles a replica function and returns the median seconds until all local replicas have its result."""
     once = tf.function(lambda: strategy.run(function), autograph=False)
     seconds = []

@@ -27,7 +27,7 @@ from tfdist.errors import InputError
 from tfdist.sharding.balanced_parts import Message, balanced_owners, messages
 
 if TYPE_CHECKING:
-    from tfdist.distribution.strategy import HasCollectives
+    from tfdist.distribution.strategy import Strategy
 
 _LEAST_BYTES = 2**22  # of a message: small variables share one
 
@@ -35,9 +35,9 @@ _LEAST_BYTES = 2**22  # of a message: small variables share one
 class ShardedOptimizer(OptimizerShards):
     """The optimizer's state, divided by trained variables among replicas in processes of their own."""
 
-    _strategy: "HasCollectives"
+    _strategy: "Strategy"
 
-    def __init__(self, strategy: "HasCollectives"):
+    def __init__(self, strategy: "Strategy"):
         """Initializes the shards; no state is created yet.
 
         Args:
@@ -167,6 +167,6 @@ class ShardedOptimizer(OptimizerShards):
         return strategy.local(traced())[0]
 
 
-def optimizer_shards(shard: str, strategy: "HasCollectives") -> OptimizerShards:
+def optimizer_shards(shard: str, strategy: "Strategy") -> OptimizerShards:
     """Returns the shards for a value of `--shard`, `none` or `optimizer`."""
     return ShardedOptimizer(strategy) if shard == "optimizer" else OptimizerShards(strategy)

@@ -359,6 +359,3 @@ def current_strategy() -> Strategy:
             "A strategy's scope must be open here. Received: none. Write `with strategy.scope():` around it."
         )
     return strategy
-
-
-HasCollectives = Strategy

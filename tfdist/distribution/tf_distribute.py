@@ -17,12 +17,12 @@ from tfdist.collectives.replica_context import MakeGroup, ReplicaContextCollecti
 from tfdist.config.strategy_declaration import Declaration, Processes
 from tfdist.config.strategy_registry import DECLARATIONS
 from tfdist.coordination import Group, join
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.variable_adoption import VariableAdoption
 from tfdist.errors import InputError
 
 
-class TensorFlowStrategy(HasCollectives):
+class TensorFlowStrategy(Strategy):
     """Runs replica functions with a tf.distribute engine, which mirrors the variables created in its scope."""
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.spec import call, parse
 
@@ -150,7 +150,7 @@ class LossScaler:
     ```
     """
 
-    def __init__(self, strategy: HasCollectives, loss_scale: LossScale | None = None):
+    def __init__(self, strategy: Strategy, loss_scale: LossScale | None = None):
         """Creates the state.
 
         Args:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives, Op
 from tfdist.distribution.factory import load_strategy
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.horovod.call_agreement import Agreement
 from tfdist.horovod.engine import CallId, Engine, needs_horovod, scaled
@@ -21,7 +21,7 @@ from tfdist.horovod.process_sets import global_process_set
 class EnteredCollectives(Collectives):
     """The collectives of a strategy with one replica per process; each call is a separate `strategy.run`."""
 
-    def __init__(self, strategy: HasCollectives):
+    def __init__(self, strategy: Strategy):
         """Wraps the collectives of a strategy.
 
         Args:

@@ -9,7 +9,7 @@ from tfdist import keras_internals
 from tfdist.collectives.trace_check import TRACING_SECONDS
 from tfdist.config.run_config import RunConfig
 from tfdist.data.batches import static_rows
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import Place
 from tfdist.keras_fit.metric_sums import MetricSums
@@ -32,7 +32,7 @@ class Functions:
       sums: sums of the metrics' variables since their last reset.
     """
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, place: Place):
+    def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, place: Place):
         """Creates the state that the functions share.
 
         Args:

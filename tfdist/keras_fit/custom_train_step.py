@@ -17,7 +17,7 @@ from tfdist.collectives import Collectives, Recording, using
 from tfdist.collectives.differentiable import losses_weighted
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.data.replica_rows import ReplicaRows
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale, Reduced, unscaled
 from tfdist.keras_fit.one_device import Apply, running
@@ -64,7 +64,7 @@ class CustomTrainStep:
     def __init__(
         self,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         settings: Settings,
         compression: Compression,
         store: StateStore,

@@ -4,7 +4,7 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.config.run_config import RunConfig
-from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.step.validation import check_engine_sums
@@ -12,7 +12,7 @@ from tfdist.step.validation import check_engine_sums
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
-def suitable(strategy: Strategy, options: RunConfig) -> HasCollectives:
+def suitable(strategy: Strategy, options: RunConfig) -> Strategy:
     """Returns the strategy.
 
     Raises:
@@ -33,7 +33,7 @@ def suitable(strategy: Strategy, options: RunConfig) -> HasCollectives:
     return strategy
 
 
-def check_steps(model: keras.Model, strategy: HasCollectives) -> None:
+def check_steps(model: keras.Model, strategy: Strategy) -> None:
     """Raises `InputError` for a custom step on a mesh: where it computes losses and gradients, nothing is laid out."""
     own = [name for name in _STEPS if keras_internals.overridden(model, name)]
     if strategy.sums_gradients and own:
@@ -43,7 +43,7 @@ def check_steps(model: keras.Model, strategy: HasCollectives) -> None:
         )
 
 
-def check_not_eager(strategy: HasCollectives) -> None:
+def check_not_eager(strategy: Strategy) -> None:
     """Raises `InputError` for a call with `run_eagerly=True` on a mesh."""
     if strategy.sums_gradients:
         raise InputError(

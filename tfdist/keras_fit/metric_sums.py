@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from tfdist import keras_internals
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_drain
 
@@ -25,7 +25,7 @@ class MetricSums:
       metrics: the model's metrics.
     """
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives):
+    def __init__(self, model: keras.Model, strategy: Strategy):
         """Finds the metrics.
 
         Args:
@@ -125,7 +125,7 @@ class MetricSums:
         return [np.zeros(variable.shape) for variable in self.metrics.variables]
 
 
-def _assigning(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[Sequence[np.ndarray]], None]:
+def _assigning(variables: Sequence[keras.Variable], strategy: Strategy) -> Callable[[Sequence[np.ndarray]], None]:
     """Returns a function that assigns values to variables, the same on every replica."""
 
     def assign(values: Sequence[np.ndarray]) -> None:
@@ -135,7 +135,7 @@ def _assigning(variables: Sequence[keras.Variable], strategy: HasCollectives) ->
     return assign
 
 
-def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:
+def _check_zeros(model: keras.Model, strategy: Strategy) -> None:
     """Raises `InputError` if a metric's variables, which are summed over replicas, do not start at 0.
 
     Call it before the first batch. After a pass over data, the variables have its sums.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.data.batches import count_rows
 from tfdist.data.replica_rows import ReplicaRows
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.keras_fit.one_device import Replica, running
 from tfdist.keras_fit.replica_batch import check_not_strict, say_all_rows
 from tfdist.keras_fit.step_outputs import flat
@@ -78,7 +78,7 @@ def _metrics(model: keras.Model) -> list[keras.Variable]:
 
 
 def say_partitioned(
-    model: keras.Model, name: str, reason: str, sent: Communication, strategy: HasCollectives, rows: str
+    model: keras.Model, name: str, reason: str, sent: Communication, strategy: Strategy, rows: str
 ) -> None:
     """Says what replicas do with a step that needs all rows, and why.
 

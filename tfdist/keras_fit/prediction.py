@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.collectives import using
 from tfdist.config.run_config import RunConfig
 from tfdist.data.replica_rows import ReplicaRows
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.keras_fit.partitioned_step import communication, say_partitioned
 from tfdist.keras_fit.replica_batch import all_rows
 from tfdist.keras_fit.step_labels import not_of_rows, state_of_rows
@@ -21,7 +21,7 @@ from tfdist.step.prediction import BatchPrediction
 Predict = Callable[[Any, int | None], Any]  # (rows, number of rows of a batch if TensorFlow knows it) -> outputs
 
 
-def predicting(model: keras.Model, strategy: HasCollectives, options: RunConfig) -> Predict:
+def predicting(model: keras.Model, strategy: Strategy, options: RunConfig) -> Predict:
     """Returns a function that maps a `ReplicaRows`, in the form that `Strategy.run` accepts, to the outputs for all rows.
 
     Args:
@@ -46,7 +46,7 @@ def predicting(model: keras.Model, strategy: HasCollectives, options: RunConfig)
 def _compiled(
     prediction: BatchPrediction,
     model: keras.Model,
-    strategy: HasCollectives,
+    strategy: Strategy,
     own_rows: Any,
     rows: str,
     static_rows: int | None,

@@ -12,7 +12,7 @@ from tfdist.collectives.counted_rows import counting
 from tfdist.collectives.gathering import gathered
 from tfdist.data.batches import count_rows
 from tfdist.data.replica_rows import ReplicaRows
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Apply, Replica
 from tfdist.keras_fit.step_outputs import ReduceOp
@@ -101,7 +101,7 @@ def check_not_strict(rows: str, received: str) -> None:
         )
 
 
-def say_all_rows(model: keras.Model, name: str, reason: str, follows: str, strategy: HasCollectives, rows: str) -> None:
+def say_all_rows(model: keras.Model, name: str, reason: str, follows: str, strategy: Strategy, rows: str) -> None:
     """Warns that replicas do not share the work of a method, why, and what each does instead.
 
     Raises:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.keras_fit.batch_readers import BatchReader
 
 ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of the step, scalar int64) -> None
@@ -14,7 +14,7 @@ ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of 
 class ReplicaLoops:
     """Runs a replica function for batches."""
 
-    def __init__(self, strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]):
+    def __init__(self, strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]):
         """Initializes the loops; compiles nothing yet.
 
         Args:
@@ -52,7 +52,7 @@ class ReplicaLoops:
 
 
 def _repeated(
-    strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]
+    strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]
 ) -> Callable[[Iterator[Any], int, int], None]:
     first = _once(traced)
 
@@ -76,7 +76,7 @@ def _repeated(
 
 
 def _once_compiled(
-    strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]
+    strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]
 ) -> Callable[[Any, int], None]:
     first = _once(traced)
 

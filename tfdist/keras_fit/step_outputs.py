@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica
 from tfdist.data.batches import count_rows
-from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Apply, Replica, running
 from tfdist.step.loss import floating
@@ -45,7 +45,7 @@ class Logs:
     def __init__(
         self,
         returned: Returned,
-        strategy: HasCollectives,
+        strategy: Strategy,
         store: StateStore,
         name: str,
         reduce_ops: Mapping[str, ReduceOp] | None = None,

@@ -16,7 +16,7 @@ from tfdist.collectives import Recording, using
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.run_config import RunConfig
 from tfdist.data.replica_rows import ReplicaRows
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.errors.arguments import with_argument_names
 from tfdist.gradients import Clip, parse_loss_scale
@@ -73,7 +73,7 @@ class TrainerSteps:
     def __init__(
         self,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         options: RunConfig,
         metrics: KerasMetrics,
         averaged: Sequence[keras.Variable] = (),
@@ -137,7 +137,7 @@ class CustomSteps:
     def __init__(
         self,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         options: RunConfig,
         spec: Any,
         place: Place,
@@ -183,7 +183,7 @@ class EvaluationSteps:
     def __init__(
         self,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         options: RunConfig,
         sums: MetricSums,
         reduce_ops: ReduceOps,
@@ -243,7 +243,7 @@ class EvaluationSteps:
         agree_on_plan(self._strategy.peers, self._recorded.calls)
 
 
-def _settings(model: keras.Model, strategy: HasCollectives, options: RunConfig) -> Settings:
+def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Settings:
     clip = Clip(norm=options.clip_norm, value=options.clip_value)
     optimizer, taken = without_loss_scale(model.optimizer)
     check_optimizer(optimizer, clip)

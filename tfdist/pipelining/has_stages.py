@@ -13,14 +13,14 @@ from tfdist.collectives import Collectives
 from tfdist.coordination import Group
 from tfdist.coordination.shared_errors import refused_together
 from tfdist.data import check_batch_size
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.pipelining.activation_compression import ActivationCompression
 from tfdist.pipelining.schedules import Schedule
 from tfdist.pipelining.stage_devices import StageDevices
 from tfdist.sharding.process_grid import ProcessGrid
 
 
-class HasStages(HasCollectives):
+class HasStages(Strategy):
     """A strategy whose replicas are pipelines of processes, each of which trains its own stage.
 
     `collectives` are those of the processes with the same stage, which reduce its gradients, and `peers` is their group.

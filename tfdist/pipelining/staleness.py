@@ -4,17 +4,17 @@ import operator
 
 import keras
 
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staged_model import StagedModel
 
 
-def without_flush_of(strategy: HasCollectives) -> HasStages | None:
+def without_flush_of(strategy: Strategy) -> HasStages | None:
     """Returns the strategy if it is a pipeline that does not end each step with a flush, else None."""
     return strategy if isinstance(strategy, HasStages) and not strategy.schedule.has_flush else None
 
 
-def staleness(strategy: HasCollectives, model: keras.Model, step: int) -> dict[str, float]:
+def staleness(strategy: Strategy, model: keras.Model, step: int) -> dict[str, float]:
     """Returns the field `staleness` of a record; empty if all gradients are those of the newest weights.
 
     Args:

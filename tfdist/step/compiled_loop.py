@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.distribution.clock import time_after
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import NotFiniteError
 from tfdist.step.first_trace import FirstTrace
 from tfdist.step.metrics import ModelMetrics, drain
@@ -102,7 +102,7 @@ class LoopReport(NamedTuple):
 Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], LoopResult]
 
 
-def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
+def compile_loop(step: Step, strategy: Strategy) -> Loop:
     """Returns a function (iterator, first_step int64, steps int32, with_norm bool) -> LoopResult, traced once.
 
     `with_norm` requests the gradient norm at the last step of the call.
@@ -110,7 +110,7 @@ def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
     return _compiled(step, strategy) if strategy.compiles_loops else loop_on_the_host(step, strategy)
 
 
-def compile_one_step(metrics: ModelMetrics, step: Step, strategy: HasCollectives) -> Loop:
+def compile_one_step(metrics: ModelMetrics, step: Step, strategy: Strategy) -> Loop:
     """Same as `compile_loop`, for calls of one step after which the metrics are read: one function, without a loop."""
     if not strategy.compiles_loops:
         return loop_on_the_host(step, strategy)
@@ -181,7 +181,7 @@ def _numbered(stages: np.ndarray) -> str:
     return f"stages {', '.join(first)} and {last}" if first else f"stage {last}"
 
 
-def _compiled(step: Step, strategy: HasCollectives) -> Loop:
+def _compiled(step: Step, strategy: Strategy) -> Loop:
     dtype, first = keras.config.floatx(), FirstTrace(strategy)
 
     @tf.function(autograph=False, reduce_retracing=True)
@@ -205,7 +205,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
     return loop
 
 
-def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
+def loop_on_the_host(step: Step, strategy: Strategy) -> Loop:
     """Same as `compile_loop`, for engines that run one step at a time and for Python iterators.
 
     The host launches all steps of a call and waits at the end; each step gets from the previous one whether it may be
@@ -254,7 +254,7 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
 
 def _one(
     step: Step,
-    strategy: HasCollectives,
+    strategy: Strategy,
     first: FirstTrace,
     batch: Any,
     number: tf.Tensor,
@@ -298,7 +298,7 @@ def run_loop(
     start: Any,
     steps: tf.Tensor | int,
     specs: Sequence[tf.TensorSpec],
-    strategy: HasCollectives,
+    strategy: Strategy,
     going: Callable[[Any], tf.Tensor] | None = None,
 ) -> tuple[Any, LoopReport]:
     """Runs steps one after the other, in a compiled function; returns what the last one carries, and all reports as one.
@@ -332,24 +332,24 @@ def run_loop(
     return carried, LoopReport(stacked, end.waited, end.busy, end.numbers.concat())
 
 
-def timed_batch(iterator: Iterator[Any], strategy: HasCollectives) -> tuple[tf.Tensor, Any, tf.Tensor]:
+def timed_batch(iterator: Iterator[Any], strategy: Strategy) -> tuple[tf.Tensor, Any, tf.Tensor]:
     """Returns when the next batch was requested, and the result of `split_numbers`; in a compiled function."""
     started = tf.timestamp()
     with tf.control_dependencies([started]):
         return started, *split_numbers(next(iterator), strategy)
 
 
-def _arrived(made: _StepResult, batch: Any, strategy: HasCollectives) -> tf.Tensor:
+def _arrived(made: _StepResult, batch: Any, strategy: Strategy) -> tf.Tensor:
     """Returns when the batch of a step was available."""
     return time_after(_first_local(strategy, batch)) if strategy.compiles_replicas else made.arrived
 
 
-def split_numbers(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]:
+def split_numbers(element: Any, strategy: Strategy) -> tuple[Any, tf.Tensor]:
     """Returns the batch and the indices of this process's examples, empty if the iterator does not provide them."""
     if not isinstance(element, IndexedBatch):
         return element, tf.zeros([0], tf.int64)
     return element.batch, tf.concat(strategy.local(element.numbers), 0)
 
 
-def _first_local(strategy: HasCollectives, batch: Any) -> list[tf.Tensor]:
+def _first_local(strategy: Strategy, batch: Any) -> list[tf.Tensor]:
     return [strategy.local(part)[0] for part in tf.nest.flatten(batch)]

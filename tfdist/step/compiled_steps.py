@@ -14,7 +14,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives, using
 from tfdist.collectives.tensor_bytes import tensor_bytes
 from tfdist.config.pipeline_options import check_without_flush
-from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.gradients import Reducer
 from tfdist.gradients.compression import EXACT, chosen
 from tfdist.grammar.all_reduce import AlgorithmTable, Band
@@ -51,7 +51,7 @@ class Steps:
     def __init__(
         self,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         settings: Settings,
         compression: Compression,
         store: StateStore,
@@ -82,7 +82,7 @@ class Steps:
     def loop(
         self,
         batch_size: int | None,
-        make: Callable[[Step, HasCollectives], Loop] = compile_loop,
+        make: Callable[[Step, Strategy], Loop] = compile_loop,
         rate: float = 1.0,
         local: bool = False,
     ) -> Loop:
@@ -125,7 +125,7 @@ class Steps:
         context = functools.partial(keras_internals.replaced_learning_rate, optimizer, rate)
         return _traced_in(context, compile_loop(step, self.strategy))
 
-    def _together(self, batch_size: int | None, make: Callable[[Step, HasCollectives], Loop]) -> tuple[Step, Loop]:
+    def _together(self, batch_size: int | None, make: Callable[[Step, Strategy], Loop]) -> tuple[Step, Loop]:
         if pipeline := without_flush_of(self.strategy):
             step = self._delayed(batch_size)
             return step, compile_delayed_loop(step, pipeline, lambda: self.end)

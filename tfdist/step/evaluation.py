@@ -12,7 +12,7 @@ from tfdist.collectives.counted_rows import counting
 from tfdist.data import EvaluationPipeline, check_equal_shares
 from tfdist.data.batches import count_rows
 from tfdist.data.replica_rows import ReplicaRows
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step import loss, randomness
@@ -25,7 +25,7 @@ from tfdist.step.side_effects import assign, restore_unless, selected
 class Evaluator:
     """Evaluates one model; caches compiled functions."""
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, seed: int, metrics: ModelMetrics, drain: Any):
+    def __init__(self, model: keras.Model, strategy: Strategy, seed: int, metrics: ModelMetrics, drain: Any):
         """Initializes the evaluator.
 
         Args:

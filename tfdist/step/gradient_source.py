@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives, OneReplica, Recording, current, using
 from tfdist.data.batches import count_rows
 from tfdist.data.replica_rows import ReplicaRows
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import accumulated, unscaled
 from tfdist.row_semantics.explanation import Communication
@@ -62,7 +62,7 @@ class GradientSource:
     def __init__(
         self,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         store: StateStore,
         settings: Settings,
         metrics: ModelMetrics,

@@ -6,12 +6,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, timed_batch
 from tfdist.step.local_step import LocalSGDStep
 
 
-def compile_local_loop(step: LocalSGDStep, strategy: HasCollectives) -> Loop:
+def compile_local_loop(step: LocalSGDStep, strategy: Strategy) -> Loop:
     """Returns a function as `compile_loop` does; each replica makes its steps on its own rows, without communication."""
     local = len(strategy.local_replicas)
 
@@ -37,7 +37,7 @@ def compile_local_loop(step: LocalSGDStep, strategy: HasCollectives) -> Loop:
     return loop
 
 
-def _merged(norm: tf.Tensor, report: LoopReport, strategy: HasCollectives) -> LoopResult:
+def _merged(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> LoopResult:
     """Merges the reports of all replicas, in one message.
 
     Args:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.loss import floating
@@ -240,7 +240,7 @@ def _check_reset(metric: keras.Metric) -> None:
             )
 
 
-def make_drain(metrics: ModelMetrics, strategy: HasCollectives) -> Callable[[], list[np.ndarray]]:
+def make_drain(metrics: ModelMetrics, strategy: Strategy) -> Callable[[], list[np.ndarray]]:
     """Returns a function that merges the metrics' variables over replicas, resets them and returns the sums."""
     if not metrics.variables:
         return list
@@ -248,7 +248,7 @@ def make_drain(metrics: ModelMetrics, strategy: HasCollectives) -> Callable[[], 
     return lambda: [np.asarray(value, np.float64) for value in drained()]
 
 
-def drain(metrics: ModelMetrics, strategy: HasCollectives) -> list[tf.Tensor]:
+def drain(metrics: ModelMetrics, strategy: Strategy) -> list[tf.Tensor]:
     """Merges the metrics' variables over replicas, resets them and returns the sums; in a compiled function."""
     variables = metrics.variables
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.step.side_effects import assign, state_of_user
 from tfdist.step.weighted_means import MEAN_DTYPE, means_of, weighted_terms
 
@@ -24,7 +24,7 @@ class MicroStepState:
     compile that so that only one of the updates counts (tests/traps/dtensor_test.py): they are assigned once, at the end.
     """
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives):
+    def __init__(self, model: keras.Model, strategy: Strategy):
         """Collects the variables.
 
         Args:

@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 
 
-def refuse_shared_variables(model: keras.Model, strategy: HasCollectives, operations: int) -> None:
+def refuse_shared_variables(model: keras.Model, strategy: Strategy, operations: int) -> None:
     """Raises `InputError` if a step assigns a shared `tf.Variable` of the model, its layers or its metrics.
 
     Call it in a replica function, after the step is traced.

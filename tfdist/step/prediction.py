@@ -17,7 +17,7 @@ from tfdist.data.inputs import Padded
 from tfdist.data.pipeline import one_pass
 from tfdist.data.replica_rows import ReplicaRows
 from tfdist.data.row_partition import RowPartition
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.step import randomness
 from tfdist.step.data_mismatch import must_fit
@@ -30,7 +30,7 @@ class BatchPrediction:
     def __init__(
         self,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         seed: int,
         outputs_of: Callable[[Any], Any],
         metrics: Sequence[keras.Variable] = (),
@@ -109,7 +109,7 @@ class Predictor:
     Cost: one all-gather of the outputs of a batch, so that the outputs must fit into the memory of each process.
     """
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, seed: int, *, is_partitioned: bool = False):
+    def __init__(self, model: keras.Model, strategy: Strategy, seed: int, *, is_partitioned: bool = False):
         """Initializes the predictor.
 
         Args:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.step import randomness
 from tfdist.step.plain_variables import refuse_shared_variables
@@ -44,7 +44,7 @@ class SideEffects:
         self,
         model: keras.Model,
         metrics: Sequence[keras.Variable],
-        strategy: HasCollectives,
+        strategy: Strategy,
         sparse: Collection[str] = (),
         averaged: Collection[keras.Variable] = (),
     ):
@@ -109,7 +109,7 @@ class SideEffects:
         restore_unless(rows > 0, [self._own[i] for i in self._of_rows], [before.own[i] for i in self._of_rows])
 
 
-def state_of_user(model: keras.Model, strategy: HasCollectives) -> tuple[list[keras.Variable], list[keras.Variable]]:
+def state_of_user(model: keras.Model, strategy: Strategy) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """Returns the state of a user's layers, floating-point and other; none for stages, of which a process has a part."""
     state = [] if isinstance(strategy, HasStages) else keras_internals.own_state(model)
     is_floating = [tf.as_dtype(variable.dtype).is_floating for variable in state]

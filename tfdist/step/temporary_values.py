@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.step.validation import inner_optimizer
 from tfdist.step.weighted_means import means_over_replicas
 
@@ -22,7 +22,7 @@ class TemporaryValues:
     def __init__(
         self,
         variables: Sequence[keras.Variable],
-        strategy: HasCollectives,
+        strategy: Strategy,
         values: Callable[[list[tf.Tensor]], list[tf.Tensor]],
         *,
         are_local: bool = True,
@@ -71,7 +71,7 @@ class TemporaryValues:
                 keras_internals.value_of(variable).assign(self._strategy.layouts.stored(variable, value))
 
 
-def averaged_statistics(model: keras.Model, strategy: HasCollectives) -> TemporaryValues:
+def averaged_statistics(model: keras.Model, strategy: Strategy) -> TemporaryValues:
     """Returns a context in which a model's moving statistics are their mean over replicas.
 
     Cost: one all-reduce of them, in float64.
@@ -84,7 +84,7 @@ def averaged_statistics(model: keras.Model, strategy: HasCollectives) -> Tempora
     return TemporaryValues(statistics, strategy, means, differ=lambda: strategy.replicas > 1)
 
 
-def averaged_weights(model: keras.Model, strategy: HasCollectives) -> TemporaryValues:
+def averaged_weights(model: keras.Model, strategy: Strategy) -> TemporaryValues:
     """Returns a context in which the weights of a model are their moving averages; the same on every replica.
 
     Without an average, or before the first update, nothing changes. Moving statistics, as of BatchNorm, stay as they are:

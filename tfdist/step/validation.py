@@ -8,7 +8,7 @@ import keras
 from tfdist import keras_internals
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data import DataSet, Examples
-from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
 from tfdist.gradients.compression import parse_choice
@@ -30,7 +30,7 @@ def check_created_in_scope(strategy: Strategy, what: str, variables: Sequence[ke
         )
 
 
-def check_engine_sums(strategy: HasCollectives, jit_compile: bool, compression: object) -> None:
+def check_engine_sums(strategy: Strategy, jit_compile: bool, compression: object) -> None:
     """Raises `InputError` for options of the reduction and the compiler that the engine leaves no choice in."""
     if strategy.sums_gradients and (jit_compile or compression != "none"):
         raise InputError(
@@ -40,7 +40,7 @@ def check_engine_sums(strategy: HasCollectives, jit_compile: bool, compression: 
 
 
 def check_stages(
-    strategy: HasCollectives, jit_compile: bool, accumulate_steps: int, compression: object, sync: str | Sync
+    strategy: Strategy, jit_compile: bool, accumulate_steps: int, compression: object, sync: str | Sync
 ) -> None:
     """Raises `InputError` for options of a step that the stages of a pipeline cannot have."""
     choice = parse_choice(compression) if isinstance(compression, str) else None
@@ -143,7 +143,7 @@ def synchronized_layers(model: keras.Model) -> list[keras.Layer]:
     return [layer for layer in keras_internals.layers_of(model) if is_synchronized(layer)]
 
 
-def check_micro_steps(model: keras.Model, strategy: HasCollectives, micro_steps: int) -> None:
+def check_micro_steps(model: keras.Model, strategy: Strategy, micro_steps: int) -> None:
     """Raises `InputError` if there are micro-steps and a layer that needs all rows of a step at once."""
     if micro_steps == 1:
         return

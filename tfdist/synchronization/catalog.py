@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import keras
 
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.grammar.compression import OF_GRADIENTS, is_for_gradients
@@ -41,7 +41,7 @@ _KINDS: Mapping[type[Sync], Callable[..., Exchanges]] = {
 
 
 def make_exchanges(
-    sync: Sync, model: keras.Model, strategy: HasCollectives, compression: Compression, store: StateStore
+    sync: Sync, model: keras.Model, strategy: Strategy, compression: Compression, store: StateStore
 ) -> Exchanges:
     """Creates the exchanges of a compiled and built model; every process must call it.
 
@@ -74,7 +74,7 @@ def make_exchanges(
     return _KINDS[type(sync)](sync, model, strategy, reducer, store)
 
 
-def checked_sync(given: str | Sync, strategy: HasCollectives, compression: str | Reducer = "none") -> Sync:
+def checked_sync(given: str | Sync, strategy: Strategy, compression: str | Reducer = "none") -> Sync:
     """Returns how replicas of a strategy are kept in agreement, parsed.
 
     Args:

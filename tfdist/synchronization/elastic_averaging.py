@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import EASGD
@@ -81,7 +81,7 @@ class ElasticExchanges(PeriodicExchanges):
 
     _sync: EASGD
 
-    def __init__(self, sync: EASGD, model: keras.Model, strategy: HasCollectives, reducer: Reducer, store: StateStore):
+    def __init__(self, sync: EASGD, model: keras.Model, strategy: Strategy, reducer: Reducer, store: StateStore):
         """See base class.
 
         Raises:

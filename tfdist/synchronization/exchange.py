@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Reducer, Sum
 from tfdist.step.local_step import ROWS
@@ -64,7 +64,7 @@ class Exchange:
         self,
         weights: Sequence[keras.Variable],
         optimizer: keras.Optimizer,
-        strategy: HasCollectives,
+        strategy: Strategy,
         reducer: Reducer,
         global_weights: GlobalWeights,
         store: StateStore,
@@ -178,7 +178,7 @@ def weighted_mean(
 
 
 def replica_mean(
-    variables: Sequence[keras.Variable], strategy: HasCollectives, rows: Callable[[], tf.Tensor]
+    variables: Sequence[keras.Variable], strategy: Strategy, rows: Callable[[], tf.Tensor]
 ) -> TemporaryValues:
     """Returns a context in which variables have their mean over the replicas; cost: one all-reduce of them.
 

@@ -6,7 +6,7 @@ import keras
 
 from tfdist.data import Examples
 from tfdist.data.client_examples import ClientExamples
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.sync import FedAvg, Sync
 from tfdist.step.compiled_loop import Loop
@@ -30,7 +30,7 @@ class FederatedRounds(Exchanges):
         self,
         sync: FedAvg,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         reduction: Reduction,
     ):
         """Creates the variables of the rounds.

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Recording
 from tfdist.collectives.in_turn import InTurn
-from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.gradients import Reducer
 from tfdist.step.local_step import ROWS
 from tfdist.step.reduction import Reduction
@@ -41,7 +41,7 @@ class Fragment:
         self,
         number: int,
         weights: Sequence[keras.Variable],
-        strategy: HasCollectives,
+        strategy: Strategy,
         make_reducer: Callable[[Sequence[tf.TensorSpec]], Reducer],
         store: StateStore,
         outer: str,

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.spec import parse
 from tfdist.optimizers.catalog import create_optimizer
@@ -21,7 +21,7 @@ class GlobalWeights:
       variables: the copies and the outer optimizer's state.
     """
 
-    def __init__(self, weights: Sequence[keras.Variable], strategy: HasCollectives, outer: str):
+    def __init__(self, weights: Sequence[keras.Variable], strategy: Strategy, outer: str):
         """Creates the variables, equal to zero; see `assign`.
 
         Args:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import HierarchicalLocalSGD
@@ -30,7 +30,7 @@ class HierarchicalExchanges(PeriodicExchanges):
         self,
         sync: HierarchicalLocalSGD,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         reducer: Reducer,
         store: StateStore,
     ):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives.trace_check import agree_on_plan
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import Averaging, Periodic
 from tfdist.step.state_store import StateStore
@@ -25,9 +25,7 @@ class PeriodicExchanges(Exchanges):
 
     has_local_weights = True
 
-    def __init__(
-        self, sync: Periodic, model: keras.Model, strategy: HasCollectives, reducer: Reducer, store: StateStore
-    ):
+    def __init__(self, sync: Periodic, model: keras.Model, strategy: Strategy, reducer: Reducer, store: StateStore):
         """Creates the global weights.
 
         Args:

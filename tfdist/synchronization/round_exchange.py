@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import Recording
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.named_specs import named_specs
 from tfdist.step.reduction import Reduction, global_norm
@@ -46,7 +46,7 @@ class RoundExchange:
       recording: the calls of the latest trace that send changes.
     """
 
-    def __init__(self, strategy: HasCollectives, reduction: Reduction, state: RoundState):
+    def __init__(self, strategy: Strategy, reduction: Reduction, state: RoundState):
         """Initializes the exchange.
 
         Args:

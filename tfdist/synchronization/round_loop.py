@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.data.client_examples import ReplicaTurn
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, timed_batch
 from tfdist.step.reduction import run_if
 from tfdist.synchronization.client_step import ClientStep
@@ -19,7 +19,7 @@ from tfdist.synchronization.round_state import RoundState
 
 
 def compile_round_loop(
-    step: ClientStep, state: RoundState, exchange: RoundExchange, strategy: HasCollectives, batch_size: int
+    step: ClientStep, state: RoundState, exchange: RoundExchange, strategy: Strategy, batch_size: int
 ) -> Loop:
     """Returns a function as `compile_loop` does, whose steps are rounds.
 
@@ -37,9 +37,7 @@ def compile_round_loop(
 class _RoundLoop:
     """The parts of the loop; see `compile_round_loop`."""
 
-    def __init__(
-        self, step: ClientStep, state: RoundState, exchange: RoundExchange, strategy: HasCollectives, share: float
-    ):
+    def __init__(self, step: ClientStep, state: RoundState, exchange: RoundExchange, strategy: Strategy, share: float):
         self._step, self._state, self._exchange, self._strategy = step, state, exchange, strategy
         self._share = share  # expected examples of a replica in a round
         self._is_compared = False

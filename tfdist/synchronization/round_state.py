@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.step import randomness
 from tfdist.step.side_effects import assign
 from tfdist.step.validation import inner_optimizer
@@ -49,7 +49,7 @@ class RoundState:
       counts: scalars.
     """
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, outer: str):
+    def __init__(self, model: keras.Model, strategy: Strategy, outer: str):
         """Creates the variables.
 
         Args:

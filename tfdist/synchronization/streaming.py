@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives.trace_check import agree_on_plan
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.grammar.sync import LocalSGD
@@ -57,7 +57,7 @@ class StreamingExchanges(Exchanges):
         self,
         sync: LocalSGD,
         model: keras.Model,
-        strategy: HasCollectives,
+        strategy: Strategy,
         make_reducer: Callable[[Sequence[tf.TensorSpec]], Reducer],
         store: StateStore,
     ):

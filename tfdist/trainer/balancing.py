@@ -8,7 +8,7 @@ import numpy as np
 
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.data.row_allocation import EVEN, ChangingAllocation, FixedAllocation, RowAllocation, apportion
-from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.balance import MEASURED, WEIGHTS, Balance, parse_balance
 from tfdist.trainer.replica_speeds import ReplicaSpeeds
@@ -53,7 +53,7 @@ class MeasuredBalancing(Balancing):
     there; an observation is the median over the calls of some steps.
     """
 
-    def __init__(self, strategy: HasCollectives, state: TrainState, batch_size: int):
+    def __init__(self, strategy: Strategy, state: TrainState, batch_size: int):
         """Initializes with the speeds of the state, evenly if there are none.
 
         Args:
@@ -124,7 +124,7 @@ def _changed(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str:
     )
 
 
-def balancing(balance: Balance, strategy: HasCollectives, state: TrainState, batch_size: int) -> Balancing:
+def balancing(balance: Balance, strategy: Strategy, state: TrainState, batch_size: int) -> Balancing:
     """Returns how rows are allocated in a run.
 
     Args:

@@ -7,7 +7,7 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.config.pipeline_options import check_without_flush
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.optimizers.weight_average import average_weights
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staleness import without_flush_of
@@ -25,7 +25,7 @@ from tfdist.synchronization.federated import check_options
 
 def compile_model(
     model: keras.Model,
-    strategy: HasCollectives,
+    strategy: Strategy,
     optimizer: keras.Optimizer | str,
     settings: Settings,
     ema: float,

@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data import Examples, Pipeline, Source, explained_reading
 from tfdist.data.adapters import about_evaluation
-from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors import InputError
 from tfdist.pipelining.has_stages import HasStages
@@ -57,7 +57,7 @@ def _check_text(model: keras.Model, x: Any) -> None:
 
 
 def dependence_of(
-    strategy: HasCollectives, model: keras.Model, element_spec: Any, settings: Settings, steps: Steps
+    strategy: Strategy, model: keras.Model, element_spec: Any, settings: Settings, steps: Steps
 ) -> RowDependence:
     """Returns what of a model depends on several rows of a batch, and what replicas communicate if its steps are partitioned.
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.data import DataSet, Examples
 from tfdist.data.row_allocation import EVEN, RowAllocation
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.errors.counts import count_of
 from tfdist.pipelining.has_stages import HasStages
@@ -66,7 +66,7 @@ def describe_data(data: DataSet) -> str:
     return f"{name}{_size(data.train):,} examples of {_shape(data.train.element_spec)}{classes}{test}"
 
 
-def describe_strategy(strategy: HasCollectives) -> str:
+def describe_strategy(strategy: Strategy) -> str:
     """Returns for example `horovod, 2 replicas on 2 GPU devices in 2 processes`."""
     kinds = {device.device_type for device in tf.config.list_logical_devices()}
     kind = next((kind for kind in ("TPU", "GPU") if kind in kinds), "CPU")
@@ -75,7 +75,7 @@ def describe_strategy(strategy: HasCollectives) -> str:
     return f"{strategy.name}, {replicas} on {devices}{processes}"
 
 
-def describe_optimizer(model: keras.Model, strategy: HasCollectives) -> str:
+def describe_optimizer(model: keras.Model, strategy: Strategy) -> str:
     """Returns for example `state sharded over 2 replicas, 215.0 KiB + 214.1 KiB`; empty if it is not sharded."""
     parts = strategy.optimizer_shards.state_bytes(model.optimizer)
     if len(parts) == 1:
@@ -83,7 +83,7 @@ def describe_optimizer(model: keras.Model, strategy: HasCollectives) -> str:
     return f"state sharded over {len(parts)} replicas, {describe_parts(parts)}"
 
 
-def describe_stages(model: keras.Model, strategy: HasCollectives) -> str:
+def describe_stages(model: keras.Model, strategy: Strategy) -> str:
     """Returns for example `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""
     if not isinstance(strategy, HasStages):
         return ""
@@ -100,7 +100,7 @@ def describe_stages(model: keras.Model, strategy: HasCollectives) -> str:
 
 
 def _batch(
-    strategy: HasCollectives, settings: Settings, batch_size: int, precision: str, allocation: RowAllocation = EVEN
+    strategy: Strategy, settings: Settings, batch_size: int, precision: str, allocation: RowAllocation = EVEN
 ) -> str:
     """Returns for example `64 examples = 2 replicas x 2 micro-steps x 16, computed in float32`."""
     parts, micro_steps, name = strategy.batch_parts, settings.micro_steps, "micro-steps"

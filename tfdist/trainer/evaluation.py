@@ -11,7 +11,7 @@ import keras
 from tfdist.data import Examples
 from tfdist.data.inputs import input_examples
 from tfdist.data.reading_errors import explained_reading
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, names_arguments
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
@@ -36,7 +36,7 @@ class Evaluates:
     """
 
     model: keras.Model
-    strategy: HasCollectives
+    strategy: Strategy
     _settings: Settings
     _program: Program | None
     _has_loss: bool

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data import Examples, explained_reading
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.layers.sync_batch_norm import synchronize_layers
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.reporting.schema import check_metric_names
@@ -53,7 +53,7 @@ class Program(NamedTuple):
 
     model: keras.Model
     element_spec: Any
-    strategy: HasCollectives
+    strategy: Strategy
     settings: Settings
     store: StateStore
     steps: Steps
@@ -136,7 +136,7 @@ def loss_scale(settings: Settings, store: StateStore) -> float | None:
 
 def build(
     model: keras.Model,
-    strategy: HasCollectives,
+    strategy: Strategy,
     settings: Settings,
     compression: Compression,
     store: StateStore,

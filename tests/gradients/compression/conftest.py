@@ -7,12 +7,12 @@ import pytest
 
 from tests.gradients.compression.reducers import edge_gradients, named
 from tests.gradients.replicas import Runner, Step, bits, check_conservation, check_sums
-from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import ErrorFeedback
 
 
 @pytest.fixture
-def check_contract(mirrored4: HasCollectives) -> Callable[[str], list[Step]]:
+def check_contract(mirrored4: Strategy) -> Callable[[str], list[Step]]:
     """Returns a function that checks the contract of a method over five steps, and returns the steps."""
 
     def check(text: str) -> list[Step]:
