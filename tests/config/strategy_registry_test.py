@@ -16,10 +16,8 @@ from tfdist.config.strategy_declaration import Declaration, Refusal
 from tfdist.config.strategy_registry import AUTO, DECLARATIONS, NAMES, REFERENCE, RUN_KERAS_FIT, declared, taking
 from tfdist.config.train_config import TrainConfig
 from tfdist.distribution.factory import strategy_class
-from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
-from tfdist.pipelining.has_stages import HasStages
 
 FILES = pathlib.Path(__file__).parents[2] / "strategies"
 
@@ -39,8 +37,7 @@ def test_the_declared_options_are_those_of_the_constructor(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_keras_fit_runs_where_replicas_take_any_number_of_rows(name):
     found = strategy_class(name)
-    takes_any = issubclass(found, Strategy) and not found.compiles_replicas and not issubclass(found, HasStages)
-    assert declared(name).runs_keras_fit == takes_any
+    assert declared(name).runs_keras_fit == (found.trains_whole_model and not found.compiles_replicas)
 
 
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=lambda declaration: declaration.name)

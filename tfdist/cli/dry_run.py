@@ -10,7 +10,6 @@ from tfdist.cli.session import Session
 from tfdist.data import rows, steps_in_epochs
 from tfdist.data.row_allocation import apportion
 from tfdist.grammar.balance import parse_balance
-from tfdist.pipelining.has_stages import HasStages
 from tfdist.trainer.trainer import Trainer
 
 
@@ -29,7 +28,7 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     size = session.data.train.size
     trainer.batch_schedule(size, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     parts = strategy.batch_parts
-    micro_steps = strategy.micro_batches if isinstance(strategy, HasStages) else config.accumulate_steps
+    micro_steps = strategy.micro_batches or config.accumulate_steps
     weights = parse_balance(config.balance).weights
     even = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
     counts = apportion(config.batch_size, weights) if weights else even

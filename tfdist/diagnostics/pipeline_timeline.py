@@ -23,15 +23,16 @@ _log = logging.getLogger(__name__)
 class PipelineTimeline(Inspection):
     """Measures the timeline of one step, and compares it with the one that follows from the durations of its actions."""
 
-    def __init__(self, run_view: RunView, step: int, record: Record):
+    def __init__(self, run_view: RunView, pipeline: HasStages, step: int, record: Record):
         """Initializes the inspection.
 
         Args:
           run_view: the run to inspect.
+          pipeline: its strategy.
           step: the step before which to measure.
           record: gets timelines by title, on the chief.
         """
-        self._run_view, self._step, self._record = run_view, step, record
+        self._run_view, self._pipeline, self._step, self._record = run_view, pipeline, step, record
 
     def next(self, step: int) -> int | None:
         """See base class."""
@@ -39,13 +40,12 @@ class PipelineTimeline(Inspection):
 
     def look(self, step: int) -> dict[str, float]:
         """See base class."""
-        strategy = self._run_view.steps.strategy
-        assert isinstance(strategy, HasStages)
+        strategy = self._pipeline
         if strategy.schedule.has_flush:
-            measured = measure_timeline(self._run_view, step)
+            measured = measure_timeline(self._run_view, strategy, step)
             expected = expected_timeline(strategy.schedule, measured)
         else:
-            measured, expected = measure_steady_state(self._run_view, step)
+            measured, expected = measure_steady_state(self._run_view, strategy, step)
         name = strategy.schedule.name
         if strategy.is_chief:
             self._record(
@@ -58,38 +58,36 @@ class PipelineTimeline(Inspection):
         return {}
 
 
-def measure_timeline(run_view: RunView, step: int) -> Timeline:
+def measure_timeline(run_view: RunView, strategy: HasStages, step: int) -> Timeline:
     """Computes the gradients of a step, without applying them; every process must call it.
 
     Times are those of the processes' own clocks, which differ between hosts.
 
     Args:
-      run_view: a run whose strategy has stages.
+      run_view: the run.
+      strategy: its strategy.
       step: number of the step.
 
     Returns:
       The timeline of the first replica.
     """
-    strategy = run_view.steps.strategy
-    assert isinstance(strategy, HasStages)
     clock = ActionClock()
     probe = run_view.steps.probe(run_view.batch_size, read=clock.read, clock=clock)
     batch, number = run_view.batch(step), tf.constant(step, tf.int64)
     return _timeline(strategy.schedule, _last_of(lambda: strategy.local(probe(batch, number)[2])[0], strategy))
 
 
-def measure_steady_state(run_view: RunView, step: int) -> tuple[Timeline, Timeline]:
+def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> tuple[Timeline, Timeline]:
     """Computes steps of a pipeline without a flush, without updates; every process must call it.
 
     Args:
-      run_view: a run whose strategy has stages.
+      run_view: the run.
+      strategy: its strategy.
       step: number of the step.
 
     Returns:
       The timelines of the first replica in the midst of training, for as long as a step takes: measured and expected.
     """
-    strategy = run_view.steps.strategy
-    assert isinstance(strategy, HasStages)
     count, clock = steps_until_steady(strategy.schedule), ActionClock()
     compute = run_view.steps.timed_steps(run_view.batch_size, clock, count)
     batch, number = run_view.batch(step), tf.constant(step, tf.int64)

@@ -34,6 +34,10 @@ class ModelParts:
         """Returns what this process trains of a model that was created in the scope."""
         return model
 
+    def description(self, part: keras.Model) -> str:
+        """Describes the parts of all processes, for a line at the start of a run; empty if each has the whole model."""
+        return ""
+
     @contextlib.contextmanager
     def whole(self, part: keras.Model) -> Iterator[keras.Model]:
         """Context with the model of a part, on the chief with all its values, to save it; every process must enter it.

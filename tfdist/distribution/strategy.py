@@ -64,6 +64,8 @@ class Strategy(abc.ABC):
         same number of rows, and there is no clock.
       compiles_loops: whether a compiled function may loop over steps and take their batches from an iterator; otherwise
         the host calls each step.
+      trains_whole_model: whether each process trains the whole model, and may call it; otherwise it has a part of the
+        layers, and activations are sent between processes.
       layouts: layouts of tensors inside replica functions.
       communication: which library its collectives use, and why, as a sentence; empty if there is no choice.
       collectives: collectives of the replicas, which communicate through them inside `run`.
@@ -80,6 +82,7 @@ class Strategy(abc.ABC):
     local_replicas: range
     compiles_replicas: bool = False
     compiles_loops: bool = True
+    trains_whole_model: bool = True
     layouts: TensorLayouts = TensorLayouts()
     communication: str = ""
     collectives: Collectives
@@ -116,6 +119,11 @@ class Strategy(abc.ABC):
     def devices_in_total(self) -> int:
         """Number of devices of the job; one per replica, unless a replica is spread over several."""
         return self.replicas * self.layouts.devices_per_replica
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of parts into which the strategy itself splits a replica's rows; 0 if only micro-steps do."""
+        return 0
 
     @property
     def needs_equal_rows(self) -> bool:

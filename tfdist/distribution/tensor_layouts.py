@@ -16,10 +16,14 @@ class TensorLayouts:
     Attributes:
       row_shards: number of shards into which the rows of a replica are split.
       devices_per_replica: number of devices over which a replica is spread.
+      shards_tensors: whether what a model computes may be sharded, so that it is only called where steps are compiled.
+      holds_variables: whether a step can read all variables of the model where it runs.
     """
 
     row_shards: int = 1
     devices_per_replica: int = 1
+    shards_tensors: bool = False
+    holds_variables: bool = True
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
         """Returns a tensor of a model in the layout of its dims; `name` is for messages. See `tfdist.constrain`."""

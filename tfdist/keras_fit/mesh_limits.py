@@ -6,7 +6,6 @@ from tfdist import keras_internals
 from tfdist.config.run_config import RunConfig
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.pipelining.has_stages import HasStages
 from tfdist.step.validation import check_engine_sums
 
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -18,7 +17,7 @@ def suitable(strategy: Strategy, options: RunConfig) -> Strategy:
     Raises:
       InputError: Keras's methods do not run on it, or not with these options.
     """
-    if isinstance(strategy, HasStages):
+    if not strategy.trains_whole_model:
         raise InputError(
             f"Keras's own fit needs the whole model in each process. Received: {strategy.name}, whose processes have stages. "
             "Use tfdist.Trainer there."

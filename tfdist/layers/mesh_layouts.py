@@ -24,6 +24,8 @@ class MeshLayouts(TensorLayouts):
       dims: names of dims that a model has used so far.
     """
 
+    shards_tensors = True
+
     def __init__(self, devices: Devices, rules: Mapping[str, str], gathers_all: bool):
         """Initializes the layouts.
 

@@ -36,6 +36,7 @@ class HasStages(Strategy):
       stage_devices: devices over which the stages of this process are spread; None if it has one.
     """
 
+    trains_whole_model = False
     grid: ProcessGrid
     pipeline_rank: int
     schedule: Schedule
@@ -75,7 +76,7 @@ class HasStages(Strategy):
 
     @property
     def micro_batches(self) -> int:
-        """Number of parts of a replica's rows in each step."""
+        """See base class."""
         return self.schedule.micro_batches
 
     @property
@@ -88,3 +89,8 @@ class HasStages(Strategy):
         values = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
         devices = self.stage_devices
         return values if devices is None else [devices.devices.full_tensor(value) for value in values]
+
+
+def pipeline_of(strategy: Strategy) -> HasStages | None:
+    """Returns the strategy as a pipeline, or None if it is none."""
+    return strategy if isinstance(strategy, HasStages) else None

@@ -252,6 +252,9 @@ def _without_messages() -> contextlib.AbstractContextManager[None]:
 class StageLayouts(TensorLayouts):
     """Layouts of a process of a pipeline: on the host those of one device, and in functions of the devices by the rules."""
 
+    shards_tensors = True
+    holds_variables = False  # functions of the host cannot read DTensor's
+
     def __init__(self, devices: StageDevices):
         """Initializes the layouts.
 

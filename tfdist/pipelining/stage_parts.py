@@ -13,13 +13,15 @@ import tensorflow as tf
 from tfdist.collectives.gathering import gathered
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.distribution.model_parts import ModelParts
+from tfdist.errors.counts import count_of
 from tfdist.pipelining.cut import Graph, cut_model, measure_seconds
 from tfdist.pipelining.equal_values import synchronize_shared
 from tfdist.pipelining.forward_passes import forward
 from tfdist.pipelining.full_model import full_model
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.model_checks import check_stages_of
-from tfdist.pipelining.staged_model import StagedModel
+from tfdist.pipelining.schedules import simulate
+from tfdist.pipelining.staged_model import StagedModel, whole_model
 
 _log = logging.getLogger(__name__)
 _ROWS = 8  # of the micro-batch with which calls are measured: the batch size is not known yet
@@ -41,8 +43,7 @@ class StageParts(ModelParts):
     def trained(self, model: keras.Model) -> StagedModel:
         """See base class."""
         strategy, schedule = self._strategy, self._strategy.schedule
-        if isinstance(model, StagedModel):  # of another trainer
-            model = model.whole
+        model = whole_model(model)  # of a stage that another trainer has made
         check_stages_of(model)
         cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
         with strategy.refused_together("stages"), strategy.process_device():
@@ -64,6 +65,19 @@ class StageParts(ModelParts):
         mine = measure_seconds(graph, rows=_ROWS) if self._strategy.cluster.rank == 0 else None
         seconds: list[float] = self._strategy.group.broadcast("stages/seconds", mine, LONG_SECONDS)
         return seconds
+
+    def description(self, part: keras.Model) -> str:
+        """Returns for example `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""
+        assert isinstance(part, StagedModel)
+        counts = [sum(math.prod(variable.shape) for variable in stage.variables.all) for stage in part.cut.stages]
+        schedule = self._strategy.schedule
+        if schedule.has_flush:
+            idle = simulate(schedule, forward=1.0, backward=2.0).bubble
+            cost = f"{idle:.0%} of the time idle if stages take equally long"
+        else:
+            cost = f"gradients of weights {'/'.join(map(str, schedule.delays))} updates old"
+        named = f"{schedule.name} with {count_of(schedule.micro_batches, 'micro-batch')}"
+        return f"{len(counts)}, of {' + '.join(f'{count:,}' for count in counts)} parameters; {named}, {cost}"
 
     @contextlib.contextmanager
     def whole(self, part: keras.Model) -> Iterator[keras.Model]:

@@ -144,3 +144,8 @@ class StagedModel(keras.Model):
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self.whole.variables]
         with keras.StatelessScope(state_mapping=list(zip(self.whole.variables, zeros, strict=True))):
             return self.whole(inputs, training=training), zeros
+
+
+def whole_model(model: keras.Model) -> keras.Model:
+    """Returns the model of which a process has stages; any other model as it is."""
+    return model.whole if isinstance(model, StagedModel) else model

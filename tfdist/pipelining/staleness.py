@@ -5,13 +5,14 @@ import operator
 import keras
 
 from tfdist.distribution.strategy import Strategy
-from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.has_stages import HasStages, pipeline_of
 from tfdist.pipelining.staged_model import StagedModel
 
 
 def without_flush_of(strategy: Strategy) -> HasStages | None:
     """Returns the strategy if it is a pipeline that does not end each step with a flush, else None."""
-    return strategy if isinstance(strategy, HasStages) and not strategy.schedule.has_flush else None
+    pipeline = pipeline_of(strategy)
+    return pipeline if pipeline and not pipeline.schedule.has_flush else None
 
 
 def staleness(strategy: Strategy, model: keras.Model, step: int) -> dict[str, float]:

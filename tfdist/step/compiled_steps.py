@@ -19,7 +19,6 @@ from tfdist.gradients import Reducer
 from tfdist.gradients.compression import EXACT, chosen
 from tfdist.grammar.all_reduce import AlgorithmTable, Band
 from tfdist.pipelining.action_clock import ActionClock
-from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.staleness import without_flush_of
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step.communication_cost import cost_of
@@ -148,7 +147,7 @@ class Steps:
         self, batch_size: int | None, *collectives: Collectives, takes_rows: bool = True, **options: Any
     ) -> Any:
         """Returns what computes gradients; `takes_rows`: whether the reducer accepts rows."""
-        kind = PipelinedGradients if isinstance(self.strategy, HasStages) else GradientSource
+        kind = GradientSource if self.strategy.trains_whole_model else PipelinedGradients
         sparse = self._settings.sparse if takes_rows else frozenset()
         settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
         return kind(self.model, self.strategy, self._store, settings, self._metrics, *collectives, **options)

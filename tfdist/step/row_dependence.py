@@ -15,7 +15,7 @@ from tfdist import keras_internals
 from tfdist.collectives import RecordedCall, using
 from tfdist.data.batches import count_rows
 from tfdist.errors.engine_errors import described
-from tfdist.pipelining.staged_model import StagedModel
+from tfdist.pipelining.staged_model import whole_model
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Combination, Communication, Labelled, explained
 from tfdist.row_semantics.labels import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
@@ -153,8 +153,8 @@ class _Traced:
         return LabelledCollectives(None, communicates=self._may_communicate)
 
     def _specs_of_outputs(self) -> Any:
-        whole = self._model.whole if isinstance(self._model, StagedModel) else self._model
-        specs = [tf.TensorSpec([None, *output.shape[1:]], output.dtype) for output in whole.outputs]
+        outputs = whole_model(self._model).outputs
+        specs = [tf.TensorSpec([None, *output.shape[1:]], output.dtype) for output in outputs]
         return specs if len(specs) > 1 else specs[0]
 
     def _coupled_metrics(self, labels: Labels, is_divided: bool) -> tuple[list[Labelled], dict[str, Coupling]]:

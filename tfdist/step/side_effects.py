@@ -9,7 +9,6 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import Strategy
-from tfdist.pipelining.has_stages import HasStages
 from tfdist.step import randomness
 from tfdist.step.plain_variables import refuse_shared_variables
 from tfdist.step.validation import statistics_of_all_replicas
@@ -62,9 +61,7 @@ class SideEffects:
         whole = statistics_of_all_replicas(model)
         self._of_rows = [i for i, variable in enumerate(self._own) if id(variable) not in whole]
         left_out = {id(variable) for variable in (*self._own, *randomness.seed_states(model))}
-        # A stage that is spread over devices has DTensor's variables, which functions of the host cannot read.
-        is_spread = isinstance(strategy, HasStages) and strategy.stage_devices is not None
-        others = [] if is_spread else model.variables
+        others = model.variables if strategy.layouts.holds_variables else []
         self._others = [v for v in others if id(v) not in left_out and v.path not in sparse]
         self._assigned: list[keras.Variable] = []
         self._of_user, _ = state_of_user(model, strategy)
@@ -111,7 +108,7 @@ class SideEffects:
 
 def state_of_user(model: keras.Model, strategy: Strategy) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """Returns the state of a user's layers, floating-point and other; none for stages, of which a process has a part."""
-    state = [] if isinstance(strategy, HasStages) else keras_internals.own_state(model)
+    state = keras_internals.own_state(model) if strategy.trains_whole_model else []
     is_floating = [tf.as_dtype(variable.dtype).is_floating for variable in state]
     floating = [variable for variable, is_one in zip(state, is_floating, strict=True) if is_one]
     return floating, [variable for variable, is_one in zip(state, is_floating, strict=True) if not is_one]

@@ -14,8 +14,7 @@ from tfdist.gradients import Clip, LossScale
 from tfdist.gradients.compression import parse_choice
 from tfdist.grammar.sync import Sync, parse_sync
 from tfdist.layers.sync_batch_norm import is_synchronized
-from tfdist.pipelining.has_stages import HasStages
-from tfdist.pipelining.staged_model import StagedModel
+from tfdist.pipelining.staged_model import whole_model
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ def check_stages(
         ),
     )
     received, rule = next(((text, rule) for text, is_refused, rule in rules if is_refused), ("", ""))
-    if isinstance(strategy, HasStages) and rule:
+    if rule and not strategy.trains_whole_model:
         raise InputError(f"{rule} Received: {received}.")
 
 
@@ -77,9 +76,7 @@ def check_own_gradients(optimizer: keras.Optimizer) -> None:
 
 def check_trains(model: keras.Model) -> None:
     """Raises `InputError` for a built model without trainable variables."""
-    if isinstance(model, StagedModel):
-        model = model.whole  # a stage may have none
-    if not model.trainable_variables:
+    if not whole_model(model).trainable_variables:  # a stage may have none
         raise InputError("A model needs variables to be trained. Received: no trainable variable.")
 
 
@@ -175,8 +172,7 @@ _REFUSED = {
 
 def trained_ids(model: keras.Model) -> list[int]:
     """Returns the ids of the variables that are trainable now; of all stages, on each process of a pipeline."""
-    whole = model.whole if isinstance(model, StagedModel) else model
-    return [id(variable) for variable in whole.trainable_variables]
+    return [id(variable) for variable in whole_model(model).trainable_variables]
 
 
 def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras.Optimizer) -> None:

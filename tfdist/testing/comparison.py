@@ -32,7 +32,6 @@ from tfdist.data import Pipeline
 from tfdist.data.batches import count_rows
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
-from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.declarations import checked
 from tfdist.row_semantics.explanation import Explanation, told_to
@@ -352,6 +351,6 @@ def _takes_local_statistics(layer: keras.Layer, session: Session) -> bool:
 def _draws_local_numbers(layer: keras.Layer, session: Session) -> bool:
     """Returns whether parts of a batch draw numbers of their own, or, on a mesh, a micro-step has other rows."""
     strategy = session.strategy
-    in_parts = strategy.replicas > 1 or session.config.accumulate_steps > 1 or isinstance(strategy, HasStages)
+    in_parts = strategy.replicas > 1 or session.config.accumulate_steps > 1 or strategy.micro_batches > 0
     draws = bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")
     return in_parts and draws and bool(getattr(layer, "rate", getattr(layer, "stddev", 0)))

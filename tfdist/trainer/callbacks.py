@@ -7,7 +7,6 @@ import keras
 
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.pipelining.has_stages import HasStages
 
 WRITE_FILES = (
     keras.callbacks.BackupAndRestore,
@@ -103,7 +102,7 @@ def chosen(
             "Only one of several processes would restore its weights. Received: BackupAndRestore in a job of "
             f"{strategy.cluster.size} processes. Leave it out."
         )
-    if isinstance(strategy, HasStages) and any(getattr(c, "restore_best_weights", False) for c in callbacks):
+    if not strategy.trains_whole_model and any(getattr(c, "restore_best_weights", False) for c in callbacks):
         raise InputError(
             "A resumed pipeline cannot restore the best weights that a callback holds. Received: restore_best_weights=True. "
             "Leave it out, and use Checkpoints(best=...) and trainer.load_best()."

@@ -9,7 +9,7 @@ from tfdist import keras_internals
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import Strategy
 from tfdist.optimizers.weight_average import average_weights
-from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.staged_model import whole_model
 from tfdist.pipelining.staleness import without_flush_of
 from tfdist.step.settings import Settings
 from tfdist.step.validation import (
@@ -57,11 +57,10 @@ def compile_model(
     given = {name: compiled.pop(name) or None for name in ("metrics", "weighted_metrics")}
     metrics = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
-    whole = model
-    if isinstance(strategy, HasStages):
+    if not strategy.trains_whole_model:
         check_own_gradients(optimizer)
-        whole = model.whole
-    found = dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(whole))
+    loss_scale = settings.loss_scale or taken or default_loss_scale(whole_model(model))
+    found = dataclasses.replace(settings, loss_scale=loss_scale)
     check_options(found, optimizer)
     if pipeline := without_flush_of(strategy):
         check_without_flush(

@@ -21,7 +21,7 @@ from tfdist.coordination.all_equal import all_equal
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.grammar.unique_names import unique_names
-from tfdist.pipelining.staged_model import StagedModel
+from tfdist.pipelining.staged_model import whole_model
 from tfdist.reporting.environment import versions
 
 _PIECE = 200  # entries per message of the group
@@ -44,7 +44,7 @@ def check_equal(group: Group, model: keras.Model) -> None:
     agree(group, "", described(model))
 
 
-def check_equal_stages(group: Group, part: StagedModel) -> None:
+def check_equal_stages(group: Group, part: keras.Model) -> None:
     """Same as `check_equal`, for processes that train different stages of a model, which should have cut the same.
 
     Args:
@@ -54,7 +54,7 @@ def check_equal_stages(group: Group, part: StagedModel) -> None:
     Raises:
       InputError: on every rank, naming the first difference and which ranks have which value.
     """
-    check_equal(group, part.whole)
+    check_equal(group, whole_model(part))
     agree(group, "", unique_names([*_settings_of_optimizer(part.optimizer)], mark=" #"))
 
 

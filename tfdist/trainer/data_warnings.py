@@ -12,9 +12,7 @@ from tfdist.coordination.timeouts import long_timeout
 from tfdist.data import Examples, Pipeline, Source, explained_reading
 from tfdist.data.adapters import about_evaluation
 from tfdist.distribution.strategy import Strategy
-from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors import InputError
-from tfdist.pipelining.has_stages import HasStages
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import Explanation, listener
 from tfdist.step import data_check
@@ -68,20 +66,20 @@ def dependence_of(
       settings: options of the step.
       steps: the steps.
     """
-    parts, is_explained = _micro_batches(strategy, settings.micro_steps), listener() is not None
+    parts, is_explained = strategy.micro_batches or settings.micro_steps, listener() is not None
     spec = tf.nest.map_structure(_of_batches, tuple(element_spec))
-    has_layouts = isinstance(strategy, HasStages) or type(strategy.layouts) is not TensorLayouts
+    may_be_called = strategy.trains_whole_model and not strategy.layouts.shards_tensors
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_OF_KERAS)  # said of examples, or of the first step
         found = row_dependence(
             model,
             spec,
             is_divided=strategy.replicas * parts > 1 or is_explained,
-            may_be_called=not has_layouts,
+            may_be_called=may_be_called,
             may_communicate=parts == 1,
         )
     by_xla = settings.jit_compile or strategy.compiles_replicas or not strategy.compiles_loops
-    is_divided_otherwise = has_layouts or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
+    is_divided_otherwise = not may_be_called or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
     if found.reasons and not (by_xla or is_divided_otherwise):
         found = found._replace(communication=steps.communication(spec))
     if tell := listener():
@@ -127,7 +125,7 @@ def check_examples(
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
     found = data_check.findings(model, train) if strategy.is_chief else []
     wrong = [finding.text for finding in found if finding.is_error]
-    parts = _micro_batches(strategy, settings.micro_steps)
+    parts = strategy.micro_batches or settings.micro_steps
     if found or not strategy.is_chief:
         warnings.filterwarnings("ignore", message=_OF_KERAS)
     if settings.sync.exchanges_weights and parts == 1:
@@ -156,16 +154,11 @@ def check_evaluated_alone(strategy: Strategy, model: keras.Model, dependence: Ro
       InputError: on every process, with several replicas or micro-batches: a loss is not a mean over rows, a metric does not
         add up, or outputs depend on several rows together.
     """
-    parts = _micro_batches(strategy, micro_steps=1)
+    parts = strategy.micro_batches or 1
     if strategy.replicas * parts == 1:
         return
     found = _without_state(dependence)  # which only training assigns
     _refuse(strategy, "evaluation/refusal", _refusals(found, model, strategy.replicas, parts))
-
-
-def _micro_batches(strategy: Strategy, micro_steps: int) -> int:
-    """Returns in how many parts a replica computes its rows."""
-    return strategy.micro_batches if isinstance(strategy, HasStages) else micro_steps
 
 
 def _refuse(strategy: Strategy, name: str, wrong: list[str]) -> None:

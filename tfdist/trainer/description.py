@@ -11,9 +11,7 @@ from tfdist.data.row_allocation import EVEN, RowAllocation
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors.byte_sizes import byte_size
 from tfdist.errors.counts import count_of
-from tfdist.pipelining.has_stages import HasStages
-from tfdist.pipelining.schedules import simulate
-from tfdist.pipelining.staged_model import StagedModel
+from tfdist.pipelining.staged_model import whole_model
 from tfdist.reporting import RunPlan
 from tfdist.sharding.balanced_parts import describe_parts
 from tfdist.step.settings import Settings
@@ -38,7 +36,7 @@ def describe(
         "model": describe_model(program.model),
         "data": describe_data(data),
         "strategy": describe_strategy(program.strategy),
-        "stages": describe_stages(program.model, program.strategy),
+        "stages": program.strategy.parts.description(program.model),
         "optimizer": describe_optimizer(program.model, program.strategy),
         "chosen": strategy_reason,
         "batch": data.train.batch_text
@@ -50,8 +48,7 @@ def describe(
 
 def describe_model(model: keras.Model) -> str:
     """Returns for example `mlp, 55,050 parameters (215.0 KiB)`."""
-    if isinstance(model, StagedModel):
-        model = model.whole
+    model = whole_model(model)
     count, trained = _count(model.weights), _count(model.trainable_weights)
     size = sum(_count([v]) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size for v in model.weights)
     frozen = "" if trained == count else f", {trained:,} of them trainable"
@@ -83,29 +80,12 @@ def describe_optimizer(model: keras.Model, strategy: Strategy) -> str:
     return f"state sharded over {len(parts)} replicas, {describe_parts(parts)}"
 
 
-def describe_stages(model: keras.Model, strategy: Strategy) -> str:
-    """Returns for example `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""
-    if not isinstance(strategy, HasStages):
-        return ""
-    assert isinstance(model, StagedModel)
-    sizes = " + ".join(f"{_count(stage.variables.all):,}" for stage in model.cut.stages)
-    micro_batches = count_of(strategy.micro_batches, "micro-batch")
-    schedule = f"{strategy.schedule.name} with {micro_batches}"
-    if strategy.schedule.has_flush:
-        idle = simulate(strategy.schedule, forward=1.0, backward=2.0).bubble
-        schedule += f", {idle:.0%} of the time idle if stages take equally long"
-    else:
-        schedule += f", gradients of weights {'/'.join(map(str, strategy.schedule.delays))} updates old"
-    return f"{len(model.cut.stages)}, of {sizes} parameters; {schedule}"
-
-
 def _batch(
     strategy: Strategy, settings: Settings, batch_size: int, precision: str, allocation: RowAllocation = EVEN
 ) -> str:
     """Returns for example `64 examples = 2 replicas x 2 micro-steps x 16, computed in float32`."""
-    parts, micro_steps, name = strategy.batch_parts, settings.micro_steps, "micro-steps"
-    if isinstance(strategy, HasStages):
-        micro_steps, name = strategy.micro_batches, "micro-batches"
+    parts, micro_steps = strategy.batch_parts, strategy.micro_batches or settings.micro_steps
+    name = "micro-batches" if strategy.micro_batches else "micro-steps"
     counts = None if allocation is EVEN else allocation.counts(batch_size, strategy.replicas)
     if counts and min(counts) < max(counts):
         summands = " + ".join(map(str, counts))

@@ -17,7 +17,6 @@ from tfdist.data import DataSet, Pipeline, explained_reading, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.diagnostics import RunView
 from tfdist.errors import InputError
-from tfdist.pipelining.has_stages import HasStages
 from tfdist.process.progress_file import ProgressFile
 from tfdist.reporting import RunPlan, StepTimer
 from tfdist.reporting.warn_once import warn_once
@@ -170,7 +169,7 @@ class FitLoop:
             first_step=self._state.step,
             examples_before=examples_before,
             first_epoch=self._first_epoch - self._epochs.initial,
-            shows_communication=isinstance(self._strategy, HasStages)
+            shows_communication=not self._strategy.trains_whole_model
             or (self._strategy.replicas > 1 and self._program.steps.compresses),
         )
         # A program that calls `fit` repeatedly describes what it trains once.

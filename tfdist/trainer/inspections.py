@@ -15,7 +15,7 @@ from tfdist.diagnostics import (
     ReplicaDivergence,
     RunView,
 )
-from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.has_stages import pipeline_of
 from tfdist.pipelining.staleness import without_flush_of
 from tfdist.trainer.options import Checks, Reporting
 
@@ -49,6 +49,8 @@ def inspections(
         found.append(GradientNorms(run_view, checks.check_sync_every))
     elif checks.check_sync_every:
         found.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated))
-    if reporting.profile.boundaries and isinstance(run_view.steps.strategy, HasStages):
-        found.append(PipelineTimeline(run_view, min(reporting.profile.boundaries), reporting.record_timelines))
+    if reporting.profile.boundaries and (pipeline := pipeline_of(run_view.steps.strategy)):
+        found.append(
+            PipelineTimeline(run_view, pipeline, min(reporting.profile.boundaries), reporting.record_timelines)
+        )
     return found

@@ -12,7 +12,6 @@ from tfdist import keras_internals
 from tfdist.data import Examples, explained_reading
 from tfdist.distribution.strategy import Strategy
 from tfdist.layers.sync_batch_norm import synchronize_layers
-from tfdist.pipelining.staged_model import StagedModel
 from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
 from tfdist.step.communication_cost import cost_of
@@ -164,7 +163,7 @@ def build(
             check_trains(model)
         strategy.optimizer_shards.build(model)
     with strategy.scope():
-        if isinstance(model, StagedModel):
+        if not strategy.trains_whole_model:
             check_equal_stages(strategy.group, model)
         with strategy.refused_together("models"):
             check_equal(strategy.peers, model)
