@@ -25,7 +25,7 @@ from tfdist.trainer.options import Reporting
 def agreed(monkeypatch):
     """The values that the processes have compared, by name."""
     seen = {}
-    monkeypatch.setattr(LocalGroup, "agree", lambda self, name, value, *_: seen.update({name: value}))
+    monkeypatch.setattr(LocalGroup, "agree", lambda self, name, value, *_, **options: seen.update({name: value}))
     return seen
 
 

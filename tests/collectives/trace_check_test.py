@@ -59,7 +59,7 @@ def test_groups_and_messages_are_compared_among_their_ranks() -> None:
 @pytest.mark.parametrize(
     ("mine", "other", "difference"),
     [
-        ([SUM, LOSS], [SUM], "call 1: rank 0: all_reduce loss of float32[]; rank 1: none."),
+        ([SUM, LOSS], [SUM], "call 1: rank 0: all_reduce loss of float32[]; rank 1: nothing."),
         (
             [LOSS],
             [SUM],
@@ -80,9 +80,9 @@ def test_groups_and_messages_are_compared_among_their_ranks() -> None:
             [called("send", "x", 0, 1), called("send", "y", 0, 1)],
             [called("receive", "x", 0, 1)],
             "Ranks [0, 1] must make the same calls of collectives. Received as call 1: rank 0: message y of float32[3]; "
-            "rank 1: none.",
+            "rank 1: nothing.",
         ),
-        ([SUM], [SUM, called("receive", "x", 0, 1)], "call 0: rank 0: none; rank 1: message x of float32[3]."),
+        ([SUM], [SUM, called("receive", "x", 0, 1)], "call 0: rank 0: nothing; rank 1: message x of float32[3]."),
     ],
 )
 def test_the_first_difference_is_named_on_both(

@@ -1,13 +1,9 @@
 """What all members of a group do together: they agree, compare large values by their digests, and share errors."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
-from tests.coordination.members import members
-from tests.waiting import DEADLINE
-from tfdist.coordination import Group, LocalGroup, LostMember
-from tfdist.coordination.all_equal import all_equal
+from tests.coordination.members import outcome
+from tfdist.coordination import LocalGroup, LostMember
 from tfdist.coordination.group import LAUNCHER, name_ranks
 from tfdist.coordination.shared_errors import refused_together
 from tfdist.errors import InputError, PeerLostError
@@ -15,58 +11,36 @@ from tfdist.errors import InputError, PeerLostError
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 
-class Canned(Group):
-    """Rank 1 of a group in which the values of the other members are given."""
-
-    rank = 1
-
-    def __init__(self, *others):
-        self.others = list(others)
-        self.size = len(others) + 1
-
-    def gather(self, name, value, deadline=60.0):
-        return [*self.others[:1], value, *self.others[1:]]
-
-    def publish(self, topic, value):
-        pass
-
-    def subscribe(self, topic, callback):
-        pass
-
-    def on_loss(self, callback):
-        pass
-
-    def token_for(self, purpose):
-        raise NotImplementedError
-
-    def subgroup(self, ranks):
-        raise NotImplementedError
-
-    def leave(self, code=0, reason=""):
-        pass
+MANY = {f"n{i}": str(i) for i in range(1000)}
 
 
-def test_agree_accepts_what_is_equal():
-    Canned({"seed": 1, "b": [1, {"x": None}]}).agree("flags", {"b": [1, {"x": None}], "seed": 1}, "flag --")
+def agreed(job, *entries, **options):
+    """Returns what each member says of its entries."""
+    return job(len(entries)).all(lambda m: outcome(lambda: m.agree("x", entries[m.rank], "part ", **options)))
 
 
 @pytest.mark.parametrize(
-    "others, mine, message",
+    ("changes", "message"),
     [
-        (({"seed": 1}, {"seed": 1}), {"seed": 7}, "flag --seed differs: ranks 0, 2 have 1, rank 1 has 7. "),
-        (({"seed": 1},), {}, "flag --seed differs: rank 0 has 1, rank 1 has nothing. "),
-        (({"b": 1, "a": True},), {"b": 2, "a": 1}, "flag --a differs: rank 0 has true, rank 1 has 1. "),
+        ([{}, {}, {}], None),
+        ([{"b": {"x": None, "y": [1]}}, {"b": {"y": (1,), "x": None}}], None),
+        (
+            [{}, {"n700": "x", "n900": "y"}, {"n800": "z"}],
+            'part n700 differs: ranks 0, 2 have "700", rank 1 has "x". It must be the same on every process.',
+        ),
+        ([{}, {}, {"more": 1}], "part more differs: ranks 0, 1 have nothing, rank 2 has 1."),
+        ([{"more": True}, {"more": 1}, {}], "part more differs: rank 0 has true, rank 1 has 1, rank 2 has nothing."),
     ],
 )
-def test_agree_names_the_first_key_that_differs_and_who_has_what(others, mine, message):
-    with pytest.raises(InputError) as raised:
-        Canned(*others).agree("flags", mine, "flag --")
-    assert str(raised.value).startswith(message)
+def test_the_first_entry_that_differs_is_named_on_every_rank(job, changes, message):
+    said = agreed(job, *(MANY | change for change in changes))
+    assert len(set(said)) == 1 and (said[0] == message or said[0].startswith(message))
 
 
-def test_broadcast_returns_the_roots_value():
-    assert Canned("theirs").broadcast("x", "mine") == "theirs"
-    assert Canned("theirs").broadcast("x", "mine", root=1) == "mine"
+def test_entries_that_only_some_have_may_be_ignored(job):
+    assert agreed(job, MANY | {"a": "1"}, MANY, MANY | {"b": "1"}, common=True) == [None] * 3
+    said = agreed(job, MANY | {"a": "1"}, MANY | {"a": "2"}, MANY, common=True)
+    assert said[2].startswith('part a differs: rank 0 has "1", rank 1 has "2", rank 2 has nothing.')
 
 
 def test_the_group_of_one():
@@ -96,15 +70,9 @@ def test_a_loss_in_words():
 
 
 @pytest.mark.parametrize("last, expected", [("x", True), ("y", False)])
-def test_values_of_any_size_are_compared(last, expected):
-    with members(2) as joined, ThreadPoolExecutor(2) as pool:
-        values = [["x" * 2**21, 1.5, end] for end in ("x", last)]  # larger than a message of the group may be
-        calls = [pool.submit(all_equal, member, "x", value) for member, value in zip(joined, values, strict=True)]
-        assert [call.result(DEADLINE) for call in calls] == [expected, expected]
-
-
-def test_one_member_has_one_value():
-    assert all_equal(LocalGroup(), "x", {"a": [1, None]})
+def test_values_of_any_size_are_compared(job, last, expected):
+    large = "x" * 2**21  # larger than a message of the group may be
+    assert job(2).all(lambda m: m.all_equal("x", [large, 1.5, ("x", last)[m.rank]])) == [expected, expected]
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_errors_are_one_line(ranks):
 def test_different_models_are_named_on_every_rank(ranks):
     for rank in ranks:
         assert rank["different models"] == (
-            'The gradient model/hidden/bias differs: rank 0 has "float64[8]", rank 1 has "float64[9]". '
+            'The gradient model/hidden/kernel differs: rank 0 has "float64[6, 8]", rank 1 has "float64[6, 9]". '
             "It must be the same on every process."
         )
         assert rank["other order"].startswith('The gradient number 0 differs: rank 0 has "first", rank 1 has "second".')

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.keras_fit.batch_comparison import COMPARE_EVERY, BatchComparison, next_comparison
 from tfdist.keras_fit.call_agreement import ENDLESS as ENDLESS_PASS
@@ -92,16 +93,17 @@ def test_who_looks_at_batches():
     assert not look_at_batches([keras.callbacks.LambdaCallback(on_train_batch_begin=print)], training=False)
 
 
-class TwoProcesses:
+class TwoProcesses(LocalGroup):
     """A strategy whose other process has read the same batches, except for those that it is given."""
 
     def __init__(self, size: int = 2, wrong: Any = ()):
+        super().__init__()
         self.cluster = self.peers = self
         self.size = size
         self.wrong = wrong
         self.names: list[str] = []
 
-    def gather(self, name: str, value: str, deadline: float) -> list[str]:
+    def gather(self, name: str, value: str, deadline: float = 60.0) -> list[str]:
         self.names.append(name)
         return [value, "other" if self.wrong else value]
 

@@ -1,60 +1,11 @@
 """Differences between ranks are named before training; failure_detection_test.py has real processes."""
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import keras
-import pytest
 
-from tests.coordination.members import members
 from tfdist.coordination import LocalGroup
-from tfdist.errors import InputError
 from tfdist.trainer import consistency
-
-
-@pytest.fixture
-def agreed():
-    """Lets three ranks compare their mappings; returns what each raised, or None."""
-    with members(3) as joined, ThreadPoolExecutor(3) as pool:
-
-        def run(*mappings, **options):
-            calls = [
-                pool.submit(consistency.agree, m, "part ", mine, **options)
-                for m, mine in zip(joined, mappings, strict=True)
-            ]
-            return [call.exception() for call in calls]
-
-        yield run
-
-
-MANY = {f"n{i}": str(i) for i in range(1000)}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ([{}, {}, {}], None),
-        (
-            [{}, {"n700": "x", "n900": "y"}, {"n800": "z"}],
-            'part n700 differs: ranks 0, 2 have "700", rank 1 has "x". It must be the same on every process.',
-        ),
-        ([{}, {}, {"more": "1"}], 'part more differs: ranks 0, 1 have nothing, rank 2 has "1".'),
-        ([{"more": "1"}, {}, {}], 'part more differs: rank 0 has "1", ranks 1, 2 have nothing.'),
-    ],
-)
-def test_the_first_that_differs_is_named_on_every_rank(agreed, changes, message):
-    said = agreed(*(MANY | change for change in changes))
-    if message is None:
-        assert said == [None] * 3
-        return
-    assert all(isinstance(error, InputError) for error in said)
-    assert len({str(error) for error in said}) == 1 and str(said[0]).startswith(message)
-
-
-def test_what_only_some_have_may_be_passed_over(agreed):
-    assert agreed(MANY | {"a": "1"}, MANY, MANY | {"b": "1"}, common=True) == [None] * 3
-    said = agreed(MANY | {"a": "1"}, MANY | {"a": "2"}, MANY, common=True)
-    assert str(said[2]).startswith('part a differs: rank 0 has "1", rank 1 has "2", rank 2 has nothing.')
 
 
 def network(activation="relu", width=4):

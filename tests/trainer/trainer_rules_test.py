@@ -103,7 +103,7 @@ def test_a_callback_that_would_restore_one_process_only(single, monkeypatch, tmp
 
 def test_data_that_differs_between_processes(single, monkeypatch):
     agreed = {}
-    monkeypatch.setattr(single.group, "agree", lambda name, value, what="", deadline=60.0: agreed.update({name: value}))
+    monkeypatch.setattr(single.group, "agree", lambda name, value, *_, **options: agreed.update({name: value}))
     make(single).fit(DATA, batch_size=16, steps=1)
     assert agreed["data/size"]["number of examples"] == 70
     assert "float32" in agreed["data/form"]["form of an example"]

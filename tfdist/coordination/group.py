@@ -2,14 +2,17 @@
 
 import abc
 import dataclasses
+import hashlib
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfdist.errors import InputError
 
 NO_GOODBYE = "its connection closed without a goodbye (it was killed, crashed, or exited silently)"
+_PIECE = 200  # entries per message
 LAUNCHER = -1  # rank of a launcher that serves a group
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
@@ -34,6 +37,18 @@ class LostMember:
 
     def __str__(self) -> str:
         return f"{name_member(self.rank, self.noun)} is lost: {self.reason}"
+
+
+class Difference(NamedTuple):
+    """An entry that differs between members of a group.
+
+    Attributes:
+      key: its key.
+      ranks: which ranks have which value, by its JSON or "nothing".
+    """
+
+    key: str
+    ranks: dict[str, list[int]]
 
 
 class Group(abc.ABC):
@@ -97,26 +112,84 @@ class Group(abc.ABC):
         """Returns the root's value on every member; the values of the others are ignored."""
         return self.gather(name, value if self.rank == root else None, deadline)[root]
 
-    def agree(self, name: str, value: Mapping[str, Json], what: str = "", deadline: float = 60.0) -> None:
-        """Checks that every member passes the same mapping.
+    def all_equal(self, name: str, value: Json, deadline: float = 60.0) -> bool:
+        """Returns whether every member passes the same value, of any size: only a digest of it is sent."""
+        return len(set(self.gather(name, _digest(value), deadline))) == 1
+
+    def difference(
+        self,
+        name: str,
+        entries: Mapping[str, Json],
+        deadline: float = 60.0,
+        *,
+        common: bool = False,
+        among: Sequence[int] = (),
+    ) -> Difference | None:
+        """Returns the first entry that differs between members, in the order of the first of them; None if all are equal.
+
+        Unless something differs, only a digest is sent.
 
         Args:
           name: name of the operation, the same on every member.
-          value: what must be equal, by key: flags, versions.
+          entries: what must be equal, by key; of any number.
+          deadline: seconds to wait.
+          common: whether to ignore entries that are missing on a member.
+          among: the members whose entries are compared, in the order in which they are named; by default all.
+        """
+        compared = among or range(self.size)
+        mine = {key: _digest(value) for key, value in entries.items()} if self.rank in compared else {}
+        everyone = self.gather(name, _digest([*mine.items()]), deadline)
+        if len({everyone[member] for member in compared}) == 1:
+            return None
+        of_first = dict(self._sent_by(compared[0], name, mine, deadline))
+        order = {key: number for number, key in enumerate({**of_first, **mine})}
+        keys = of_first.keys() & mine.keys() if common else order.keys()
+        different = [key for key in order if key in keys and of_first.get(key) != mine.get(key)]
+        mine_first = [order[different[0]], different[0]] if different and self.rank in compared else None
+        found = [each for each in self.gather(f"{name}/first", mine_first, deadline) if each]
+        if not found:
+            return None
+        key = min(found)[1]
+        values = self.gather(f"{name}/values", {key: entries[key]} if key in entries else {}, deadline)
+        ranks: dict[str, list[int]] = {}
+        for member in compared:
+            text = json.dumps(values[member][key], sort_keys=True) if values[member] else "nothing"
+            ranks.setdefault(text, []).append(self.ranks[member])
+        return Difference(key, ranks)
+
+    def _sent_by(self, root: int, name: str, mine: Mapping[str, str], deadline: float) -> Iterator[list[str]]:
+        """Yields a member's entries on all members; sent in pieces, because the size of a message is limited."""
+        entries = [*mine.items()]
+        for start in itertools.count(0, _PIECE):
+            piece = self.broadcast(f"{name}/{start}", entries[start : start + _PIECE], deadline, root)
+            yield from piece
+            if len(piece) < _PIECE:
+                return
+
+    def agree(
+        self,
+        name: str,
+        entries: Mapping[str, Json],
+        what: str = "",
+        deadline: float = 60.0,
+        *,
+        common: bool = False,
+    ) -> None:
+        """Checks that every member passes the same entries; for the arguments see also `difference`.
+
+        Args:
+          name: name of the operation, the same on every member.
+          entries: what must be equal, by key: flags, versions.
           what: prefix of a key in the message: "flag --" turns the key `seed` into "flag --seed differs: ...".
           deadline: seconds to wait.
+          common: whether to ignore entries that are missing on a member.
 
         Raises:
           InputError: on every member, naming the first key that differs and which ranks have which value.
         """
-        everyone = self.gather(name, dict(value), deadline)
-        for key in sorted({key for one in everyone for key in one}):
-            ranks: dict[str, list[int]] = {}
-            for rank, one in zip(self.ranks, everyone, strict=True):
-                ranks.setdefault(json.dumps(one[key], sort_keys=True) if key in one else "nothing", []).append(rank)
-            if len(ranks) > 1:
-                said = ", ".join(f"{name_ranks(held)} {_has(held)} {text}" for text, held in ranks.items())
-                raise InputError(f"{what}{key} differs: {said}. It must be the same on every process.")
+        if found := self.difference(name, entries, deadline, common=common):
+            said = ", ".join(f"{name_ranks(ranks)} {_has(ranks)} {value}" for value, ranks in found.ranks.items())
+            raise InputError(f"{what}{found.key} differs: {said}. It must be the same on every process.")
 
     @abc.abstractmethod
     def publish(self, topic: str, value: Json) -> None:
@@ -221,6 +294,10 @@ def name_member(rank: int, noun: str = "rank") -> str:
 def name_ranks(ranks: list[int], noun: str = "rank") -> str:
     """Returns `rank 2` or `ranks 2, 5`."""
     return f"{noun}{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _digest(value: Json) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _has(ranks: list[int]) -> str:

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
-from tfdist.coordination.all_equal import all_equal
 from tfdist.coordination.group import name_member
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.diagnostics.interface import Periodic, RunView
@@ -52,7 +51,7 @@ class ReplicaDivergence(Periodic):
         mine = self._hashes(variables)
         distinct = [sorted(set(copies.values())) for copies in mine.values()]
         # One message from each process suffices if nothing differs, unless processes have different blocks.
-        equal = all_equal(self._strategy.peers, "divergence/digest", distinct, LONG_SECONDS)
+        equal = self._strategy.peers.all_equal("divergence/digest", distinct, LONG_SECONDS)
         if self._strategy.blocks.spans_processes or not equal or any(len(hashes) > 1 for hashes in distinct):
             compare(step, mine, list(variables), self._strategy.peers)
         return {}

@@ -1,9 +1,5 @@
 """Compares over processes the batches that they read, which must be the same in the same order."""
 
-import hashlib
-
-import numpy as np
-
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 
@@ -59,14 +55,12 @@ class BatchComparison:
 
     def _compare(self, taken: int) -> None:
         first, self._compared, self._next = self._compared, taken, next_comparison(taken)
-        mine = np.array([self._checksums.pop(number) for number in range(first, taken)], np.int64)
-        digest = hashlib.blake2b(mine.tobytes(), digest_size=8).hexdigest()
-        everyone = self._strategy.peers.gather(f"batch/{self._name}/{first}", digest, self._deadline)
-        if len(set(everyone)) > 1:
+        mine, peers = [self._checksums.pop(number) for number in range(first, taken)], self._strategy.peers
+        if not peers.all_equal(f"batch/{self._name}/{first}", mine, self._deadline):
             batches = f"batch {first}" if taken == first + 1 else f"batches {first} to {taken - 1}"
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-                f"Received: a difference between the {len(everyone)} processes in {batches} of {self._name}. Call "
+                f"Received: a difference between the {peers.size} processes in {batches} of {self._name}. Call "
                 "keras.utils.set_random_seed before the data is shuffled, and leave out sharding by rank "
                 "and parallel maps that draw random numbers."
             )

@@ -13,7 +13,6 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.grammar.unique_names import unique_names
 from tfdist.step.validation import inner_optimizer
-from tfdist.trainer.consistency import agree
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +38,8 @@ class Placement:
             return
         # Keras numbers names, and one process may have created more models than another.
         described = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
-        agree(self._strategy.peers, "variable ", unique_names(described, mark=" #"))
+        with long_timeout("its model") as deadline:
+            self._strategy.peers.agree("variables", unique_names(described, mark=" #"), "variable ", deadline)
         self._strategy.adoption.adopt(new, with_inner(optimizers))
         self._strategy.synchronize(new)
         self._placed |= {id(variable): weakref.ref(variable) for variable in new}

@@ -17,14 +17,12 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.coordination import Group
-from tfdist.coordination.all_equal import all_equal
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.grammar.unique_names import unique_names
 from tfdist.pipelining.staged_model import whole_model
 from tfdist.reporting.environment import versions
 
-_PIECE = 200  # entries per message of the group
 _LONGEST = 500  # values are compared up to this number of characters
 _PRIVATE = ("name", "seed", "input_layers", "output_layers")  # layer settings that Keras numbers or draws at random
 
@@ -39,9 +37,10 @@ def check_equal(group: Group, model: keras.Model) -> None:
     Raises:
       InputError: on every rank, naming the first difference and which ranks have which value.
     """
-    agree(group, "version of ", versions())
-    agree(group, "the code of ", own_code(), common=True)
-    agree(group, "", described(model))
+    with long_timeout("its model") as deadline:
+        group.agree("models/versions", versions(), "version of ", deadline)
+        group.agree("models/code", own_code(), "the code of ", deadline, common=True)
+        group.agree("models/description", described(model), "", deadline)
 
 
 def check_equal_stages(group: Group, part: keras.Model) -> None:
@@ -55,40 +54,8 @@ def check_equal_stages(group: Group, part: keras.Model) -> None:
       InputError: on every rank, naming the first difference and which ranks have which value.
     """
     check_equal(group, whole_model(part))
-    agree(group, "", unique_names([*_settings_of_optimizer(part.optimizer)], mark=" #"))
-
-
-def agree(group: Group, what: str, mine: Mapping[str, str], *, common: bool = False) -> None:
-    """Same as `Group.agree`, for any number of entries; reports the first difference in rank 0's order.
-
-    Args:
-      group: the ranks that are compared.
-      what: prefix of a key in the error message.
-      mine: entries that must be equal on all of them.
-      common: whether to ignore entries that are missing on a rank.
-
-    Raises:
-      InputError: an entry differs.
-    """
     with long_timeout("its model") as deadline:
-        if all_equal(group, f"models/{what}digest", [*mine.items()], deadline):
-            return
-    theirs = dict(_of_rank_0(group, what, mine))
-    order = {key: number for number, key in enumerate([*theirs, *(key for key in mine if key not in theirs)])}
-    both = theirs.keys() & mine.keys() if common else order.keys()
-    first = next((key for key in order if key in both and theirs.get(key) != mine.get(key)), None)
-    found = [said for said in group.gather(f"models/{what}first_difference", first and [order[first], first]) if said]
-    if found:
-        key = min(found)[1]
-        group.agree(f"models/{what}differs", {key: mine[key]} if key in mine else {}, what)
-
-
-def _of_rank_0(group: Group, what: str, mine: Mapping[str, str]) -> Iterator[list[str]]:
-    """Yields rank 0's entries on every rank; sent in pieces, because the size of a message is limited."""
-    entries = [*mine.items()]
-    pieces = [entries[start : start + _PIECE] for start in range(0, len(entries), _PIECE)]
-    for number in range(group.broadcast(f"models/{what}pieces", len(pieces))):
-        yield from group.broadcast(f"models/{what}{number}", pieces[number] if group.rank == 0 else None)
+        group.agree("models/optimizer", dict(_settings_of_optimizer(part.optimizer)), "", deadline)
 
 
 @functools.cache
