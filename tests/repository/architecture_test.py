@@ -152,6 +152,26 @@ def test_the_engine_imports_no_strategy():
     assert not wrong, "the engine loads a strategy by its name"
 
 
+def classes_asked_for(tree: ast.AST) -> set[str]:
+    """Returns the names of the classes with which code compares the classes of objects."""
+    nodes = list(ast.walk(tree))
+    asked = [
+        n.args[1] for n in nodes if isinstance(n, ast.Call) and ast.unparse(n.func) in ("isinstance", "issubclass")
+    ]
+    asked += [n.comparators[0] for n in nodes if isinstance(n, ast.Compare) and ast.unparse(n.left).startswith("type(")]
+    return {n.id for classes in asked for n in ast.walk(classes) if isinstance(n, ast.Name)}
+
+
+def test_strategies_answer_questions_instead_of_being_asked_for_their_class():
+    classes = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    kinds = {"Strategy", "TensorLayouts", "ModelParts", "VariableBlocks", "VariableAdoption"}
+    for _ in range(3):  # subclasses of subclasses
+        kinds |= {node.name for node in classes if kinds & {ast.unparse(base) for base in node.bases}}
+    others = [name for name in MODULES if not name.startswith(("tfdist.pipelining.", "tfdist.strategies."))]
+    asked = {name: classes_asked_for(TREES[name]) & (kinds - {"Strategy"}) for name in others}
+    assert "HasStages" in kinds and not {name: found for name, found in asked.items() if found}
+
+
 def test_strategies_import_the_engines_public_names_only():
     strategies = [name for name in MODULES if name.startswith("tfdist.strategies.")]
     assert strategies
