@@ -1,7 +1,6 @@
 """Several processes, using Horovod's all-reduce: its operations only, since its Keras wrappers reduce nothing."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -82,18 +81,6 @@ class Horovod(Strategy):
         self.collectives = HorovodCollectives(declared=sets)
         self.tuned = plans[0].tuned(self.collectives)
         self.optimizer_shards = optimizer_shards(shard, self)
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See base class."""
-        return self.in_replica(function)(*args)
-
-    def local(self, value: Any) -> list[Any]:
-        """See base class."""
-        return [value]
-
-    def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
-        """See base class."""
-        return iter(make_dataset(self.local_replicas, self.replicas))
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:
         """See base class."""

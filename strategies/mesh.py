@@ -156,10 +156,6 @@ class MeshOfDevices(Strategy):
             self._note_drawn(name, value)
             return self.devices.variable(value, Layout.replicated(value.shape.rank), name, given.get("trainable", True))
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See base class."""
-        return self.in_replica(function)(*args)
-
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See base class; checks a trace for operations that would crash the engine."""
         copies: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}

@@ -84,17 +84,14 @@ class MultiWorker(TensorFlowStrategy):
 
     def process_device(self) -> contextlib.AbstractContextManager:
         """See base class; by default, TensorFlow may place operations on another process."""
-        return tf.device(f"/job:worker/replica:0/task:{self.cluster.rank}/device:{'GPU' if _has_gpu() else 'CPU'}:0")
+        kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+        return tf.device(f"/job:worker/replica:0/task:{self.cluster.rank}/device:{kind}:0")
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
         """See base class."""
         with super()._placement(), tf.variable_creator_scope(self._variable_creation.agree):
             yield
-
-
-def _has_gpu() -> bool:
-    return bool(tf.config.list_physical_devices("GPU"))
 
 
 STRATEGY = MultiWorker

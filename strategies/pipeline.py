@@ -1,7 +1,7 @@
 """Pipeline parallelism: each process trains one stage of the model, and batches flow through as micro-batches."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -143,14 +143,6 @@ class Pipeline(HasStages):
         """See base class."""
         with self.process_device():
             return self.in_replica(function)(*args)
-
-    def local(self, value: Any) -> list[Any]:
-        """See base class."""
-        return [value]
-
-    def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
-        """See base class; all processes of a pipeline read the same rows."""
-        return iter(make_dataset(self.local_replicas, self.replicas))
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:
         """See base class; among the replicas of this stage."""

@@ -1,9 +1,6 @@
 """One process, one replica, no tf.distribute: the reference for all other strategies."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import tensorflow as tf
+from collections.abc import Callable
 
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
@@ -28,18 +25,6 @@ class Single(Strategy):
         self.cluster = cluster
         self.group = join(cluster)
         self.collectives = OneReplica()
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See base class."""
-        return self.in_replica(function)(*args)
-
-    def local(self, value: Any) -> list[Any]:
-        """See base class."""
-        return [value]
-
-    def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
-        """See base class."""
-        return iter(make_dataset(self.local_replicas, self.replicas))
 
 
 STRATEGY = Single

@@ -26,15 +26,6 @@ class Own(Strategy):
         self.cluster, self.group, self.speed = cluster, join(cluster), speed
         self.collectives = OneReplica()
 
-    def run(self, function, *args):
-        return self.in_replica(function)(*args)
-
-    def local(self, value):
-        return [value]
-
-    def distribute(self, make_dataset):
-        return iter(make_dataset(self.local_replicas, self.replicas))
-
 
 @pytest.fixture
 def third_party(tmp_path, monkeypatch):

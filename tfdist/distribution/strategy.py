@@ -4,7 +4,6 @@ The trainer composes these methods and knows nothing else about a strategy. What
 separate small interface: `TensorLayouts`, `VariableBlocks`, `VariableAdoption` and `ModelParts`.
 """
 
-import abc
 import contextlib
 import contextvars
 import dataclasses
@@ -50,8 +49,8 @@ class State:
     initial: Any = 0
 
 
-class Strategy(abc.ABC):
-    """Runs replica functions on the replicas of a job; this process hosts `local_replicas`.
+class Strategy:
+    """Runs replica functions on the replicas of a job; this process hosts `local_replicas`, by default one.
 
     Attributes:
       declaration: what a strategy outside of this repository declares; the registry has the others' declarations.
@@ -181,7 +180,6 @@ class Strategy(abc.ABC):
         """Returns the engine's own scope; by default variables are placed where TensorFlow places them."""
         return contextlib.nullcontext()
 
-    @abc.abstractmethod
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Runs a replica function on every local replica, in step with the other processes.
 
@@ -193,17 +191,17 @@ class Strategy(abc.ABC):
         Returns:
           The structure returned by the function, with tensors in the engine's per-replica form.
         """
+        return self.in_replica(function)(*args)
 
-    @abc.abstractmethod
     def local(self, value: Any) -> list[Any]:
         """Returns this process's values of a per-replica tensor or variable, in the order of `local_replicas`."""
+        return [value]
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Inverse of `local`: combines the structures of this process's replicas into an argument for `run`."""
         [value] = values
         return value
 
-    @abc.abstractmethod
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """Returns an iterator over per-replica elements for `run`, usable inside `tf.function` with `next`.
 
@@ -211,6 +209,7 @@ class Strategy(abc.ABC):
           make_dataset: called with the indices of this process's replicas and the number of all replicas; returns a
             data set whose successive elements belong to the local replicas in turn.
         """
+        return iter(make_dataset(self.local_replicas, self.replicas))
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a function that calls `run`: once for all numbers of rows, or once for each if shapes are static."""

@@ -1,6 +1,7 @@
 """A `Strategy` on top of tf.distribute; mirrored, multiworker and TPU are this class with different engines."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -58,12 +59,11 @@ class TensorFlowStrategy(Strategy):
             make_group = self._make_group
         self.collectives = ReplicaContextCollectives(self.replicas, options, make_group)
         self._queues = Queues()
-        self._adopted: dict[str, str] = {}  # old to new optimizer key of each adopted variable
 
-    @property
+    @functools.cached_property
     def adoption(self) -> "MirroredVariables":
         """See base class."""
-        return MirroredVariables(self, self._adopted)
+        return MirroredVariables(self)
 
     def _make_group(self, ranks: tuple[int, ...], rank: int) -> DeviceGroup:
         """Returns the collectives of some of this process's replicas; `rank` is the calling one."""
@@ -121,16 +121,15 @@ class TensorFlowStrategy(Strategy):
 class MirroredVariables(VariableAdoption):
     """Adoption by an engine that mirrors variables: the TensorFlow variable is created again in the engine's scope."""
 
-    def __init__(self, strategy: TensorFlowStrategy, adopted: dict[str, str]):
+    def __init__(self, strategy: TensorFlowStrategy):
         """Initializes the adoption.
 
         Args:
           strategy: strategy that adopts the variables.
-          adopted: old to new optimizer key of each variable adopted so far.
         """
         super().__init__(strategy.synchronize)
         self._strategy = strategy
-        self._adopted = adopted
+        self._adopted: dict[str, str] = {}  # old to new optimizer key of each adopted variable
 
     def owns(self, variable: keras.Variable) -> bool:
         """See base class."""

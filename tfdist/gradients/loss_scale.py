@@ -193,7 +193,7 @@ class LossScaler:
         self._strategy.run(assign, *after)
 
 
-def unscaled(gradient: tf.Tensor | tf.IndexedSlices, scale: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+def unscaled(gradient: tf.Tensor | tf.IndexedSlices, scale: int | tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
     """Divides a gradient by the scale of its loss."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(unscaled(gradient.values, scale), gradient.indices, gradient.dense_shape)

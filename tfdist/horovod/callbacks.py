@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
+from tfdist.horovod.gradient_sums import key_of
 from tfdist.horovod.object_exchange import broadcast_variables
 from tfdist.horovod.ops import Average, Min
 from tfdist.horovod.process import rank, size
@@ -45,12 +46,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         super().__init__()
         self.root_rank = root_rank
         listed = local_variables if isinstance(local_variables, list | tuple | set) else [local_variables]
-        self._local = {_identity(variable) for variable in listed if variable is not None}
+        self._local = {key_of(variable) for variable in listed if variable is not None}
         self.broadcast_done = False
 
     def register_local_var(self, var: Any) -> None:
         """Excludes a variable from the broadcast."""
-        self._local.add(_identity(var))
+        self._local.add(key_of(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See base class."""
@@ -74,7 +75,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         kept = {id(state) for state in randomness.seed_states(self.model)}
-        variables = [v for v in self.model.variables if id(v) not in kept and _identity(v) not in self._local]
+        variables = [v for v in self.model.variables if id(v) not in kept and key_of(v) not in self._local]
         broadcast_variables([*variables, *optimizer.variables], self.root_rank)
         self.broadcast_done = True
 
@@ -255,7 +256,3 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             mode=mode,
             save_freq=save_freq,
         )
-
-
-def _identity(variable: Any) -> int:
-    return id(variable.value if isinstance(variable, keras.Variable) else variable)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
-from tfdist.gradients import Reducer
+from tfdist.gradients import Reducer, unscaled
 from tfdist.gradients.sparse import rows_send_less, sum_rows
 from tfdist.horovod.compression import Compression, is_lossless, reducer_of
 from tfdist.horovod.engine import Engine, scaled
@@ -114,7 +114,7 @@ class GradientSums:
             if variable not in local:
                 reduced[names[i]] = self._given(gradient, variable)
             elif self.options.scale_local_gradients:
-                results[i] = _divided(gradient, engine().count(self.options.process_set))
+                results[i] = unscaled(gradient, engine().count(self.options.process_set))
         with tf.device(self.options.device_dense or None):
             totals = self._totals(reduced)
         for i, name in enumerate(names):
@@ -307,12 +307,6 @@ def _dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
 
 def _scaled_rows(slices: tf.IndexedSlices, factor: float) -> tf.IndexedSlices:
     return tf.IndexedSlices(scaled(slices.values, factor), slices.indices, slices.dense_shape)
-
-
-def _divided(gradient: tf.Tensor | tf.IndexedSlices, size: int | tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_divided(gradient.values, size), gradient.indices, gradient.dense_shape)
-    return gradient / tf.cast(size, gradient.dtype)
 
 
 def _quotient(factor: float, size: int | tf.Tensor) -> float | tf.Tensor:
