@@ -17,14 +17,14 @@ from workload import LEARNING_RATE, WORKLOADS
 from tfdist.cli import command, flags, session
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import Json
-from tfdist.reporting import NullReporter
+from tfdist.reporting import Reporter
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
 WINDOW = 10  # steps
 WARM_UP = 2  # windows that do not count: the first compiles
 
 
-class Windows(NullReporter):
+class Windows(Reporter):
     """Keeps the times of each window."""
 
     def __init__(self) -> None:

@@ -20,13 +20,13 @@ from workload import LEARNING_RATE, WORKLOADS
 from tfdist.checkpoint import manager
 from tfdist.cli import command, flags, session
 from tfdist.config.train_config import TrainConfig
-from tfdist.reporting import NullReporter, RunPlan
+from tfdist.reporting import Reporter, RunPlan
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
 EPOCH = 100  # steps, or a whole run, if that is longer: no epoch's end cuts a call short
 
 
-class Stamps(NullReporter):
+class Stamps(Reporter):
     """Notes when each call of the compiled loop had its losses on the host."""
 
     def __init__(self) -> None:

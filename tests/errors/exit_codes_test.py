@@ -5,7 +5,7 @@ import pytest
 from tfdist.cli import opened_run
 from tfdist.errors import ExitCode, NotFiniteError, PeerLostError, Preempted, WriteError, describe_error
 from tfdist.errors.exit_codes import MEANINGS, describe
-from tfdist.reporting import NullReporter
+from tfdist.reporting import Reporter
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_every_code_has_a_meaning():
     assert set(MEANINGS) == set(ExitCode)
 
 
-class OnAFullDisk(NullReporter):
+class OnAFullDisk(Reporter):
     def close(self, outcome):
         raise WriteError("curves.png: No space left on device")
 

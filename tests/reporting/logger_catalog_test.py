@@ -13,7 +13,7 @@ from tfdist import train
 from tfdist.config.fields import LOGGERS
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
-from tfdist.reporting import LoggedRun, Logger, NullReporter, RunDirectory, RunPlan
+from tfdist.reporting import LoggedRun, Logger, Reporter, RunDirectory, RunPlan
 from tfdist.reporting.logger_catalog import CATALOG, check_installed, make_loggers
 
 PLAN = RunPlan(total_steps=4, batch_size=2)
@@ -115,11 +115,11 @@ def test_a_package_that_is_missing_is_named_before_anything_starts(monkeypatch):
 
 
 def test_any_reporter_may_be_a_logger(run):
-    [tensorboard, own] = make_loggers("tensorboard,tfdist.reporting:NullReporter", run)
+    [tensorboard, own] = make_loggers("tensorboard,tfdist.reporting:Reporter", run)
     tensorboard.record({"kind": "train", "step": 2, "loss": 0.5})
     tensorboard.close("done")
     own.close("done")
-    assert isinstance(own._reporter, NullReporter)
+    assert type(own._reporter) is Reporter
     assert run.directory.tensorboard.is_dir()
 
 

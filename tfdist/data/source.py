@@ -75,47 +75,6 @@ class Source(Examples):
         return shuffle.indices(positions, self.size, seed, span=span)
 
 
-class InOrder(Source):
-    """A source whose epochs are not shuffled."""
-
-    def __init__(self, source: Source):
-        self.size = source.size
-        self._source = source
-
-    def fetch(self, indices: tf.Tensor) -> Element:
-        """See base class."""
-        return self._source._fetched(indices)
-
-    @property
-    def _rows_to_look_at(self) -> int:
-        return self._source._rows_to_look_at
-
-    def map(self, transform: Transform) -> Source:
-        """See base class."""
-        return InOrder(self._source.map(transform))
-
-    @property
-    def checksum(self) -> int | None:
-        """See base class."""
-        return self._source.checksum
-
-    @property
-    def origins(self) -> Origins | None:
-        """See base class."""
-        return self._source.origins
-
-    def in_order(self) -> Source:
-        """See base class."""
-        return self
-
-    def explain(self, error: Exception) -> InputError | None:
-        """See base class."""
-        return self._source.explain(error)
-
-    def _numbers(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
-        return positions % self.size
-
-
 class Mapped(Source):
     """A source with a transform applied to its batches."""
 
@@ -150,6 +109,24 @@ class Mapped(Source):
     def explain(self, error: Exception) -> InputError | None:
         """See base class."""
         return self._source.explain(error)
+
+
+class InOrder(Mapped):
+    """A source whose epochs are not shuffled."""
+
+    def __init__(self, source: Source):
+        super().__init__(source, as_is)
+
+    def map(self, transform: Transform) -> Source:
+        """See base class."""
+        return InOrder(self._source.map(transform))
+
+    def in_order(self) -> Source:
+        """See base class."""
+        return self
+
+    def _numbers(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
+        return positions % self.size
 
 
 class ArraySource(Source):

@@ -12,7 +12,7 @@ from tfdist.reporting.metrics_file import MetricsFile
 from tfdist.reporting.plain_reporter import PlainReporter
 from tfdist.reporting.profile import NullProfile, ProfileWindow
 from tfdist.reporting.progress_bar import TerminalReporter
-from tfdist.reporting.reporter import MultiReporter, NullReporter, Reporter, RunPlan, synchronizer
+from tfdist.reporting.reporter import MultiReporter, Reporter, RunPlan, synchronizer
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.tensorboard import TensorBoardReporter
 from tfdist.reporting.timing import StepTimer
@@ -26,7 +26,6 @@ __all__ = [
     "MultiReporter",
     "NullLedger",
     "NullProfile",
-    "NullReporter",
     "PlainReporter",
     "ProfileWindow",
     "Reporter",

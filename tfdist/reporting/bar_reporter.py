@@ -13,7 +13,7 @@ from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import EVAL
 
 
-class BarReporter(Reporter):
+class BarReporter(Reporter, abc.ABC):
     """Displays a progress bar: epoch, steps, elapsed and remaining time, loss, first metric, and examples/s.
 
     Where there is little room, less is shown; see `BarText`. The description of the run and evaluations remain as lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tfdist.coordination import Json
 from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.plain_reporter import rounded
-from tfdist.reporting.reporter import Reporter, RunPlan
+from tfdist.reporting.reporter import Reporter
 from tfdist.reporting.run_summary import is_higher_better
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 from tfdist.storage import AnyPath, path_of, storage_of
@@ -62,12 +62,6 @@ class CurvesReporter(Reporter):
         self._drawn = -math.inf
         self._curves: dict[str, dict[str, Points]] = {}
         self._has_changed = False  # since it was drawn
-
-    def start(self, plan: RunPlan) -> None:
-        """See base class."""
-
-    def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """See base class."""
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""

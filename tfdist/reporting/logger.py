@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tfdist.coordination import Json
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
-from tfdist.reporting.reporter import NullReporter, Reporter, RunPlan
+from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.schema import TRAIN, number
 from tfdist.storage import storage_of
@@ -58,7 +58,7 @@ class LoggedRun:
         return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
-class Logger(Reporter):
+class Logger(Reporter, abc.ABC):
     """A reporter that needs only the numbers of records. Subclasses implement `log`.
 
     A class of your own is used by `--loggers=package.module:Name(key=value, ...)`. Its constructor gets these arguments and,
@@ -75,12 +75,6 @@ class Logger(Reporter):
           step: number of updates done.
         """
 
-    def start(self, plan: RunPlan) -> None:
-        """See base class."""
-
-    def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """See base class."""
-
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
         kind, found = record.get("kind", TRAIN), {}
@@ -89,9 +83,6 @@ class Logger(Reporter):
                 found[f"{kind}/{name}"] = known
         if found and "step" in record:
             self.log(found, int(record["step"]))
-
-    def close(self, outcome: str) -> None:
-        """See base class."""
 
 
 class OptionalReporter(Reporter):
@@ -104,7 +95,7 @@ class OptionalReporter(Reporter):
 
     def __init__(self, name: str, make: Callable[[], Reporter]):
         self._name = name
-        self._reporter: Reporter = NullReporter()
+        self._reporter: Reporter = Reporter()
         try:
             self._reporter = make()
         except InputError:
@@ -139,7 +130,7 @@ class OptionalReporter(Reporter):
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self._reporter = NullReporter()
+        self._reporter = Reporter()
         _log.warning(
             "The logger %s failed and is disabled; training continues. %s: %s",
             self._name,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from tfdist.coordination import Json
 from tfdist.reporting.file_errors import GrowingFile
-from tfdist.reporting.reporter import Reporter, RunPlan
+from tfdist.reporting.reporter import Reporter
 from tfdist.reporting.schema import SCHEMA, to_json
 from tfdist.storage import AnyPath
 
@@ -22,12 +22,6 @@ class MetricsFile(Reporter):
 
     def __init__(self, path: AnyPath):
         self._file = GrowingFile(path)
-
-    def start(self, plan: RunPlan) -> None:
-        """See base class."""
-
-    def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """See base class."""
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class.

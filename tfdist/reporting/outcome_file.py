@@ -3,11 +3,10 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from tfdist.coordination import Json
 from tfdist.reporting.file_errors import must_write
-from tfdist.reporting.reporter import Reporter, RunPlan
+from tfdist.reporting.reporter import Reporter
 from tfdist.storage import AnyPath, path_of, storage_of
 
 
@@ -23,15 +22,6 @@ class OutcomeFile(Reporter):
         self._path, self._clock = path_of(path), clock
         with must_write(path), contextlib.suppress(FileNotFoundError):
             storage_of(self._path).remove(self._path)
-
-    def start(self, plan: RunPlan) -> None:
-        """See base class."""
-
-    def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """See base class."""
-
-    def record(self, record: Mapping[str, Json]) -> None:
-        """See base class."""
 
     def close(self, outcome: str) -> None:
         """See base class."""

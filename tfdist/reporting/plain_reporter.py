@@ -38,9 +38,6 @@ class PlainReporter(Reporter):
         yield
         self._write(f"{printable(task)} took {self._clock() - began:.1f} s")
 
-    def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """See base class."""
-
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
         self._write(line(record, self._plan))

@@ -10,7 +10,7 @@ from tfdist.errors import TfdistError, WriteError
 from tfdist.errors.engine_errors import one_line
 from tfdist.reporting.banner import banner
 from tfdist.reporting.file_errors import must_write
-from tfdist.reporting.reporter import NullReporter, RunPlan
+from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def _write_error(file: "_File", error: BaseException | None, trace: TracebackTyp
         file.handle(logging.LogRecord("tfdist", logging.ERROR, __file__, 0, text, None, behind))
 
 
-class LogReporter(NullReporter):
+class LogReporter(Reporter):
     """Writes the description of a run to the log file."""
 
     def start(self, plan: RunPlan) -> None:

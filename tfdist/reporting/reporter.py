@@ -1,6 +1,5 @@
 """The interface of reporters, to which the trainer reports the progress of a run."""
 
-import abc
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,18 +61,16 @@ class RunPlan:
         return before + (step - self.first_step) * self.batch_size
 
 
-class Reporter(abc.ABC):
-    """A destination for reports of a run.
+class Reporter:
+    """A destination for reports of a run; here nothing is reported, as on ranks other than the chief.
 
     `start` is called once, then `progress` and `record` repeatedly, then `close` once. A separate evaluation needs no
     `start`. Records follow `tfdist.reporting.schema`; all their fields except `kind` and `step` may be missing.
     """
 
-    @abc.abstractmethod
     def start(self, plan: RunPlan) -> None:
         """Called before the first step."""
 
-    @abc.abstractmethod
     def progress(self, step: int, record: Mapping[str, float]) -> None:
         """Called after every compiled call, so it must be cheap.
 
@@ -87,7 +84,6 @@ class Reporter(abc.ABC):
         """Context of a task that takes long, such as "compiling the training step"; reporters that show progress show it."""
         yield
 
-    @abc.abstractmethod
     def record(self, record: Mapping[str, Json]) -> None:
         """Called with the result of a training window or of an evaluation: one line of metrics.jsonl."""
 
@@ -97,29 +93,12 @@ class Reporter(abc.ABC):
         For reporters whose output is read when a run resumes; others need to do nothing.
         """
 
-    @abc.abstractmethod
     def close(self, outcome: str) -> None:
         """Ends the report and releases resources.
 
         Args:
           outcome: how the run ended, in a few words: `done`, `loss not finite`, `failed`; empty if that needs no words.
         """
-
-
-class NullReporter(Reporter):
-    """A reporter that does nothing, for ranks other than the chief."""
-
-    def start(self, plan: RunPlan) -> None:
-        """See base class."""
-
-    def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """See base class."""
-
-    def record(self, record: Mapping[str, Json]) -> None:
-        """See base class."""
-
-    def close(self, outcome: str) -> None:
-        """See base class."""
 
 
 class MultiReporter(Reporter):

@@ -33,9 +33,6 @@ class TensorBoardReporter(Reporter):
         """See base class."""
         self._first = plan.first_step + 1
 
-    def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """See base class."""
-
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
         if "step" not in record:

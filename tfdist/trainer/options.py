@@ -10,7 +10,7 @@ from tfdist.data.batch_schedule import GLOBAL
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import as_python, is_integer, is_number
 from tfdist.pipelining.schedules import Timeline
-from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter
+from tfdist.reporting import NullLedger, NullProfile, Reporter
 
 
 class _FromConfig:
@@ -135,7 +135,7 @@ class Reporting:
       description: further rows of that description, as texts by name.
     """
 
-    reporter: Reporter = dataclasses.field(default_factory=NullReporter)
+    reporter: Reporter = dataclasses.field(default_factory=Reporter)
     profile: NullProfile = dataclasses.field(default_factory=NullProfile)
     ledger: NullLedger = dataclasses.field(default_factory=NullLedger)
     strategy_reason: str = ""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from tfdist.errors import InputError, describe_error
-from tfdist.reporting import NullReporter, PlainReporter, terminal_or_plain
+from tfdist.reporting import PlainReporter, Reporter, terminal_or_plain
 from tfdist.row_semantics.explanation import listener
 from tfdist.trainer.options import Reporting
 
@@ -27,7 +27,7 @@ def reported(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterat
     """
     if verbose not in _VERBOSE:
         raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
-    if not verbose or not is_chief or listener() or type(reporting.reporter) is not NullReporter:
+    if not verbose or not is_chief or listener() or type(reporting.reporter) is not Reporter:
         yield reporting
         return
     reporter = PlainReporter(sys.stderr) if verbose == 2 else terminal_or_plain(sys.stderr)
