@@ -5,7 +5,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.coordination import Json
@@ -30,6 +30,16 @@ _OWN = {
 _DIRECTORIES = (_LOGS, FIND, *_OWN, "tensorboard/plugins", "tensorboard/plugins/profile")
 
 
+class _Entry:
+    """A file or a directory of a run, as an attribute of its `RunDirectory`."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, run: "RunDirectory", owner: object) -> StoragePath:
+        return run.path / self._name
+
+
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
     """The files of a run, by name. Only `create`, `begin` and `make` change anything on disk.
@@ -39,6 +49,21 @@ class RunDirectory:
     """
 
     path: StoragePath
+    flags = _Entry("flags.txt")  # flags that repeat the run, for `--flagfile`
+    environment = _Entry("environment.json")  # versions, hosts, command and machine; see `tfdist.reporting.environment`
+    starts = _Entry(_STARTS)  # one line per start of the run, with its first step, flags and hosts
+    end = _Entry("finished.json")  # how the run has finished; missing while it has not
+    checkpoints = _Entry("checkpoints")  # directory of checkpoints; defined by `tfdist.checkpoint.format`
+    metrics = _Entry("metrics.jsonl")  # records of the run; defined by `tfdist.reporting.schema`
+    dropped = _Entry("metrics-dropped.jsonl")  # records of steps that were repeated after a checkpoint
+    outcome = _Entry("outcome.json")  # how the last start ended; missing while it is running, and after a kill
+    curves = _Entry("curves.png")  # plot of loss and metrics
+    all_reduce_table = _Entry("all_reduce.csv")  # the table of algorithms that `--all_reduce=auto` has measured
+    timeline = _Entry("timeline.png")  # plot of when each process of a pipeline computed what; of `--profile_steps`
+    model = _Entry("model.keras")  # the trained model, for Keras
+    tensorboard = _Entry("tensorboard")  # directory for `tensorboard --logdir`
+    loggers = _Entry("loggers.json")  # the run's ids in experiment trackers
+    logs = _Entry(_LOGS)  # directory of the ranks' logs
 
     @property
     def _storage(self) -> Storage:
@@ -103,7 +128,7 @@ class RunDirectory:
         """
         described = environment.describe(hosts, clock(), communication)
         start = {"step": step, "checkpoint": checkpoint, **(facts or {}), "flags": flags.splitlines(), **described}
-        try:
+        with _writing(self.path):
             starts = self._contents(self.starts)
             self._storage.make_directory(self.logs)
             self._storage.clean_staged(self.model)
@@ -115,8 +140,6 @@ class RunDirectory:
             self._storage.replace(self.starts, starts + f"{json.dumps(start)}\n".encode())
             self._storage.replace(self.flags, flags.encode())
             self._storage.replace(self.environment, (json.dumps(described, indent=2) + "\n").encode())
-        except OSError as error:
-            raise _unwritable(self.path, error.strerror or str(error)) from error
         return len(starts.splitlines())
 
     def finish(self, facts: Mapping[str, Json]) -> None:
@@ -153,10 +176,8 @@ class RunDirectory:
         self._write(self.timeline, png)
 
     def _write(self, path: StoragePath, contents: bytes) -> None:
-        try:
+        with _writing(path):
             self._storage.replace(path, contents)
-        except OSError as error:
-            raise _unwritable(path, error.strerror or str(error)) from error
 
     def clear(self) -> None:
         """Deletes the files of the run, for one that begins again; other files, and logs, stay.
@@ -167,7 +188,7 @@ class RunDirectory:
           InputError: a file cannot be deleted.
         """
         storage = self._storage
-        try:
+        with _writing(self.path):
             records = (self.metrics, self.dropped, self.curves, self.outcome, self.loggers, self.timeline)
             for path in (self.end, self.model, self.flags, self.environment, self.all_reduce_table, *records):
                 if storage.exists(path):
@@ -178,8 +199,6 @@ class RunDirectory:
                         place = self.path / home / entry.name
                         (storage.remove_directory if entry.is_directory else storage.remove)(place)
             storage.remove(self.starts)
-        except OSError as error:
-            raise _unwritable(self.path, error.strerror or str(error)) from error
 
     def _drop(self, stays: Callable[[dict[str, Any]], bool]) -> None:
         """Moves records from metrics.jsonl to another file, so that nothing is lost."""
@@ -241,10 +260,8 @@ class RunDirectory:
         Raises:
           InputError: it cannot be created, or a directory of the run in it is a link: writing would change other files.
         """
-        try:
+        with _writing(self.path):
             self._storage.make_directory(self.path)
-        except OSError as error:
-            raise _unwritable(self.path, error.strerror or str(error)) from error
         for name in _DIRECTORIES:
             if self._storage.is_link(self.path / name):
                 raise _unwritable(self.path, f"{name} is a link, which is not followed")
@@ -308,94 +325,17 @@ class RunDirectory:
         """
         directory = path_of(path)
         storage = storage_of(directory)
-        try:
+        with _writing(path):
             if storage.is_directory(directory) and not RunDirectory(directory).is_unused:
                 raise InputError(
                     f"The output directory must be empty or new. Received: {path}, which has files in it. Give another "
                     "--output_dir."
                 )
             storage.check_writable(directory)
-        except OSError as error:
-            raise _unwritable(path, error.strerror or str(error)) from error
-
-    @property
-    def flags(self) -> StoragePath:
-        """Flags that repeat the run, for `--flagfile`."""
-        return self.path / "flags.txt"
-
-    @property
-    def environment(self) -> StoragePath:
-        """Versions, hosts, command and machine; defined by `tfdist.reporting.environment`."""
-        return self.path / "environment.json"
-
-    @property
-    def starts(self) -> StoragePath:
-        """One line per start of the run, with its first step, flags and hosts."""
-        return self.path / _STARTS
-
-    @property
-    def end(self) -> StoragePath:
-        """How the run has finished; missing while it has not."""
-        return self.path / "finished.json"
-
-    @property
-    def checkpoints(self) -> StoragePath:
-        """Directory of checkpoints; defined by `tfdist.checkpoint.format`."""
-        return self.path / "checkpoints"
 
     def ledger(self, start: int, rank: int) -> StoragePath:
         """Returns the file with the examples that a process has used, for the n-th start of the run, from 0."""
         return self.path / "ledger" / f"start-{start}-rank-{rank}.bin"
-
-    @property
-    def metrics(self) -> StoragePath:
-        """Records of the run; defined by `tfdist.reporting.schema`."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def dropped(self) -> StoragePath:
-        """Records of steps that were repeated because the run stopped after its last checkpoint."""
-        return self.path / "metrics-dropped.jsonl"
-
-    @property
-    def outcome(self) -> StoragePath:
-        """How the last start ended; missing while it is running, and after a kill."""
-        return self.path / "outcome.json"
-
-    @property
-    def curves(self) -> StoragePath:
-        """Plot of loss and metrics."""
-        return self.path / "curves.png"
-
-    @property
-    def all_reduce_table(self) -> StoragePath:
-        """The table of algorithms that `--all_reduce=auto` has measured."""
-        return self.path / "all_reduce.csv"
-
-    @property
-    def timeline(self) -> StoragePath:
-        """Plot of when each process of a pipeline computed what, in a step of `--profile_steps`."""
-        return self.path / "timeline.png"
-
-    @property
-    def model(self) -> StoragePath:
-        """The trained model, for Keras."""
-        return self.path / "model.keras"
-
-    @property
-    def tensorboard(self) -> StoragePath:
-        """Directory for `tensorboard --logdir`."""
-        return self.path / "tensorboard"
-
-    @property
-    def loggers(self) -> StoragePath:
-        """The run's ids in experiment trackers."""
-        return self.path / "loggers.json"
-
-    @property
-    def logs(self) -> StoragePath:
-        """Directory of the ranks' logs."""
-        return self.path / _LOGS
 
     def log(self, rank: int) -> StoragePath:
         """Returns the log file of a rank."""
@@ -412,6 +352,14 @@ def _json(line: bytes) -> Any:
 
 def _is_count(number: object) -> bool:
     return type(number) is int and 0 <= number < 1 << 63
+
+
+@contextlib.contextmanager
+def _writing(path: AnyPath) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(path, error.strerror or str(error)) from error
 
 
 def _unwritable(path: AnyPath, reason: str) -> InputError:

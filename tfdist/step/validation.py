@@ -204,7 +204,7 @@ def check_same_data(strategy: Strategy, data: Examples, what: str = "training da
     with long_timeout("its data") as deadline:
         strategy.group.agree("data/form", {"form of an example": spec}, f"{what}: ", deadline)
         strategy.group.agree("data/size", {"number of examples": data.size}, f"{what}: ", deadline)
-        if len(set(strategy.group.gather("data/checksum", data.checksum, deadline))) > 1:
+        if not strategy.group.all_equal("data/checksum", data.checksum, deadline):
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
                 f"Received: {what} with other values, or of other files, on some processes. Copy the files to all hosts; call "
