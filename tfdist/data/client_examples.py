@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.augmentation.augmented import Augmented
-from tfdist.data.examples import Element, Examples, PartialEpochs, Transform
+from tfdist.data.examples import Element, Examples, PartialEpochs, Transform, WrappedExamples
 from tfdist.data.federated_clients import Clients
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
@@ -42,7 +42,7 @@ class ReplicaTurn(NamedTuple):
     is_last: tf.Tensor
 
 
-class ClientExamples(Examples):
+class ClientExamples(WrappedExamples):
     """The examples of a source, which clients own.
 
     Batch k of `indexed_batches` is round k: for each local step, one `ReplicaTurn` per replica. All replicas have the same
@@ -62,7 +62,7 @@ class ClientExamples(Examples):
           InputError: the examples have no random access or no labels, or are too few.
         """
         self._source = _with_random_access(source, sync)
-        self._count_like(source, source.size)
+        super().__init__(source, source.size)
         self._batch_size = batch_size
         labels = _labels(self._source, sync) if sync.shards_per_client else None
         self._clients = Clients(sync, source.size, seed, not isinstance(source, InOrder), labels)
@@ -71,28 +71,9 @@ class ClientExamples(Examples):
             f"examples in batches of {batch_size}"
         )
 
-    @property
-    def element_spec(self) -> Any:
-        """See base class."""
-        return self._source.element_spec
-
-    @property
-    def sample(self) -> Examples:
-        """See base class."""
-        return self._source.sample
-
-    @property
-    def checksum(self) -> int | None:
-        """See base class."""
-        return self._source.checksum
-
     def look_at(self, rows: int) -> Element:
         """See base class."""
         return self._source.look_at(rows)
-
-    def explain(self, error: Exception) -> InputError | None:
-        """See base class."""
-        return self._source.explain(error)
 
     def map(self, transform: Transform) -> Examples:
         """See base class."""

@@ -45,11 +45,6 @@ class Examples(abc.ABC):
     rows: int | None = None
     can_be_read_again: bool = True
 
-    def _count_like(self, examples: "Examples", size: int) -> None:
-        """Takes over the attributes of the examples that these wrap, with another size of an epoch."""
-        self.size, self.batch_size, self.rows = size, examples.batch_size, examples.rows
-        self.can_be_read_again = examples.can_be_read_again
-
     @property
     @abc.abstractmethod
     def element_spec(self) -> Any:
@@ -108,13 +103,14 @@ class Examples(abc.ABC):
         return None
 
 
-class PartialEpochs(Examples):
-    """Examples of which a given number counts as an epoch, so that epochs end elsewhere than those of the data do."""
+class WrappedExamples(Examples):
+    """Examples that are made of others, and like these in what a subclass does not override."""
 
     def __init__(self, examples: Examples, size: int):
-        """Counts `size` examples as an epoch; an evaluation uses the first `size` examples."""
-        self._count_like(examples, size)
-        self._examples = examples
+        """Wraps examples, of which `size` count as an epoch."""
+        self._examples, self.size = examples, size
+        self.batch_size, self.rows = examples.batch_size, examples.rows
+        self.can_be_read_again = examples.can_be_read_again
 
     @property
     def element_spec(self) -> Any:
@@ -131,6 +127,17 @@ class PartialEpochs(Examples):
         """See base class."""
         return self._examples.checksum
 
+    def explain(self, error: Exception) -> InputError | None:
+        """See base class."""
+        return self._examples.explain(error)
+
+
+class PartialEpochs(WrappedExamples):
+    """Examples of which a given number counts as an epoch, so that epochs end elsewhere than those of the data do.
+
+    An evaluation uses that number of the first examples.
+    """
+
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """See base class."""
         batches = self._examples.indexed_batches(partition, seed)
@@ -139,10 +146,6 @@ class PartialEpochs(Examples):
     def in_order(self) -> Examples:
         """See base class."""
         return PartialEpochs(self._examples.in_order(), self.size)
-
-    def explain(self, error: Exception) -> InputError | None:
-        """See base class."""
-        return self._examples.explain(error)
 
     def map(self, transform: Transform) -> Examples:
         """See base class."""

@@ -8,13 +8,13 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.data.augmentation.catalog import Augmentation, parse_augmentations
 from tfdist.data.augmentation.row_random import RowRandom
-from tfdist.data.examples import Element, Examples, Transform, as_is, chain
+from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, as_is, chain
 from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import RowPartition
 from tfdist.errors import InputError, names_arguments
 
 
-class Augmented(Examples):
+class Augmented(WrappedExamples):
     """Examples whose x is one image, changed in training and unchanged in evaluation.
 
     What happens to an example depends on the seed of the run, the epoch and the example's index: not on the batch size,
@@ -32,8 +32,8 @@ class Augmented(Examples):
         Raises:
           InputError: x is something else, or an augmentation changes its shape or dtype.
         """
-        self._count_like(examples, examples.size)
-        self._examples, self._augmentations, self._transform = examples, tuple(augmentations), transform
+        super().__init__(examples, examples.size)
+        self._augmentations, self._transform = tuple(augmentations), transform
         x = examples.element_spec[0]
         if not (
             isinstance(x, tf.TensorSpec) and x.shape.rank == 3 and x.shape.is_fully_defined() and x.dtype.is_floating
@@ -56,11 +56,6 @@ class Augmented(Examples):
         """See base class."""
         return Augmented(self._examples.sample, self._augmentations, self._transform)
 
-    @property
-    def checksum(self) -> int | None:
-        """See base class."""
-        return self._examples.checksum
-
     def in_order(self) -> "Augmented":
         """See base class."""
         return Augmented(self._examples.in_order(), self._augmentations, self._transform)
@@ -72,10 +67,6 @@ class Augmented(Examples):
     def look_at(self, rows: int) -> Element:
         """See base class."""
         return self._examples.map(self._transform).look_at(rows)
-
-    def explain(self, error: Exception) -> InputError | None:
-        """See base class."""
-        return self._examples.explain(error)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """See base class."""
