@@ -129,6 +129,11 @@ class Strategy:
         """Whether all replicas must have the same number of rows of a batch."""
         return self.compiles_replicas
 
+    @property
+    def can_train_locally(self) -> bool:
+        """Whether replicas may update weights of their own between exchanges; not if the engine compiles whole steps."""
+        return self.compiles_loops and not self.compiles_replicas and not self.sums_gradients
+
     def check_batch_size(self, batch_size: int, micro_steps: int = 1) -> None:
         """Raises `InputError` if a global batch cannot be divided among the replicas, and each part into micro-steps."""
         check_batch_size(batch_size, self.batch_parts, micro_steps, equal=self.needs_equal_rows)

@@ -87,19 +87,19 @@ def checked_sync(given: str | Sync, strategy: Strategy, compression: str | Reduc
         for gradients only.
     """
     sync = parse_sync(given) if isinstance(given, str) else given
-    if sync.exchanges_weights and isinstance(compression, str) and is_for_gradients(compression):
+    if not sync.exchanges_weights:
+        return sync
+    if isinstance(compression, str) and is_for_gradients(compression):
         raise InputError(
             f"{' and '.join(OF_GRADIENTS)} are for gradients, not for the changes of weights that are exchanged. Received: "
             f"sync={sync} and compression={compression}. Use another compression, such as int8, or sync=every_step."
         )
-    if sync.exchanges_weights and (
-        strategy.sums_gradients or strategy.compiles_replicas or not strategy.compiles_loops
-    ):
+    if not strategy.can_train_locally:
         raise InputError(
             f"Replicas of strategy {strategy.name} cannot train locally, as its engine compiles whole steps. Received: "
             f"sync={sync}. Use sync=every_step, or mirrored, multiworker or horovod."
         )
-    if sync.exchanges_weights and strategy.optimizer_shards.parts > 1:
+    if strategy.optimizer_shards.parts > 1:
         raise InputError(
             f"Replicas that train locally need their whole optimizer. Received: sync={sync} and a strategy with "
             "shard='optimizer'. Leave out one of them."
