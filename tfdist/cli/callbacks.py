@@ -8,8 +8,7 @@ import keras
 
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
-from tfdist.grammar.decay import Plateau, parse_decay
-from tfdist.grammar.monitor import parse_early_stopping
+from tfdist.grammar.decay import Plateau
 from tfdist.grammar.spec import load_object, parse
 from tfdist.grammar.user_code import call_own
 from tfdist.trainer.early_stopping import EarlyStopping
@@ -24,9 +23,10 @@ def make_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     Raises:
       InputError: the user's function fails, or returns something else.
     """
+    monitor, decay = config.parsed.early_stopping, config.parsed.decay
     return [
-        *_early_stopping(config.early_stopping),
-        *_plateau(config.decay),
+        *([EarlyStopping(monitor.metric, mode=monitor.mode, **monitor.args)] if monitor else []),
+        *([ReduceLROnPlateau(**dataclasses.asdict(decay))] if isinstance(decay, Plateau) else []),
         *_own(config.callbacks, config.output_dir),
     ]
 
@@ -42,18 +42,6 @@ def check_metrics(
     check_monitored(callbacks, trainer.program, evaluates)
     if config.best:
         best_metric(config.best, trainer.program, evaluates)
-
-
-def _early_stopping(text: str) -> list[EarlyStopping]:
-    if not text:
-        return []
-    monitor = parse_early_stopping(text)
-    return [EarlyStopping(monitor.metric, mode=monitor.mode, **monitor.args)]
-
-
-def _plateau(text: str) -> list[ReduceLROnPlateau]:
-    decay = parse_decay(text)
-    return [ReduceLROnPlateau(**dataclasses.asdict(decay))] if isinstance(decay, Plateau) else []
 
 
 def _own(text: str, output_dir: str) -> Sequence[Any]:

@@ -9,7 +9,6 @@ from tfdist.cli.output import Output
 from tfdist.cli.session import Session
 from tfdist.data import rows, steps_in_epochs
 from tfdist.data.row_allocation import apportion
-from tfdist.grammar.balance import parse_balance
 from tfdist.trainer.trainer import Trainer
 
 
@@ -29,10 +28,9 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     trainer.batch_schedule(size, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     parts = strategy.batch_parts
     micro_steps = strategy.micro_batches or config.accumulate_steps
-    weights = parse_balance(config.balance).weights
+    weights = config.parsed.balance.weights
     even = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
     counts = apportion(config.batch_size, weights) if weights else even
-    config = dataclasses.replace(config, strategy=session.detection.strategy)
     steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
     facts = {
         "flags": dataclasses.asdict(config),

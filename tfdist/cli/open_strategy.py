@@ -15,13 +15,12 @@ import tensorflow as tf
 from tfdist.cli.cluster_check import with_flags
 from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
-from tfdist.config.fields import names
+from tfdist.config.fields import names, replaced
 from tfdist.coordination import Group, watch
 from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import Preempted
-from tfdist.grammar.sync import parse_sync
 from tfdist.reporting.environment import versions
 
 
@@ -71,7 +70,7 @@ def opened_strategy(
     """
     detection = choose(config)
     # Checks the rules between flags that depend on the strategy before anything starts.
-    config = dataclasses.replace(config, strategy=detection.strategy)
+    config = replaced(config, strategy=detection.strategy)
     check_strategy(config, declaration(detection.strategy))
     options = {**_options(config, detection), **more_options}
     environment = with_flags(os.environ, config)
@@ -117,7 +116,7 @@ def _options(config: Any, detection: Detection) -> dict[str, Any]:
             if value != not_given[name] or taken[name].default is inspect.Parameter.empty
         }
     if "groups" in taken and hasattr(config, "sync"):
-        options["groups"] = parse_sync(config.sync).groups(detection.cluster.size)
+        options["groups"] = config.parsed.sync.groups(detection.cluster.size)
     return options
 
 

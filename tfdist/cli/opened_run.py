@@ -15,10 +15,10 @@ from tfdist.cli.flag_warnings import warn_of_flags
 from tfdist.cli.resume import Origin
 from tfdist.cli.run_end import Run
 from tfdist.cli.session import Session
+from tfdist.config.fields import replaced
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.errors import WriteError, describe_error
-from tfdist.grammar.interval import parse_period
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE
 from tfdist.pipelining.schedules import plot
 from tfdist.process.terminal import is_watched
@@ -65,7 +65,7 @@ def target(session: Session) -> Target:
     """
     check_own(session.config.loggers)
     directory = RunDirectory(path_of(_path(session)))
-    config = dataclasses.replace(session.config, output_dir=str(directory.path))
+    config = replaced(session.config, output_dir=str(directory.path))
     if finished := run_start.finished(config, directory, session.strategy):
         return Target(directory, config, Origin([], True), finished)
     return Target(directory, config, run_start.origin(config, directory, session.strategy))
@@ -144,7 +144,7 @@ def _file_name(spec: str) -> str:
 def _warn_of_lost_progress(
     checkpoints: Checkpoints, resumed_from: str, config: TrainConfig, directory: RunDirectory
 ) -> None:
-    if checkpoints.commit_every and not config.commit_dir and not any(parse_period(config.checkpoint_every)):
+    if checkpoints.commit_every and not config.commit_dir and not any(config.parsed.checkpoint_every):
         _log.warning(
             "Without --commit_dir, commits are kept in the launcher's memory and are lost when the launcher ends. "
             "Received: --commit_every=%d with --checkpoint_every=0. Add --checkpoint_every or --commit_dir.",

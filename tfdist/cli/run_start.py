@@ -17,13 +17,12 @@ from tfdist.checkpoint.transfer import check_can_transfer
 from tfdist.cli import flags, open_strategy, resume
 from tfdist.cli.resume import Origin, commit_folder, is_own, relaunched
 from tfdist.cli.resume import origin as decided
+from tfdist.config.fields import replaced
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
-from tfdist.grammar.interval import parse_period
-from tfdist.grammar.sync import parse_sync
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE
 from tfdist.reporting import LedgerFile, NullLedger, RunDirectory
 from tfdist.storage import path_of, storage_of
@@ -119,7 +118,7 @@ def begin(
     if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), relaunched()):
         directory.clear()
         _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
-    config = dataclasses.replace(config, overwrite=False)  # what repeats the run, or resumes it, deletes nothing
+    config = replaced(config, overwrite=False)  # what repeats the run, or resumes it, deletes nothing
     step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
     folder = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
@@ -163,7 +162,7 @@ def _recorded(
                 "examples": examples,
                 "ledgers": _ledgers(config, strategy),
                 "commits": commits,
-                "trains_clients": parse_sync(config.sync).trains_clients,
+                "trains_clients": config.parsed.sync.trains_clients,
                 "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
             },
         )
@@ -249,7 +248,7 @@ def _resumed(trainer: Trainer, origin: Origin, config: TrainConfig, directory: R
 
 
 def _is_saved(config: TrainConfig) -> bool:
-    return any(parse_period(config.checkpoint_every)) or config.commit_every > 0 or bool(config.best)
+    return any(config.parsed.checkpoint_every) or config.commit_every > 0 or bool(config.best)
 
 
 def _ledgers(config: TrainConfig, strategy: Strategy) -> int:

@@ -17,8 +17,6 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.gradients.compression import check
-from tfdist.grammar.balance import parse_balance
-from tfdist.grammar.sync import parse_sync
 from tfdist.layers.recompute import recompute
 from tfdist.optimizers import make_learning_rate
 from tfdist.optimizers.catalog import create_loss, create_metrics, create_optimizer
@@ -47,7 +45,7 @@ def opened(config: TrainConfig) -> Iterator[Session]:
     parse_augmentations(config.augment)
     with opened_strategy(config) as (config, detection, strategy):
         # With elastic_batch=replica, the batch size depends on the size with which the run began. Clients' batches are whole.
-        if config.elastic_batch == GLOBAL and not parse_sync(config.sync).trains_clients:
+        if config.elastic_batch == GLOBAL and not config.parsed.sync.trains_clients:
             strategy.check_batch_size(config.batch_size, config.accumulate_steps)
         yield Session(config, detection, strategy, _data(config))
 
@@ -61,7 +59,7 @@ def _data(config: TrainConfig) -> data.DataSet:
 def with_clients(session: Session) -> Session:
     """Returns the session with the training data as clients own it, if `--sync` has clients."""
     config, found = session.config, session.data
-    sync, balance = parse_sync(config.sync), parse_balance(config.balance).kind
+    sync, balance = config.parsed.sync, config.parsed.balance.kind
     train = owned_by_clients(sync, found.train, config.batch_size, config.seed, config.elastic_batch, balance)
     return dataclasses.replace(session, data=dataclasses.replace(found, train=train))
 
@@ -86,7 +84,7 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
             seed=config.seed,
             jit_compile=config.jit_compile,
             ema=config.ema,
-            sync=config.sync,
+            sync=config.parsed.sync,
             balance=config.balance,
             **_gradient_options(config),
         )
@@ -97,7 +95,7 @@ def _learning_rate(session: Session) -> Any:
     config = session.config
     size = session.data.train.size
     steps = config.steps or steps_in_epochs(
-        config.epochs, size, parse_sync(config.sync).examples_per_step(size, config.batch_size)
+        config.epochs, size, config.parsed.sync.examples_per_step(size, config.batch_size)
     )
     return make_learning_rate(
         config.learning_rate,

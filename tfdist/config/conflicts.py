@@ -8,10 +8,8 @@ from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import declared, taking
 from tfdist.errors import InputError
 from tfdist.grammar.compression import OF_GRADIENTS, is_chosen, is_for_gradients
-from tfdist.grammar.decay import DECAYS, parse_decay
+from tfdist.grammar.decay import DECAYS
 from tfdist.grammar.search import LearningRateSearch
-from tfdist.grammar.spec import parse
-from tfdist.grammar.sync import parse_sync
 
 _WITHOUT_WARMUP = {name: kind.without_warmup for name, kind in DECAYS.items() if kind.without_warmup}
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
@@ -43,13 +41,13 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("decay", "warmup_steps"),
-        lambda c: c.warmup_steps and parse_decay(c.decay).without_warmup,
+        lambda c: c.warmup_steps and c.parsed.decay.without_warmup,
         f"{' and '.join(_WITHOUT_WARMUP)} exclude a warmup: {', and '.join(_WITHOUT_WARMUP.values())}. Leave out "
         "--warmup_steps or choose another --decay.",
     ),
     (
         ("momentum_correction", "optimizer"),
-        lambda c: c.momentum_correction and parse(c.optimizer).name not in ("sgd", "lars"),
+        lambda c: c.momentum_correction and c.parsed.optimizer.name not in ("sgd", "lars"),
         "Momentum correction is for --optimizer=sgd or lars: use one of them or leave out --momentum_correction.",
     ),
     (
@@ -59,68 +57,68 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("sync", "batch_norm"),
-        lambda c: parse_sync(c.sync).exchanges_weights and c.batch_norm == "synchronized",
+        lambda c: c.parsed.sync.exchanges_weights and c.batch_norm == "synchronized",
         "Replicas that train locally cannot normalize over all replicas: leave out --batch_norm or use --sync=every_step.",
     ),
     (
         ("sync", "compression"),
-        lambda c: parse_sync(c.sync).exchanges_weights and is_chosen(c.compression),
+        lambda c: c.parsed.sync.exchanges_weights and is_chosen(c.compression),
         "Compression is chosen by measuring steps, which send nothing with this --sync: name a method.",
     ),
     (
         ("sync", "compression"),
-        lambda c: parse_sync(c.sync).exchanges_weights and is_for_gradients(c.compression),
+        lambda c: c.parsed.sync.exchanges_weights and is_for_gradients(c.compression),
         f"{' and '.join(OF_GRADIENTS)} are for gradients, not for the changes of weights that are exchanged: use another "
         "--compression, such as int8, or --sync=every_step.",
     ),
     (
         ("sync", "check_sync"),
-        lambda c: parse_sync(c.sync).exchanges_weights and c.check_sync == "gradients",
+        lambda c: c.parsed.sync.exchanges_weights and c.check_sync == "gradients",
         "Replicas that train locally do not sum gradients: use --check_sync=variables or --sync=every_step.",
     ),
     (
         ("sync", "accumulate_steps"),
-        lambda c: parse_sync(c.sync).trains_clients and c.accumulate_steps > 1,
+        lambda c: c.parsed.sync.trains_clients and c.accumulate_steps > 1,
         "Clients make no micro-steps: lower --batch_size, which is that of a client, or leave out --accumulate_steps.",
     ),
     (
         ("shard", "sync"),
-        lambda c: c.shard == "optimizer" and parse_sync(c.sync).exchanges_weights,
+        lambda c: c.shard == "optimizer" and c.parsed.sync.exchanges_weights,
         "Replicas that train locally need their whole optimizer: leave out --shard or use --sync=every_step.",
     ),
     (
         ("sync", "ema"),
-        lambda c: parse_sync(c.sync).trains_clients and c.ema,
+        lambda c: c.parsed.sync.trains_clients and c.ema,
         "Clients start each round from the global weights: leave out --ema, or give an outer optimizer.",
     ),
     (
         ("sync", "precision"),
-        lambda c: parse_sync(c.sync).trains_clients and c.precision == "mixed_float16",
+        lambda c: c.parsed.sync.trains_clients and c.precision == "mixed_float16",
         "Clients have no loss scale: use --precision=mixed_bfloat16.",
     ),
     (
         ("sync", "elastic_batch"),
-        lambda c: parse_sync(c.sync).trains_clients and c.elastic_batch != "global",
+        lambda c: c.parsed.sync.trains_clients and c.elastic_batch != "global",
         "The batch size of a client does not depend on the number of replicas: leave out --elastic_batch.",
     ),
     (
         ("sync", "balance"),
-        lambda c: parse_sync(c.sync).trains_clients and c.balance != "equal",
+        lambda c: c.parsed.sync.trains_clients and c.balance != "equal",
         "Whole clients are allocated to replicas, by their examples: leave out --balance.",
     ),
     (
         ("sync", "augment"),
-        lambda c: parse_sync(c.sync).trains_clients and c.augment,
+        lambda c: c.parsed.sync.trains_clients and c.augment,
         "The examples of clients are not augmented: leave out --augment, or use another --sync.",
     ),
     (
         ("sync", "find"),
-        lambda c: parse_sync(c.sync).exchanges_weights and c.find,
+        lambda c: c.parsed.sync.exchanges_weights and c.find,
         "A search measures steps in which gradients are summed: leave out --sync while searching.",
     ),
     (
         ("sync", "ema"),
-        lambda c: parse_sync(c.sync).has_center and c.ema,
+        lambda c: c.parsed.sync.has_center and c.ema,
         "The center that easgd evaluates is an average over steps already: leave out --ema or use another --sync.",
     ),
     (
@@ -167,13 +165,13 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("learning_rate", "optimizer"),
-        lambda c: c.learning_rate != type(c).learning_rate and "learning_rate" in parse(c.optimizer).args,
+        lambda c: c.learning_rate != type(c).learning_rate and "learning_rate" in c.parsed.optimizer.args,
         "The learning rate must be given only once: leave it out of --optimizer or leave out --learning_rate.",
     ),
     (
         ("optimizer", "lr_scaling", "warmup_steps", "decay"),
         lambda c: (
-            "learning_rate" in parse(c.optimizer).args
+            "learning_rate" in c.parsed.optimizer.args
             and (c.lr_scaling, c.warmup_steps, c.decay) != ("none", 0, "none")
         ),
         "Scaling, warmup and decay apply to --learning_rate: give the rate there, and leave it out of --optimizer.",
@@ -195,7 +193,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("find", "optimizer"),
-        lambda c: c.find.startswith(LearningRateSearch.name) and "learning_rate" in parse(c.optimizer).args,
+        lambda c: c.find.startswith(LearningRateSearch.name) and "learning_rate" in c.parsed.optimizer.args,
         "A search replaces the learning rate: leave it out of --optimizer.",
     ),
     (

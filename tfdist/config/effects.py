@@ -9,14 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tfdist.config.conflicts import flag_text
-from tfdist.config.pipeline_options import DEFAULT_SCHEDULE
 from tfdist.config.strategy_declaration import Declaration
 from tfdist.config.strategy_registry import taking
 from tfdist.grammar.all_reduce import AUTO, parse_all_reduce
-from tfdist.grammar.interval import parse_period
-from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH, parse_pipeline_schedule
-from tfdist.grammar.spec import parse
-from tfdist.grammar.sync import parse_sync
+from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,16 +65,15 @@ def _compresses(config: Any, job: Job) -> bool:
 
 
 def _sums_gradients(config: Any, job: Job) -> bool:
-    return not parse_sync(config.sync).exchanges_weights
+    return not config.parsed.sync.exchanges_weights
 
 
 def _has_flush(config: Any) -> bool:
-    schedule = getattr(config, "pipeline_schedule", DEFAULT_SCHEDULE)
-    return not isinstance(parse_pipeline_schedule(schedule), WITHOUT_FLUSH)
+    return not isinstance(getattr(config.parsed, "pipeline_schedule", None), WITHOUT_FLUSH)
 
 
 def _saves(config: Any, job: Job) -> bool:
-    return bool(config.best) or any(parse_period(config.checkpoint_every))
+    return bool(config.best) or any(config.parsed.checkpoint_every)
 
 
 def _changes_rate(config: Any, job: Job) -> bool:
@@ -86,7 +81,7 @@ def _changes_rate(config: Any, job: Job) -> bool:
 
 
 def _has_momentum(config: Any, job: Job) -> bool:
-    optimizer = parse(config.optimizer)
+    optimizer = config.parsed.optimizer
     return optimizer.name != "sgd" or bool(optimizer.args.get("momentum"))
 
 
@@ -116,7 +111,7 @@ EFFECTS = (
     ),
     Effect(
         "sync",
-        lambda c, job: _sends(c, job) or parse_sync(c.sync).acts_on_one_replica,
+        lambda c, job: _sends(c, job) or c.parsed.sync.acts_on_one_replica,
         "one replica exchanges nothing. Leave it out, or use several replicas",
     ),
     Effect("compression_check_every", _sums_gradients, "no step sums gradients with this --sync. Leave it out"),

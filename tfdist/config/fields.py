@@ -1,27 +1,21 @@
 """Defines flags as dataclass fields: help text, range, and validation."""
 
+import copy
 import dataclasses
 import inspect
 import math
 import re
+import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tfdist.cluster import tf_config
 from tfdist.config.known_names import check_name
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_integer, is_number
-from tfdist.grammar.balance import parse_balance
-from tfdist.grammar.chain import parse_chain
-from tfdist.grammar.decay import normalized_decay
-from tfdist.grammar.interval import parse_period
-from tfdist.grammar.monitor import parse_best, parse_early_stopping
-from tfdist.grammar.rules import parse_rules
 from tfdist.grammar.spec import nearest, parse
 from tfdist.grammar.spec_list import parse_specs
-from tfdist.grammar.sync import parse_sync
 from tfdist.sharding.layouts import rules_text, split_rules
-from tfdist.sharding.mesh import parse_mesh
 
 # Values that other libraries have for some of ours.
 _MEANT = {
@@ -39,6 +33,7 @@ _MEANT = {
 }
 
 
+Config = TypeVar("Config")
 ANY_TEXT = ".*"  # for `Flag.of_run`
 CATALOG_NAME = r"\w+"  # resolved by a catalog of the library or of Keras only
 
@@ -52,7 +47,10 @@ class Flag(NamedTuple):
       least: minimum of a number.
       most: maximum of a number.
       choices: the only allowed texts, if any.
-      check: validates a text and returns its normalized form; raises `InputError`.
+      check: validates a text and returns its normalized form; raises `InputError`. Without `check`, that is the text of what
+        `parse` returns.
+      parse: returns the typed value of a text, which is `config.parsed.NAME`; raises `InputError`. Not called for an empty
+        text that is the default, whose value is None.
       is_option: whether it is passed to the strategy, if its constructor takes it.
       elsewhere: of an option, the values that strategies without it accept; empty if they ignore it.
       per_process: whether it may differ between the processes of a job.
@@ -73,7 +71,8 @@ class Flag(NamedTuple):
     least: float = 0
     most: float = math.inf
     choices: tuple[str, ...] = ()
-    check: Callable[[str], str] = str
+    check: Callable[[str], str] | None = None
+    parse: Callable[[str], Any] | None = None
     is_option: bool = False
     elsewhere: tuple[Any, ...] = ()
     per_process: bool = False
@@ -86,39 +85,13 @@ class Flag(NamedTuple):
     of_run: str = ""
 
 
-def spec_text(text: str) -> str:
-    """Normalizes `name(key=value, ...)`."""
-    return str(parse(text))
-
-
 def number_or_spec_text(text: str) -> str:
     """Accepts a number, or normalizes `name(key=value, ...)`."""
     try:
         float(text or 1)
     except ValueError:
-        return spec_text(text)
+        return str(parse(text))
     return text
-
-
-def methods_text(text: str) -> str:
-    """Validates rules for gradient compression."""
-    parse_rules(text)
-    return text
-
-
-def decay_text(text: str) -> str:
-    """Validates and normalizes a learning-rate decay."""
-    return normalized_decay(text)
-
-
-def sync_text(text: str) -> str:
-    """Validates and normalizes how replicas are kept in agreement."""
-    return str(parse_sync(text))
-
-
-def chain_text(text: str) -> str:
-    """Normalizes specs with `|` between them; may be empty."""
-    return "|".join(map(str, parse_chain(text)))
 
 
 def names_text(text: str) -> str:
@@ -141,11 +114,6 @@ def loggers_text(text: str) -> str:
     return ",".join(map(str, specs))
 
 
-def mesh_text(text: str) -> str:
-    """Normalizes the axes of a mesh; may be empty."""
-    return str(parse_mesh(text)) if text else ""
-
-
 AUTO = "auto"  # searches for a layout
 
 
@@ -161,27 +129,6 @@ def address_text(text: str) -> str:
     if text and not tf_config.is_address(text):
         raise InputError(f"{text} must be HOST:PORT with a port in [1, 65535]")
     return text
-
-
-def period_text(text: str) -> str:
-    """Validates a number of steps or seconds; see `parse_period`."""
-    parse_period(text)
-    return text
-
-
-def balance_text(text: str) -> str:
-    """Normalizes how rows are allocated to replicas."""
-    return str(parse_balance(text))
-
-
-def best_text(text: str) -> str:
-    """Normalizes the metric whose best value is kept; may be empty."""
-    return str(parse_best(text)) if text else ""
-
-
-def early_stopping_text(text: str) -> str:
-    """Normalizes the metric that ends a run; may be empty."""
-    return str(parse_early_stopping(text)) if text else ""
 
 
 def own_text(text: str) -> str:
@@ -243,35 +190,65 @@ def takes_options(config: Any, trait: str = "") -> Callable[[Callable], Callable
     return decorate
 
 
+class Flags:
+    """Base class of configurations.
+
+    Attributes:
+      parsed: what the texts of flags mean, by name; see `Flag.parse`.
+    """
+
+    parsed: types.SimpleNamespace
+
+
 def check_fields(config: Any) -> None:
-    """Validates all fields of a frozen configuration, and replaces their values by the normalized ones.
+    """Validates all fields of a frozen configuration, replaces their values by the normalized ones, and sets `parsed`.
 
     Raises:
       InputError: a value does not match the field's type or its `Flag`.
     """
+    parsed = types.SimpleNamespace()
     for field in dataclasses.fields(config):
-        object.__setattr__(config, field.name, checked(field, getattr(config, field.name)))
+        value, parsed.__dict__[field.name] = checked(field, getattr(config, field.name))
+        object.__setattr__(config, field.name, value)
+    object.__setattr__(config, "parsed", parsed)
 
 
-def checked(field: dataclasses.Field, value: Any) -> Any:
-    """Returns the normalized value of a field with a flag; raises `InputError` if it is not one."""
+def replaced(config: Config, **values: Any) -> Config:
+    """Returns a copy of a configuration with other values that are known to be valid, of fields that are not parsed."""
+    found = copy.copy(config)
+    for name, value in values.items():
+        object.__setattr__(found, name, value)
+    return found
+
+
+def checked(field: dataclasses.Field, value: Any) -> tuple[Any, Any]:
+    """Returns the normalized value of a field with a flag, and the typed one; raises `InputError` if it is not one."""
     flag: Flag = field.metadata["flag"]
     optional = field.default is None
-    kind = str if optional else type(field.default)
+    kind: Any = str if optional else type(field.default)
     if optional and value in (None, ""):
-        return None
+        return None, None
     if (kind is int and is_integer(value)) or (kind is float and is_number(value)):
         value = kind(value)
     if type(value) is not kind:
         raise InputError(f"{field.name} must be of type {kind.__name__}. Received: {value!r}.")
-    check: Callable[[str, Flag, Any], Any] = _checked_text if kind is str else _checked_number
-    return check(field.name, flag, value)
+    if kind is str:
+        return _checked_text(field, value)
+    if not (flag.least <= value <= flag.most and math.isfinite(value)):
+        most = f"at most {flag.most}" if math.isfinite(flag.most) else "finite"
+        raise InputError(f"--{field.name} must be at least {flag.least} and {most}. Received: {value}.")
+    return value, value
 
 
-def _checked_text(name: str, flag: Flag, value: str) -> str:
-    text = value.strip()
+def _checked_text(field: dataclasses.Field, value: str) -> tuple[str, Any]:
+    name, flag = field.name, field.metadata["flag"]
+    text, parsed = value.strip(), None
     try:
-        text = flag.check(text)
+        if flag.check:
+            text = flag.check(text)
+        if flag.parse and (text or field.default):
+            parsed = flag.parse(text)
+            text = text if flag.check else str(parsed)
     except InputError as error:
         raise InputError(f"--{name}: {error}".rstrip(".") + ".") from error
     if not text.isprintable():  # because it must fit in one line of a flagfile, and in the environment
@@ -283,11 +260,4 @@ def _checked_text(name: str, flag: Flag, value: str) -> str:
         )
     if flag.named:
         check_name(name, text, flag.known)
-    return text
-
-
-def _checked_number(name: str, flag: Flag, value: float) -> float:
-    if not (flag.least <= value <= flag.most and math.isfinite(value)):
-        most = f"at most {flag.most}" if math.isfinite(flag.most) else "finite"
-        raise InputError(f"--{name} must be at least {flag.least} and {most}. Received: {value}.")
-    return value
+    return text, parsed

@@ -8,11 +8,11 @@ from tfdist.config.fields import (
     address_text,
     check_fields,
     flag_field,
-    methods_text,
     number_or_spec_text,
 )
 from tfdist.config.strategy_registry import JobOptions
 from tfdist.config.topics import DEVICES, GRADIENTS, TRAINING
+from tfdist.grammar.rules import parse_rules
 
 _LARGEST_SEED = 2**31 - 1
 OWN = "or your own package.module:name(...)"
@@ -97,7 +97,8 @@ class JobConfig(JobOptions):
         GRADIENTS,
         f"Gradient compression: a method such as powersgd(rank=4) or topk(ratio=0.01)|fp16, {OWN}, or rules for each "
         "variable such as 'size>=10000: int8; *: none'.",
-        check=methods_text,
+        check=str,
+        parse=parse_rules,
         training_only=True,
         structure=dict,
     )

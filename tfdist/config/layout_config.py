@@ -9,7 +9,6 @@ from tfdist.config.strategy_registry import taking
 from tfdist.config.topics import DEVICES
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
-from tfdist.sharding.mesh import parse_mesh
 
 _WITH_STAGES = taking("pipeline_schedule")
 _WITH_LAYOUT = tuple(name for name in taking("layout") if name not in _WITH_STAGES)
@@ -63,7 +62,7 @@ class LayoutConfig(TrainConfig):
                 f"and --processes or neither. Received: {flag_text('strategy', self.strategy)} "
                 f"{flag_text('processes', self.processes)}."
             )
-        if self.has_stages and "stage" not in parse_mesh(self.mesh_shape or "data:1").axes:
+        if self.has_stages and not (self.mesh_shape and "stage" in self.parsed.mesh_shape.axes):
             raise InputError(
                 "The plan of a pipeline needs the number of its stages: give --mesh_shape with an axis stage, such as stage:4. "
                 f"Received: {flag_text('mesh_shape', self.mesh_shape)} {flag_text('strategy', self.strategy)}."
@@ -93,5 +92,5 @@ class LayoutConfig(TrainConfig):
         """See base class; chooses the strategy."""
         super()._complete()
         if self.strategy == AUTO:
-            is_pipeline = bool(self.mesh_shape) and "stage" in parse_mesh(self.mesh_shape).axes
+            is_pipeline = bool(self.mesh_shape) and "stage" in self.parsed.mesh_shape.axes
             object.__setattr__(self, "strategy", (_WITH_STAGES if is_pipeline else _WITH_LAYOUT)[0])

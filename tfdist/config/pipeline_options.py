@@ -8,22 +8,11 @@ from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
 from tfdist.grammar.cut import parse_cut
 from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH, OneFOneB, parse_pipeline_schedule
-from tfdist.sharding.mesh import Mesh, parse_mesh
+from tfdist.sharding.mesh import Mesh
 from tfdist.sharding.process_grid import check_axes
 
 DEFAULT_SCHEDULE = OneFOneB.name
 ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")
-
-
-def schedule_text(text: str) -> str:
-    """Normalizes `--pipeline_schedule`."""
-    return str(parse_pipeline_schedule(text))
-
-
-def cut_text(text: str) -> str:
-    """Normalizes `--cut`."""
-    parse_cut(text)
-    return text.strip()
 
 
 def check_without_flush(
@@ -105,7 +94,7 @@ def check_mesh(config: Any) -> None:
             "--layout=heads:model;ffn:model. Received: --layout=auto --strategy=pipeline."
         )
     if config.mesh_shape:
-        mesh = parse_mesh(config.mesh_shape)
+        mesh = config.parsed.mesh_shape
         check_axes(mesh, config.layout)
         if mesh.axes.get("model", 1) > 1:
             check_axis_model(shard=config.shard, schedule=config.pipeline_schedule)
@@ -148,7 +137,7 @@ class PipelineOptions:
         DEVICES,
         "Pipeline schedule, the order of forward and backward passes, for --strategy=pipeline: gpipe, 1f1b, "
         "interleaved(chunks=2), zb_h1, pipedream, pipedream(vertical_sync=True), 2bw or csv:FILE (docs/guides/pipelines.md).",
-        check=schedule_text,
+        parse=parse_pipeline_schedule,
         is_option=True,
         elsewhere=(DEFAULT_SCHEDULE,),
         of_run=ANY_TEXT,
@@ -166,7 +155,8 @@ class PipelineOptions:
         DEVICES,
         "Where --strategy=pipeline cuts the model: auto, names of layers after which a stage ends, such as block1,block3, or "
         "balanced(by=parameters), by=memory or by=time.",
-        check=cut_text,
+        check=str,
+        parse=parse_cut,
         is_option=True,
         elsewhere=("auto",),
         of_run=ANY_TEXT,

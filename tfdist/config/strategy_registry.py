@@ -10,7 +10,7 @@ from typing import Any
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.config import fields
 from tfdist.config.all_reduce_options import all_reduce_text, topology_text
-from tfdist.config.fields import flag_field, layout_text, mesh_text
+from tfdist.config.fields import Flags, flag_field, layout_text
 from tfdist.config.pipeline_options import PipelineOptions, check_flags_without_flush, check_mesh
 from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, SmokeTest
 from tfdist.config.topics import DEVICES
@@ -19,7 +19,7 @@ from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS
 from tfdist.grammar.compression import is_chosen
 from tfdist.grammar.spec import nearest
 from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_layout, parse_shard
-from tfdist.sharding.mesh import mesh_of
+from tfdist.sharding.mesh import mesh_of, parse_mesh
 from tfdist.sharding.process_grid import parse_grid
 
 _OF_ALL_REDUCE = ("all_reduce", "topology")
@@ -275,7 +275,7 @@ def strategy_help(names: tuple[str, ...] = NAMES) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JobOptions:
+class JobOptions(Flags):
     """The choice of a strategy, and options of those that run any job."""
 
     strategy: str = flag_field(AUTO, DEVICES, strategy_help(), known=(AUTO, *NAMES))
@@ -341,7 +341,7 @@ class TrainerOptions(PipelineOptions):
         "Axes of the device mesh for --strategy=mesh, such as data:2;model:4, by default data:DEVICES; or of the processes for "
         "--strategy=pipeline, such as stage:2;data:2, by default stage:PROCESSES, and of the devices in each: "
         "stage:2;data:2;model:2.",
-        check=mesh_text,
+        parse=parse_mesh,
         is_option=True,
         elsewhere=("",),
         structure=dict,

@@ -8,26 +8,22 @@ from tfdist.config.data_set_names import DATA_SETS, OF_RUNS
 from tfdist.config.fields import (
     ANY_TEXT,
     CATALOG_NAME,
-    balance_text,
-    best_text,
-    chain_text,
-    decay_text,
-    early_stopping_text,
     flag_field,
     loggers_text,
     names_text,
     own_text,
-    period_text,
-    spec_text,
-    sync_text,
     window_text,
 )
 from tfdist.config.job_config import OWN, JobConfig
 from tfdist.config.strategy_registry import TrainerOptions
 from tfdist.config.topics import CHECKS, DURATION, GRADIENTS, MODEL, OUTPUT, TRAINING
 from tfdist.errors import InputError
-from tfdist.grammar.decay import DECAYS
-from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH, parse_pipeline_schedule
+from tfdist.grammar.balance import parse_balance
+from tfdist.grammar.chain import parse_chain
+from tfdist.grammar.decay import DECAYS, Plateau, normalized_decay, parse_decay
+from tfdist.grammar.interval import parse_period
+from tfdist.grammar.monitor import parse_best, parse_early_stopping
+from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH
 from tfdist.grammar.search import search_text
 from tfdist.grammar.spec import parse
 from tfdist.grammar.sync import SYNCS, parse_sync
@@ -50,7 +46,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "cnn",
         MODEL,
         f"Model: mlp, cnn, resnet50 or transformer, optionally with arguments, {OWN}.",
-        check=spec_text,
+        parse=parse,
         fixed=True,
         known=_MODELS,
         named=True,
@@ -62,7 +58,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME; files of your own, as images:DIR (a "
         "folder per class), csv:FILE(label=...), npz:FILE or tfrecord:PATTERN(features=...), which docs/guides/data.md "
         f"explains; {OWN}.",
-        check=spec_text,
+        parse=parse,
         fixed=True,
         known=DATA_SETS,
         named=True,
@@ -81,7 +77,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         MODEL,
         "Random changes of training images, applied in order, such as flip|crop(padding=4): flip, crop, resized_crop, rotate, "
         f"brightness, contrast, cutout, erase, {OWN}.",
-        check=chain_text,
+        check=lambda text: "|".join(map(str, parse_chain(text))),
         fixed=True,
         training_only=True,
     )
@@ -92,7 +88,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         DURATION,
         "Metric that ends the run when it no longer improves, such as val_loss(patience=3, min_delta=0): patience is in "
         "evaluations. Empty disables it.",
-        check=early_stopping_text,
+        parse=parse_early_stopping,
         training_only=True,
         in_trials="",
     )
@@ -111,14 +107,14 @@ class TrainConfig(TrainerOptions, JobConfig):
         "equal",
         TRAINING,
         "How rows are allocated to replicas: equal, measured (by speed) or weights(2,1,1). Affects time, not the result.",
-        check=balance_text,
+        parse=parse_balance,
         training_only=True,
     )
     optimizer: str = flag_field(
         "adamw",
         TRAINING,
         f"Optimizer: a Keras optimizer in lower case, such as sgd(momentum=0.9), {OWN}.",
-        check=spec_text,
+        parse=parse,
         fixed=True,
         of_run=CATALOG_NAME,
     )
@@ -143,7 +139,8 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Learning-rate schedule: none, cosine(to=0.0), cosine_restarts(first=...), exponential(factor=0.01), linear(to=0.0), "
         "one_cycle(pct_start=0.3), plateau(monitor=val_loss, factor=0.1, patience=10), polynomial(to=0.0, power=1.0), "
         f"step(every=..., factor=0.1), {OWN}. docs/guides/gradients.md has the equations.",
-        check=decay_text,
+        check=normalized_decay,
+        parse=parse_decay,
         known=tuple(DECAYS),
         in_trials="none",
         of_run="|".join(DECAYS),
@@ -162,7 +159,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "sparse_categorical_crossentropy(from_logits=True)",
         TRAINING,
         f"Loss: a Keras loss in snake case, {OWN}.",
-        check=spec_text,
+        parse=parse,
         fixed=True,
         of_run=CATALOG_NAME,
     )
@@ -171,7 +168,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         GRADIENTS,
         "How replicas are synchronized: every_step (gradients are summed in every step), or exchanges of weights by local_sgd, "
         "post_local_sgd, hierarchical_local_sgd, diloco, easgd or fedavg (docs/guides/local_sgd.md).",
-        check=sync_text,
+        parse=parse_sync,
         fixed=True,
         known=tuple(SYNCS),
         in_trials="every_step",
@@ -219,7 +216,8 @@ class TrainConfig(TrainerOptions, JobConfig):
         "0",
         OUTPUT,
         "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption and for --best.",
-        check=period_text,
+        check=str,
+        parse=parse_period,
         in_trials="0",
         of_run=ANY_TEXT,
     )
@@ -233,7 +231,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         OUTPUT,
         "Metric whose best checkpoint is also kept, and exported at the end, such as val_accuracy or val_auc(mode=max). "
         "Empty exports the last step.",
-        check=best_text,
+        parse=parse_best,
         training_only=True,
         in_trials="",
     )
@@ -367,17 +365,17 @@ class VerifyConfig(TrainConfig):
                 "With float16 or compression, results differ from those of one device by more than rounding: set "
                 f"--tolerance, or leave them out. Received: {' '.join(received)}."
             )
-        if parse_sync(self.sync).exchanges_weights:
+        if self.parsed.sync.exchanges_weights:
             raise InputError(
                 "Replicas that train locally do not match one device, whatever the tolerance: leave out --sync. "
                 f"Received: {flag_text('sync', self.sync)}."
             )
-        if isinstance(parse_pipeline_schedule(self.pipeline_schedule), WITHOUT_FLUSH):
+        if isinstance(self.parsed.pipeline_schedule, WITHOUT_FLUSH):
             raise InputError(
                 "Gradients of older weights do not match one device, whatever the tolerance: use another "
                 f"--pipeline_schedule. Received: {flag_text('pipeline_schedule', self.pipeline_schedule)}."
             )
-        if parse(self.decay).name == "plateau":
+        if isinstance(self.parsed.decay, Plateau):
             raise InputError(
                 "--decay=plateau depends on evaluations, and verify makes none. Received: "
                 f"{flag_text('decay', self.decay)}. Leave it out."

@@ -4,10 +4,11 @@ import dataclasses
 import os
 
 from tfdist.config.conflicts import check_combinations
-from tfdist.config.fields import address_text, check_fields, flag_field, names, spec_text
+from tfdist.config.fields import address_text, check_fields, flag_field, names
 from tfdist.config.strategy_registry import JobOptions, TrainerOptions
 from tfdist.config.topics import CHECKS, DEVICES, MODEL, OUTPUT
 from tfdist.errors import InputError
+from tfdist.grammar.spec import parse
 
 NEWEST, BEST = "newest", "best"
 TABLES = (".npy", ".npz", ".csv")
@@ -42,7 +43,7 @@ class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
         "",
         MODEL,
         "Data set; as for training. Defaults to that of the run.",
-        check=lambda text: spec_text(text) if text else text,
+        parse=parse,
     )
     split: str = flag_field("test", MODEL, "Split of the data set: test or train.", choices=("test", "train"))
     batch_size: int = flag_field(

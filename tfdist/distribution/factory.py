@@ -63,7 +63,7 @@ def _checked_option(name: str, value: Any) -> Any:
     for config in (JobOptions, TrainerOptions):
         for field in dataclasses.fields(config):
             if field.name == name and field.metadata["flag"].is_option:
-                return checked(field, value)
+                return checked(field, value)[0]
     return value
 
 

@@ -263,8 +263,7 @@ def parse_decay(text: str) -> Decay:
 
 
 def normalized_decay(text: str) -> str:
-    """Returns a decay in the form of the common grammar; raises `InputError` if it is not one."""
-    parse_decay(text)
+    """Returns a decay in the form of the common grammar; raises `InputError` if it does not follow it."""
     return str(_spec(text))
 
 
