@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.benchmark.config import ALL, BenchConfig, parse_algorithms, parse_operations, parse_sizes
-from tfdist.cli import command, flags, tensorflow_import
-from tfdist.cli.cluster_check import check_cluster
+from tfdist.cli import command, early_checks, flags, tensorflow_import
 from tfdist.cli.output import TEXT, Output
 from tfdist.errors import InputError
 from tfdist.grammar.all_reduce import AUTO
@@ -31,7 +30,8 @@ _EXAMPLES = (
 
 def main(config: BenchConfig, output: Output = TEXT) -> int:
     """Measures the collectives; returns the exit code."""
-    check_cluster(config)
+    place = early_checks.find_place(config)
+    early_checks.check_cluster(config, place)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.benchmark import plot, table
     from tfdist.cli import open_strategy
@@ -41,7 +41,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
 
     # "auto" has all algorithms.
     options = {"all_reduce": AUTO} if config.all_reduce else {}
-    with open_strategy.opened_strategy(config, more_options=options) as (config, detection, strategy):
+    with open_strategy.opened_strategy(config, place, more_options=options) as (config, detection, strategy):
         _check_strategy(strategy, config)
         measurements = _measurements(config, strategy)
         hosts = open_strategy.hosts(strategy)

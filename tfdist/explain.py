@@ -21,7 +21,10 @@ class _Explained(BaseException):
 
 def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -> int:
     """Prints the values of the first step of a script or, without one, of the model and data of the flags; returns 0."""
-    check_script(pathlib.Path(script)) if script else early_checks.check_data(config)
+    if script:
+        check_script(pathlib.Path(script))
+    else:
+        early_checks.check_data(config, early_checks.find_place(config))
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.row_semantics import explanation
 
@@ -45,7 +48,7 @@ def _run_script(script: str, arguments: Sequence[str]) -> None:
     from tfdist import keras_fit
     from tfdist.cli.open_strategy import opened_strategy
 
-    with opened_strategy(RunConfig(strategy=REFERENCE), 0.0) as (config, _, strategy):
+    with opened_strategy(RunConfig(strategy=REFERENCE), end_timeout_seconds=0.0) as (config, _, strategy):
         with keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config), strategy):
             run_script(script, arguments)
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from absl import flags as absl_flags
 
-from tfdist.cli import command, flags, tensorflow_import
-from tfdist.cli.cluster_check import check_cluster
+from tfdist.cli import command, early_checks, flags, tensorflow_import
 from tfdist.config.run_config import RunConfig
 from tfdist.errors import ExitCode, InputError, naming_arguments
 from tfdist.process.uncaught_errors import located
@@ -30,7 +29,8 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
       The exit code.
     """
     check_script(pathlib.Path(script))
-    check_cluster(config)
+    place = early_checks.find_place(config)
+    early_checks.check_cluster(config, place)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
@@ -40,7 +40,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
-    with open_strategy.opened_strategy(config, config.stall_shutdown_seconds) as (config, _, strategy):
+    with open_strategy.opened_strategy(config, place, config.stall_shutdown_seconds) as (config, _, strategy):
         warn_of_flags(config, strategy)
         keras.utils.set_random_seed(config.seed)
         with (

@@ -5,7 +5,6 @@ import sys
 
 from tfdist.checkpoint import in_memory
 from tfdist.cli import command, early_checks, flags, search, tensorflow_import
-from tfdist.cli.cluster_check import check_cluster
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
@@ -19,13 +18,14 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         raise InputError(
             "--json prints the configuration of a run and needs --dry_run; a run writes metrics.jsonl. Received: --json alone."
         )
-    early_checks.check_data(config)
+    place = early_checks.find_place(config)
+    early_checks.check_data(config, place)
     if config.find:
-        return search.run(config)
+        return search.run(config, place)
     check_installed(config.loggers)
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
-    check_cluster(config)
-    if (finished := early_checks.check_directory(config)) and not config.dry_run:
+    early_checks.check_cluster(config, place)
+    if (finished := early_checks.check_directory(config, place)) and not config.dry_run:
         print(finished)
         return 0
     seconds = tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
@@ -34,7 +34,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     from tfdist.trainer.data_warnings import check_examples
     from tfdist.trainer.options import Checks, Schedule
 
-    with session.opened(config) as opened:
+    with session.opened(config, place) as opened:
         opened = session.with_clients(opened)
         target = opened_run.target(opened)  # refused, if at all, before the model is built
         if target.finished and not config.dry_run:

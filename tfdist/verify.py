@@ -4,7 +4,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import command, early_checks, flags, tensorflow_import
-from tfdist.cli.cluster_check import check_cluster
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import VerifyConfig
 from tfdist.errors import ExitCode
@@ -16,8 +15,9 @@ if TYPE_CHECKING:
 
 def main(config: VerifyConfig, output: Output = TEXT) -> int:
     """Trains twice and compares; returns 0 if the results are equal within the tolerance, else 1."""
-    check_cluster(config)
-    early_checks.check_data(config)
+    place = early_checks.find_place(config)
+    early_checks.check_cluster(config, place)
+    early_checks.check_data(config, place)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
@@ -27,7 +27,7 @@ def main(config: VerifyConfig, output: Output = TEXT) -> int:
     if config.float64:
         keras.config.set_floatx("float64")
         keras.config.set_dtype_policy("float64")
-    with session.opened(config) as opened:
+    with session.opened(config, place) as opened:
         strategy = opened.strategy
         result = comparison.verify(opened, output.line if strategy.is_chief else _nothing)
         if result:

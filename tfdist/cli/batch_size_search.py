@@ -1,11 +1,11 @@
 """`--find=batch_size`: tries batch sizes of a training command, instead of training."""
 
-import os
 import sys
 
 from tfdist.cli.batch_size_trials import TrainingTrials
+from tfdist.cli.early_checks import Place
 from tfdist.cli.search_files import check, directory, write
-from tfdist.cluster.detection import detect_cluster
+from tfdist.cluster.environment import Cluster
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError
 from tfdist.errors.byte_sizes import byte_size
@@ -18,7 +18,7 @@ from tfdist.launcher.job import Job
 from tfdist.reporting.run_directory import FIND
 
 
-def run(config: TrainConfig, search: BatchSizeSearch) -> int:
+def run(config: TrainConfig, search: BatchSizeSearch, place: Place) -> int:
     """Searches by trials in processes of their own; prints and writes what was found. Returns the exit code.
 
     TensorFlow is imported by the trials only.
@@ -26,7 +26,7 @@ def run(config: TrainConfig, search: BatchSizeSearch) -> int:
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.
     """
-    _check_alone(search)
+    _check_alone(search, place.cluster)
     if 0 < search.max < config.batch_size:
         raise InputError(
             f"A search for the batch size begins with --batch_size, which must be at most max. Received: "
@@ -79,8 +79,7 @@ def _row(trial: Trial) -> str:
     return f"{trial.batch_size:>10}  {trial.examples_per_second:>10.0f}  {byte_size(trial.memory_bytes):>10}"
 
 
-def _check_alone(search: BatchSizeSearch) -> None:
-    cluster = detect_cluster(os.environ)
+def _check_alone(search: BatchSizeSearch, cluster: Cluster) -> None:
     if cluster.size > 1:
         raise InputError(
             "A search for the batch size must run in one process, and starts those of its trials itself. Received: a process "

@@ -1,4 +1,4 @@
-"""Checks of a command's files, and of whether its run is finished, before TensorFlow is imported, which takes seconds.
+"""Checks of the environment and the files of a command before TensorFlow is imported, which takes seconds.
 
 Other hosts may have other files: what they lack is reported once all processes have joined, so that nobody waits for one.
 """
@@ -6,32 +6,74 @@ Other hosts may have other files: what they lack is reported once all processes 
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfdist.cli import resume
-from tfdist.cli.cluster_check import with_flags
 from tfdist.cluster.detection import detect_cluster
+from tfdist.cluster.environment import Cluster
+from tfdist.config.conflicts import check_strategy
 from tfdist.config.data_set_files import check_files
+from tfdist.config.strategy_registry import declared
 from tfdist.config.train_config import TrainConfig
+from tfdist.coordination import job_token
+from tfdist.distribution.strategy_selection import detect
+from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 from tfdist.storage import path_of
 
 
-def check_data(config: Any, environment: Mapping[str, str] = os.environ) -> None:
+class Place(NamedTuple):
+    """Where a command runs.
+
+    Attributes:
+      environment: the environment, with the variables that flags replace.
+      cluster: this process's place among the job's processes.
+    """
+
+    environment: Mapping[str, str]
+    cluster: Cluster
+
+
+def find_place(config: Any, environment: Mapping[str, str] = os.environ) -> Place:
+    """Finds this process's place in its job; raises `InputError` if sources disagree about it."""
+    coordinator = {"TFDIST_COORDINATOR": config.coordinator} if config.coordinator else {}
+    environment = job_token.with_flags({**environment, **coordinator}, config.token_file, config.insecure)
+    return Place(environment, detect_cluster(environment))
+
+
+def check_cluster(config: Any, place: Place) -> None:
+    """Raises `InputError` if the job does not suit the strategy, or the other flags the strategy that "auto" means."""
+    if ":" in config.strategy:  # what a user's own strategy declares is known only after its import
+        return
+    # How many devices there are is known only to TensorFlow: what is refused for one and for several is refused.
+    refusals = []
+    for devices in (config.devices,) if config.devices else (1, 2):
+        strategy = declared(detect(place.environment, config.strategy, devices, cluster=place.cluster).strategy)
+        try:
+            if strategy.name != config.strategy:  # else checked with the other flags
+                check_strategy(config, strategy)
+            if strategy.check_processes:
+                strategy.check_processes(config, place.cluster.size)
+            return
+        except InputError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def check_data(config: Any, place: Place) -> None:
     """Raises `InputError` if files of the data set are missing, if all processes are on this host."""
-    cluster = detect_cluster(with_flags(environment, config))
-    if cluster.local_size == cluster.size:
+    if place.cluster.local_size == place.cluster.size:
         check_files(config.dataset, config.data_dir)
 
 
-def check_directory(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> str:
+def check_directory(config: TrainConfig, place: Place) -> str:
     """Returns what to say about a run that has finished, if there is one process; raises as `path_of` and `resume.origin`."""
     for path in (config.output_dir, config.resume):
         path_of(path)
-    if not config.output_dir or detect_cluster(with_flags(environment, config)).size > 1:
+    if not config.output_dir or place.cluster.size > 1:
         return ""
     directory = RunDirectory(path_of(os.path.expanduser(config.output_dir)))
-    given = config.resume, directory, dataclasses.asdict(config), resume.relaunched(environment)
+    given = config.resume, directory, dataclasses.asdict(config), resume.relaunched(place.environment)
     said = resume.finished(*given)
     if not said:
         resume.origin(*given)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 
-from tfdist.cli.cluster_check import check_cluster
+from tfdist.cli.early_checks import Place, check_cluster
 from tfdist.cli.search_files import check, directory, write
 from tfdist.config.train_config import TrainConfig
 from tfdist.grammar.search import LearningRateSearch
@@ -13,7 +13,7 @@ from tfdist.storage import path_of
 _log = logging.getLogger(__name__)
 
 
-def run(config: TrainConfig, search: LearningRateSearch) -> int:
+def run(config: TrainConfig, search: LearningRateSearch, place: Place) -> int:
     """Searches on all processes of the job; rank 0 prints and writes what was found. Returns the exit code.
 
     Raises:
@@ -21,7 +21,7 @@ def run(config: TrainConfig, search: LearningRateSearch) -> int:
     """
     from tfdist.cli import tensorflow_import
 
-    check_cluster(config)
+    check_cluster(config, place)
     tensorflow_import.load_tensorflow()
     from tfdist.cli import session
     from tfdist.finders.learning_rate import find_learning_rate
@@ -29,7 +29,7 @@ def run(config: TrainConfig, search: LearningRateSearch) -> int:
     from tfdist.reporting import python_logging
     from tfdist.trainer.options import Checks, Schedule
 
-    with session.opened(config) as opened:
+    with session.opened(config, place) as opened:
         strategy = opened.strategy
         path = strategy.group.broadcast("output_dir", str(directory(config)))
         folder = path_of(path) / FIND

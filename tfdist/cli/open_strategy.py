@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import math
-import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.cli.cluster_check import with_flags
+from tfdist.cli.early_checks import Place, find_place
 from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import names, replaced
@@ -38,25 +37,28 @@ class Opened(NamedTuple):
     strategy: Strategy
 
 
-def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detection:
-    """Chooses the strategy, and determines this process's place in the job."""
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    environment = with_flags(environment, config)
-    return detect(environment, config.strategy, config.devices or max(gpus, 1), declaration(config.strategy))
+def choose(config: Any, place: Place) -> Detection:
+    """Chooses the strategy."""
+    devices = config.devices or max(len(tf.config.list_physical_devices("GPU")), 1)
+    return detect(place.environment, config.strategy, devices, declaration(config.strategy), place.cluster)
 
 
 def load(config: Any) -> Strategy:
     """Starts the strategy of a configuration, for a program that uses it until its end and may catch the loss of a rank."""
-    detection = choose(config)
-    options, environment = _options(config, detection), with_flags(os.environ, config)
+    place = find_place(config)
+    detection = choose(config, place)
+    options = _options(config, detection)
     if options.get("communication") == "auto":  # the engine's default, as in `load_strategy`
         del options["communication"]
-    return start(detection, config.start_timeout_seconds, environment, options)
+    return start(detection, config.start_timeout_seconds, place.environment, options)
 
 
 @contextmanager
 def opened_strategy(
-    config: Any, end_timeout_seconds: float = math.inf, more_options: Mapping[str, Any] = MappingProxyType({})
+    config: Any,
+    place: Place | None = None,
+    end_timeout_seconds: float = math.inf,
+    more_options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Opened]:
     """Starts the strategy and checks that all processes have the same flags and versions.
 
@@ -65,15 +67,17 @@ def opened_strategy(
 
     Args:
       config: a configuration with the flags of strategy and devices.
+      place: where it starts, if that has been found already.
       end_timeout_seconds: how long a process that has finished waits for the others; by default, as long as they are running.
       more_options: options of the strategy besides those of the configuration.
     """
-    detection = choose(config)
-    # Checks the rules between flags that depend on the strategy before anything starts.
+    place = place or find_place(config)
+    detection = choose(config, place)
+    is_named = config.strategy == detection.strategy and ":" not in config.strategy  # and checked with the other flags
     config = replaced(config, strategy=detection.strategy)
-    check_strategy(config, declaration(detection.strategy))
+    if not is_named:
+        check_strategy(config, declaration(detection.strategy))
     options = {**_options(config, detection), **more_options}
-    environment = with_flags(os.environ, config)
     # Failure detection begins with the group, because an engine may wait forever at startup for a peer that is lost
     # meanwhile.
     with ExitStack() as watching:
@@ -81,7 +85,7 @@ def opened_strategy(
         def watch_over(group: Group, cluster: Cluster) -> None:
             watching.enter_context(watch(group, cluster))
 
-        strategy = start(detection, config.start_timeout_seconds, environment, options, watch_over)
+        strategy = start(detection, config.start_timeout_seconds, place.environment, options, watch_over)
         per_process = names(config, "per_process")
         shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in per_process}
         if strategy.communication:

@@ -1,10 +1,11 @@
 """`--find`: a search with a training command, instead of training."""
 
+from tfdist.cli.early_checks import Place
 from tfdist.config.train_config import TrainConfig
 from tfdist.grammar.search import BatchSizeSearch, parse_search
 
 
-def run(config: TrainConfig) -> int:
+def run(config: TrainConfig, place: Place) -> int:
     """Searches as `--find` says, prints what was found, and writes it to the output directory; returns the exit code.
 
     Raises:
@@ -14,5 +15,5 @@ def run(config: TrainConfig) -> int:
 
     search = parse_search(config.find)
     if isinstance(search, BatchSizeSearch):
-        return batch_size_search.run(config, search)
-    return learning_rate_search.run(config, search)
+        return batch_size_search.run(config, search, place)
+    return learning_rate_search.run(config, search, place)

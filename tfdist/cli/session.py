@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfdist import data, models
+from tfdist.cli.early_checks import Place
 from tfdist.cli.open_strategy import opened_strategy
 from tfdist.config.train_config import TrainConfig
 from tfdist.data import steps_in_epochs
@@ -35,7 +36,7 @@ class Session:
 
 
 @contextmanager
-def opened(config: TrainConfig) -> Iterator[Session]:
+def opened(config: TrainConfig, place: Place | None = None) -> Iterator[Session]:
     """Starts the strategy, checks that all processes have the same flags and versions, and loads the data.
 
     The way in which the session ends is reported to the other processes; if one of them is lost, this one exits with
@@ -43,7 +44,7 @@ def opened(config: TrainConfig) -> Iterator[Session]:
     """
     _gradient_options(config)  # reports invalid ones before anything starts
     parse_augmentations(config.augment)
-    with opened_strategy(config) as (config, detection, strategy):
+    with opened_strategy(config, place) as (config, detection, strategy):
         # With elastic_batch=replica, the batch size depends on the size with which the run began. Clients' batches are whole.
         if config.elastic_batch == GLOBAL and not config.parsed.sync.trains_clients:
             strategy.check_batch_size(config.batch_size, config.accumulate_steps)

@@ -31,7 +31,11 @@ class Detection:
 
 
 def detect(
-    env: Environment, strategy: str = AUTO, local_devices: int = 1, declaration: Declaration | None = None
+    env: Environment,
+    strategy: str = AUTO,
+    local_devices: int = 1,
+    declaration: Declaration | None = None,
+    cluster: Cluster | None = None,
 ) -> Detection:
     """Chooses the strategy and determines this process's place among the job's processes.
 
@@ -42,11 +46,12 @@ def detect(
       strategy: "auto", or name of a strategy, which may be a third party's `package.module:Class`.
       local_devices: number of devices that this process would use by default, at least 1.
       declaration: what the strategy declares; by default, what the registry knows of it.
+      cluster: this process's place; by default, `env` says it.
 
     Raises:
       InputError: sources disagree about this process's rank or the job's size, or do not suit the strategy.
     """
-    cluster = detect_cluster(env)
+    cluster = cluster or detect_cluster(env)
     if strategy == AUTO:
         return _automatic(env, cluster, local_devices)
     _check(strategy, (declaration or declared(strategy)).processes, cluster)
