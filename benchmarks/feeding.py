@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from workload import LEARNING_RATE, WORKLOADS
 
-from tfdist.cli import command, flags, session
+from tfdist.cli import command, flags, run
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import Json
 from tfdist.reporting import Reporter
@@ -58,8 +58,8 @@ def defaults(name: str, replicas: int, windows: int) -> list[str]:
 def measure(config: TrainConfig) -> None:
     """Trains, and prints the times on the chief."""
     windows = Windows()
-    with session.opened(config) as opened:
-        trainer = session.make_trainer(opened, opened.strategy)
+    with run.opened(config) as opened:
+        trainer = run.make_trainer(opened, opened.strategy)
         trainer.fit(
             opened.data.train,
             batch_size=config.batch_size,

@@ -15,7 +15,7 @@ import psutil
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.cli import command, flags, session
+from tfdist.cli import command, flags, run
 from tfdist.config.train_config import TrainConfig
 from tfdist.trainer.options import Checks, Schedule
 
@@ -25,10 +25,10 @@ MIB = 2**20
 
 def main(config: TrainConfig) -> None:
     """Trains for some steps, and prints what they took."""
-    with session.opened(config) as opened:
+    with run.opened(config) as opened:
         start = _now()
         _forget_the_peak()
-        trainer = session.make_trainer(opened, opened.strategy)
+        trainer = run.make_trainer(opened, opened.strategy)
         trainer.build(opened.data.train)
         building, built = _peak() - start, _now()
         _forget_the_peak()

@@ -18,7 +18,7 @@ import stopwatch
 from workload import LEARNING_RATE, WORKLOADS
 
 from tfdist.checkpoint import manager
-from tfdist.cli import command, flags, session
+from tfdist.cli import command, flags, run
 from tfdist.config.train_config import TrainConfig
 from tfdist.reporting import Reporter, RunPlan
 from tfdist.trainer.options import Checks, Reporting, Schedule
@@ -76,8 +76,8 @@ def defaults(arguments: argparse.Namespace, watch: stopwatch.Stopwatch) -> list[
 def train(config: TrainConfig, watch: stopwatch.Stopwatch) -> None:
     """Trains as the command does, and prints the times on the chief."""
     stamps = Stamps()
-    with session.opened(config) as opened, tempfile.TemporaryDirectory(dir=".") as directory:
-        trainer = session.make_trainer(opened, opened.strategy)
+    with run.opened(config) as opened, tempfile.TemporaryDirectory(dir=".") as directory:
+        trainer = run.make_trainer(opened, opened.strategy)
         saved = manager.Checkpoints(
             directory=opened.strategy.group.broadcast("checkpoints", directory),
             every=config.checkpoint_every,

@@ -194,7 +194,7 @@ def test_where_it_cannot_be_written(run, given, message, tmp_path, monkeypatch):
     for name in ("in-the-way", "in-the-way.keras"):
         (tmp_path / name).write_text("")
     output = given["output"].replace("FILE", str(tmp_path / "in-the-way"))
-    monkeypatch.setattr("tfdist.cli.session.opened", not_called)
+    monkeypatch.setattr("tfdist.cli.run.opened", not_called)
     with pytest.raises(InputError, match=message):
         export.main(run, ExportConfig(**{**given, "output": output}))
 

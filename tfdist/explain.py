@@ -54,10 +54,10 @@ def _run_script(script: str, arguments: Sequence[str]) -> None:
 
 
 def _check_model(config: TrainConfig) -> None:
-    from tfdist.cli import session
+    from tfdist.cli import run
 
-    with session.opened(config) as opened:
-        session.make_trainer(opened, opened.strategy).build(opened.data.train)
+    with run.opened(config) as opened:
+        run.make_trainer(opened, opened.strategy).build(opened.data.train)
 
 
 _EXAMPLES = ("tfdist explain script.py", "tfdist explain --model='mlp(hidden=(64,))' --accumulate_steps=2")

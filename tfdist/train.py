@@ -25,34 +25,35 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     check_installed(config.loggers)
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
     early_checks.check_cluster(config, place)
-    if (finished := early_checks.check_directory(config, place)) and not config.dry_run:
-        print(finished)
+    decided = early_checks.check_directory(config, place)
+    if decided and decided[0] and not config.dry_run:
+        print(decided[0])
         return 0
     seconds = tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
-    from tfdist.cli import dry_run, opened_run, session
+    from tfdist.cli import dry_run, run
     from tfdist.cli.callbacks import check_metrics, make_callbacks
     from tfdist.trainer.data_warnings import check_examples
     from tfdist.trainer.options import Checks, Schedule
 
-    with session.opened(config, place) as opened:
-        opened = session.with_clients(opened)
-        target = opened_run.target(opened)  # refused, if at all, before the model is built
+    with run.opened(config, place) as opened:
+        opened = run.with_clients(opened)
+        target = run.target(opened, decided)  # refused, if at all, before the model is built
         if target.finished and not config.dry_run:
             if opened.strategy.is_chief:
                 print(target.finished)
             return 0
         callbacks = make_callbacks(target.config)
         with showing("Building the model ...") if opened.strategy.is_chief else contextlib.nullcontext():
-            trainer = session.make_trainer(opened, opened.strategy)
+            trainer = run.make_trainer(opened, opened.strategy)
             program = trainer.build(opened.data.train)
         check_metrics(config, callbacks, trainer, evaluates=opened.data.test is not None)
-        # Refuses data before there is a directory; `fit` repeats it, and logs what is suspicious.
-        data, dependence = opened.data, program.dependence
-        check_examples(opened.strategy, trainer.model, data.train, data.test, program.settings, dependence)
+        # Refuses data before there is a directory; `fit` logs what is suspicious.
+        examples, options = (opened.data.train, opened.data.test), (program.settings, program.dependence)
+        findings = check_examples(opened.strategy, trainer.model, *examples, *options)
         if config.dry_run:
             dry_run.describe(opened, trainer, output)
             return 0
-        with opened_run.opened_run(opened, target, trainer, loading_seconds=seconds) as run:
+        with run.opened_run(opened, target, trainer, findings, loading_seconds=seconds) as begun:
             trainer.fit(
                 opened.data,
                 batch_size=config.batch_size,
@@ -61,11 +62,11 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
                 callbacks=callbacks,
                 schedule=Schedule.of(config),
                 checks=Checks.of(config),
-                reporting=run.reporting,
-                checkpoints=run.checkpoints,
+                reporting=begun.reporting,
+                checkpoints=begun.checkpoints,
             )
-            best = run.finish(trainer, config, callbacks)
-    run.print_summary(best, config)
+            best = begun.finish(trainer, config, callbacks)
+    begun.print_summary(best, config)
     return 0
 
 

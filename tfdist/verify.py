@@ -9,7 +9,7 @@ from tfdist.config.train_config import VerifyConfig
 from tfdist.errors import ExitCode
 
 if TYPE_CHECKING:
-    from tfdist.cli.session import Session
+    from tfdist.cli.run import Session
     from tfdist.testing.comparison import Comparison
 
 
@@ -21,13 +21,13 @@ def main(config: VerifyConfig, output: Output = TEXT) -> int:
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
-    from tfdist.cli import session
+    from tfdist.cli import run
     from tfdist.testing import comparison
 
     if config.float64:
         keras.config.set_floatx("float64")
         keras.config.set_dtype_policy("float64")
-    with session.opened(config, place) as opened:
+    with run.opened(config, place) as opened:
         strategy = opened.strategy
         result = comparison.verify(opened, output.line if strategy.is_chief else _nothing)
         if result:

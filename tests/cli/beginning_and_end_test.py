@@ -13,7 +13,7 @@ from tfdist.checkpoint.best import Best
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli import open_strategy
 from tfdist.cli.early_checks import find_place
-from tfdist.cli.run_end import Run, summary
+from tfdist.cli.run import Run, summary
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError, NotFiniteError, Preempted

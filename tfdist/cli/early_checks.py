@@ -3,7 +3,6 @@
 Other hosts may have other files: what they lack is reported once all processes have joined, so that nobody waits for one.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -66,15 +65,10 @@ def check_data(config: Any, place: Place) -> None:
         check_files(config.dataset, config.data_dir)
 
 
-def check_directory(config: TrainConfig, place: Place) -> str:
-    """Returns what to say about a run that has finished, if there is one process; raises as `path_of` and `resume.origin`."""
+def check_directory(config: TrainConfig, place: Place) -> tuple[str, resume.Origin] | None:
+    """Returns what `resume.decide` says, if there is one process, and a directory; raises as it and `path_of`."""
     for path in (config.output_dir, config.resume):
         path_of(path)
     if not config.output_dir or place.cluster.size > 1:
-        return ""
-    directory = RunDirectory(path_of(os.path.expanduser(config.output_dir)))
-    given = config.resume, directory, dataclasses.asdict(config), resume.relaunched(place.environment)
-    said = resume.finished(*given)
-    if not said:
-        resume.origin(*given)
-    return said
+        return None
+    return resume.decide(config, RunDirectory(path_of(os.path.expanduser(config.output_dir))))

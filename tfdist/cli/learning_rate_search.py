@@ -23,19 +23,19 @@ def run(config: TrainConfig, search: LearningRateSearch, place: Place) -> int:
 
     check_cluster(config, place)
     tensorflow_import.load_tensorflow()
-    from tfdist.cli import session
+    from tfdist.cli import run as training
     from tfdist.finders.learning_rate import find_learning_rate
     from tfdist.finders.plots import plot_learning_rates
     from tfdist.reporting import python_logging
     from tfdist.trainer.options import Checks, Schedule
 
-    with session.opened(config, place) as opened:
+    with training.opened(config, place) as opened:
         strategy = opened.strategy
         path = strategy.group.broadcast("output_dir", str(directory(config)))
         folder = path_of(path) / FIND
         if strategy.is_chief:
             check(folder)
-        trainer = session.make_trainer(opened, strategy)
+        trainer = training.make_trainer(opened, strategy)
         with python_logging.setup(strategy.cluster.rank, folder / f"rank-{strategy.cluster.rank}.log"):
             _log.info("%s", opened.detection.reason)
             _log.info("Trying %d learning rates from %g to %g.", search.steps, search.min, search.max)

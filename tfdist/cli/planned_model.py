@@ -5,7 +5,6 @@ from typing import Any
 import keras
 
 from tfdist import data, models
-from tfdist.cli.session import sizes
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.layers.recompute import recompute
 from tfdist.optimizers.catalog import create_optimizer
@@ -19,9 +18,11 @@ def planned_model(config: LayoutConfig) -> AbstractModel:
         keras.config.set_dtype_policy(config.precision)
     whole = data.load(config.dataset, config.data_dir)
 
+    sizes: Any = whole.input_shape, whole.classes  # may be unknown, for a user's own model
+
     def make() -> Any:
         optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
         average_weights(optimizer, config.ema)
-        return recompute(models.build(config.model, *sizes(whole)), config.recompute), optimizer
+        return recompute(models.build(config.model, *sizes), config.recompute), optimizer
 
     return AbstractModel(make)

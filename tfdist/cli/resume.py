@@ -1,5 +1,6 @@
 """Decides how a run begins: at step 0, or from a checkpoint of its own directory or of another run."""
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,6 +78,13 @@ def origin(
     elif directory.is_done or _flags_of(directory) != _written(flags):
         _check_new(directory)  # fails if it is done, or of another run, and must not be overwritten
     return Origin([str(path) for path in found], own)
+
+
+def decide(config: TrainConfig, directory: RunDirectory) -> tuple[str, Origin]:
+    """Returns what to say about a run that has finished, if it has, see `finished`; and what it begins with, see `origin`."""
+    given = config.resume, directory, dataclasses.asdict(config), relaunched()
+    said = finished(*given)
+    return said, Origin([], True) if said else origin(*given)
 
 
 def overwrites(directory: RunDirectory, flags: Mapping[str, Any], launched: str = "") -> bool:

@@ -14,7 +14,8 @@ import numpy as np
 
 from tfdist import data, keras_internals
 from tfdist.checkpoint.format import first_readable
-from tfdist.cli import session, weights
+from tfdist.cli import run as training
+from tfdist.cli import weights
 from tfdist.cli.weights import MODEL_FILE
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import names, refused_of_run
@@ -89,9 +90,9 @@ def opened(run: str, config: TrainedConfig) -> Iterator[Trained]:
     sources = weights.sources(run, config.checkpoint)
     flags = _flags_of(sources, run)
     trained = _adapted(flags, sources[0], config)
-    with session.opened(trained) as found:
+    with training.opened(trained) as found:
         whole = data.load(config.dataset, config.data_dir) if config.dataset else found.data
-        trainer = session.make_trainer(found, found.strategy)
+        trainer = training.make_trainer(found, found.strategy)
         trainer.build(found.data.train)
         source = _load_weights(trainer, run, config)
         step = _last_step(run, source) if source.endswith(MODEL_FILE) else trainer.step

@@ -118,9 +118,10 @@ class FitLoop:
         if self._batches.rate != 1 and self._strategy.is_chief:
             _log.info("%s", self._batches)
         program = self._program
-        of_data = check_examples(
-            self._strategy, self._model, self._source, self._test, program.settings, program.dependence
-        )
+        of_data = self._reporting.findings
+        if of_data is None:
+            options = program.settings, program.dependence
+            of_data = check_examples(self._strategy, self._model, self._source, self._test, *options)
         if program.metrics.count_all_rows and self._strategy.is_chief:
             _log.info("A step %s", program.dependence.said)
         warn_of_run(self._strategy, self._facts, of_data)

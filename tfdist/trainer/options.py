@@ -133,6 +133,7 @@ class Reporting:
         `profile`.
       strategy_reason: why the strategy was chosen, for the description that is shown at the start; "" for none.
       description: further rows of that description, as texts by name.
+      findings: what `check_examples` has returned for the data; None to check them.
     """
 
     reporter: Reporter = dataclasses.field(default_factory=Reporter)
@@ -142,3 +143,4 @@ class Reporting:
     record_all_reduce_table: Callable[[str], None] = lambda table: None
     record_timelines: Callable[[Mapping[str, Timeline]], None] = lambda timelines: None
     description: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    findings: Sequence[tuple[str, str]] | None = None

@@ -14,7 +14,7 @@ from tests.selection import quick
 from tfdist import ledger
 from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.format import newest
-from tfdist.cli import run_start
+from tfdist.cli import run as command
 from tfdist.cli.resume import Origin
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
@@ -250,15 +250,13 @@ class TwoHosts:
 def test_commits_that_a_process_does_not_see_are_left_out_and_removed(died, caplog):
     path = died
     found = Origin([str(p) for p in [*commits_of(path), path / "checkpoints" / "step-000000020"]], True)
-    seen = run_start._seen_by_all(found, RunDirectory(path), TwoHosts(False, True, True))
+    seen = command._seen_by_all(found, RunDirectory(path), TwoHosts(False, True, True))
     assert seen.checkpoints == found.checkpoints[1:]
     assert "step-000000035; using the newest checkpoint that all of them see" in caplog.text
     alone = found._replace(checkpoints=found.checkpoints[:1])
-    assert (
-        run_start._seen_by_all(alone, RunDirectory(path), TwoHosts(False)) == alone
-    )  # restoring reports what is wrong
+    assert command._seen_by_all(alone, RunDirectory(path), TwoHosts(False)) == alone  # restoring reports what is wrong
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_start, "_seen_by_all", lambda origin, *_: origin._replace(checkpoints=found.checkpoints[2:]))
+        patch.setattr(command, "_seen_by_all", lambda origin, *_: origin._replace(checkpoints=found.checkpoints[2:]))
         die(path, at=23)
     assert begun_at(path) == [0, 20]
     assert commits_of(path) == []

@@ -1,0 +1,623 @@
+"""The run of `tfdist train`, from its strategy to its summary: strategy and data, model, directory, resume, records, end."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+
+from tfdist import data, keras_internals, models
+from tfdist.checkpoint import in_memory
+from tfdist.checkpoint.best import Best
+from tfdist.checkpoint.format import Checkpoint, Holder, NoLock, clean_partial, lock, unlocked
+from tfdist.checkpoint.manager import Checkpoints
+from tfdist.checkpoint.replication import hosts, share
+from tfdist.checkpoint.transfer import check_can_transfer
+from tfdist.cli import flags, open_strategy, resume
+from tfdist.cli.early_checks import Place
+from tfdist.cli.flag_warnings import warn_of_flags
+from tfdist.cli.resume import OF_THE_END, Origin, commit_folder, is_own, relaunched
+from tfdist.config.fields import names, refused_of_run, replaced
+from tfdist.config.train_config import TrainConfig
+from tfdist.coordination.timeouts import long_timeout
+from tfdist.data import steps_in_epochs
+from tfdist.data.augmentation import parse_augmentations
+from tfdist.data.batch_schedule import GLOBAL
+from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.strategy_selection import Detection
+from tfdist.errors import InputError, WriteError, describe_error
+from tfdist.errors.engine_errors import one_line
+from tfdist.gradients import Clip, parse_loss_scale
+from tfdist.gradients.compression import check
+from tfdist.grammar.interval import parse_period
+from tfdist.launcher.attempt import LAUNCHED_VARIABLE
+from tfdist.layers.recompute import recompute
+from tfdist.optimizers import make_learning_rate
+from tfdist.optimizers.catalog import create_loss, create_metrics, create_optimizer
+from tfdist.pipelining.schedules import plot
+from tfdist.process.terminal import is_watched
+from tfdist.reporting import (
+    LedgerFile,
+    LoggedRun,
+    NullLedger,
+    NullProfile,
+    NullReporter,
+    ProfileWindow,
+    Reporter,
+    RunDirectory,
+    chief_reporter,
+    python_logging,
+)
+from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.logger_catalog import check_own, make_loggers
+from tfdist.reporting.run_summary import best_evaluation
+from tfdist.reporting.runs_table import duration
+from tfdist.reporting.schema import EVAL, main_metrics
+from tfdist.storage import path_of, storage_of
+from tfdist.synchronization.federated import owned_by_clients
+from tfdist.trainer.options import Reporting
+from tfdist.trainer.trainer import Trainer
+
+_DELAYED_BY = "a slow disk"  # what may delay rank 0 while the others wait
+_RATE = ("learning_rate", "lr_scaling", "base_batch_size")
+_log = logging.getLogger(__name__)
+
+
+# Strategy, data and model
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """What a command works with after startup, before training."""
+
+    config: Any
+    detection: Detection
+    strategy: Strategy
+    data: data.DataSet
+
+
+@contextmanager
+def opened(config: TrainConfig, place: Place | None = None) -> Iterator[Session]:
+    """Starts the strategy, checks that all processes have the same flags and versions, and loads the data.
+
+    The way in which the session ends is reported to the other processes; if one of them is lost, this one exits with
+    code 5.
+
+    Args:
+      config: the flags.
+      place: where it starts, if that has been found already.
+    """
+    check(config.compression)  # reports what is invalid before anything starts
+    _gradient_options(config)
+    parse_augmentations(config.augment)
+    with open_strategy.opened_strategy(config, place) as (config, detection, strategy):
+        # With elastic_batch=replica, the batch size depends on the size with which the run began. Clients' batches are whole.
+        if config.elastic_batch == GLOBAL and not config.parsed.sync.trains_clients:
+            strategy.check_batch_size(config.batch_size, config.accumulate_steps)
+        found = data.load(config.dataset, config.data_dir)
+        found = dataclasses.replace(found, train=data.augmented(found.train, config.augment))
+        yield Session(config, detection, strategy, found)
+
+
+def with_clients(session: Session) -> Session:
+    """Returns the session with the training data as clients own it, if `--sync` has clients."""
+    config, found = session.config, session.data
+    sync, balance = config.parsed.sync, config.parsed.balance.kind
+    train = owned_by_clients(sync, found.train, config.batch_size, config.seed, config.elastic_batch, balance)
+    return dataclasses.replace(session, data=dataclasses.replace(found, train=train))
+
+
+def make_trainer(session: Session, strategy: Strategy) -> Trainer:
+    """Creates the model and the optimizer in a strategy's scope, with the configured seed."""
+    config = session.config
+    keras.utils.clear_session(free_memory=False)
+    if config.precision != "float32":
+        keras.config.set_dtype_policy(config.precision)
+    keras.utils.set_random_seed(config.seed)
+    with strategy.scope():
+        sizes: Any = session.data.input_shape, session.data.classes  # may be unknown, for a user's own model
+        model = models.build(config.model, *sizes)
+        if config.batch_norm == "synchronized":
+            model = models.with_batch_norm(model, "synchronized")
+        recompute(model, config.recompute)
+        return Trainer(
+            model,
+            optimizer=create_optimizer(config.optimizer, _learning_rate(session), config.momentum_correction),
+            loss=create_loss(config.loss),
+            metrics=create_metrics(config.metrics),
+            seed=config.seed,
+            jit_compile=config.jit_compile,
+            ema=config.ema,
+            sync=config.parsed.sync,
+            balance=config.balance,
+            **_gradient_options(config),
+        )
+
+
+def _learning_rate(session: Session) -> Any:
+    """Returns the learning rate, scaled to the batch size, with warmup and decay if configured."""
+    config, size = session.config, session.data.train.size
+    per_step = config.parsed.sync.examples_per_step(size, config.batch_size)
+    return make_learning_rate(
+        config.learning_rate,
+        scaling=config.lr_scaling,
+        base_batch_size=config.base_batch_size,
+        batch_size=config.batch_size,
+        warmup_steps=config.warmup_steps,
+        warmup_start=config.warmup_start,
+        decay=config.decay,
+        total_steps=config.steps or steps_in_epochs(config.epochs, size, per_step),
+    )
+
+
+def _gradient_options(config: TrainConfig) -> dict[str, Any]:
+    """Returns the trainer's arguments about gradients."""
+    return {
+        "accumulate_steps": config.accumulate_steps,
+        "loss_scale": parse_loss_scale(config.loss_scale),
+        "max_skipped_steps": config.max_skipped_steps,
+        "clip": Clip(norm=config.clip_norm, value=config.clip_value),
+        "compression": config.compression,
+        "compression_min_bytes": config.compression_min_bytes,
+        "bucket_bytes": int(config.bucket_mb * 2**20),
+        "bucket_order": config.bucket_order,
+    }
+
+
+# The directory, and what the run resumes from
+
+
+class Target(NamedTuple):
+    """Where a run will be written, and what it will resume from.
+
+    Attributes:
+      directory: directory of the run.
+      config: the run's configuration, with that directory.
+      origin: checkpoints to resume from.
+      finished: what to say instead of training, because the run has finished; empty if it has not.
+    """
+
+    directory: RunDirectory
+    config: TrainConfig
+    origin: Origin
+    finished: str = ""
+
+
+def target(session: Session, decided: tuple[str, Origin] | None) -> Target:
+    """Chooses the directory of a run and what to resume from, without writing anything; every process must call it.
+
+    Args:
+      session: strategy, data and configuration of the run.
+      decided: what `resume.decide` has said already, if there is one process.
+
+    Raises:
+      InputError: the directory contains something else, or there is nothing to resume from where that was requested;
+        or a logger of the user's own cannot be imported.
+    """
+    config, strategy = session.config, session.strategy
+    check_own(config.loggers)
+    # A job restarted by a launcher continues in the same directory, although another size may imply another strategy.
+    own = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    specs = (spec.partition("(")[0] for spec in (config.dataset, config.model))
+    of_data, of_model = ("".join(c if c.isalnum() or c in "._" else "_" for c in name) for name in specs)
+    path = os.path.expanduser(config.output_dir or f"runs/{of_data}-{of_model}-{own}")
+    with long_timeout("its data") as deadline:
+        directory = RunDirectory(path_of(strategy.group.broadcast("output_dir", path, deadline)))
+    config = replaced(config, output_dir=str(directory.path))
+    if strategy.is_chief and not decided:
+        decided = resume.decide(config, directory)
+    with long_timeout(_DELAYED_BY) as deadline:
+        finished, origin = strategy.group.broadcast("origin", decided, deadline)
+    return Target(directory, config, Origin(*origin), finished)
+
+
+def _begun(
+    session: Session, target: Target, trainer: Trainer, stack: contextlib.ExitStack
+) -> tuple[Checkpoints, NullLedger]:
+    """Locks the directory, restores the trainer's state and records the start; every process must call it.
+
+    Returns:
+      How the run is saved, and what records the examples that this process uses.
+    """
+    strategy, directory = session.strategy, target.directory
+    if strategy.is_chief:
+        directory.make()
+        holder = _locked(directory, stack)
+        clean_partial(directory.checkpoints)
+        holder.write_owner()  # the disk may have been full before the cleanup
+    origin = _agreed_under_lock(target, strategy)
+    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(target.config), relaunched()):
+        directory.clear()
+        _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
+    config = replaced(target.config, overwrite=False)  # what repeats the run, or resumes it, deletes nothing
+    _restore(trainer, origin, config, directory)
+    checkpoint = trainer.train_state.resumed_from
+    commits = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
+    # Processes whose replicas are their own record a ledger; each of the others has all examples.
+    ledgers = strategy.replicas // len(strategy.local_replicas) if _is_saved(config) else 0
+    start = _recorded(trainer, session.data.train.size, config, directory, ledgers=ledgers, commits=commits)
+    if commits:
+        in_memory.remove_former(path_of(checkpoint), Path(commits))
+    checkpoints = Checkpoints(
+        directory=str(directory.checkpoints),
+        every=config.checkpoint_every,
+        keep=config.keep,
+        best=config.best,
+        in_background=config.checkpoint_async,
+        strict=config.checkpoint_strict,
+        flags=dataclasses.asdict(config),
+        commit_every=config.commit_every,
+        commit_directory=commits,
+    )
+    rank = strategy.cluster.rank
+    ledger = LedgerFile(directory.ledger(start, rank)) if rank < ledgers else NullLedger()
+    stack.callback(ledger.close)
+    return checkpoints, ledger
+
+
+def _is_saved(config: TrainConfig) -> bool:
+    return any(config.parsed.checkpoint_every) or config.commit_every > 0 or bool(config.best)
+
+
+def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
+    """Locks the directory, or only writes the lock file, which identifies the directory, if files cannot be locked."""
+    try:
+        return stack.enter_context(lock(directory.path))
+    except NoLock as error:
+        last = one_line(_lock_of(directory))
+        holder = stack.enter_context(unlocked(directory.path))
+        _log.warning(
+            "%s The run continues without a lock, so another run could write there. %s",
+            error,
+            f"The last run was {last}: make sure that it has ended." if last else "No other run is known.",
+        )
+        return holder
+
+
+def _lock_of(directory: RunDirectory) -> str:
+    try:
+        return storage_of(directory.path).read(directory.path / "lock").decode(errors="replace")
+    except OSError as error:
+        return f"none: {error.strerror}"
+
+
+def _agreed_under_lock(target: Target, strategy: Strategy) -> Origin:
+    """Decides again what to begin with: another process may have ended, or begun here, while the model was built."""
+    directory, config, before, _ = target
+    last, whole = _last_commits(config, directory, strategy)
+    found = None
+    if strategy.is_chief:
+        given = config.resume, directory, dataclasses.asdict(config), relaunched()
+        found = resume.origin(*given, whole)
+        if resume.finished(*given) or (found.continues_run and not before.continues_run):
+            directory.check(directory.path)
+    with long_timeout(_DELAYED_BY) as deadline:
+        origin = Origin(*strategy.group.broadcast("origin/locked", found, deadline))
+    if last:  # rank 0's paths of in-memory checkpoints become those on this host
+        paths = [path_of(path) for path in origin.checkpoints]
+        here = [str(last / path.name if path.parent.name == last.name else path) for path in paths]
+        origin = origin._replace(checkpoints=here)
+    _check_shared(origin, config, directory, strategy)
+    return _seen_by_all(origin, directory, strategy)
+
+
+def _last_commits(
+    config: TrainConfig, directory: RunDirectory, strategy: Strategy
+) -> tuple[Path | None, list[str] | None]:
+    """Returns this host's directory of the last start's in-memory checkpoints, if any, and the result of `share`."""
+    recorded = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
+    if recorded:
+        clean_partial(recorded)
+    with long_timeout(_DELAYED_BY) as deadline:
+        said = strategy.group.broadcast("commits/last", str(recorded or ""), deadline)
+    if not said:
+        return None, None
+    folder = in_memory.local_path(Path(said), config.commit_dir)
+    can_have_it = strategy.group.gather("commits/place", bool(in_memory.place(config.commit_dir)))
+    return folder, share(strategy, folder) if all(can_have_it) else None
+
+
+def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
+    """Checks that all processes see the same directory, identified by rank 0's lock, to read and write checkpoints.
+
+    A run without checkpoints needs this only if it is preempted, so it just gets a warning.
+    """
+    text, *others = strategy.group.gather("output_dir/seen", _lock_of(directory))
+    # If rank 0 cannot write, its file is as empty as one that an earlier run has left elsewhere.
+    ranks = ", ".join(str(rank) for rank, other in enumerate(others, 1) if other != text or not text)
+    why = (
+        f"which is a different directory on rank {ranks}"
+        if text
+        else "where rank 0 cannot write `lock`, which shows whether they do"
+    )
+    received = f"{json.dumps(str(directory.path))}, {why}"
+    if ranks and (_is_saved(config) or origin.checkpoints):
+        raise InputError(
+            f"Checkpoints need an output directory that all processes share. Received: {received}. Give another --output_dir."
+        )
+    if ranks and strategy.is_chief:
+        _log.warning(
+            "This run cannot be saved on preemption, and would end with code 1. Saving needs an output directory "
+            "that all processes share. Received: %s. Give another --output_dir.",
+            received,
+        )
+
+
+def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) -> Origin:
+    """Drops in-memory checkpoints that not all processes see, unless nothing else is left."""
+    everyone = strategy.group.gather(
+        "origin/seen", [storage_of(path).is_directory(path_of(path)) for path in origin.checkpoints]
+    )
+    seen = dict(zip(origin.checkpoints, map(all, zip(*everyone, strict=True)), strict=True))
+    kept = [path for path in seen if seen[path] or path_of(path).parent == directory.checkpoints]
+    if len(kept) < len(seen) and kept and strategy.is_chief:
+        _log.warning(
+            "Not all processes see %s; using the newest checkpoint that all of them see.", min(seen.keys() - kept)
+        )
+    return origin._replace(checkpoints=kept or origin.checkpoints)
+
+
+def _restore(trainer: Trainer, origin: Origin, config: TrainConfig, directory: RunDirectory) -> None:
+    """Restores the trainer's state, except a learning rate changed on the command line."""
+    rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
+    own = any(is_own(path_of(path), directory) for path in origin.checkpoints)
+    trainer.resume_from(origin.checkpoints, sets_aside=own)
+    if trainer.train_state.resumed_from and rate is not None:
+        saved = Checkpoint.open(trainer.train_state.resumed_from).flags
+        if any(saved.get(name) != getattr(config, name) for name in _RATE):
+            trainer.model.optimizer.learning_rate = rate
+
+
+def _commit_folder(
+    config: TrainConfig, directory: RunDirectory, checkpoint: str, continues_run: bool, strategy: Strategy
+) -> str:
+    """Creates this start's directory of in-memory checkpoints, with the one it resumes from; "" if it makes none."""
+    home = in_memory.home(config.commit_every, config.commit_dir)
+    if not home:
+        return ""
+    name = strategy.group.broadcast("commits", in_memory.new_name(directory.path) if strategy.is_chief else None)
+    folder = Path(home).absolute() / name
+    try:
+        those = hosts(strategy.group, folder)
+        if len(those) > 1:
+            check_can_transfer(strategy)
+    except InputError as error:
+        if not continues_run:
+            raise
+        if strategy.is_chief:  # the new size of an elastic job must not end it
+            _log.warning("This start writes no commits. %s", error)
+        return ""
+    if checkpoint and strategy.cluster.rank in (host[0] for host in those):
+        in_memory.take_along(path_of(checkpoint), folder)
+    return str(folder)
+
+
+def _recorded(
+    trainer: Trainer, examples: int, config: TrainConfig, directory: RunDirectory, *, ledgers: int, commits: str
+) -> int:
+    """Writes what is known about this start to the directory, on the chief; returns the start's number.
+
+    Args:
+      trainer: a trainer whose state has been restored.
+      examples: number of examples per epoch.
+      config: configuration of the run.
+      directory: directory of the run.
+      ledgers: number of processes that record a ledger.
+      commits: directory of in-memory checkpoints; "" if there is none.
+    """
+    strategy, state, step = trainer.strategy, trainer.train_state, trainer.step
+    names = open_strategy.hosts(strategy)
+    batch_schedule = trainer.batch_schedule(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
+    start = 0
+    if strategy.is_chief:
+        start = directory.begin(
+            flags.flags_text(config),
+            names,
+            communication=strategy.communication,
+            step=step,
+            checkpoint=state.resumed_from,
+            # The evaluation at the end of a run is not part of its state, unless an epoch or a period ends there.
+            evaluated=step % config.eval_every == 0 if config.eval_every else not state.progress.epoch,
+            facts={
+                "strategy": strategy.name,
+                "replicas": strategy.replicas,
+                "batch_size": batch_schedule.position.batch_size,
+                "examples_before": batch_schedule.position.before(step),
+                "examples": examples,
+                "ledgers": ledgers,
+                "commits": commits,
+                "trains_clients": config.parsed.sync.trains_clients,
+                "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
+            },
+        )
+    with long_timeout(_DELAYED_BY) as deadline:
+        return strategy.group.broadcast("output_dir/made", start, deadline)
+
+
+# The run with its records, and its end
+
+
+class Run(NamedTuple):
+    """A run whose state has been restored and whose directory is open.
+
+    Attributes:
+      directory: directory of the run.
+      is_chief: whether this process writes to it, besides its own log and ledger.
+      checkpoints: how the run is saved.
+      reporting: where it is recorded.
+      began: `time.monotonic()` when it was ready to train.
+    """
+
+    directory: RunDirectory
+    is_chief: bool
+    checkpoints: Checkpoints
+    reporting: Reporting
+    began: float
+
+    def finish(
+        self, trainer: Trainer, config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> Best | None:
+        """Writes the trained model, and that the run has finished; every process must call it.
+
+        Returns:
+          The best value, if the model is that of its step; else None.
+        """
+        reasons = [getattr(callback, "reason", "") for callback in callbacks]  # may be an attribute of a user's own
+        reason = next((reason for reason in reasons if reason and isinstance(reason, str)), "")
+        step, best = trainer.step, trainer.load_best() if trainer.best else None
+        with must_write(self.directory.model):
+            trainer.save(self.directory.model)
+        if self.is_chief:
+            asked = {name: getattr(config, name) for name in ("steps", "epochs", *OF_THE_END)}
+            with must_write(self.directory.end):
+                self.directory.finish({"step": step, "model_step": trainer.step, "reason": reason, **asked})
+        return best
+
+    def print_summary(self, best: Best | None, config: TrainConfig) -> None:
+        """Prints the results, what to do next, and the directory, on the chief."""
+        if self.is_chief:
+            flags = ["--checkpoint=best"] if best else []
+            left_out = {"strategy", *names(config, "training_only"), *names(config, "is_option")}
+            flags += [] if left_out.issuperset(refused_of_run(config)) else ["--safe_mode=false"]
+            print(*summary(self, self.directory.records(), best, " ".join(flags)), sep="\n", flush=True)
+
+
+@contextmanager
+def opened_run(
+    session: Session, target: Target, trainer: Trainer, findings: Sequence[tuple[str, str]], *, loading_seconds: float
+) -> Iterator[Run]:
+    """Locks the directory of a run, restores its state, and records its start; every process must enter it.
+
+    Args:
+      session: strategy, data and configuration of the run.
+      target: its directory and what it resumes from.
+      trainer: a built trainer.
+      findings: what is suspicious about the data.
+      loading_seconds: seconds that loading TensorFlow took, for the log.
+
+    Raises:
+      InputError: a checkpoint is of another model; its batch cannot be divided between the current replicas; another
+        process writes to the directory, or it cannot be written.
+    """
+    strategy, rank = session.strategy, session.strategy.cluster.rank
+    directory, config = target.directory, target.config
+    with contextlib.ExitStack() as stack:
+        checkpoints, ledger = _begun(session, target, trainer, stack)
+        resumed_from = trainer.train_state.resumed_from
+        stack.enter_context(python_logging.setup(rank, directory.log(rank)))
+        _log.info("%s", session.detection.reason, extra=python_logging.ONLY_IN_FILE)
+        if resumed_from:
+            _log.info("Resuming from %s.", resumed_from, extra=python_logging.ONLY_IN_FILE)
+        # A terminal has shown it as a status already.
+        in_file = python_logging.ONLY_IN_FILE if is_watched(sys.stderr) else {}
+        _log.info("Loading TensorFlow took %.1f s.", loading_seconds, extra=in_file)
+        warn_of_flags(config, strategy, trainer.model)
+        if strategy.is_chief:
+            _warn_of_lost_progress(resumed_from, config, directory)
+        reporting = Reporting(
+            reporter=_reporter(config, directory) if strategy.is_chief else NullReporter(),
+            profile=_profile(config.profile_steps, directory, strategy.is_chief),
+            ledger=ledger,
+            strategy_reason=session.detection.why,
+            record_all_reduce_table=directory.write_all_reduce_table,
+            record_timelines=lambda timelines: directory.write_timeline(plot.png(timelines)),
+            description={
+                "output": str(directory.path),
+                "resuming": f"from {resumed_from}" if resumed_from else "",
+            },
+            findings=findings,
+        )
+        with _closing(reporting.reporter):
+            yield Run(directory, strategy.is_chief, checkpoints, reporting, time.monotonic())
+
+
+def _reporter(config: TrainConfig, directory: RunDirectory) -> Reporter:
+    loggers = make_loggers(config.loggers, LoggedRun(directory, dataclasses.asdict(config)))
+    return chief_reporter(directory, sys.stderr, directory.records(), loggers)
+
+
+def _profile(steps: str, directory: RunDirectory, is_chief: bool) -> NullProfile:
+    if not steps:
+        return NullProfile()
+    return ProfileWindow(steps, directory.tensorboard) if is_chief else NullProfile.with_boundaries(steps)
+
+
+def _warn_of_lost_progress(resumed_from: str, config: TrainConfig, directory: RunDirectory) -> None:
+    if config.commit_every and not config.commit_dir and not any(config.parsed.checkpoint_every):
+        _log.warning(
+            "Without --commit_dir, commits are kept in the launcher's memory and are lost when the launcher ends. "
+            "Received: --commit_every=%d with --checkpoint_every=0. Add --checkpoint_every or --commit_dir.",
+            config.commit_every,
+        )
+    *earlier, _ = directory.beginnings()
+    if earlier and not resumed_from and directory.has_trained:
+        _log.warning(
+            "This run's %s left no checkpoint or commit, so it starts at step 0 with new weights%s. To avoid this, set "
+            "or lower --checkpoint_every, or give commits a --commit_dir.",
+            "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
+            f"; the old records are in {directory.dropped}" if directory.has_dropped else "",
+        )
+
+
+@contextmanager
+def _closing(reporter: Reporter) -> Iterator[None]:
+    """Reports how the run ended, so that its directory is complete; the command prints the error."""
+    outcome, is_written_down = "done", False
+    try:
+        yield
+    except BaseException as error:
+        outcome, is_written_down = describe_error(error), isinstance(error, WriteError)
+        raise
+    finally:
+        try:
+            reporter.close(outcome)
+        except WriteError as error:  # only a warning, as the outcome is known; reported once
+            if not is_written_down:
+                _log.warning("%s", error)
+
+
+def summary(run: Run, records: Sequence[Mapping[str, Any]], best: Best | None, flags: str = "") -> list[str]:
+    """Returns the lines; the last one is the directory.
+
+    Args:
+      run: the run, which has ended.
+      records: all of its records.
+      best: the best value, if the model is that of its step; else None.
+      flags: what the next commands need to use the same model, such as `--checkpoint=best`.
+    """
+    directory, last = run.directory, records[-1]
+    metrics = main_metrics(last)
+    shown = [name for name in metrics if "accuracy" in name] or [*metrics]
+    numbers = "  ".join(f"{name} {float(last[name]):.4f}" for name in ("loss", *shown) if name in last)
+    value = f"{best}, exported as {directory.model.name}" if best else _best(records)
+    took = f"trained to step {last['step']} in {duration(time.monotonic() - run.began)}"
+    given = " ".join(filter(None, [shlex.quote(str(directory.path)), flags]))
+    resumes = run.checkpoints.best or any(parse_period(run.checkpoints.every))
+    longer = ["or train longer: the same command with more --epochs or --steps"] if resumes else []
+    return [
+        f"{last['kind']} after {last['step']} steps: {numbers}",
+        f"best {value}; {took}" if value else took,
+        f"next: tfdist evaluate {given}, or tfdist predict, or tfdist export",
+        *longer,
+        f"{directory.model.name}, {directory.curves.name}, {directory.metrics.name} and {directory.logs.name} are in",
+        str(directory.path),
+    ]
+
+
+def _best(records: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the best evaluated value of the first metric, or of the loss if there is none; "" for one evaluation."""
+    evaluations = [record for record in records if record["kind"] == EVAL]
+    if len(evaluations) < 2:
+        return ""
+    metric = next(iter(main_metrics(evaluations[-1])), "loss")
+    found = best_evaluation(evaluations, metric)
+    return f"{metric} {found[1]:.4f} at step {found[0]}" if found else ""
