@@ -22,7 +22,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     early_checks.check_data(config, place)
     if config.find:
         return search.run(config, place)
-    check_installed(config.loggers)
+    check_installed(config.parsed.loggers)
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
     early_checks.check_cluster(config, place)
     decided = early_checks.check_directory(config, place)

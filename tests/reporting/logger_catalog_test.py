@@ -13,6 +13,7 @@ from tfdist import train
 from tfdist.config.fields import LOGGERS
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
+from tfdist.grammar.spec_list import parse_specs
 from tfdist.reporting import LoggedRun, Logger, Reporter, RunDirectory, RunPlan
 from tfdist.reporting.logger_catalog import CATALOG, check_installed, make_loggers
 
@@ -63,7 +64,7 @@ def test_each_name_has_a_logger():
 
 def test_a_logger_gets_the_numbers_of_records(run):
     for outcome in ("preempted", "done"):  # the second start finds the id of the first
-        [logger] = make_loggers(f"{__name__}:Lines", run)
+        [logger] = make_loggers(parse_specs(f"{__name__}:Lines"), run)
         logger.start(PLAN)
         logger.progress(1, {"loss": 2.0})
         logger.record({"schema": 1, "kind": "train", "step": 2, "time": 5.0, "loss": 0.5, "note": "text"})
@@ -75,7 +76,7 @@ def test_a_logger_gets_the_numbers_of_records(run):
 
 
 def test_one_that_fails_warns_once(run, caplog):
-    [logger] = make_loggers(f"{__name__}:Lines(fails_at=2)", run)
+    [logger] = make_loggers(parse_specs(f"{__name__}:Lines(fails_at=2)"), run)
     for step in (1, 2, 3, 2):
         logger.record({"kind": "train", "step": step, "loss": 0.5})
     logger.close("done")
@@ -86,7 +87,7 @@ def test_one_that_fails_warns_once(run, caplog):
 
 def test_one_that_cannot_start_warns_once(run, caplog):
     run = LoggedRun(run.directory, {})
-    [logger] = make_loggers(f"{__name__}:Lines", run)
+    [logger] = make_loggers(parse_specs(f"{__name__}:Lines"), run)
     logger.start(PLAN)
     assert "KeyError: 'model'" in caplog.text
 
@@ -102,20 +103,20 @@ def test_one_that_cannot_start_warns_once(run, caplog):
 )
 def test_what_cannot_be_made(text, message, run):
     with pytest.raises(InputError, match=message):
-        make_loggers(text, run)
+        make_loggers(parse_specs(text), run)
 
 
 def test_a_package_that_is_missing_is_named_before_anything_starts(monkeypatch):
-    check_installed("tensorboard")
+    check_installed(parse_specs("tensorboard"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         InputError, match="--loggers=mlflow needs the package mlflow. .* Run: pip install mlflow-skinny."
     ):
-        check_installed("mlflow(experiment='a')")
+        check_installed(parse_specs("mlflow(experiment='a')"))
 
 
 def test_any_reporter_may_be_a_logger(run):
-    [tensorboard, own] = make_loggers("tensorboard,tfdist.reporting:Reporter", run)
+    [tensorboard, own] = make_loggers(parse_specs("tensorboard,tfdist.reporting:Reporter"), run)
     tensorboard.record({"kind": "train", "step": 2, "loss": 0.5})
     tensorboard.close("done")
     own.close("done")

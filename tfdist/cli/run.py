@@ -50,7 +50,6 @@ from tfdist.reporting import (
     LoggedRun,
     NullLedger,
     NullProfile,
-    NullReporter,
     ProfileWindow,
     Reporter,
     RunDirectory,
@@ -204,7 +203,7 @@ def target(session: Session, decided: tuple[str, Origin] | None) -> Target:
         or a logger of the user's own cannot be imported.
     """
     config, strategy = session.config, session.strategy
-    check_own(config.loggers)
+    check_own(config.parsed.loggers)
     # A job restarted by a launcher continues in the same directory, although another size may imply another strategy.
     own = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     specs = (spec.partition("(")[0] for spec in (config.dataset, config.model))
@@ -524,7 +523,7 @@ def opened_run(
         if strategy.is_chief:
             _warn_of_lost_progress(resumed_from, config, directory)
         reporting = Reporting(
-            reporter=_reporter(config, directory) if strategy.is_chief else NullReporter(),
+            reporter=_reporter(config, directory) if strategy.is_chief else Reporter(),
             profile=_profile(config.profile_steps, directory, strategy.is_chief),
             ledger=ledger,
             strategy_reason=session.detection.why,
@@ -541,7 +540,7 @@ def opened_run(
 
 
 def _reporter(config: TrainConfig, directory: RunDirectory) -> Reporter:
-    loggers = make_loggers(config.loggers, LoggedRun(directory, dataclasses.asdict(config)))
+    loggers = make_loggers(config.parsed.loggers, LoggedRun(directory, dataclasses.asdict(config)))
     return chief_reporter(directory, sys.stderr, directory.records(), loggers)
 
 

@@ -13,7 +13,7 @@ from tfdist.cluster import tf_config
 from tfdist.config.known_names import check_name
 from tfdist.errors import InputError
 from tfdist.errors.number_checks import is_integer, is_number
-from tfdist.grammar.spec import nearest, parse
+from tfdist.grammar.spec import Spec, nearest, parse
 from tfdist.grammar.spec_list import parse_specs
 from tfdist.sharding.layouts import rules_text, split_rules
 
@@ -48,7 +48,7 @@ class Flag(NamedTuple):
       most: maximum of a number.
       choices: the only allowed texts, if any.
       check: validates a text and returns its normalized form; raises `InputError`. Without `check`, that is the text of what
-        `parse` returns.
+        `parse` returns; of a list, with commas between.
       parse: returns the typed value of a text, which is `config.parsed.NAME`; raises `InputError`. Not called for an empty
         text that is the default, whose value is None.
       is_option: whether it is passed to the strategy, if its constructor takes it.
@@ -105,13 +105,13 @@ def names_text(text: str) -> str:
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
-def loggers_text(text: str) -> str:
-    """Normalizes comma-separated loggers; may be empty."""
+def parse_loggers(text: str) -> list[Spec]:
+    """Parses comma-separated loggers; may be empty."""
     specs = parse_specs(text)
     for spec in specs:
         if spec.name not in LOGGERS and ":" not in spec.name:
             raise InputError(f"{spec.name} is not a logger.{nearest(spec.name, LOGGERS)}")
-    return ",".join(map(str, specs))
+    return specs
 
 
 AUTO = "auto"  # searches for a layout
@@ -248,7 +248,8 @@ def _checked_text(field: dataclasses.Field, value: str) -> tuple[str, Any]:
             text = flag.check(text)
         if flag.parse and (text or field.default):
             parsed = flag.parse(text)
-            text = text if flag.check else str(parsed)
+            normal = ",".join(map(str, parsed)) if isinstance(parsed, list) else str(parsed)
+            text = text if flag.check else normal
     except InputError as error:
         raise InputError(f"--{name}: {error}".rstrip(".") + ".") from error
     if not text.isprintable():  # because it must fit in one line of a flagfile, and in the environment

@@ -9,9 +9,9 @@ from tfdist.config.fields import (
     ANY_TEXT,
     CATALOG_NAME,
     flag_field,
-    loggers_text,
     names_text,
     own_text,
+    parse_loggers,
     window_text,
 )
 from tfdist.config.job_config import OWN, JobConfig
@@ -281,7 +281,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         OUTPUT,
         f"Comma-separated experiment trackers, in addition to metrics.jsonl: tensorboard, mlflow(experiment='tfdist'), "
         f"wandb(project='tfdist'), {OWN}. Empty for none.",
-        check=loggers_text,
+        parse=parse_loggers,
         training_only=True,
         in_trials="",
     )

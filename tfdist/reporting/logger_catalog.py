@@ -2,11 +2,10 @@
 
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tfdist.errors import InputError
 from tfdist.grammar.spec import Spec, call, load_object, nearest
-from tfdist.grammar.spec_list import parse_specs
 from tfdist.reporting.logger import LoggedRun, OptionalReporter
 from tfdist.reporting.mlflow_logger import MLflowLogger
 from tfdist.reporting.reporter import Reporter
@@ -18,14 +17,19 @@ TENSORBOARD = "tensorboard"
 _NEEDED = {"mlflow": ("mlflow", "pip install mlflow-skinny"), "wandb": ("wandb", "pip install wandb")}
 
 
-def check_installed(text: str) -> None:
+def check_installed(loggers: Sequence[Spec]) -> None:
     """Checks that the packages of loggers are installed, without importing them, and the arguments of known loggers.
 
     Raises:
       InputError: one is not, and the message has the command that installs it; or an argument is unknown.
     """
-    for spec in parse_specs(text):
-        _check_arguments(spec)
+    for spec in loggers:
+        if spec.name in CATALOG:
+            known = [name for name in inspect.signature(CATALOG[spec.name]).parameters if name != "run"]
+            if unknown := next((name for name in spec.args if name not in known), ""):
+                raise InputError(
+                    f'--loggers={spec}: {spec.name} has no parameter "{unknown}". Received: {spec}.{nearest(unknown, known)}'
+                )
         module, install = _NEEDED.get(spec.name, ("", ""))
         if module and importlib.util.find_spec(module) is None:
             raise InputError(
@@ -33,24 +37,14 @@ def check_installed(text: str) -> None:
             )
 
 
-def _check_arguments(spec: Spec) -> None:
-    if spec.name in CATALOG:
-        known = [name for name in inspect.signature(CATALOG[spec.name]).parameters if name != "run"]
-        for name in spec.args:
-            if name not in known:
-                raise InputError(
-                    f'--loggers={spec}: {spec.name} has no parameter "{name}". Received: {spec}.{nearest(name, known)}'
-                )
-
-
-def check_own(text: str) -> None:
+def check_own(loggers: Sequence[Spec]) -> None:
     """Imports a user's own loggers, so that what is wrong with their names is reported before a run begins."""
-    for spec in parse_specs(text):
+    for spec in loggers:
         if ":" in spec.name:
             load_object(spec.name)
 
 
-def make_loggers(text: str, run: LoggedRun) -> list[Reporter]:
+def make_loggers(loggers: Sequence[Spec], run: LoggedRun) -> list[Reporter]:
     """Creates the loggers of a run, on the chief.
 
     TensorBoard's events are files of the run, so that an error of writing them ends the run like that of any other file;
@@ -59,7 +53,7 @@ def make_loggers(text: str, run: LoggedRun) -> list[Reporter]:
     Raises:
       InputError: a logger does not take its arguments.
     """
-    return [_made(spec, run) for spec in parse_specs(text)]
+    return [_made(spec, run) for spec in loggers]
 
 
 def _made(spec: Spec, run: LoggedRun) -> Reporter:
