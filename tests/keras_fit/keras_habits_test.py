@@ -298,7 +298,7 @@ def test_batches_of_other_sizes_are_traced_without_a_word(mirrored2: tfdist.Stra
     model.train_on_batch(X[:8], Y[:8])
     model.test_on_batch(X[:8], Y[:8])
     monkeypatch.setattr("tfdist.step.step.agree_on_plan", lambda *_: pytest.fail("asked again"))
-    monkeypatch.setattr("tfdist.keras_fit.compiled_functions.agree_on_plan", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr("tfdist.keras_fit.training_steps.agree_on_plan", lambda *_: pytest.fail("asked again"))
     for rows in (7, 5, 1):
         model.train_on_batch(X[:rows], Y[:rows])
         model.test_on_batch(X[:rows], Y[:rows])
