@@ -30,8 +30,7 @@ _EXAMPLES = (
 
 def main(config: BenchConfig, output: Output = TEXT) -> int:
     """Measures the collectives; returns the exit code."""
-    place = early_checks.find_place(config)
-    early_checks.check_cluster(config, place)
+    place = early_checks.check_cluster(config, early_checks.find_place(config))
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.benchmark import plot, table
     from tfdist.cli import open_strategy

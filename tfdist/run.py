@@ -29,8 +29,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
       The exit code.
     """
     check_script(pathlib.Path(script))
-    place = early_checks.find_place(config)
-    early_checks.check_cluster(config, place)
+    place = early_checks.check_cluster(config, early_checks.find_place(config))
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 

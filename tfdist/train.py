@@ -4,7 +4,7 @@ import contextlib
 import sys
 
 from tfdist.checkpoint import in_memory
-from tfdist.cli import command, early_checks, flags, search, tensorflow_import
+from tfdist.cli import command, early_checks, flags, resume, search, tensorflow_import
 from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
@@ -24,8 +24,8 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         return search.run(config, place)
     check_installed(config.parsed.loggers)
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
-    early_checks.check_cluster(config, place)
-    decided = early_checks.check_directory(config, place)
+    place = early_checks.check_cluster(config, place)
+    decided = resume.decide_early(config, place)
     if decided and decided[0] and not config.dry_run:
         print(decided[0])
         return 0

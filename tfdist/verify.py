@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 def main(config: VerifyConfig, output: Output = TEXT) -> int:
     """Trains twice and compares; returns 0 if the results are equal within the tolerance, else 1."""
-    place = early_checks.find_place(config)
-    early_checks.check_cluster(config, place)
+    place = early_checks.check_cluster(config, early_checks.find_place(config))
     early_checks.check_data(config, place)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras

@@ -4,8 +4,9 @@ import dataclasses
 from typing import Any
 
 from tfdist.benchmark.measurement import TRAFFIC
-from tfdist.config.conflicts import flag_text
+from tfdist.config.conflicts import check_strategy, flag_text
 from tfdist.config.fields import check_fields, flag_field
+from tfdist.config.strategy_registry import declared
 from tfdist.config.topics import OUTPUT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
@@ -157,3 +158,4 @@ class BenchConfig:
                 f"{flag_text('operations', self.operations)} {flag_text('all_reduce', self.all_reduce)}."
             )
         TrainConfig(**{name: getattr(self, name) for name in _WHERE})
+        check_strategy(self, declared(self.strategy))

@@ -7,18 +7,14 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfdist.cli import resume
 from tfdist.cluster.detection import detect_cluster
 from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.data_set_files import check_files
-from tfdist.config.strategy_registry import declared
-from tfdist.config.train_config import TrainConfig
+from tfdist.config.strategy_registry import AUTO, declared
 from tfdist.coordination import job_token
-from tfdist.distribution.strategy_selection import detect
+from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import InputError
-from tfdist.reporting import RunDirectory
-from tfdist.storage import path_of
 
 
 class Place(NamedTuple):
@@ -27,10 +23,12 @@ class Place(NamedTuple):
     Attributes:
       environment: the environment, with the variables that flags replace.
       cluster: this process's place among the job's processes.
+      detection: how the strategy was chosen; None if that depends on devices, or on code, that only TensorFlow finds.
     """
 
     environment: Mapping[str, str]
     cluster: Cluster
+    detection: Detection | None = None
 
 
 def find_place(config: Any, environment: Mapping[str, str] = os.environ) -> Place:
@@ -40,20 +38,26 @@ def find_place(config: Any, environment: Mapping[str, str] = os.environ) -> Plac
     return Place(environment, detect_cluster(environment))
 
 
-def check_cluster(config: Any, place: Place) -> None:
-    """Raises `InputError` if the job does not suit the strategy, or the other flags the strategy that "auto" means."""
+def check_cluster(config: Any, place: Place) -> Place:
+    """Chooses the strategy, if that is possible yet.
+
+    Raises:
+      InputError: the job does not suit the strategy, or the other flags do not suit the one that "auto" means.
+    """
     if ":" in config.strategy:  # what a user's own strategy declares is known only after its import
-        return
+        return place
     # How many devices there are is known only to TensorFlow: what is refused for one and for several is refused.
+    counts = (config.devices,) if config.devices or config.strategy != AUTO else (1, 2)
     refusals = []
-    for devices in (config.devices,) if config.devices else (1, 2):
-        strategy = declared(detect(place.environment, config.strategy, devices, cluster=place.cluster).strategy)
+    for devices in counts:
+        detection = detect(place.environment, config.strategy, devices, cluster=place.cluster)
+        strategy = declared(detection.strategy)
         try:
             if strategy.name != config.strategy:  # else checked with the other flags
                 check_strategy(config, strategy)
             if strategy.check_processes:
                 strategy.check_processes(config, place.cluster.size)
-            return
+            return place._replace(detection=detection) if len(counts) == 1 else place
         except InputError as error:
             refusals.append(error)
     raise refusals[0]
@@ -63,12 +67,3 @@ def check_data(config: Any, place: Place) -> None:
     """Raises `InputError` if files of the data set are missing, if all processes are on this host."""
     if place.cluster.local_size == place.cluster.size:
         check_files(config.dataset, config.data_dir)
-
-
-def check_directory(config: TrainConfig, place: Place) -> tuple[str, resume.Origin] | None:
-    """Returns what `resume.decide` says, if there is one process, and a directory; raises as it and `path_of`."""
-    for path in (config.output_dir, config.resume):
-        path_of(path)
-    if not config.output_dir or place.cluster.size > 1:
-        return None
-    return resume.decide(config, RunDirectory(path_of(os.path.expanduser(config.output_dir))))

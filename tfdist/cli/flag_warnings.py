@@ -26,12 +26,9 @@ def warn_of_flags(config: Any, strategy: Strategy, model: keras.Model | None = N
         replicas=strategy.replicas,
         processes=strategy.cluster.size,
         sums_gradients=strategy.sums_gradients,
-        has_batch_norm=model is None or any(map(_is_batch_norm, keras_internals.layers_of(model))),
+        has_batch_norm=model is None
+        or any(isinstance(layer, keras.layers.BatchNormalization) for layer in keras_internals.layers_of(model)),
         uses_data_dir=not hasattr(config, "dataset") or catalog.takes_data_dir(config.dataset),
     )
     for text in without_effect(config, job, declaration(config.strategy)):
         warn_once(text)
-
-
-def _is_batch_norm(layer: keras.Layer) -> bool:
-    return isinstance(layer, keras.layers.BatchNormalization)

@@ -21,7 +21,7 @@ def run(config: TrainConfig, search: LearningRateSearch, place: Place) -> int:
     """
     from tfdist.cli import tensorflow_import
 
-    check_cluster(config, place)
+    place = check_cluster(config, place)
     tensorflow_import.load_tensorflow()
     from tfdist.cli import run as training
     from tfdist.finders.learning_rate import find_learning_rate

@@ -38,7 +38,9 @@ class Opened(NamedTuple):
 
 
 def choose(config: Any, place: Place) -> Detection:
-    """Chooses the strategy."""
+    """Chooses the strategy, unless that has been done."""
+    if place.detection:
+        return place.detection
     devices = config.devices or max(len(tf.config.list_physical_devices("GPU")), 1)
     return detect(place.environment, config.strategy, devices, declaration(config.strategy), place.cluster)
 
@@ -73,9 +75,8 @@ def opened_strategy(
     """
     place = place or find_place(config)
     detection = choose(config, place)
-    is_named = config.strategy == detection.strategy and ":" not in config.strategy  # and checked with the other flags
     config = replaced(config, strategy=detection.strategy)
-    if not is_named:
+    if not place.detection:  # else the flags have been checked
         check_strategy(config, declaration(detection.strategy))
     options = {**_options(config, detection), **more_options}
     # Failure detection begins with the group, because an engine may wait forever at startup for a peer that is lost

@@ -15,6 +15,7 @@ from tfdist.checkpoint.format import (
     newest_first,
     set_aside_in,
 )
+from tfdist.cli.early_checks import Place
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import names
 from tfdist.config.train_config import TrainConfig
@@ -75,7 +76,7 @@ def origin(
         _check_flags(found, flags)
     elif not own:
         raise _nothing_to_resume(resume)
-    elif directory.is_done or _flags_of(directory) != _written(flags):
+    elif directory.is_done or _began_with_others(directory, flags):
         _check_new(directory)  # fails if it is done, or of another run, and must not be overwritten
     return Origin([str(path) for path in found], own)
 
@@ -85,6 +86,15 @@ def decide(config: TrainConfig, directory: RunDirectory) -> tuple[str, Origin]:
     given = config.resume, directory, dataclasses.asdict(config), relaunched()
     said = finished(*given)
     return said, Origin([], True) if said else origin(*given)
+
+
+def decide_early(config: TrainConfig, place: Place) -> tuple[str, Origin] | None:
+    """Returns what `decide` says, if there is one process, and a directory; raises as it and `path_of`."""
+    for path in (config.output_dir, config.resume):
+        path_of(path)
+    if not config.output_dir or place.cluster.size > 1:
+        return None
+    return decide(config, RunDirectory(path_of(os.path.expanduser(config.output_dir))))
 
 
 def overwrites(directory: RunDirectory, flags: Mapping[str, Any], launched: str = "") -> bool:
@@ -98,7 +108,7 @@ def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], lau
     if overwrites(directory, flags, launched) or not _is_own_run(resume, directory, launched):
         return ""
     facts = directory.finished
-    if not facts or _flags_of(directory) != _written(flags):
+    if not facts or _began_with_others(directory, flags):
         return ""
     if any(facts.get(name) != flags.get(name) for name in OF_THE_END):
         return ""
@@ -233,13 +243,7 @@ def _check_flags(found: list[StoragePath], flags: Mapping[str, Any]) -> None:
         )
 
 
-def _flags_of(directory: RunDirectory) -> list[str]:
-    return sorted(line for line in directory.last_flags() if line.startswith("--") and _is_fixed(line))
-
-
-def _written(flags: Mapping[str, Any]) -> list[str]:
-    return sorted(flag_text(name, value) for name, value in flags.items() if name in FIXED)
-
-
-def _is_fixed(line: str) -> bool:
-    return line.removeprefix("--").partition("=")[0] in FIXED
+def _began_with_others(directory: RunDirectory, flags: Mapping[str, Any]) -> bool:
+    """Returns whether a run was begun with other values of flags that must stay the same."""
+    lines = [line for line in directory.last_flags() if line.startswith("--") and line[2:].partition("=")[0] in FIXED]
+    return sorted(lines) != sorted(flag_text(name, value) for name, value in flags.items() if name in FIXED)
