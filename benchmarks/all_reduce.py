@@ -100,7 +100,7 @@ def job(prefix: str, order: str, strategy: str, sizes: int, seconds: float) -> d
 def work(strategy_name: str, order: str, switch: str, result: str, sizes: int) -> None:
     """Measures on one rank."""
     import tfdist
-    from tfdist.collectives.algorithms import possible_algorithms
+    from tfdist.collectives.all_reduce_algorithms import possible_algorithms
     from tfdist.diagnostics import auto_all_reduce
 
     strategy = tfdist.load_strategy(strategy_name, all_reduce="auto", topology=TOPOLOGIES[order])
@@ -131,8 +131,8 @@ def work(strategy_name: str, order: str, switch: str, result: str, sizes: int) -
 
 
 def show(order: str, found: dict) -> None:
-    from tfdist.errors.byte_sizes import byte_size
-    from tfdist.grammar.all_reduce import AlgorithmTable, Band
+    from tfdist.config.all_reduce import AlgorithmTable, Band
+    from tfdist.errors.numbers import byte_size
 
     names = list(found["counted"])
     print(f"\n{order}\n\n| | {' | '.join(names)} | auto |")

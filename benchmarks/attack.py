@@ -26,8 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from tfdist.coordination.handshake import HELLO_SECONDS, MAX_UNAUTHENTICATED
-from tfdist.coordination.messages import VERSION, encode
+from tfdist.coordination.messages import HELLO_SECONDS, MAX_UNAUTHENTICATED, VERSION, encode
 
 HELLO = encode({"type": "hello", "rank": 1, "size": 2, "version": VERSION, "pid": 1, "host": "h", "nonce": "n"})
 SEALED = b"0" * 64 + b" " + encode({"type": "join"})

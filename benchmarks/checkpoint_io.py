@@ -26,7 +26,7 @@ import numpy as np
 import starting
 from paired import ratio_of_medians
 
-from tfdist.checkpoint.format import Checkpoint, Part, commit, hashed_io, write_shard
+from tfdist.checkpoint.format import Checkpoint, Part, commit, files, write_shard
 from tfdist.coordination import LocalGroup
 
 TENSOR = (1024, 2048)
@@ -77,7 +77,7 @@ class Sides:
             pass
 
     def _hash(self) -> None:
-        each = [piece.memory for part in self.parts for piece in hashed_io.pieces(0, part.values.nbytes, part.values)]
+        each = [piece.memory for part in self.parts for piece in files.pieces(0, part.values.nbytes, part.values)]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(hashlib.sha256, each))
 

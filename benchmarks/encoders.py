@@ -19,11 +19,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica
-from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
+from tfdist.config.rules import parse_rules
 from tfdist.gradients.compression.catalog import create
-from tfdist.gradients.compression.kernels.codec_compiler import CodecCompiler
-from tfdist.gradients.error_feedback import ErrorFeedback
-from tfdist.grammar.rules import parse_rules
+from tfdist.gradients.compression.codec_compiler import CodecCompiler
+from tfdist.gradients.compression.reducers import AllGatherReducer
+from tfdist.gradients.reducer import ErrorFeedback
 
 SHAPE = (2048, 4096)
 Work = Callable[[tf.Tensor], list[tf.Tensor]]

@@ -17,7 +17,7 @@ from workload import LEARNING_RATE, WORKLOADS, arrays
 
 from tfdist import keras_fit, models
 from tfdist.cli import command, flags, open_strategy
-from tfdist.config.run_config import RunConfig
+from tfdist.config.job_config import RunConfig
 
 
 class EachBatch(keras.callbacks.Callback):

@@ -40,8 +40,10 @@ def uneven() -> Any:
 def rank_program(given: argparse.Namespace) -> None:
     """Measures in one of the processes; the first one prints results."""
     import tfdist
-    from tfdist.pipelining.cut import cut_model, measure_seconds, trace_model
-    from tfdist.pipelining.schedules import make_schedule, simulate
+    from tfdist.pipelining.cutting import cut_model, trace_model
+    from tfdist.pipelining.operation_timing import measure_seconds
+    from tfdist.pipelining.schedule_catalog import make_schedule
+    from tfdist.pipelining.schedule_simulation import simulate
 
     strategy = tfdist.load_strategy("pipeline", intra_op_threads=1, pipeline_schedule="1f1b", micro_batches=1)
     with strategy.process_device():

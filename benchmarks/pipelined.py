@@ -59,7 +59,7 @@ class Pipelined:
 
         import tfdist
         from tfdist.collectives.no_communication import NoCommunication
-        from tfdist.pipelining.schedules import make_schedule
+        from tfdist.pipelining.schedule_catalog import make_schedule
 
         strategy.schedule = make_schedule(schedule, strategy.grid.stages, micro_batches)
         model, (x, y), strategy.cut = problem(strategy.schedule.stages)

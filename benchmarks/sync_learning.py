@@ -33,8 +33,8 @@ import starting
 from sync_tasks import TASKS, Method, Task
 
 import tfdist
+from tfdist.config.sync import parse_sync
 from tfdist.errors import InputError, NotFiniteError
-from tfdist.grammar.sync import parse_sync
 
 EVALUATIONS = 12
 STEP = "step"

@@ -18,9 +18,9 @@ except ImportError as missing:
         f"--strategy=horovod needs Horovod built for this TensorFlow. Received: {missing}. Run `tfdist install_horovod`."
     ) from missing
 
-from tfdist.collectives.declared_groups import distinct_groups
-from tfdist.collectives.dtype_casting import from_first
 from tfdist.collectives.horovod import HorovodCollectives
+from tfdist.collectives.interface import from_first
+from tfdist.collectives.process_groups import distinct_groups
 from tfdist.distribution.all_reduce_plan import AllReducePlan, plan_all_reduce
 from tfdist.distribution.horovod_rendezvous import describe_communication, start_horovod
 from tfdist.distribution.sharded_optimizer import optimizer_shards

@@ -17,20 +17,20 @@ from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.coordination import Group
-from tfdist.distribution.dtensor import (
+from tfdist.distribution.dtensor_variables import (
     Batches,
     Devices,
+    MeshBlocks,
+    MeshVariables,
     calling_program,
     engine_mesh,
     lay_batch,
     sum_together,
 )
-from tfdist.distribution.dtensor_variables import MeshBlocks, MeshVariables
-from tfdist.distribution.outside_calls import refuse_calls_outside
+from tfdist.distribution.mesh_checks import refuse_calls_outside, refuse_unsafe_operations
 from tfdist.distribution.strategy import State, Strategy
-from tfdist.distribution.unsafe_operations import refuse_unsafe_operations
 from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of
-from tfdist.layers.rematerialization import rematerialize
+from tfdist.layers.recompute import rematerialize
 from tfdist.sharding.layouts import Layout, Placement, idle, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of
 from tfdist.sharding.variable_layouts import dims_of_uninitialized, is_gathered_in_turn, placement

@@ -10,14 +10,12 @@ from tfdist import keras_internals
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives
-from tfdist.collectives.declared_groups import distinct_groups
-from tfdist.collectives.process_groups import ProcessGroups
+from tfdist.collectives.process_groups import ProcessGroups, distinct_groups
 from tfdist.coordination import Group
 from tfdist.distribution.all_reduce_plan import plan_all_reduce
 from tfdist.distribution.sharded_optimizer import optimizer_shards
-from tfdist.distribution.tf_distribute import TensorFlowStrategy
+from tfdist.distribution.tf_distribute import TensorFlowStrategy, VariableCreation
 from tfdist.distribution.tf_server import starting, with_addresses
-from tfdist.distribution.variable_creation import VariableCreation
 
 
 class MultiWorker(TensorFlowStrategy):

@@ -16,16 +16,13 @@ from tfdist.distribution.sharded_optimizer import optimizer_shards
 from tfdist.errors import InputError
 from tfdist.layers.mesh_layouts import MeshLayouts
 from tfdist.pipelining.activation_compression import METHODS
-from tfdist.pipelining.equal_values import synchronize_replicas
 from tfdist.pipelining.has_stages import HasStages
-from tfdist.pipelining.model_checks import refuse_training_without_trainer
-from tfdist.pipelining.schedules import make_schedule
-from tfdist.pipelining.spread_update import SpreadUpdate
-from tfdist.pipelining.stage_blocks import StageBlocks
+from tfdist.pipelining.schedule_catalog import make_schedule
+from tfdist.pipelining.shared_variables import synchronize_replicas
+from tfdist.pipelining.spread_stage import SpreadUpdate
 from tfdist.pipelining.stage_devices import StageDevices, StageLayouts, devices_of_process, prepare
-from tfdist.pipelining.stage_parts import StageParts
-from tfdist.sharding.layouts import parse_layout
-from tfdist.sharding.process_grid import parse_grid
+from tfdist.pipelining.stage_parts import StageBlocks, StageParts, refuse_training_without_trainer
+from tfdist.sharding.layouts import parse_grid, parse_layout
 
 _OF_HOROVOD = ("gloo", "mpi")
 

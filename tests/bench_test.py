@@ -10,9 +10,9 @@ import pytest
 from tests import documented_json
 from tfdist import bench
 from tfdist.__main__ import commands
-from tfdist.benchmark import table
-from tfdist.benchmark.measurement import TRAFFIC
 from tfdist.cluster import environment
+from tfdist.planning import benchmark_results
+from tfdist.planning.benchmark_results import TRAFFIC
 
 pytestmark = pytest.mark.processes
 
@@ -66,7 +66,7 @@ def test_logical_devices_of_one_process(tmp_path, capsys):
     assert bench.start(["bench", "collectives", *flags, f"--output_dir={path}"]) == 0
     reason, header, *rows, last = capsys.readouterr().out.splitlines()
     assert "Using strategy mirrored" in reason
-    assert header == table.header()
+    assert header == benchmark_results.header()
     assert [row.split()[0] for row in rows] == list(TRAFFIC)
     assert last == str(path)
     assert {"collectives.jsonl", "collectives.png", "environment.json", "flags.txt"} <= {p.name for p in path.iterdir()}
@@ -129,7 +129,7 @@ def test_two_processes(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines() if line.startswith("[0] ")]
     assert not [line for line in done.stdout.splitlines() if line.startswith("[1] ")], "the chief alone speaks"
-    rows = lines[lines.index(table.header()) + 1 : -1]
+    rows = lines[lines.index(benchmark_results.header()) + 1 : -1]
     assert lines[-1] == "out"
     records = [json.loads(line) for line in (tmp_path / "out/collectives.jsonl").read_text().splitlines()]
     measured = [(record["operation"], record["bytes"]) for record in records]

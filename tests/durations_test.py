@@ -5,7 +5,7 @@ import pytest
 from tests import durations, tiers
 
 PROPERTY = '<properties><property name="unit" value="data/rows_test.py"/></properties>'
-FILE = "grammar/spec_test.py"  # a file that is there, with a test that is there
+FILE = "config/spec_test.py"  # a file that is there, with a test that is there
 
 
 def report(*cases: tuple[str, str, float, str]) -> str:

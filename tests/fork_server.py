@@ -32,9 +32,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+from tfdist.cluster import uncaught_errors
 from tfdist.launcher import job_runner
-from tfdist.launcher.local_process import LocalProcess, NewProcess
-from tfdist.process import uncaught_errors
+from tfdist.launcher.child import LocalProcess, NewProcess
 
 _READ_BY_IMPORTS = re.compile(r"KERAS|PYTHON|LD_|XLA_|OMP_|OPENBLAS_|MKL_|MPL|TFDS|HOME$|PATH$|TF_(?!CONFIG|NUM_|CPP_)")
 _IMPORTED = (

@@ -34,14 +34,14 @@ def test_what_imports_tensorflow(tmp_path: pathlib.Path, text: str, expected: bo
 
 def test_what_a_conftest_imports_counts_for_its_folder():
     assert import_graph.imports_tensorflow(ROOT / "tests" / "optimizers" / "any_test.py")
-    assert not import_graph.imports_tensorflow(ROOT / "tests" / "grammar" / "any_test.py")
+    assert not import_graph.imports_tensorflow(ROOT / "tests" / "config" / "any_test.py")
 
 
 @pytest.mark.parametrize(
     ("path", "package"),
     [
         ("tfdist/step/step.py", "step"),
-        ("tfdist/data/formats/csv.py", "data"),
+        ("tfdist/data/csv_file.py", "data"),
         ("tfdist/train.py", "commands"),
         ("strategies/mesh.py", "strategies"),
         ("tests/step/step_test.py", "step"),
@@ -57,5 +57,5 @@ def test_the_package_of_a_file(path: str, package: str):
 def test_distances_are_numbers_of_imports():
     distances = import_graph.distances({"step"})
     assert distances["step"] == 0 and distances["trainer"] == 1
-    assert {"grammar", "errors", "gradients"}.isdisjoint(distances)  # which step imports
+    assert {"config", "errors", "gradients"}.isdisjoint(distances)  # which step imports
     assert import_graph.distances({"step", "trainer"})["trainer"] == 0

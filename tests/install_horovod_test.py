@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from tfdist import install_horovod
-from tfdist.cli import command, horovod_build, wheel_cache
+from tfdist.cli import command, horovod_build
 from tfdist.errors import ExitCode, TfdistError
 
 
@@ -144,9 +144,9 @@ def cached(probed, no_tools, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(install_horovod.Log, "pip", lambda self, *_, **__: probed.update(stdout=works))
     built, folder = tmp_path / WHEEL, tmp_path / "cache" / horovod_build.Build("2.21.0").key
     built.write_bytes(b"a wheel")
-    wheel_cache.make_private(tmp_path / "cache")
-    wheel_cache.make_private(folder)
-    return wheel_cache.add(built, folder)
+    horovod_build.make_private(tmp_path / "cache")
+    horovod_build.make_private(folder)
+    return horovod_build.add(built, folder)
 
 
 def test_a_wheel_that_this_command_has_built_is_installed_again(cached: pathlib.Path, capsys):

@@ -13,8 +13,8 @@ import pytest
 
 from tests.launcher.launching import Launches, member, python
 from tests.waiting import DEADLINE
+from tfdist.cluster.signals import TOGETHER_SECONDS
 from tfdist.launcher.supervision import FAILURE_SECONDS
-from tfdist.process.preemption import TOGETHER_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 

@@ -202,7 +202,7 @@ def names():
 
 kinds, before = names()
 import tfdist, tfdist.horovod
-from tfdist.horovod.keras_patches import train_with_communication
+from tfdist.horovod.optimizer import train_with_communication
 strategy = tfdist.load_strategy("mesh", mesh_shape="data:2")
 with strategy.scope():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])

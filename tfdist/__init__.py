@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from tfdist.process import keras_backend, quiet_tensorflow, uncaught_errors
+from tfdist.cluster import keras_backend, quiet_tensorflow, uncaught_errors
 
 if TYPE_CHECKING:
     from tfdist import collectives, data, errors, gradients, layers, models, optimizers, row_semantics
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
     from tfdist.coordination import Group
     from tfdist.distribution.factory import load_strategy
     from tfdist.distribution.strategy import Strategy, current_strategy
-    from tfdist.finders.function_trials import find_batch_size
-    from tfdist.finders.learning_rate import find_learning_rate
     from tfdist.gradients import LossScaler
     from tfdist.launcher.spawn import spawn
     from tfdist.layers.recompute import recompute
     from tfdist.layers.sharding_constraint import constrain
-    from tfdist.sharding.dim_names import name_dims
-    from tfdist.trainer.early_stopping import EarlyStopping
+    from tfdist.planning.batch_size import find_batch_size
+    from tfdist.planning.learning_rate import find_learning_rate
+    from tfdist.sharding.variable_layouts import name_dims
+    from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau
     from tfdist.trainer.options import Checks, Reporting, Schedule
-    from tfdist.trainer.plateau import ReduceLROnPlateau
     from tfdist.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -82,7 +81,7 @@ _HOMES = {
     "EarlyStopping": "tfdist.trainer.early_stopping",
     "Group": "tfdist.coordination",
     "LossScaler": "tfdist.gradients",
-    "ReduceLROnPlateau": "tfdist.trainer.plateau",
+    "ReduceLROnPlateau": "tfdist.trainer.early_stopping",
     "Reporting": "tfdist.trainer.options",
     "Schedule": "tfdist.trainer.options",
     "Strategy": "tfdist.distribution.strategy",
@@ -90,11 +89,11 @@ _HOMES = {
     "constrain": "tfdist.layers.sharding_constraint",
     "current_strategy": "tfdist.distribution.strategy",
     "distribute": "tfdist.cli.distribute",
-    "find_batch_size": "tfdist.finders.function_trials",
-    "find_learning_rate": "tfdist.finders.learning_rate",
+    "find_batch_size": "tfdist.planning.batch_size",
+    "find_learning_rate": "tfdist.planning.learning_rate",
     "gather_rows": "tfdist.collectives",
     "load_strategy": "tfdist.distribution.factory",
-    "name_dims": "tfdist.sharding.dim_names",
+    "name_dims": "tfdist.sharding.variable_layouts",
     "recompute": "tfdist.layers.recompute",
     "spawn": "tfdist.launcher.spawn",
 }

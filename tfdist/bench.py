@@ -10,16 +10,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.benchmark.config import ALL, BenchConfig, parse_algorithms, parse_operations, parse_sizes
 from tfdist.cli import command, early_checks, flags, tensorflow_import
 from tfdist.cli.output import TEXT, Output
+from tfdist.config.all_reduce import AUTO
 from tfdist.errors import InputError
-from tfdist.grammar.all_reduce import AUTO
-from tfdist.grammar.spec import nearest
+from tfdist.errors.suggestions import nearest
+from tfdist.planning.benchmark_config import ALL, BenchConfig, parse_algorithms, parse_operations, parse_sizes
 
 if TYPE_CHECKING:
-    from tfdist.benchmark.measurement import Measured
     from tfdist.distribution.strategy import Strategy
+    from tfdist.planning.benchmark_results import Measured
 
 BENCHMARKS = ("collectives",)
 _EXAMPLES = (
@@ -32,8 +32,8 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
     """Measures the collectives; returns the exit code."""
     place = early_checks.check_cluster(config, early_checks.find_place(config))
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
-    from tfdist.benchmark import plot, table
     from tfdist.cli import open_strategy
+    from tfdist.planning import benchmark_results
     from tfdist.reporting import RunDirectory
     from tfdist.reporting.file_errors import GrowingFile
     from tfdist.storage import storage_of
@@ -50,15 +50,15 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
             return 0
         path = config.output_dir or f"runs/bench-collectives-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         directory = RunDirectory.create(path, flags.flags_text(config), hosts, strategy.communication).path
-        output.line(f"{detection.reason}\n{table.header(*['all_reduce'][: bool(config.all_reduce)])}")
+        output.line(f"{detection.reason}\n{benchmark_results.header(*['all_reduce'][: bool(config.all_reduce)])}")
         measured = []
         with contextlib.closing(GrowingFile(directory / "collectives.jsonl")) as file:
             for each in measurements:
                 measured.append(each)
-                output.line(table.row(each))
+                output.line(benchmark_results.row(each))
                 file.write(json.dumps(each.record()).encode() + b"\n")
         with storage_of(directory).staged(directory / "collectives.png") as picture:
-            plot.draw(measured).savefig(picture, format="png")
+            benchmark_results.draw(measured).savefig(picture, format="png")
         output.line(path)
         output.result(
             {
@@ -82,7 +82,7 @@ def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:
     """Raises `InputError` if the strategy has no other replica to communicate with, or does not support the dtype."""
     import tensorflow as tf
 
-    from tfdist.benchmark.operations import check_dtype
+    from tfdist.planning.benchmark_timing import check_dtype
 
     if strategy.replicas < 2:
         raise InputError(
@@ -98,8 +98,8 @@ def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measur
     """Yields measurements by operation and size; a barrier has no size and is measured once."""
     import tensorflow as tf
 
-    from tfdist.benchmark.timing import measure
-    from tfdist.collectives.algorithms import check_algorithm, possible_algorithms
+    from tfdist.collectives.all_reduce_algorithms import check_algorithm, possible_algorithms
+    from tfdist.planning.benchmark_timing import measure
 
     how: dict[str, Any] = {"repeats": config.repeats, "repeat_seconds": config.repeat_seconds}
     dtype = tf.as_dtype(config.dtype)

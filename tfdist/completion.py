@@ -9,9 +9,9 @@ from typing import Any
 from tfdist.__main__ import commands
 from tfdist.cli import command, description
 from tfdist.cli.completion_scripts import SHELLS, Command, Flag
-from tfdist.config.topics import WITHOUT_EFFECT
+from tfdist.config.fields import WITHOUT_EFFECT
 from tfdist.errors import InputError
-from tfdist.grammar.spec import nearest
+from tfdist.errors.suggestions import nearest
 
 _SHOWN = " or ".join(SHELLS)
 

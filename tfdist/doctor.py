@@ -14,7 +14,7 @@ from tfdist.cli import command
 from tfdist.cli.output import Output
 from tfdist.config.strategy_registry import NAMES
 from tfdist.errors import ExitCode, InputError
-from tfdist.grammar.spec import nearest
+from tfdist.errors.suggestions import nearest
 from tfdist.machine import engines, environment_variables, frameworks, hardware, limits, network, speeds, versions
 from tfdist.machine.children import Children
 from tfdist.machine.report import Finding, Section, Status, lines

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from tfdist.cli import command, early_checks, flags, tensorflow_import
-from tfdist.cli.text_table import text_table
-from tfdist.config.run_config import RunConfig
+from tfdist.cli.output import text_table
+from tfdist.config.job_config import RunConfig
 from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError

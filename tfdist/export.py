@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import command, flags, tensorflow_import, weights
-from tfdist.config.fields import check_fields, flag_field
+from tfdist.config.fields import OUTPUT, check_fields, flag_field
 from tfdist.config.strategy_registry import REFERENCE
-from tfdist.config.topics import OUTPUT
 from tfdist.config.trained_config import TrainedConfig, WeightsConfig
 from tfdist.errors import InputError
 from tfdist.storage import StoragePath, path_of, storage_of
@@ -133,7 +132,7 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
     import numpy as np
 
     from tfdist.checkpoint.format import Part, write_shard
-    from tfdist.grammar.unique_names import unique_names
+    from tfdist.config.spec import unique_names
     from tfdist.step import randomness
 
     seeds = {id(state) for state in randomness.seed_states(trainer.model)}

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from absl import flags
 
-from tfdist.cli import command, horovod_build, wheel_cache
+from tfdist.cli import command, horovod_build
 from tfdist.cli.horovod_build import PATCHED, SDIST, SHA256, VERSION, Build
 from tfdist.config.strategy_registry import NO_ONECCL
 from tfdist.errors import InputError, TfdistError
@@ -87,8 +87,8 @@ def install(options: Options) -> None:
             _say(f"Replacing the installed Horovod. {error}")
     folder = options.cache / build.key
     try:
-        wheel_cache.make_private(options.cache)
-        wheel_cache.make_private(folder)
+        horovod_build.make_private(options.cache)
+        horovod_build.make_private(folder)
         log = Log(folder / "install.log")
     except OSError as error:
         raise InputError(f"The cache must be writable. Received: {error}. Pass another --cache_dir.") from error
@@ -102,7 +102,7 @@ def install(options: Options) -> None:
 
 
 def _is_intact(wheel: pathlib.Path) -> bool:
-    reason = wheel_cache.check(wheel)
+    reason = horovod_build.check(wheel)
     if reason:
         _say(f"Not using {wheel}: {reason}.")
     return not reason
@@ -135,7 +135,7 @@ def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
         arguments = ["--verbose", *_FROM_SOURCE, "--wheel-dir", str(folder), str(source)]
         log.pip("wheel", *arguments, environment=environment)
         (built,) = folder.glob("*.whl")
-        return wheel_cache.add(built, cache / build.key)
+        return horovod_build.add(built, cache / build.key)
 
 
 def _fetch(names: Iterable[str], folder: pathlib.Path, log: Log) -> None:

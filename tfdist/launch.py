@@ -17,13 +17,13 @@ from absl import flags
 
 from tfdist.cli import command
 from tfdist.cli.flags import TextParser, define_text
+from tfdist.cluster.signals import is_at_terminal
 from tfdist.errors import ExitCode, InputError
-from tfdist.launcher import job_runner, network_namespace, signals
+from tfdist.launcher import job_runner, network_namespace, orphan_guard
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
+from tfdist.launcher.job_controller import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
 from tfdist.launcher.program_check import check_program
-from tfdist.launcher.restarts import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
-from tfdist.process.preemption import is_at_terminal
 
 _HELP = {
     "processes": "Number of processes to start on this host; or MIN:MAX for an elastic job: the total over all "
@@ -121,7 +121,7 @@ def _put_own_programs_first() -> None:
 @contextlib.contextmanager
 def _collected(arrived: list[int]) -> Iterator[list[int]]:
     """Like `signals.received`, but the signals remain in a list of the caller."""
-    with signals.received() as received:
+    with orphan_guard.received() as received:
         try:
             yield received
         finally:

@@ -5,15 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import command, flags, tensorflow_import
-from tfdist.cli.output import TEXT, Output
-from tfdist.cli.text_table import text_table
+from tfdist.cli.output import TEXT, Output, text_table
 from tfdist.config.fields import AUTO
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.numbers import byte_size
 from tfdist.sharding.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_replicated
 
 if TYPE_CHECKING:
-    from tfdist.planner.layout_plan import Plan, Planned
+    from tfdist.planning.layout_plan import Plan, Planned
 
 _SHOWN = 3  # paths per group of variables
 
@@ -31,7 +30,7 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli.planned_model import planned_model
     from tfdist.data import check_equal_shares
-    from tfdist.planner import layout_plan
+    from tfdist.planning import layout_plan
     from tfdist.sharding.mesh import mesh_of
 
     abstract_model = planned_model(config)

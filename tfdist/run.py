@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from absl import flags as absl_flags
 
 from tfdist.cli import command, early_checks, flags, tensorflow_import
-from tfdist.config.run_config import RunConfig
+from tfdist.cluster.uncaught_errors import located
+from tfdist.config.job_config import RunConfig
 from tfdist.errors import ExitCode, InputError, naming_arguments
-from tfdist.process.uncaught_errors import located
 
 _EXECUTORS = ("concurrent.futures.", "joblib.", "loky.")
 
@@ -35,7 +35,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
 
     from tfdist import keras_fit
     from tfdist.cli import open_strategy
-    from tfdist.cli.flag_warnings import warn_of_flags
+    from tfdist.cli.run import warn_of_flags
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)

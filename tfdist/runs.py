@@ -13,13 +13,13 @@ from absl import flags as absl_flags
 
 from tfdist.cli import command, flags
 from tfdist.cli.output import TEXT, Output
+from tfdist.cluster import terminal
 from tfdist.config.fields import check_fields, flag_field, names_text
+from tfdist.config.rules import split_outside
 from tfdist.errors import ExitCode, InputError
 from tfdist.errors.engine_errors import one_line
-from tfdist.grammar.spec import nearest
-from tfdist.grammar.spec_list import split_outside
-from tfdist.process import terminal
-from tfdist.reporting import RunDirectory, comparison, runs_table
+from tfdist.errors.suggestions import nearest
+from tfdist.reporting import RunDirectory, run_summary
 from tfdist.reporting.file_errors import cause
 from tfdist.reporting.run_summary import RunSummary, is_higher_better, read_run
 from tfdist.storage import StoragePath, path_of, storage_of
@@ -69,7 +69,7 @@ class RunsConfig:
         "step",
         _OUTPUT,
         "Horizontal axis of the picture: step, epoch or time.",
-        choices=tuple(comparison.AXES),
+        choices=tuple(run_summary.AXES),
     )
     output: str = flag_field(
         "", _OUTPUT, f"Path of the picture of a comparison. Defaults to {_PICTURE} in the directory of the runs."
@@ -93,13 +93,13 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
     runs = _selected(found, config)
     is_comparison = bool(config.compare or config.output) or len(paths) > 1
     if output.is_json:
-        output.result({"runs": [runs_table.as_json(run) for run in runs], "skipped": skipped})
+        output.result({"runs": [run_summary.as_json(run) for run in runs], "skipped": skipped})
     elif not runs:
         print(f"None of {len(found)} runs matches --filter={config.filter}.")
     elif is_comparison:
         _compare(runs, path_of(paths[0]), config)
     else:
-        print(*runs_table.table(runs, _main_metric(runs, config), terminal.columns_of(sys.stdout) or None), sep="\n")
+        print(*run_summary.table(runs, _main_metric(runs, config), terminal.columns_of(sys.stdout) or None), sep="\n")
     if skipped and not output.is_json:
         more = f" and {len(skipped) - _NAMED_AT_MOST} more" if len(skipped) > _NAMED_AT_MOST else ""
         print(one_line(f"Skipped: {'; '.join(skipped[:_NAMED_AT_MOST])}{more}."), file=sys.stderr)
@@ -196,13 +196,13 @@ def _check_metrics(text: str, runs: Sequence[RunSummary]) -> None:
 def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsConfig) -> None:
     """Prints the differences of runs, and plots their curves."""
     names = [run.name for run in runs]
-    different = runs_table.differences(runs)
+    different = run_summary.differences(runs)
     blocks = [["flags that differ", *names], *different, ["", *("" for _ in names)], ["results", *names]]
     if not different:
         blocks = [["results", *names]]
         print(f"All flags of the {len(runs)} runs are equal, except --output_dir.\n")
-    lines = runs_table.aligned(
-        runs_table.fitted([*blocks, *runs_table.results(runs)], terminal.columns_of(sys.stdout) or None)
+    lines = run_summary.aligned(
+        run_summary.fitted([*blocks, *run_summary.results(runs)], terminal.columns_of(sys.stdout) or None)
     )
     print(*lines, sep="\n")
     known = list(dict.fromkeys(name for run in runs for name in run.metrics))
@@ -213,7 +213,7 @@ def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsCon
     is_run = storage_of(directory).exists(directory / "starts.jsonl")
     path = path_of(config.output) if config.output else (directory.parent if is_run else directory) / _PICTURE
     picture = io.BytesIO()
-    comparison.draw(runs, metrics, config.axis).savefig(picture, format="png")
+    run_summary.draw(runs, metrics, config.axis).savefig(picture, format="png")
     try:
         storage_of(path).make_directory(path.parent)
         storage_of(path).replace(path, picture.getvalue())

@@ -6,9 +6,9 @@ import sys
 from tfdist.checkpoint import in_memory
 from tfdist.cli import command, early_checks, flags, resume, search, tensorflow_import
 from tfdist.cli.output import TEXT, Output
+from tfdist.cluster.terminal import showing
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
-from tfdist.process.status_line import showing
 from tfdist.reporting.logger_catalog import check_installed
 
 
@@ -31,7 +31,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         return 0
     seconds = tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, run
-    from tfdist.cli.callbacks import check_metrics, make_callbacks
+    from tfdist.cli.run import check_metrics, make_callbacks
     from tfdist.trainer.data_warnings import check_examples
     from tfdist.trainer.options import Checks, Schedule
 

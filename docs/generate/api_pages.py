@@ -10,7 +10,7 @@ from typing import Any
 import flag_pages
 
 import tfdist
-from tfdist.config.run_config import RunConfig
+from tfdist.config.job_config import RunConfig
 from tfdist.config.strategy_registry import JobOptions, TrainerOptions
 
 _FOLDER = pathlib.Path(tfdist.__file__).parent

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from tfdist.__main__ import commands
 from tfdist.cli import command
+from tfdist.cli.command import EVERY_COMMAND
 from tfdist.cli.description import described
-from tfdist.cli.help_text import EVERY_COMMAND
 from tfdist.config import strategy_registry
-from tfdist.config.topics import TOPICS, WITHOUT_EFFECT
+from tfdist.config.fields import TOPICS, WITHOUT_EFFECT
 
 _TYPES = {"string": "text", "int": "integer", "float": "number", "bool": "boolean"}
 _INDEX = """\

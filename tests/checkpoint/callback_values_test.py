@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.checkpoint.callback_values import decoded, encoded
+from tfdist.checkpoint.callback_state import decoded, encoded
 
 VALUES = {
     "none": None,

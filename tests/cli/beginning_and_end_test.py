@@ -8,6 +8,7 @@ import time
 import types
 
 import pytest
+from tfdist.strategies.mirrored import Mirrored
 
 from tfdist.checkpoint.best import Best
 from tfdist.checkpoint.manager import Checkpoints
@@ -18,7 +19,6 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError, NotFiniteError, Preempted
 from tfdist.reporting import RunDirectory
-from tfdist.strategies.mirrored import Mirrored
 from tfdist.trainer.options import Reporting
 
 
@@ -59,7 +59,7 @@ def test_rules_between_flags_hold_for_the_chosen_strategy(monkeypatch):
 def test_what_a_class_of_the_user_s_declares_is_checked_before_it_starts(monkeypatch, tmp_path):
     (tmp_path / "declaring.py").write_text(
         "import tfdist\n"
-        "from tfdist.config.strategy_declaration import Declaration, Processes, Refusal\n"
+        "from tfdist.config.strategy_registry import Declaration, Processes, Refusal\n"
         "rule = Refusal('compression', 'none', 'This engine sums by itself: leave out --compression.')\n"
         "class Own(tfdist.Strategy):\n"
         "    declaration = Declaration(name='own', processes=Processes.ONE, options=(), refuses=(rule,))\n"

@@ -10,7 +10,7 @@ import sys
 import pytest
 from absl import flags as absl_flags
 
-from tfdist.cli import command, flags, help_text
+from tfdist.cli import command, flags
 from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError, NotFiniteError, PeerLostError
 
@@ -204,11 +204,11 @@ def test_a_text_of_topics():
         ],
         "Flags": [("--name", "Its name.")],
     }
-    assert help_text.render("python -m tfdist.own", topics, "Does what it does.", "-- COMMAND", width=50) == WHOLE
+    assert command.render("python -m tfdist.own", topics, "Does what it does.", "-- COMMAND", width=50) == WHOLE
 
 
 def test_a_text_of_flags_alone():
-    assert help_text.render("own", {"Flags": [("--name", "Its name.")]}) == (
+    assert command.render("own", {"Flags": [("--name", "Its name.")]}) == (
         "Usage: own [--flag=value ...]\n\nFlags:\n  --name  Its name."
     )
 

@@ -12,11 +12,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tfdist import models
-from tfdist.cli import flag_aliases, flags
-from tfdist.config.job_config import JobConfig
+from tfdist.cli import command, flags
+from tfdist.config.fields import WITHOUT_EFFECT
+from tfdist.config.job_config import JobConfig, RunConfig
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.config.run_config import RunConfig
-from tfdist.config.topics import WITHOUT_EFFECT
 from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 from tfdist.export import ExportConfig
@@ -170,9 +169,9 @@ LAUNCHERS = {field.name for field in dataclasses.fields(Job)}
 
 
 def test_every_flag_that_is_named_exists():
-    assert flag_aliases.SAME.keys() <= OURS
-    assert flag_aliases.LAUNCHER.keys() <= LAUNCHERS
-    for ours, _ in flag_aliases.OTHER.values():
+    assert command.SAME.keys() <= OURS
+    assert command.LAUNCHER.keys() <= LAUNCHERS
+    for ours, _ in command.OTHER.values():
         values = absl_flags.FlagValues()
         flags.define(values)
         written = shlex.split(ours)
@@ -183,9 +182,9 @@ def test_every_flag_that_is_named_exists():
 
 
 def test_an_alias_is_in_one_place_and_no_flag_of_ours():
-    same = [alias for aliases in flag_aliases.SAME.values() for alias in aliases.split()]
-    launched = [alias for aliases in flag_aliases.LAUNCHER.values() for alias in aliases.split()]
-    known = [*same, *flag_aliases.OTHER]
+    same = [alias for aliases in command.SAME.values() for alias in aliases.split()]
+    launched = [alias for aliases in command.LAUNCHER.values() for alias in aliases.split()]
+    known = [*same, *command.OTHER]
     assert len(known) == len({*known}) and len(launched) == len({*launched})
     assert not OURS & {*known}
     assert not LAUNCHERS & {*launched}

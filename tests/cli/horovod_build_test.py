@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tfdist.cli import horovod_build, wheel_cache
+from tfdist.cli import horovod_build
 from tfdist.cli.horovod_build import Build
 from tfdist.errors import InputError, TfdistError
 
@@ -284,7 +284,7 @@ def built(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     folder = tmp_path / "cache" / "wheels"
-    wheel_cache.make_private(folder)
+    horovod_build.make_private(folder)
     return folder
 
 
@@ -295,15 +295,15 @@ def mode(path: pathlib.Path) -> int:
 def test_a_new_directory_is_private_and_one_that_others_can_read_is_used(folder: pathlib.Path):
     assert mode(folder) == 0o700
     folder.chmod(0o755)
-    wheel_cache.make_private(folder)
+    horovod_build.make_private(folder)
     assert mode(folder) == 0o755
 
 
 def test_a_wheel_is_moved_and_its_hash_recorded_for_sha256sum(built: pathlib.Path, folder: pathlib.Path):
-    wheel = wheel_cache.add(built, folder)
+    wheel = horovod_build.add(built, folder)
     assert wheel == folder / built.name
     assert not built.exists()
-    assert not wheel_cache.check(wheel)
+    assert not horovod_build.check(wheel)
     record = folder / f"{wheel.name}.sha256"
     assert mode(record) == 0o600
     assert set(folder.iterdir()) == {wheel, record}
@@ -312,15 +312,15 @@ def test_a_wheel_is_moved_and_its_hash_recorded_for_sha256sum(built: pathlib.Pat
 
 
 def test_a_wheel_that_replaces_another_has_its_own_hash(built: pathlib.Path, folder: pathlib.Path):
-    wheel_cache.add(built, folder)
+    horovod_build.add(built, folder)
     built.write_bytes(b"another wheel")
-    wheel = wheel_cache.add(built, folder)
+    wheel = horovod_build.add(built, folder)
     assert wheel.read_bytes() == b"another wheel"
-    assert not wheel_cache.check(wheel)
+    assert not horovod_build.check(wheel)
 
 
 def test_a_wheel_with_the_hash_of_its_predecessor_is_not_used(built, folder, monkeypatch: pytest.MonkeyPatch):
-    wheel_cache.add(built, folder)
+    horovod_build.add(built, folder)
     built.write_bytes(b"another wheel")
 
     def interrupt(**_: object) -> None:
@@ -328,11 +328,11 @@ def test_a_wheel_with_the_hash_of_its_predecessor_is_not_used(built, folder, mon
 
     monkeypatch.setattr("tempfile.mkstemp", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        wheel_cache.add(built, folder)
-    assert wheel_cache.check(folder / built.name).startswith("its SHA-256 is ")
+        horovod_build.add(built, folder)
+    assert horovod_build.check(folder / built.name).startswith("its SHA-256 is ")
 
 
 def test_the_hash_of_another_file_is_not_the_wheel_s(built: pathlib.Path, folder: pathlib.Path):
-    wheel = wheel_cache.add(built, folder)
+    wheel = horovod_build.add(built, folder)
     renamed = wheel.rename(folder / "b-1.0-py3-none-any.whl")
-    assert wheel_cache.check(renamed) == "its hash was not recorded"
+    assert horovod_build.check(renamed) == "its hash was not recorded"

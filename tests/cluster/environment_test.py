@@ -5,8 +5,7 @@ import json
 import pytest
 
 from tfdist.cluster import environment
-from tfdist.cluster.detection import describe, detect_cluster
-from tfdist.cluster.environment import Cluster
+from tfdist.cluster.environment import Cluster, describe, detect_cluster
 from tfdist.errors import InputError
 
 

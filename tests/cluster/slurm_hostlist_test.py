@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.cluster.slurm_hostlist import counts, expand
+from tfdist.cluster.environment import expand, task_counts
 from tfdist.errors import InputError
 
 
@@ -49,10 +49,10 @@ def test_expand_refuses(text):
 
 @pytest.mark.parametrize(("text", "expected"), [("4", [4]), ("4(x2),3", [4, 4, 3]), ("1,2(x3)", [1, 2, 2, 2])])
 def test_counts(text, expected):
-    assert counts(text) == expected
+    assert task_counts(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "4(x2", "x", "4,,3", "-1"])
 def test_counts_refuses(text):
     with pytest.raises(InputError, match="task counts"):
-        counts(text)
+        task_counts(text)

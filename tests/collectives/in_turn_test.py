@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica, Recording
-from tfdist.collectives.in_turn import InTurn
+from tfdist.collectives.forwarding import InTurn
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 16, 1 << 20])

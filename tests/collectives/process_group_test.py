@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tests.workers import running
 from tests.workers.groups import DTYPES, values
-from tfdist.collectives.declared_groups import declared_group, distinct_groups
-from tfdist.collectives.process_groups import ProcessGroups
+from tfdist.collectives.process_groups import ProcessGroups, declared_group, distinct_groups
 from tfdist.errors import InputError
 
 pytestmark = pytest.mark.processes

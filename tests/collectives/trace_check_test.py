@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.collectives import RecordedCall
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.coordination import RemoteGroup, Server
-from tfdist.coordination.addresses import listen
+from tfdist.coordination.job_token import listen
 from tfdist.errors import InputError
 
 SUM = RecordedCall("all_reduce", "gradients/0", (tf.float32, tf.float32), ((3, 4), (None,)))

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from tfdist.config.effects import EFFECTS, Job, without_effect
+from tfdist.config.job_config import RunConfig
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.config.run_config import RunConfig
 from tfdist.config.strategy_registry import declared
 from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError

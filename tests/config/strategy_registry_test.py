@@ -10,10 +10,19 @@ import pytest
 import tfdist
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import names
+from tfdist.config.job_config import RunConfig
 from tfdist.config.pipeline_options import check_without_flush
-from tfdist.config.run_config import RunConfig
-from tfdist.config.strategy_declaration import Declaration, Refusal
-from tfdist.config.strategy_registry import AUTO, DECLARATIONS, NAMES, REFERENCE, RUN_KERAS_FIT, declared, taking
+from tfdist.config.strategy_registry import (
+    AUTO,
+    DECLARATIONS,
+    NAMES,
+    REFERENCE,
+    RUN_KERAS_FIT,
+    Declaration,
+    Refusal,
+    declared,
+    taking,
+)
 from tfdist.config.train_config import TrainConfig
 from tfdist.distribution.factory import strategy_class
 from tfdist.errors import InputError

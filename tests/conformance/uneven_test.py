@@ -12,9 +12,9 @@ import tensorflow as tf
 import tfdist
 from tests.conformance.conformance_test import assert_equal, outcomes
 from tests.selection import quick
-from tfdist.data.augmentation import augmented
+from tfdist.data.augmentations import augmented
 from tfdist.testing import parity
-from tfdist.trainer.replica_speeds import ReplicaSpeeds
+from tfdist.trainer.train_state import ReplicaSpeeds
 
 CASES = (
     parity.Case(model="mlp", optimizer="adamw", batch_size=13, balance="weights(3,1)"),

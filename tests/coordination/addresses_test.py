@@ -3,7 +3,7 @@ import socket
 import psutil
 import pytest
 
-from tfdist.coordination.addresses import LOOPBACK, free_port, network_interface, route_to
+from tfdist.coordination.job_token import LOOPBACK, free_port, network_interface, route_to
 
 
 def test_the_way_to_a_host_has_an_address_of_this_one():

@@ -12,9 +12,8 @@ import pytest
 from tests.coordination.wire import HELLO, Wire
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import RemoteGroup
-from tfdist.coordination.addresses import join_address, split_address
-from tfdist.coordination.authentication import OVERHEAD, Session, WrongSealError, derived
-from tfdist.coordination.messages import encode
+from tfdist.coordination.job_token import join_address, split_address
+from tfdist.coordination.messages import OVERHEAD, Session, WrongSealError, derived, encode
 from tfdist.errors import PeerLostError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]

@@ -11,12 +11,11 @@ from tests.coordination.suspension import Suspension
 from tests.coordination.wire import drip
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import LostMember, RemoteGroup
-from tfdist.coordination.addresses import LOOPBACK, listen
-from tfdist.coordination.authentication import challenged
 from tfdist.coordination.group import LAUNCHER, NO_GOODBYE
-from tfdist.coordination.messages import encode
+from tfdist.coordination.job_token import LOOPBACK, listen
+from tfdist.coordination.messages import challenged, encode
 from tfdist.errors import InputError, PeerLostError
-from tfdist.launcher.ports import free_ports
+from tfdist.launcher.placement import free_ports
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.waiting import DEADLINE
 from tfdist.coordination import RemoteGroup, Server
-from tfdist.coordination.addresses import listen
+from tfdist.coordination.job_token import listen
 
 TOKEN = "the job's token"
 
@@ -51,7 +51,7 @@ def every_thread_ends(no_thread_is_left: None) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets members wait for a server of a test, a thread that may not run for seconds, longer than for a real one."""
     monkeypatch.setattr("tfdist.coordination.client.PATIENCE_SECONDS", DEADLINE)
-    monkeypatch.setattr("tfdist.coordination.publishing.JOIN_SECONDS", DEADLINE)
+    monkeypatch.setattr("tfdist.coordination.client.JOIN_SECONDS", DEADLINE)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.coordination.conftest import TOKEN, Job
 from tests.coordination.wire import GATHER, HELLO, Wire
 from tests.waiting import DEADLINE
 from tfdist.coordination import RemoteGroup, Server
-from tfdist.coordination.addresses import LOOPBACK, join_address, listen, split_address
+from tfdist.coordination.job_token import LOOPBACK, join_address, listen, split_address
 from tfdist.coordination.messages import encode
 from tfdist.errors import InputError, PeerLostError
 

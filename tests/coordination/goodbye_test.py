@@ -3,21 +3,21 @@
 import os
 
 from tests.waiting import wait_for
-from tfdist.coordination import goodbye
+from tfdist.coordination import client
 from tfdist.coordination.group import LostMember
 
 
 def test_members_leave_with_the_code_of_a_failure(job):
     three = job(3)
-    goodbye._members.clear()
-    goodbye.leave_at_failure(three.members[1]._client)
-    goodbye._leave_all(SystemExit(0))
-    goodbye._leave_all(SystemExit(75))  # on which all ranks agree
+    client._members.clear()
+    client.leave_at_failure(three.members[1]._client)
+    client._leave_all(SystemExit(0))
+    client._leave_all(SystemExit(75))  # on which all ranks agree
     assert three.members[1].goodbye_code is None
-    goodbye._leave_all(ValueError("wrong"))
+    client._leave_all(ValueError("wrong"))
     expected = LostMember(1, "ended with code 1 (failed): ValueError: wrong", 1)
     assert wait_for(three.members[0].lost) == expected
-    goodbye._leave_all(SystemExit(7))  # has left already
+    client._leave_all(SystemExit(7))  # has left already
     assert three.members[1].goodbye_code == 1
 
 
@@ -26,6 +26,6 @@ def test_a_forked_process_does_not_leave_for_its_parent(job):
     two = job(2)
     child = os.fork()
     if child == 0:
-        os._exit(len(goodbye._members))
+        os._exit(len(client._members))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert two.members[0]._client in goodbye._members
+    assert two.members[0]._client in client._members

@@ -4,8 +4,7 @@ import pytest
 
 from tests.coordination.members import outcome
 from tfdist.coordination import LocalGroup, LostMember
-from tfdist.coordination.group import LAUNCHER, name_ranks
-from tfdist.coordination.shared_errors import refused_together
+from tfdist.coordination.group import LAUNCHER, name_ranks, refused_together
 from tfdist.errors import InputError, PeerLostError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]

@@ -12,7 +12,7 @@ from horovod.runner.common.util import hosts
 
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import horovod_store
-from tfdist.coordination.addresses import LOOPBACK
+from tfdist.coordination.job_token import LOOPBACK
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 

@@ -11,9 +11,9 @@ from tests.coordination.authentication_test import Middle, as_it_is
 from tests.waiting import DEADLINE, wait_for
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup, join
-from tfdist.coordination.addresses import LOOPBACK, split_address
+from tfdist.coordination.job_token import LOOPBACK, split_address
 from tfdist.errors import InputError, PeerLostError
-from tfdist.launcher.ports import free_ports
+from tfdist.launcher.placement import free_ports
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from tfdist.coordination.limited_log import LONGEST_LINE, MOST_LINES, LimitedLog
+from tfdist.coordination.messages import LONGEST_LINE, MOST_LINES, LimitedLog
 
 
 @pytest.fixture

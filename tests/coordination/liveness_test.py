@@ -1,4 +1,4 @@
-from tfdist.coordination.liveness import Liveness
+from tfdist.coordination.client import Liveness
 from tfdist.coordination.messages import SLOWEST, MessageReader
 
 

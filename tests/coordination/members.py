@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.waiting import DEADLINE
 from tfdist.coordination import RemoteGroup, Server
-from tfdist.coordination.addresses import listen
+from tfdist.coordination.job_token import listen
 from tfdist.errors import InputError, PeerLostError
 
 

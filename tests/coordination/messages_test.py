@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.coordination.handshake import Handshake, version_refusal
 from tfdist.coordination.messages import (
     VERSION,
     BadMessage,
+    Handshake,
     MessageReader,
     deadline_field,
     encode,
     take,
     take_deadline,
     take_ranks,
+    version_refusal,
 )
 
 json_values = st.recursive(

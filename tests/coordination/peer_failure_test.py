@@ -11,9 +11,9 @@ import pytest
 from tests.waiting import DEADLINE, read_line, wait_for
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LostMember, watch
-from tfdist.coordination.addresses import LOOPBACK
+from tfdist.coordination.job_token import LOOPBACK
 from tfdist.errors import NotFiniteError, PeerLostError
-from tfdist.launcher.ports import free_ports
+from tfdist.launcher.placement import free_ports
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 

@@ -3,7 +3,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.coordination.pending_operations import PendingOperations
+from tfdist.coordination.server import PendingOperations
 
 
 def add(rounds, rank, ticket, name="x", value=None, deadline=10.0, now=0.0):

@@ -145,7 +145,7 @@ def test_leaving_is_leaving_the_job(job):
 def test_ranks_that_wait_for_each_other_in_subgroups_are_told_so(job, monkeypatch):
     """Each thread stands for the main thread of a process."""
     monkeypatch.setattr(threading, "main_thread", threading.current_thread)
-    monkeypatch.setattr("tfdist.coordination.pending_operations.STANDSTILL_SECONDS", 0.3)
+    monkeypatch.setattr("tfdist.coordination.server.STANDSTILL_SECONDS", 0.3)
     four = job(4, heartbeat=0.05)
     calls = [
         four.start(outcome, four.members[rank].subgroup([rank, other]).barrier, "x", 600.0)

@@ -12,9 +12,8 @@ from tests.coordination.suspension import Suspension
 from tests.coordination.wire import GATHER, HELLO, Wire, drip
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import LostMember
-from tfdist.coordination.authentication import OVERHEAD
-from tfdist.coordination.connection import Connection
-from tfdist.coordination.messages import LIMIT
+from tfdist.coordination.messages import LIMIT, OVERHEAD
+from tfdist.coordination.server import Connection
 from tfdist.errors import InputError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.waiting import wait_for
-from tfdist.coordination.liveness import Liveness
+from tfdist.coordination.client import Liveness
 
 
 class Suspension:

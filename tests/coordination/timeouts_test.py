@@ -13,7 +13,7 @@ from tests.waiting import wait_for
 from tfdist import train
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
-from tfdist.coordination.timeouts import long_timeout
+from tfdist.coordination.group import long_timeout
 
 # Gathers with a short deadline: all ranks arrive together, right after a gather with a long one or before any loading.
 AT_ONCE = {"flags", "versions", "commits/place", "commits/hosts", "hosts", "output_dir/seen", "origin/seen", "commits"}
@@ -38,7 +38,7 @@ def impatient(sync_points):
 
 
 def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog):
-    monkeypatch.setattr("tfdist.coordination.timeouts.WARNING_SECONDS", 0.01)
+    monkeypatch.setattr("tfdist.coordination.group.WARNING_SECONDS", 0.01)
 
     def come() -> None:
         wait_for(lambda: caplog.records)
@@ -55,7 +55,7 @@ def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog)
 
 
 def test_nothing_is_said_where_all_come_at_once(monkeypatch, caplog):
-    monkeypatch.setattr("tfdist.coordination.timeouts.WARNING_SECONDS", 30.0)
+    monkeypatch.setattr("tfdist.coordination.group.WARNING_SECONDS", 30.0)
     before = set(threading.enumerate())
     with caplog.at_level(logging.WARNING), long_timeout("its data"):
         (timer,) = set(threading.enumerate()) - before

@@ -11,11 +11,9 @@ import pytest
 from tests.coordination.members import outcome
 from tests.coordination.wire import GATHER, HELLO, Wire, drip
 from tests.waiting import DEADLINE, wait_for
-from tfdist.coordination.addresses import split_address
-from tfdist.coordination.connection import Connection
-from tfdist.coordination.limited_log import LONGEST_LINE, MOST_LINES
-from tfdist.coordination.messages import LIMIT, encode
-from tfdist.coordination.pending_operations import PendingOperations
+from tfdist.coordination.job_token import split_address
+from tfdist.coordination.messages import LIMIT, LONGEST_LINE, MOST_LINES, encode
+from tfdist.coordination.server import Connection, PendingOperations
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.data import ArraySource, DataSet, StreamSource
-from tfdist.data.adapters import as_data_set, fit_data
+from tfdist.data.inputs import as_data_set, fit_data
 from tfdist.errors import InputError
 
 X = np.zeros((6, 4), np.float32)

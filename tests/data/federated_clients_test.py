@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tfdist.data.federated_clients import Clients
-from tfdist.grammar.sync import FedAvg
+from tfdist.config.sync import FedAvg
+from tfdist.data.client_examples import Clients
 
 LABELS = np.random.default_rng(3).permutation(np.repeat(np.arange(10), 100))
 

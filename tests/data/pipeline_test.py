@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tfdist.data import ArraySource, EvaluationPipeline, Pipeline, StreamSource, rows
 from tfdist.data.batches import checksum, count_rows, part, split_batches
-from tfdist.data.replica_rows import ReplicaRows
-from tfdist.data.shuffle import indices
+from tfdist.data.row_partition import ReplicaRows
+from tfdist.data.source import indices
 from tfdist.errors import InputError
 
 SETTINGS = hypothesis.settings(deadline=None, derandomize=True, max_examples=6)

@@ -7,8 +7,15 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tfdist.data.row_allocation import EVEN, ChangingAllocation, FixedAllocation, apportion, rows
-from tfdist.data.row_partition import RowPartition, check_equal_shares
+from tfdist.data.row_partition import (
+    EVEN,
+    ChangingAllocation,
+    FixedAllocation,
+    RowPartition,
+    apportion,
+    check_equal_shares,
+    rows,
+)
 from tfdist.errors import InputError
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tfdist.data import ArraySource, Pipeline, Source, explained_reading
 from tfdist.data.reading_errors import first_unreadable
+from tfdist.data.row_partition import with_tuples
 from tfdist.data.split import stratified
-from tfdist.data.structures import with_tuples
 from tfdist.errors import InputError
 
 

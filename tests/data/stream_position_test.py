@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tfdist.data import StreamPosition, shuffle, steps_in_epochs
+from tfdist.data import StreamPosition, source, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.errors import InputError
 
@@ -174,7 +174,7 @@ GOLDEN = [[6, 9, 5, 4, 7, 3, 0, 2, 1, 8], [6, 3, 8, 9, 5, 0, 7, 1, 4, 2]]
 
 
 def epoch(number: int, size: int, seed: int = 0) -> np.ndarray:
-    return shuffle.indices(tf.range(number * size, (number + 1) * size, dtype=tf.int64), size, seed).numpy()
+    return source.indices(tf.range(number * size, (number + 1) * size, dtype=tf.int64), size, seed).numpy()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 16, 17, 100, 1797])
@@ -191,9 +191,9 @@ def test_each_epoch_is_a_permutation(size, number):
 )
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=60)
 def test_positions_are_independent_of_what_is_asked_with_them(size, start, count, seed):
-    together = shuffle.indices(tf.range(start, start + count, dtype=tf.int64), size, seed).numpy()
+    together = source.indices(tf.range(start, start + count, dtype=tf.int64), size, seed).numpy()
     for place in {0, count // 2, count - 1}:
-        alone = shuffle.indices(tf.constant([start + place], tf.int64), size, seed).numpy()
+        alone = source.indices(tf.constant([start + place], tf.int64), size, seed).numpy()
         assert alone == together[place : place + 1]
 
 
@@ -214,7 +214,7 @@ def test_neighbours_epochs_and_seeds_are_independent(size):
     # With 4 rounds of the cipher this is 40 to 4000; with 8, it is 44 at 2**24.
     def part(epoch_number, seed):
         start = epoch_number * size
-        return shuffle.indices(tf.range(start, start + min(size, 2**20), dtype=tf.int64), size, seed).numpy()
+        return source.indices(tf.range(start, start + min(size, 2**20), dtype=tf.int64), size, seed).numpy()
 
     first = part(0, 5)
     for lag in (1, 2, 3, 8, 64):
@@ -238,7 +238,7 @@ def test_small_permutations_do_not_repeat_after_256_epochs():
 
 def test_every_place_gets_every_example_equally_often():
     size, epochs = 6, 400
-    stream = shuffle.indices(tf.range(size * epochs, dtype=tf.int64), size, 3).numpy().reshape(epochs, size)
+    stream = source.indices(tf.range(size * epochs, dtype=tf.int64), size, 3).numpy().reshape(epochs, size)
     for place in range(size):
         counts = np.bincount(stream[:, place], minlength=size)
         assert abs(counts - epochs / size).max() < 4 * np.sqrt(epochs / size)
@@ -247,12 +247,12 @@ def test_every_place_gets_every_example_equally_often():
 def test_span_bounds_positions_whose_number_is_not_static():
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
     def function(positions):
-        return shuffle.indices(positions, 3, 0, span=7)
+        return source.indices(positions, 3, 0, span=7)
 
     positions = tf.range(4, 11, dtype=tf.int64)
-    np.testing.assert_array_equal(function(positions), shuffle.indices(positions, 3, 0))
+    np.testing.assert_array_equal(function(positions), source.indices(positions, 3, 0))
     with pytest.raises(ValueError, match="span"):
-        tf.function(lambda p: shuffle.indices(p, 3, 0), input_signature=function.input_signature)(positions)
+        tf.function(lambda p: source.indices(p, 3, 0), input_signature=function.input_signature)(positions)
 
 
 @pytest.mark.parametrize(
@@ -260,8 +260,8 @@ def test_span_bounds_positions_whose_number_is_not_static():
     [(1, 10, 5, 2), (1, 10, 4, 3), (3, 10, 4, 8), (0, 10, 4, 0), (1, 3, 10, 1), (0.1, 1000, 100, 1), (0.5, 10, 5, 1)],
 )
 def test_steps_in_epochs(epochs, size, batch_size, steps):
-    assert shuffle.steps_in_epochs(epochs, size, batch_size) == steps
+    assert source.steps_in_epochs(epochs, size, batch_size) == steps
 
 
 def test_many_epochs_are_exact():
-    assert shuffle.steps_in_epochs(10**6, 10**9 + 1, 7) == -(-fractions.Fraction(10**6 * (10**9 + 1), 7) // 1)
+    assert source.steps_in_epochs(10**6, 10**9 + 1, 7) == -(-fractions.Fraction(10**6 * (10**9 + 1), 7) // 1)

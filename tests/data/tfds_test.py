@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfdist.data import EvaluationPipeline, Pipeline, StreamSource, load, tfds
+from tfdist.data import EvaluationPipeline, Pipeline, StreamSource, catalog, load
 from tfdist.errors import InputError
 
 
@@ -99,15 +99,15 @@ def prepare(folder, *names):
 
 def test_the_newest_version_of_a_config_is_taken(tmp_path):
     prepare(tmp_path, "a/9.0.0", "a/10.0.0", "b/x/1.0.0", "b/y/1.0.0", "b/y/2.0.0", "a/10.0.0.incompleteXYZ")
-    assert tfds._find("a", tmp_path) == tmp_path / "a/10.0.0"
-    assert tfds._find("a:9.0.0", tmp_path) == tmp_path / "a/9.0.0"
-    assert tfds._find("b/y", tmp_path) == tmp_path / "b/y/2.0.0"
+    assert catalog._find("a", tmp_path) == tmp_path / "a/10.0.0"
+    assert catalog._find("a:9.0.0", tmp_path) == tmp_path / "a/9.0.0"
+    assert catalog._find("b/y", tmp_path) == tmp_path / "b/y/2.0.0"
     with pytest.raises(InputError, match="Use one of tfds:b/x, tfds:b/y"):
-        tfds._find("b", tmp_path)
+        catalog._find("b", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "../a", "/a", ".", "a/../b"])
 def test_a_name_does_not_leave_the_folder(tmp_path, name):
     prepare(tmp_path, "a/1.0.0", "in/b/1.0.0")
     with pytest.raises(InputError, match="followed by NAME or NAME/CONFIG"):
-        tfds._find(name, tmp_path / "in")
+        catalog._find(name, tmp_path / "in")

@@ -9,9 +9,9 @@ import pytest
 import tfdist
 from tests.selection import quick
 from tfdist.checkpoint.format import Checkpoint
-from tfdist.diagnostics import auto_all_reduce, timing_rounds
+from tfdist.config.all_reduce import LARGEST, AlgorithmTable, Band, parse_table
+from tfdist.diagnostics import auto_all_reduce, timing
 from tfdist.diagnostics.auto_all_reduce import explain, fastest, measure, notes, sizes_up_to
-from tfdist.grammar.all_reduce import LARGEST, AlgorithmTable, Band, parse_table
 
 DATA = (
     np.random.default_rng(0).standard_normal((64, 20)).astype("float32"),
@@ -100,7 +100,7 @@ def test_close_contenders_are_timed_more_often(monkeypatch):
         return seconds[call.args[0]]
 
     monkeypatch.setattr(auto_all_reduce, "compiled_call", lambda *args: functools.partial(str, args[2]))
-    monkeypatch.setattr(timing_rounds, "seconds_of", seconds_of)
+    monkeypatch.setattr(timing, "seconds_of", seconds_of)
     assert measure(strategy_with("auto"), [1024]) == {1024: seconds}
     counts = {name: timed.count(name) for name in seconds}
     assert counts == {"engine": 21, "ring": 2, "tree": 21, "halving_doubling": 7, "hierarchical": 21}

@@ -11,8 +11,8 @@ import tfdist
 from tfdist.collectives import NoCommunication, OneReplica, RecordedCall
 from tfdist.diagnostics import advice
 from tfdist.diagnostics.auto_compression import Cost, break_even, fastest
-from tfdist.diagnostics.compression_error import BothWays
 from tfdist.diagnostics.link_model import Link, measure
+from tfdist.diagnostics.replica_divergence import BothWays
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, ErrorFeedback, Sum
 from tfdist.gradients.compression import Choice, parse_choice

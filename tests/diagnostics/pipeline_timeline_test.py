@@ -11,7 +11,9 @@ from matplotlib.image import imread
 from tests import processes
 from tests.selection import quick
 from tfdist.diagnostics.pipeline_timeline import expected_timeline
-from tfdist.pipelining.schedules import Span, Timeline, make_schedule, simulate
+from tfdist.pipelining.schedule_catalog import make_schedule
+from tfdist.pipelining.schedule_simulation import simulate
+from tfdist.pipelining.timeline import Span, Timeline
 
 
 def test_the_expected_timeline_has_the_median_durations():

@@ -12,10 +12,10 @@ from tensorflow.experimental import dtensor
 from tests.coordination.members import members
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer
 from tfdist import keras_internals
+from tfdist.cluster import progress_file
 from tfdist.config.train_config import TrainConfig
 from tfdist.diagnostics.replica_divergence import compare
 from tfdist.errors import DesyncError, InputError
-from tfdist.process import progress_file
 from tfdist.testing import parity
 from tfdist.trainer.options import Checks, Schedule
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfdist.diagnostics import timing_rounds
-from tfdist.diagnostics.timing_rounds import TimingRounds, medians_of_slowest
+from tfdist.diagnostics import timing as timing_rounds
+from tfdist.diagnostics.timing import TimingRounds, medians_of_slowest
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("horovod")
 
 from tfdist.cluster.environment import Cluster
-from tfdist.distribution import horovod_automatic, horovod_mpi
-from tfdist.distribution.horovod_automatic import Choice, choice, choose
+from tfdist.distribution import horovod_rendezvous
+from tfdist.distribution.horovod_rendezvous import Choice, choice, choose
 
 ONE_HOST = Cluster(1, 4, 1, 4, source="TF_CONFIG")
 BY_LAUNCH = {"HOROVOD_RANK": "1", "TFDIST_GROUP": "127.0.0.1:1"}
@@ -53,11 +53,11 @@ class Job:
 
 @pytest.fixture
 def large_host(monkeypatch):
-    monkeypatch.setattr(horovod_automatic, "cores_per_process", lambda local_size, assigned: 8)
-    monkeypatch.setattr(horovod_automatic, "cpu_quota", lambda: 24.0)
-    monkeypatch.setattr(horovod_mpi, "library", lambda: MPICH)
-    monkeypatch.setattr(horovod_automatic.tf.config, "list_physical_devices", lambda kind: [])
-    for name in ("HOROVOD_RANK", *horovod_automatic.ELASTIC_VARIABLES):
+    monkeypatch.setattr(horovod_rendezvous, "cores_per_process", lambda local_size, assigned: 8)
+    monkeypatch.setattr(horovod_rendezvous, "cpu_quota", lambda: 24.0)
+    monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: MPICH)
+    monkeypatch.setattr(horovod_rendezvous.tf.config, "list_physical_devices", lambda kind: [])
+    for name in ("HOROVOD_RANK", *horovod_rendezvous.ELASTIC_VARIABLES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -69,5 +69,5 @@ def test_one_rank_that_has_a_reason_against_mpi_decides_for_all(large_host):
 
 
 def test_a_limit_of_the_container_counts_as_fewer_cores(large_host, monkeypatch):
-    monkeypatch.setattr(horovod_automatic, "cpu_quota", lambda: 4.0)
+    monkeypatch.setattr(horovod_rendezvous, "cpu_quota", lambda: 4.0)
     assert choose(Job(), ONE_HOST).reason.endswith("and there are 1")

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
-from tfdist.coordination.addresses import Route
-from tfdist.distribution import horovod_automatic, horovod_mpi, horovod_rendezvous
-from tfdist.distribution.horovod_automatic import Choice
+from tfdist.coordination.job_token import Route
+from tfdist.distribution import horovod_rendezvous
+from tfdist.distribution.horovod_rendezvous import Choice
 from tfdist.errors import InputError
 
 
@@ -108,9 +108,9 @@ class Started:
             if name not in variables:
                 monkeypatch.delenv(name)
         monkeypatch.setattr(horovod_rendezvous, "_used", {})
-        monkeypatch.setattr(horovod_automatic, "choose", lambda *_: self.automatic)
+        monkeypatch.setattr(horovod_rendezvous, "choose", lambda *_: self.automatic)
         monkeypatch.setattr(horovod_rendezvous, "_init", self.init)
-        monkeypatch.setattr(horovod_rendezvous.horovod_mpi, "initialize", lambda *_: self.steps.append("MPI"))
+        monkeypatch.setattr(horovod_rendezvous, "initialize", lambda *_: self.steps.append("MPI"))
         monkeypatch.setattr(horovod_rendezvous, "serve_and_describe", lambda *_: self.steps.append("rendezvous") or {})
         monkeypatch.setattr(horovod_rendezvous, "_with_coordinator", lambda cluster: cluster)
         monkeypatch.setattr(horovod_rendezvous, "_check_size", lambda *_: None)
@@ -236,7 +236,7 @@ def test_auto_is_the_users_choice_or_else_that_of_the_launcher_or_the_faster_one
     started = Started(monkeypatch, variables)
     started.automatic = Choice("mpi", "because it is faster")
     monkeypatch.setattr(horovod_rendezvous.hvd, "mpi_enabled", lambda: True)
-    monkeypatch.setattr(horovod_mpi, "library", lambda: "MPICH 4.3.2")
+    monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: "MPICH 4.3.2")
     horovod_rendezvous.start_horovod(cluster, started.join, communication=communication)
     assert next(step for step in started.steps if step != "group") == used
     assert horovod_rendezvous.describe_communication() == f"Horovod uses MPICH 4.3.2, {reason}."
@@ -260,7 +260,7 @@ def test_the_library_is_that_of_the_first_start(monkeypatch):
 
 def test_processes_that_the_library_of_mpi_does_not_find_are_refused(monkeypatch):
     """Each would be a job of one process, which reduces nothing."""
-    monkeypatch.setattr(horovod_mpi, "library", lambda: "Open MPI 5.0.11")
+    monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: "Open MPI 5.0.11")
     monkeypatch.setattr(horovod_rendezvous.hvd, "size", lambda: 1)
     monkeypatch.setattr(horovod_rendezvous.hvd, "shutdown", lambda: None)
     with pytest.raises(InputError, match="Received: 2 processes, of which Open MPI 5.0.11 finds only this one. Use"):
@@ -275,9 +275,9 @@ def test_processes_that_the_library_of_mpi_does_not_find_are_refused(monkeypatch
     ],
 )
 def test_a_horovod_that_cannot_start_mpi_is_refused(monkeypatch, library, message):
-    monkeypatch.setattr(horovod_mpi, "library", lambda: library)
+    monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: library)
     with pytest.raises(InputError, match=message):
-        horovod_mpi.initialize(LocalGroup(), ["127.0.0.1"], 5.0)
+        horovod_rendezvous.initialize(LocalGroup(), ["127.0.0.1"], 5.0)
 
 
 @pytest.mark.parametrize(
@@ -289,4 +289,4 @@ def test_a_horovod_that_cannot_start_mpi_is_refused(monkeypatch, library, messag
     ],
 )
 def test_a_library_has_its_name_and_version(version, name):
-    assert horovod_mpi.library_name(version) == name
+    assert horovod_rendezvous.library_name(version) == name

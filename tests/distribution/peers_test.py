@@ -14,7 +14,7 @@ PROGRAM = '''
 import keras
 
 import tfdist
-from tfdist.distribution.variable_blocks import VariableBlocks
+from tfdist.distribution.strategy import VariableBlocks
 from tfdist.strategies.single import Single
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tfdist.cluster.environment import Cluster
-from tfdist.config.strategy_declaration import Declaration, Processes
+from tfdist.config.strategy_registry import Declaration, Processes
 from tfdist.distribution.strategy_selection import detect
 from tfdist.errors import InputError
 

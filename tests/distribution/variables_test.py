@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.coordination import LocalGroup
 from tfdist.distribution.strategy import State
-from tfdist.distribution.variable_creation import VariableCreation
+from tfdist.distribution.tf_distribute import VariableCreation
 
 
 class Listening(LocalGroup):

@@ -4,7 +4,7 @@ import pytest
 
 from tfdist.cli import run
 from tfdist.errors import ExitCode, NotFiniteError, PeerLostError, Preempted, WriteError, describe_error
-from tfdist.errors.exit_codes import MEANINGS, describe
+from tfdist.errors.exceptions import MEANINGS, describe
 from tfdist.reporting import Reporter
 
 

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdist.errors.byte_sizes import byte_size
-from tfdist.errors.counts import count_of
-from tfdist.errors.number_checks import is_integer, is_number
+from tfdist.errors.numbers import byte_size, count_of, is_integer, is_number
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tfdist
 from tfdist.collectives import OneReplica, Recording
 from tfdist.gradients import Bucketed, ErrorFeedback, LossScale, PartitionedReducer, Sum
-from tfdist.gradients.sparse import SparseRows
+from tfdist.gradients.reducer import SparseRows
 
 ROWS, WIDTH = 40, (3, 2)
 
@@ -184,7 +184,7 @@ def test_the_way_is_logged_once(caplog):
     reducer = SparseRows(Sum())
     sparse = slices([1], np.ones((1, 2), "float32")), slices([1, 1], np.ones((2, 1), "float32"), rows=2)
     tensors = [*sparse, tf.ones([2])]
-    with caplog.at_level(logging.INFO, "tfdist.gradients.sparse"):
+    with caplog.at_level(logging.INFO, "tfdist.gradients.reducer"):
         for _ in range(3):
             reducer.reduce(tensors, [], OneReplica(), name="g")
     assert [record.getMessage() for record in caplog.records] == [

@@ -24,7 +24,7 @@ import tfdist.horovod as hvd
 from tests.horovod import drop_in_worker
 from tests.horovod.jobs import FLOATS, IN_GRAPHS, MOVED, REDUCED
 from tfdist.errors import TfdistError
-from tfdist.horovod import object_exchange, object_signatures, process
+from tfdist.horovod import object_exchange, process
 
 # Existing from the start: the first and the last of three ranks, and the one between them.
 SETS = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1])] if drop_in_worker.HAS_HOROVOD else None
@@ -283,7 +283,7 @@ def on_the_way(change: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
         return moved
 
     changed = mock.patch.multiple(object_exchange, broadcast=changing(hvd.broadcast), allgather=changing(hvd.allgather))
-    with changed, mock.patch.object(object_signatures, "allgather", changing(hvd.allgather)):
+    with changed, mock.patch.object(object_exchange, "allgather", changing(hvd.allgather)):
         yield
 
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import tfdist.horovod as hvd
 from tfdist.errors import InputError
-from tfdist.horovod.accumulation import Accumulation
-from tfdist.horovod.adasum import adasum
+from tfdist.horovod.data_movement import adasum
 from tfdist.horovod.errors import NotSupportedError
+from tfdist.horovod.wrapped_optimizer import Accumulation
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):

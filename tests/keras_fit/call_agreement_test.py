@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
-from tfdist.keras_fit.batch_comparison import COMPARE_EVERY, BatchComparison, next_comparison
+from tfdist.keras_fit.batch_readers import COMPARE_EVERY, BatchComparison, next_comparison
 from tfdist.keras_fit.call_agreement import ENDLESS as ENDLESS_PASS
 from tfdist.keras_fit.call_agreement import available, look_at_batches, passes, steps_at_a_time
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.keras_internals.callbacks import _STATE
+from tfdist.keras_internals.fitting import _STATE
 
 
 def test_keras_sums_gradients_over_replicas_unless_it_is_switched_off(mirrored2):

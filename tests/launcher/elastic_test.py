@@ -25,7 +25,7 @@ import pytest
 from tests.launcher.launching import Launches, python
 from tests.launcher.toy import Launched, die, launched
 from tests.waiting import DEADLINE, wait_for
-from tfdist.process.preemption import TOGETHER_SECONDS
+from tfdist.cluster.signals import TOGETHER_SECONDS
 from tfdist.testing import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]

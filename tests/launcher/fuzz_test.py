@@ -14,7 +14,7 @@ from tests.coordination.wire import Wire
 from tests.launcher.rendezvous_server_test import HELLO, Open
 from tfdist.coordination.messages import encode
 from tfdist.launcher import orders
-from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.job import Outcome
 from tfdist.launcher.orders import OrderKind, Report
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.fuzz]

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.launcher.play import KILLED, SEVERAL, Play, elastic
+from tfdist.launcher.job import Outcome
 from tfdist.launcher.job_controller import SETTLE_SECONDS
-from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Order, OrderKind
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tfdist.coordination import LostMember
 from tfdist.coordination.group import NO_GOODBYE, silence
-from tfdist.launcher.job_result import SUCCESS, Outcome, root_cause
+from tfdist.launcher.job import SUCCESS, Outcome, root_cause
 
 
 @dataclasses.dataclass

@@ -15,10 +15,8 @@ import pytest
 from tfdist.errors import InputError
 from tfdist.launcher import job_runner
 from tfdist.launcher.attempt import Host, _ordered, _supervise
-from tfdist.launcher.child import Task
-from tfdist.launcher.job import Job
-from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.local_process import NewProcess
+from tfdist.launcher.child import NewProcess, Task
+from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.supervision import Stop, Watched
 

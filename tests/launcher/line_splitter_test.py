@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.launcher.line_splitter import LONGEST, LineSplitter
+from tfdist.launcher.output_forwarding import LONGEST, LineSplitter
 
 
 class Clock:

@@ -5,7 +5,7 @@ import pytest
 
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
-from tfdist.launcher.log_files import Log, log_directory
+from tfdist.launcher.output_forwarding import Log, log_directory
 
 
 def test_a_directory_of_its_own_for_each_launch(tmp_path, monkeypatch):

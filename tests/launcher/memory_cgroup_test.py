@@ -7,8 +7,8 @@ import uuid
 import pytest
 
 from tests.waiting import DEADLINE
-from tfdist.launcher import memory_cgroup
-from tfdist.launcher.memory_cgroup import out_of_memory_kills
+from tfdist.launcher import child
+from tfdist.launcher.child import out_of_memory_kills
 
 V1 = pathlib.Path("/sys/fs/cgroup/memory")
 
@@ -30,8 +30,8 @@ V1 = pathlib.Path("/sys/fs/cgroup/memory")
     ],
 )
 def test_kills_are_counted_in_files_of_the_system(membership, files, kills, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_cgroup, "_ROOT", tmp_path / "cgroup")
-    monkeypatch.setattr(memory_cgroup, "_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(child, "_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(child, "_MEMBERSHIP", tmp_path / "membership")
     (tmp_path / "membership").write_text(membership)
     for path, text in files.items():
         file = tmp_path / "cgroup" / path

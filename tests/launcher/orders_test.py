@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.coordination.messages import BadMessage, encode
-from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.job import Outcome
 from tfdist.launcher.orders import Order, OrderKind, Report, order_message, order_of, report_message, report_of
 
 OUTCOMES = st.builds(Outcome, st.integers(0, 255), st.text(), st.none() | st.integers(0, 99))

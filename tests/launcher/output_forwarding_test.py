@@ -5,9 +5,9 @@ import os
 
 import pytest
 
+from tfdist.cluster import terminal
+from tfdist.cluster.terminal import StatusLine
 from tfdist.launcher.output_forwarding import Channel, Screen
-from tfdist.process import terminal
-from tfdist.process.status_line import StatusLine
 
 
 class Notebook(io.StringIO):

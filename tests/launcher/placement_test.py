@@ -9,10 +9,10 @@ import pytest
 
 from tfdist.cluster.environment import from_horovod, from_tf_config
 from tfdist.coordination import LocalGroup
-from tfdist.coordination.addresses import Route
+from tfdist.coordination.job_token import Route
 from tfdist.errors import InputError
 from tfdist.launcher import placement as placing
-from tfdist.launcher import ports
+from tfdist.launcher import placement as ports
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.placement import Placement, own_host, place_processes
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from tfdist.launcher.job import Job
+from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
-from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Order, OrderKind, Report
 
 KILLED = Outcome(137, "rank 1 ended with code 137 (killed by SIGKILL)", 1)

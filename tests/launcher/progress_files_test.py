@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
+from tfdist.cluster import progress_file
 from tfdist.errors import InputError
-from tfdist.launcher.progress_files import ProgressFiles
-from tfdist.process import progress_file
+from tfdist.launcher.output_forwarding import ProgressFiles
 
 
 def write(path: pathlib.Path | None, step: int, forbids: bool = False) -> None:

@@ -51,7 +51,7 @@ def test_a_job_outlives_what_empties_its_launchers_directory(launch) -> None:
 @pytest.mark.parametrize("size", ["2", "1:2"])
 def test_nor_is_what_a_rank_forbids_to_start_again(size: str, launch) -> None:
     """As after replica divergence, because a checkpoint may contain it."""
-    forbid = "from tfdist.process import progress_file; progress_file.forbid_restart(); sys.exit(1)"
+    forbid = "from tfdist.cluster import progress_file; progress_file.forbid_restart(); sys.exit(1)"
     one = launch("--max_restarts=2", fault=die("rank == 1 and step == 8", forbid), size=size)
     assert one.end() == 1
     assert len(one.begun()) == 2

@@ -1,8 +1,7 @@
 import pytest
 
-from tfdist.launcher.job import Job
-from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.restarts import MAX_EARLY_FAILURES, MAX_LATER_FAILURES, Restarts
+from tfdist.launcher.job import Job, Outcome
+from tfdist.launcher.job_controller import MAX_EARLY_FAILURES, MAX_LATER_FAILURES, Restarts
 
 
 def waits(restarts: Restarts, *ends: tuple[int, int | None]) -> list[float | None]:

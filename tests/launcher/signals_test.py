@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tfdist.launcher import signals
-from tfdist.launcher.signals import received
+from tfdist.launcher import orphan_guard
+from tfdist.launcher.orphan_guard import received
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -15,7 +15,7 @@ SAYS = "import signal; print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN,
 
 def test_signals_are_collected_in_their_order_and_do_what_they_did_afterwards(monkeypatch):
     before, now = signal.getsignal(signal.SIGTERM), [100.0]
-    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(orphan_guard.time, "monotonic", lambda: now[0])
     with received((signal.SIGTERM, signal.SIGHUP)) as arrived:
         for number, at in ((signal.SIGTERM, 0.0), (signal.SIGHUP, 0.9), (signal.SIGUSR1, 1.5), (signal.SIGHUP, 1.6)):
             now[0] = 100.0 + at

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tfdist.launcher.slots import LONGEST_REJOIN_SECONDS, Slots
+from tfdist.launcher.job_controller import LONGEST_REJOIN_SECONDS, Slots
 
 
 def slots(rejoin: float, offered: int = 3) -> Slots:

@@ -16,8 +16,8 @@ from tfdist.cluster.environment import from_tf_config
 from tfdist.errors import Preempted
 from tfdist.coordination import join, watch
 from tfdist.coordination.sync_points import SyncPoints
-from tfdist.process.preemption import notices
-from tfdist.process.progress_file import ProgressFile
+from tfdist.cluster.signals import notices
+from tfdist.cluster.progress_file import ProgressFile
 
 saved, restart = pathlib.Path(sys.argv[1]), int(os.environ["TFDIST_RESTART"])
 cluster = from_tf_config(os.environ)

@@ -8,9 +8,9 @@ import pytest
 from tests.launcher.launching import Launch, Launches, member
 from tests.waiting import wait_for
 from tfdist.coordination import LocalGroup
-from tfdist.launcher import log_files
-from tfdist.launcher.log_files import log_directory
+from tfdist.launcher import output_forwarding
 from tfdist.launcher.orders import launched_now
+from tfdist.launcher.output_forwarding import log_directory
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -62,5 +62,5 @@ def test_the_check_of_a_log_directory_that_two_launchers_share_does_not_fail(tmp
         touch(path)
         path.unlink()
 
-    monkeypatch.setattr(log_files.pathlib.Path, "touch", touched_and_removed_by_the_other)
+    monkeypatch.setattr(output_forwarding.pathlib.Path, "touch", touched_and_removed_by_the_other)
     assert log_directory(str(tmp_path / "logs"), LocalGroup()) == tmp_path / "logs"

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.layers import routing
+from tfdist.layers import mixture_of_experts
 
 SIZES = st.tuples(
     st.integers(0, 2**16),
@@ -14,7 +14,7 @@ SIZES = st.tuples(
     st.integers(1, 9),
     st.integers(1, 5),
     st.integers(1, 4),
-    st.sampled_from(routing.OVERFLOWS),
+    st.sampled_from(mixture_of_experts.OVERFLOWS),
 )
 
 
@@ -29,7 +29,7 @@ def routed(seed, groups, tokens, experts, capacity, overflow):
     """Returns the arguments of a case, and the result of `routes`."""
     probabilities, real = drawn(seed, groups, tokens, experts)
     choices = min(2, experts)
-    found = routing.routes(tf.constant(probabilities), tf.constant(real), choices, capacity, overflow)
+    found = mixture_of_experts.routes(tf.constant(probabilities), tf.constant(real), choices, capacity, overflow)
     return (probabilities, real, choices, capacity, overflow), found
 
 
@@ -85,7 +85,7 @@ def test_spilled_tokens_go_to_the_least_loaded_experts():
     """Six tokens choose expert 0, which has a capacity of three; expert 1 already has one token."""
     wanted = [1, 0, 0, 0, 0, 0, 0]
     probabilities = tf.constant([[[0.9 if e == w else 0.05 for e in range(3)] for w in wanted]])
-    found = routing.routes(probabilities, tf.ones([1, 7]), 1, 3, "spill")
+    found = mixture_of_experts.routes(probabilities, tf.ones([1, 7]), 1, 3, "spill")
     assert found.load.numpy().tolist() == [3, 2, 2] and float(found.dropped) == 0
     assert np.argmax(np.sum(found.dispatch[0], axis=-1), axis=-1).tolist() == [1, 0, 0, 0, 2, 1, 2]
 
@@ -95,31 +95,33 @@ def test_spilled_tokens_go_to_the_least_loaded_experts():
     [(16, 4, 1, 1.0, 4), (16, 4, 2, 1.25, 10), (16, 4, 1, 4.0, 16), (16, 4, 2, 8.0, 16), (2, 8, 1, 1.0, 1)],
 )
 def test_capacity(tokens, experts, choices, factor, capacity):
-    assert routing.capacity_of(tokens, experts, choices, factor) == capacity
+    assert mixture_of_experts.capacity_of(tokens, experts, choices, factor) == capacity
 
 
 def test_an_even_load_has_a_balance_of_one_and_a_collapse_that_of_all_experts():
     even = tf.one_hot([[0, 1, 2, 3]], 4) * 0.97 + 0.0075
-    assert float(routing.balance_loss(even, tf.ones([1, 4]))) == pytest.approx(1)
+    assert float(mixture_of_experts.balance_loss(even, tf.ones([1, 4]))) == pytest.approx(1)
     collapsed = tf.one_hot([[2, 2, 2, 2]], 4)
-    assert float(routing.balance_loss(collapsed, tf.ones([1, 4]))) == pytest.approx(4)
+    assert float(mixture_of_experts.balance_loss(collapsed, tf.ones([1, 4]))) == pytest.approx(4)
 
 
 def test_padding_counts_in_no_loss():
     logits = tf.constant([[[3.0, 1.0], [0.0, 9.0]]])
     first = tf.constant([[1.0, 0.0]])
-    assert float(routing.z_loss(logits, first)) == pytest.approx(np.log(np.exp(3) + np.exp(1)) ** 2, rel=1e-6)
+    assert float(mixture_of_experts.z_loss(logits, first)) == pytest.approx(
+        np.log(np.exp(3) + np.exp(1)) ** 2, rel=1e-6
+    )
     probabilities = tf.nn.softmax(logits)
-    assert float(routing.balance_loss(probabilities, first)) == pytest.approx(
+    assert float(mixture_of_experts.balance_loss(probabilities, first)) == pytest.approx(
         2 * float(probabilities[0, 0, 0]), rel=1e-6
     )
-    assert float(routing.balance_loss(probabilities, first * 0)) == 0
+    assert float(mixture_of_experts.balance_loss(probabilities, first * 0)) == 0
 
 
 def test_two_places_of_one_expert_share_its_weight():
     """The last token's second choice is full, and its first choice is the expert with the least load."""
     probabilities = np.array([[[0.1, 0.5, 0.4], [0.1, 0.5, 0.4], [0.6, 0.3, 0.1]]])
-    found = routing.routes(tf.constant(probabilities), tf.ones([1, 3], tf.float64), 2, 2, "spill")
+    found = mixture_of_experts.routes(tf.constant(probabilities), tf.ones([1, 3], tf.float64), 2, 2, "spill")
     assert np.sum(found.dispatch[0], axis=-1).tolist() == [[0, 1, 1], [0, 1, 1], [2, 0, 0]]
     returned = np.sum(found.dispatch * found.weights[..., None], axis=3)[0]
     np.testing.assert_allclose(returned, [[0, 5 / 9, 4 / 9], [0, 5 / 9, 4 / 9], [2 / 3, 0, 0]])

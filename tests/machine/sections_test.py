@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tfdist.cli.horovod_build import PATCHED
-from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.numbers import byte_size
 from tfdist.machine import environment_variables, frameworks, hardware, limits, network, versions
 from tfdist.machine.report import Finding, Section, Status
 

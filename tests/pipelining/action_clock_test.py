@@ -5,10 +5,9 @@ import time
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica
-from tfdist.pipelining.action_clock import ActionClock
-from tfdist.pipelining.execution import run_schedule
+from tfdist.pipelining.execution import ActionClock, run_schedule
 from tfdist.pipelining.passes import Forward
-from tfdist.pipelining.schedules import make_schedule
+from tfdist.pipelining.schedule_catalog import make_schedule
 
 SIZE = 600  # of matrices whose product takes some milliseconds
 

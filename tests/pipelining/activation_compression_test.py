@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Wire
 from tfdist.config.pipeline_options import ACTIVATION_COMPRESSION
-from tfdist.pipelining.activation_compression import METHODS, MIN_ELEMENTS
-from tfdist.pipelining.messages import message_bytes
+from tfdist.pipelining.activation_compression import METHODS, MIN_ELEMENTS, message_bytes
 
 WIRES = {
     "tensorflow": Wire(frozenset(), frozenset([tf.float16, tf.int32]), tf.int32),

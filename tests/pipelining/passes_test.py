@@ -10,10 +10,10 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.collectives import OneReplica
-from tfdist.pipelining.crossings import CrossingSpec
 from tfdist.pipelining.execution import run_schedule
 from tfdist.pipelining.passes import Forward, Passes
-from tfdist.pipelining.schedules import make_schedule
+from tfdist.pipelining.schedule_catalog import make_schedule
+from tfdist.pipelining.stage_costs import CrossingSpec
 
 ROWS, TOKENS, WIDTH = 4, 5, 6
 layers = keras.layers

@@ -5,7 +5,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from tfdist.pipelining.stage_blocks import StageBlocks
+from tfdist.pipelining.stage_parts import StageBlocks
 
 
 @pytest.mark.parametrize("replica", [0, 1])

@@ -178,7 +178,7 @@ def _first_row() -> Any:
     """Returns the index in the batch of this replica's first row."""
     if PLAIN:
         return 0.0
-    from tfdist.data.row_allocation import share
+    from tfdist.data.row_partition import share
     from tfdist.keras_fit import one_device
 
     replica = one_device.current()

@@ -7,10 +7,9 @@ import types
 
 import pytest
 
-from tfdist.process import terminal
+from tfdist.cluster import terminal
 from tfdist.reporting import PlainReporter, RunPlan, terminal_or_plain
-from tfdist.reporting.display import is_notebook
-from tfdist.reporting.in_place import InPlaceReporter
+from tfdist.reporting.display import InPlaceReporter, is_notebook
 
 
 class ZMQInteractiveShell:

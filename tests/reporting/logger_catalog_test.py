@@ -11,9 +11,9 @@ import pytest
 from tests import processes
 from tfdist import train
 from tfdist.config.fields import LOGGERS
+from tfdist.config.rules import parse_specs
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
-from tfdist.grammar.spec_list import parse_specs
 from tfdist.reporting import LoggedRun, Logger, Reporter, RunDirectory, RunPlan
 from tfdist.reporting.logger_catalog import CATALOG, check_installed, make_loggers
 

@@ -11,9 +11,8 @@ import pytest
 
 from tfdist.errors import WriteError
 from tfdist.reporting import MultiReporter, PlainReporter, Reporter, RunDirectory, RunPlan, chief_reporter
-from tfdist.reporting.banner import banner
-from tfdist.reporting.outcome_file import OutcomeFile
-from tfdist.reporting.plain_reporter import line, loss_and_metrics, rounded
+from tfdist.reporting.metrics_file import OutcomeFile
+from tfdist.reporting.plain_reporter import banner, line, loss_and_metrics, rounded
 
 TRAIN = {
     "kind": "train",

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tfdist.reporting import PlainReporter, RunPlan, TerminalReporter, python_logging, terminal_or_plain
-from tfdist.reporting.bar_text import BarText
+from tfdist.reporting.display import BarText
 
 PLAN = RunPlan(total_steps=500, batch_size=64, examples_per_epoch=1437)
 

@@ -8,9 +8,22 @@ import pytest
 
 from tfdist.checkpoint.format import lock
 from tfdist.errors import InputError
-from tfdist.reporting.comparison import AXES, draw
-from tfdist.reporting.run_summary import KILLED, RUNNING, is_higher_better, read_run
-from tfdist.reporting.runs_table import aligned, as_json, differences, duration, fitted, results, shortened, table
+from tfdist.reporting.run_summary import (
+    AXES,
+    KILLED,
+    RUNNING,
+    aligned,
+    as_json,
+    differences,
+    draw,
+    duration,
+    fitted,
+    is_higher_better,
+    read_run,
+    results,
+    shortened,
+    table,
+)
 
 FLAGS = ["--model=mlp", "--steps=0", "--epochs=2", "--optimizer=sgd(momentum=0.9)", "# --output_dir=x"]
 

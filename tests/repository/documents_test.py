@@ -12,14 +12,14 @@ from absl import flags as absl_flags
 
 from tfdist import doctor, install_horovod, launch
 from tfdist.__main__ import commands
-from tfdist.benchmark.config import BenchConfig
 from tfdist.cli import command as cli_command
 from tfdist.cli import flags
-from tfdist.config import layout_config, run_config, train_config
+from tfdist.config import job_config, layout_config, train_config
 from tfdist.config.trained_config import EvaluateConfig, PredictConfig
 from tfdist.errors import ExitCode
 from tfdist.export import ExportConfig
-from tfdist.launcher.restarts import FINAL, MAX_EARLY_FAILURES
+from tfdist.launcher.job_controller import FINAL, MAX_EARLY_FAILURES
+from tfdist.planning.benchmark_config import BenchConfig
 from tfdist.runs import RunsConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -40,7 +40,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "explain": flags.define,
     "verify": lambda values: flags.define(values, train_config.VerifyConfig),
     "launch": launch.define_flags,
-    "run": lambda values: flags.define(values, run_config.RunConfig),
+    "run": lambda values: flags.define(values, job_config.RunConfig),
     "export": lambda values: flags.define(values, ExportConfig),
     "doctor": doctor.define_flags,
     "ledger": lambda values: None,

@@ -23,7 +23,7 @@ from tfdist.cluster import environment
 from tfdist.config import train_config
 from tfdist.distribution.strategy_selection import detect
 from tfdist.errors import ExitCode
-from tfdist.launcher.restarts import PREEMPTIONS
+from tfdist.launcher.job_controller import PREEMPTIONS
 from tfdist.testing import processes
 
 pytestmark = pytest.mark.processes

@@ -13,10 +13,9 @@ import tensorflow as tf
 from tensorflow.python.eager import context, execute
 
 from tfdist.row_semantics.interpreter import Interpreter, in_order
-from tfdist.row_semantics.labels import AllRows, Replicated, ReplicatedPlusSum, Rows, is_zero
 from tfdist.row_semantics.rules import Call
 from tfdist.row_semantics.sizes import COUNT, Size, symbol
-from tfdist.row_semantics.values import Value
+from tfdist.row_semantics.values import AllRows, Replicated, ReplicatedPlusSum, Rows, Value, is_zero
 
 _REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "all": np.logical_and, "any": np.logical_or}
 

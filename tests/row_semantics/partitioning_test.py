@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.row_semantics import oracle, programs
 from tests.row_semantics.programs_test import WRITTEN, Batch
-from tfdist.collectives.counted_rows import counting
 from tfdist.collectives.replica_context import ReplicaContextCollectives
+from tfdist.collectives.rows import counting
 from tfdist.row_semantics.partitioning import NotPartitionedError, Partitioned
 
 # A replica that has no rows computes one that does not count.

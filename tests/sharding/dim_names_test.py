@@ -3,7 +3,7 @@ import pytest
 
 from tfdist import keras_internals, models
 from tfdist.errors import InputError
-from tfdist.sharding.dim_names import dims_of, name_dims
+from tfdist.sharding.variable_layouts import dims_of, name_dims
 
 
 def named(make):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfdist.step.divergence import FACTOR, STEPS, Divergence
+from tfdist.step.running_metrics import FACTOR, STEPS, Divergence
 
 
 def reported(losses, batch_size=64, divergence=None):

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfdist
 from tests.keras_fit.comparing import differences
 from tests.keras_fit.models import Size, error
-from tfdist.step.scalar_metrics import scalars_weighted
+from tfdist.step.metrics import scalars_weighted
 
 X = np.random.default_rng(0).normal(size=(14, 5))
 Y = np.random.default_rng(1).normal(size=(14, 2))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.selection import quick
-from tfdist.step.micro_step_state import MicroStepState
+from tfdist.step.gradient_source import MicroStepState
 
 
 def test_without_masks_there_is_no_further_forward_pass() -> None:

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from tfdist.storage import Entry, FileSystem, NotRegularFile
-from tfdist.storage.text import text_of
+from tfdist.storage.registry import text_of
 
 FILES = FileSystem()
 

@@ -11,7 +11,7 @@ import keras
 import pytest
 
 import tfdist
-from tfdist.planner import layout_plan
+from tfdist.planning import layout_plan
 from tfdist.sharding.layouts import parse_layout, parse_shard
 from tfdist.sharding.mesh import parse_mesh
 

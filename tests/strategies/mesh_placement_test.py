@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops
 
 import tfdist
-from tfdist.distribution.unsafe_operations import refuse_unsafe_operations
+from tfdist.distribution.mesh_checks import refuse_unsafe_operations
 from tfdist.errors import InputError
 from tfdist.sharding.layouts import Layout
 

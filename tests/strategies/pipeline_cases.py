@@ -15,9 +15,10 @@ import numpy as np
 import tfdist
 from tests.strategies.pipeline_models import CUTS, MODELS, Made
 from tfdist import keras_internals
+from tfdist.config.spec import parse
 from tfdist.gradients import Clip, LossScale
-from tfdist.grammar.spec import parse
-from tfdist.pipelining.schedules import Schedule, make_schedule
+from tfdist.pipelining.schedule import Schedule
+from tfdist.pipelining.schedule_catalog import make_schedule
 
 STEPS, PREDICTED, EVALUATED = 20, 21, 50
 OPTIMIZERS: Mapping[str, Callable[[], keras.Optimizer]] = {

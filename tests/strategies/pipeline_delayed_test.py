@@ -8,7 +8,7 @@ import pytest
 from tests.strategies.delayed_training import train_delayed
 from tests.strategies.pipeline_cases import Case, Outcome
 from tests.strategies.pipeline_test import THREE, TWO, TWO_BY_TWO, Job, check_equal_bits, compare, outcomes, sizes
-from tfdist.pipelining.schedules import make_schedule
+from tfdist.pipelining.schedule_catalog import make_schedule
 
 pytestmark = pytest.mark.processes
 

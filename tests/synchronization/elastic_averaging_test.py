@@ -55,7 +55,7 @@ def nesterov():
 def test_numpy(sync, alpha, optimizer, momentum, steps, mirrored3):
     run = Regression(mirrored3, sync, optimizer)
     run.fit(steps)
-    period = tfdist.grammar.sync.parse_sync(sync).period
+    period = tfdist.config.sync.parse_sync(sync).period
     center, local = in_numpy(run, period, alpha, steps, momentum_of(momentum))
     assert_close(run.evaluated(), center)
     assert_close(run.replicas(), local)  # evaluating has changed nothing

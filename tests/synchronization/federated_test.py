@@ -7,10 +7,10 @@ import pytest
 import tfdist
 from tests.selection import quick
 from tests.synchronization.linear_regression import RATE, assert_close, momentum_of, trainer_of
-from tfdist.data.federated_clients import Clients
+from tfdist.config.sync import parse_sync
+from tfdist.data.client_examples import Clients
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import LossScale
-from tfdist.grammar.sync import parse_sync
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(60, 5)), RANDOM.normal(size=(60, 2))

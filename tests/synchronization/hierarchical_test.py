@@ -17,8 +17,8 @@ from tests.synchronization.linear_regression import (
     trainer_of,
 )
 from tfdist import keras_internals
+from tfdist.config.sync import parse_sync
 from tfdist.errors import InputError
-from tfdist.grammar.sync import parse_sync
 
 ROWS = (3, 3, 3, 2)
 SYNC = "hierarchical_local_sgd(periods=(2, 4), group_sizes=(2,))"

@@ -23,7 +23,7 @@ from tests.synchronization.linear_regression import (
 from tfdist import keras_internals
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import LossScale
-from tfdist.synchronization.global_weights import outer_optimizer
+from tfdist.synchronization.exchange import outer_optimizer
 
 
 @pytest.mark.parametrize("sync", ["local_sgd(period=1)", "post_local_sgd(warmup_steps=3, period=1)"])

@@ -5,7 +5,7 @@ import sys
 import keras
 
 from tfdist.coordination import LocalGroup
-from tfdist.trainer import consistency
+from tfdist.trainer import program
 
 
 def network(activation="relu", width=4):
@@ -21,23 +21,21 @@ def differing(one, other):
 
 
 def test_models_that_were_made_alike_are_described_alike_whatever_was_made_before():
-    first = consistency.described(network())
-    assert differing(first, consistency.described(network())) == []
+    first = program.described(network())
+    assert differing(first, program.described(network())) == []
 
 
 def test_forms_come_before_settings():
-    found = differing(consistency.described(network()), consistency.described(network(width=5)))
+    found = differing(program.described(network()), program.described(network(width=5)))
     assert found[0] == "variable sequential/dense/kernel"
     assert "layer dense: units" in found
 
 
 def test_settings_without_a_form_are_compared_too():
-    assert differing(consistency.described(network()), consistency.described(network("tanh"))) == [
-        "layer dense: activation"
-    ]
+    assert differing(program.described(network()), program.described(network("tanh"))) == ["layer dense: activation"]
     other = network()
     other.optimizer.momentum = 0.5
-    assert differing(consistency.described(network()), consistency.described(other)) == ["optimizer sgd: momentum"]
+    assert differing(program.described(network()), program.described(other)) == ["optimizer sgd: momentum"]
 
 
 def test_a_layer_that_does_not_know_what_it_is_made_of():
@@ -45,7 +43,7 @@ def test_a_layer_that_does_not_know_what_it_is_made_of():
         def get_config(self):
             raise NotImplementedError
 
-    assert [*consistency._settings("layer odd", Odd())] == [("layer odd: class", "Odd")]
+    assert [*program._settings("layer odd", Odd())] == [("layer odd: class", "Odd")]
 
 
 def test_own_modules_are_hashed_and_installed_ones_not(tmp_path, monkeypatch):
@@ -53,18 +51,18 @@ def test_own_modules_are_hashed_and_installed_ones_not(tmp_path, monkeypatch):
     file.write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     __import__("of_alike_test")
-    before = consistency.own_code()
-    assert "consistency.py (module tfdist.trainer.consistency)" in before
+    before = program.own_code()
+    assert "program.py (module tfdist.trainer.program)" in before
     assert not [key for key in before if "module keras" in key or "module json" in key]
     file.write_text("x = 2\n")
-    assert consistency.own_code() == before  # the hash is that of the code that runs
-    consistency._hash.cache_clear()  # as in a new process
-    assert differing(before, consistency.own_code()) == ["of_alike_test.py (module of_alike_test)"]
+    assert program.own_code() == before  # the hash is that of the code that runs
+    program._hash.cache_clear()  # as in a new process
+    assert differing(before, program.own_code()) == ["of_alike_test.py (module of_alike_test)"]
     file.unlink()  # as for code in an archive, which cannot be compared
-    consistency._hash.cache_clear()
-    assert "of_alike_test.py (module of_alike_test)" not in consistency.own_code()
+    program._hash.cache_clear()
+    assert "of_alike_test.py (module of_alike_test)" not in program.own_code()
     sys.modules.pop("of_alike_test")
 
 
 def test_one_process_agrees_with_itself():
-    consistency.check_equal(LocalGroup(), network())
+    program.check_equal(LocalGroup(), network())

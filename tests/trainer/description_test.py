@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from tfdist.data import ArraySource, DataSet
-from tfdist.data.row_allocation import FixedAllocation
+from tfdist.data.row_partition import FixedAllocation
 from tfdist.reporting import RunPlan
-from tfdist.trainer import description
+from tfdist.trainer import fit_loop
 
 
 def test_a_model_with_frozen_weights():
     layers = [keras.layers.Input((4,)), keras.layers.Dense(300), keras.layers.BatchNormalization()]
-    assert description.describe_model(keras.Sequential(layers, name="mine")) == (
+    assert fit_loop.describe_model(keras.Sequential(layers, name="mine")) == (
         "mine, 2,700 parameters (10.5 KiB), 2,100 of them trainable"
     )
 
@@ -22,10 +22,10 @@ def test_a_model_with_frozen_weights():
 def test_data_with_a_name_several_inputs_and_nothing_to_evaluate():
     x = {name: np.zeros([1500, 2], "float32") for name in "ab"}
     source = ArraySource((x, np.zeros(1500, "int64")))
-    assert description.describe_data(DataSet("mine", source, None, (), 7)) == (
+    assert fit_loop.describe_data(DataSet("mine", source, None, (), 7)) == (
         "mine, 1,500 examples of 2, 2, 7 classes; nothing to evaluate"
     )
-    assert description.describe_data(DataSet("data", source, source, (), None)) == (
+    assert fit_loop.describe_data(DataSet("data", source, source, (), None)) == (
         "1,500 examples of 2, 2; 1,500 to evaluate"
     )
 
@@ -44,7 +44,7 @@ def test_data_with_a_name_several_inputs_and_nothing_to_evaluate():
 def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
     strategy = types.SimpleNamespace(batch_parts=replicas, replicas=replicas, micro_batches=0)
     settings = types.SimpleNamespace(micro_steps=micro_steps)
-    assert description._batch(strategy, settings, batch_size, "float32") == f"{text}, computed in float32"
+    assert fit_loop._batch(strategy, settings, batch_size, "float32") == f"{text}, computed in float32"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
 def test_the_division_of_a_batch_that_is_allocated_unevenly(counts, micro_steps, text):
     strategy = types.SimpleNamespace(batch_parts=len(counts), replicas=len(counts), micro_batches=0)
     settings = types.SimpleNamespace(micro_steps=micro_steps)
-    found = description._batch(strategy, settings, sum(counts), "float32", FixedAllocation(counts))
+    found = fit_loop._batch(strategy, settings, sum(counts), "float32", FixedAllocation(counts))
     assert found == f"{text}, computed in float32"
 
 
@@ -74,4 +74,4 @@ def test_the_division_of_a_batch_that_is_allocated_unevenly(counts, micro_steps,
 )
 def test_the_length_of_a_run(steps, first, text):
     plan = RunPlan(total_steps=steps, batch_size=64, examples_per_epoch=1437, first_step=first)
-    assert description._length(plan) == text
+    assert fit_loop._length(plan) == text

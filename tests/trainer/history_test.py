@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.trainer.history import History
+from tfdist.trainer.records import History
 
 
 def test_the_last_record_of_a_kind():

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from tfdist.trainer.replica_speeds import Line, ReplicaSpeeds, fastest_allocation
+from tfdist.trainer.train_state import Line, ReplicaSpeeds, fastest_allocation
 
 
 def run(speeds, lines, decisions, noise=0.0, seed=3):

@@ -1,6 +1,6 @@
 import pytest
 
-from tfdist.trainer.slow_rank import SlowRank
+from tfdist.trainer.records import SlowRank
 
 
 def found(records, every=20, step_seconds=0.1):

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfdist
 from tests.selection import quick
 from tfdist import models
-from tfdist.data import ArraySource, shuffle
+from tfdist.data import ArraySource, source
 from tfdist.errors import InputError, NotFiniteError
 
 RANDOM = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def plain_loop(model, optimizer, batch_size, steps):
     losses = []
     for k in range(steps):
         positions = tf.range(k * batch_size, (k + 1) * batch_size, dtype=tf.int64)
-        rows = shuffle.indices(positions, len(IMAGES), seed=5)
+        rows = source.indices(positions, len(IMAGES), seed=5)
         loss, given = gradients(tf.gather(IMAGES, rows), tf.gather(LABELS.astype("float32"), rows))
         update(given)
         losses.append(float(loss))
@@ -193,7 +193,7 @@ class TestNotFinite:
 
     def step_of_bad(self):
         positions = tf.range(40, dtype=tf.int64)
-        return list(shuffle.indices(positions, 40, seed=5).numpy()).index(self.BAD)
+        return list(source.indices(positions, 40, seed=5).numpy()).index(self.BAD)
 
     @pytest.mark.parametrize("steps_per_call", [1, 10])
     def test_the_step_is_named_and_changes_nothing(self, single, steps_per_call):
@@ -276,7 +276,7 @@ def test_records(mirrored2):
 
 def test_the_gradient_norm_is_that_of_the_whole_gradient(mirrored4):
     trainer = make_trainer(mirrored4)
-    batch = shuffle.indices(tf.range(8, dtype=tf.int64), 40, seed=5)
+    batch = source.indices(tf.range(8, dtype=tf.int64), 40, seed=5)
     trainer.build(ArraySource((IMAGES, LABELS)))
     with tf.GradientTape() as tape:
         loss = crossentropy()(LABELS[batch], trainer.model(IMAGES[batch], training=True))

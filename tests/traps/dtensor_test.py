@@ -15,8 +15,8 @@ from tensorflow.experimental import dtensor
 
 from tfdist import keras_internals
 from tfdist.keras_internals import tf_internals
-from tfdist.sharding.dim_names import name_dims
 from tfdist.sharding.layouts import Layout
+from tfdist.sharding.variable_layouts import name_dims
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_an_axis_that_moves_between_inner_dims_of_four_is_wrong(devices, before,
 @pytest.mark.processes
 @pytest.mark.parametrize(("parts", "right"), [("rows", True), ("shares of shards", False)])
 def test_of_two_updates_of_a_variable_in_one_program_one_is_lost(devices, parts, right, request):
-    """So micro-steps assign once (tfdist/step/micro_step_state.py)."""
+    """So micro-steps assign once (tfdist/step/gradient_source.py)."""
     if not is_alone(request):
         return
     total = devices.variable(np.float32(0), Layout(()), "total")

@@ -107,7 +107,7 @@ def test_eager_broadcasts_have_no_names(ranks: list[dict[str, Any]]) -> None:
 def test_equal_process_sets() -> None:
     """Guards: Horovod does not start with a process set that is equal to another one, such as that of all ranks.
 
-    What depends on it: `distinct_groups` of tfdist/collectives/declared_groups.py.
+    What depends on it: `distinct_groups` of tfdist/collectives/process_groups.py.
     """
     code = "import horovod.tensorflow as hvd; hvd.init(process_sets=[hvd.ProcessSet([0])])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import models
-from tfdist.collectives.algorithms import possible_algorithms
-from tfdist.grammar.all_reduce import AlgorithmTable
+from tfdist.collectives.all_reduce_algorithms import possible_algorithms
+from tfdist.config.all_reduce import AlgorithmTable
 
 SIZES = (1, 7, 3000)
 REPEATS = 3

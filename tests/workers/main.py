@@ -12,7 +12,7 @@ import pickle
 import sys
 
 import tfdist
-from tfdist.grammar.spec import parse
+from tfdist.config.spec import parse
 
 
 def main(worker: str, strategy_name: str, directory: str, *arguments: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import tfdist
 from tests.caught import error_of
 from tfdist.errors import InputError
-from tfdist.pipelining.schedules import make_schedule
+from tfdist.pipelining.schedule_catalog import make_schedule
 
 ROWS, REFUSED = 16, 4  # with two micro-batches, 8 rows of a batch are refused
 

@@ -10,8 +10,8 @@ import numpy as np
 import tfdist
 from tests.keras_fit.models import Damps
 from tfdist import keras_internals
-from tfdist.distribution.optimizer_shards import OptimizerShards
 from tfdist.distribution.sharded_optimizer import ShardedOptimizer
+from tfdist.distribution.strategy import OptimizerShards
 from tfdist.gradients import Clip, LossScale
 from tfdist.optimizers import LARS
 

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 import tfdist
-from tfdist.checkpoint import replication, transfer
+from tfdist.checkpoint import replication
 from tfdist.coordination import Group
 
 PIECE = 1000
@@ -17,14 +17,14 @@ def bytes_of(rank: int) -> np.ndarray:
 
 
 def work(strategy: tfdist.Strategy, directory: pathlib.Path, *folders: str) -> None:
-    transfer._AT_ONCE = 3 * PIECE
-    carry(transfer.ByteTransfer(strategy), strategy.group)
+    replication._AT_ONCE = 3 * PIECE
+    carry(replication.ByteTransfer(strategy), strategy.group)
     for folder in folders:
         found = replication.share(strategy, directory / f"host{strategy.cluster.rank}" / folder)
         print(f"{folder}: {found}", flush=True)
 
 
-def carry(carrier: transfer.ByteTransfer, group: Group) -> None:
+def carry(carrier: replication.ByteTransfer, group: Group) -> None:
     for _ in range(2):
         received = carrier.to_one(bytes_of(group.rank), (2, 2, 0)[group.rank])
         assert {rank: data.tolist() for rank, data in received.items()} == {

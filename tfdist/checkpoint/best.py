@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tfdist.checkpoint.format import Checkpoint, CheckpointError, newest, step_of
 from tfdist.coordination import Group, Json
-from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.coordination.group import LONG_SECONDS
 from tfdist.errors import InputError
 from tfdist.storage import AnyPath, StoragePath
 

@@ -9,16 +9,15 @@ from typing import Any
 
 from tfdist.checkpoint.best import BestValue, checkpoint_of
 from tfdist.checkpoint.format import NoLock, lock, newest, step_of
-from tfdist.checkpoint.tiers import DurableTier, InMemoryTier, Saved, Tier
+from tfdist.checkpoint.replication import DurableTier, InMemoryTier, Saved, Tier
+from tfdist.cluster.gce_notice import machine_notices
+from tfdist.cluster.signals import CTRL_C, notices
+from tfdist.config.monitor import parse_best, parse_period
 from tfdist.coordination import Group
+from tfdist.coordination.group import LONG_SECONDS
 from tfdist.coordination.sync_points import SyncPoints
-from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, Interrupted, Preempted
-from tfdist.grammar.interval import parse_period
-from tfdist.grammar.monitor import parse_best
-from tfdist.process.gce_notice import machine_notices
-from tfdist.process.preemption import CTRL_C, notices
 from tfdist.storage import StoragePath, path_of, storage_of
 
 _PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # topics of sync points

@@ -1,22 +1,157 @@
-"""In-memory checkpoints on several hosts: which ranks share a directory, and copying of missing files between hosts."""
+"""Checkpoints in several places: durable, in memory, and in the memory of other hosts, to which files are copied."""
 
 import contextlib
 import errno
+import functools
 import logging
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
-from tfdist.checkpoint.format import Checkpoint, LocalFiles, clean_partial, newest
-from tfdist.checkpoint.transfer import ByteTransfer, can_transfer
+from tfdist.checkpoint.format import (
+    BackgroundWriter,
+    Checkpoint,
+    CheckpointError,
+    HostPlacement,
+    LocalFiles,
+    Part,
+    clean_partial,
+    commit,
+    copy_holder,
+    newest,
+    remove,
+    shard_bytes,
+)
+from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.coordination import Group
-from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.coordination.group import LONG_SECONDS
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, TfdistError
+from tfdist.storage import path_of
+
+_AT_ONCE = 64 << 20  # total bytes that all processes send at once; an engine may deliver all of them to each process
+
+
+class ByteTransfer:
+    """Sends bytes between processes while nothing else is sent.
+
+    All processes must make the same calls, from their main thread. Each process sends from its first replica.
+
+    Attributes:
+      piece: maximum bytes that a process sends at once.
+    """
+
+    def __init__(self, strategy: Strategy):
+        """Initializes the transfer without compiling anything.
+
+        Args:
+          strategy: strategy of the processes.
+
+        Raises:
+          InputError: it has no collectives between its processes.
+        """
+        check_can_transfer(strategy)
+        self._strategy = strategy
+        self._packed = strategy.collectives.wire.packed
+        self._local = len(strategy.local_replicas)
+        self.piece = max(_AT_ONCE // strategy.replicas, 1 << 10)
+        self._to_one = self._traced(self._exchange)
+        self._to_all = self._traced(self._gather)
+
+    def to_one(self, data: np.ndarray, process: int) -> dict[int, np.ndarray]:
+        """Sends bytes from each process to one other process.
+
+        Args:
+          data: uint8, of any length.
+          process: the receiver.
+
+        Returns:
+          What other processes have sent to this one, uint8, by rank.
+        """
+        plans = self._strategy.group.gather("carrying/to one", [data.size, process], LONG_SECONDS)
+        me = self._strategy.cluster.rank
+        mine = {rank: np.empty(size, np.uint8) for rank, (size, to) in enumerate(plans) if to == me}
+        for begin in range(0, max(size for size, _ in plans), self.piece):
+            received = self._sent(self._to_one, data[begin : begin + self.piece], process)
+            for whole in mine.values():
+                received = self._take(received, whole[begin : begin + self.piece])
+        return mine
+
+    def to_all(self, data: np.ndarray) -> dict[int, np.ndarray]:
+        """Sends the bytes of each process to all processes.
+
+        Args:
+          data: uint8, at most `piece` bytes; must not be empty on all processes.
+
+        Returns:
+          What each process has sent, uint8, by rank; empty arrays for those that sent nothing.
+        """
+        sizes = self._strategy.group.gather("carrying/to all", data.size, LONG_SECONDS)
+        received = self._sent(self._to_all, data)
+        found = {}
+        for rank, size in enumerate(sizes):
+            found[rank] = np.empty(size, np.uint8)
+            received = self._take(received, found[rank])
+        return found
+
+    def _sent(self, function: Any, data: np.ndarray, process: int = 0) -> np.ndarray:
+        packed = np.zeros(self._padded(data.size), np.uint8)
+        packed[: data.size] = data
+        words = packed.view(self._packed.as_numpy_dtype)
+        splits = np.zeros(self._strategy.replicas, np.int32)
+        splits[process * self._local] = words.size
+        sent = function()(tf.constant(words), tf.constant(splits))
+        return np.asarray(self._strategy.local(sent)[0]).view(np.uint8)
+
+    def _take(self, received: np.ndarray, into: np.ndarray) -> np.ndarray:
+        """Copies the first bytes into an array; returns the following ones."""
+        into[:] = received[: into.size]
+        return received[self._padded(into.size) :]
+
+    def _padded(self, size: int) -> int:
+        """Returns the number of bytes including padding."""
+        return -(-size // self._packed.size) * self._packed.size
+
+    def _traced(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Any:
+        """Returns a lazily traced replica function, the same on all processes, whatever is sent."""
+        compiled: Any = self._strategy.compiled(lambda *given: self._strategy.run(function, *given))
+        splits = tf.TensorSpec([self._strategy.replicas], tf.int32)
+        return functools.cache(lambda: compiled.get_concrete_function(tf.TensorSpec([None], self._packed), splits))
+
+    def _exchange(self, data: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+        own = self._own()
+        sent = data[: tf.size(data) * own]
+        return self._strategy.collectives.all_to_all([sent], splits=splits * own, name="carrying/to_one")[0]
+
+    def _gather(self, data: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        return self._strategy.collectives.all_gather([data[: tf.size(data) * self._own()]], name="carrying/to_all")[0]
+
+    def _own(self) -> tf.Tensor:
+        """Returns 1 on a process's first replica, else 0."""
+        return tf.cast(tf.equal(self._strategy.collectives.rank % self._local, 0), tf.int32)
+
+
+def can_transfer(strategy: Strategy) -> bool:
+    """Returns whether a strategy's processes can send each other bytes, whose number is known only at run time."""
+    # With other collectives of the job, a replica is spread over processes.
+    return not strategy.compiles_replicas and strategy.job_collectives is strategy.collectives
+
+
+def check_can_transfer(strategy: Strategy) -> None:
+    """Raises `InputError` if a strategy's processes cannot send each other bytes."""
+    if not can_transfer(strategy):
+        raise InputError(
+            "Commits of hosts that share no directory are sent over the collectives of the strategy. Received: "
+            f"{strategy.name}, which has none between processes. Give a --commit_dir that all hosts share, or leave "
+            "out --commit_every."
+        )
+
 
 _log = logging.getLogger(__name__)
 
@@ -162,3 +297,177 @@ def _written(path: Path, piece: np.ndarray, begin: int, size: int) -> str:
     except OSError as error:
         return f"{path.parent} ({error.strerror})"
     return ""
+
+
+class Saved(NamedTuple):
+    """The state of a run at one step.
+
+    Attributes:
+      step: number of updates done.
+      seed: seed of the run.
+      parts: copies of what this process writes.
+      values: what is not a tensor, as JSON.
+      state: variables from which the parts were copied.
+      over: hosts to which the files are distributed; None if all processes share a directory.
+      kept: steps of the checkpoints to keep besides the newest ones.
+    """
+
+    step: int
+    seed: int
+    parts: Sequence[Part]
+    values: Any
+    state: RunVariables
+    over: HostPlacement | None = None
+    kept: Sequence[int] = ()
+
+
+class Tier:
+    """A directory with a run's checkpoints, and the thread that writes them, one at a time.
+
+    Attributes:
+      written: step of the last checkpoint whose write was started, unless it has failed.
+    """
+
+    noun = "checkpoint"
+    level = logging.INFO  # of the message that one has been written
+
+    def __init__(self, group: Group, directory: str, keep: int, flags: Mapping[str, Any]):
+        """Initializes without writing; for the other arguments see `Checkpoints`.
+
+        Args:
+          group: group of the run's processes.
+          directory: directory of the checkpoints.
+          keep: number of checkpoints to keep.
+          flags: flags of the run.
+        """
+        self._group = group
+        self.directory = path_of(directory)
+        self._keep = keep
+        self._flags = flags
+        self.written: int | None = None
+        self._writer = BackgroundWriter()
+
+    def start(self, saved: Saved) -> None:
+        """Starts to write; the previous write must be complete."""
+        self.written = saved.step
+        self._writer.start(lambda: self._write(saved))
+
+    def wait(self) -> None:
+        """Waits until nothing is being written; raises the exception of the last write."""
+        self._writer.wait()
+
+    def drop(self) -> None:
+        """Like `wait`, but ignores errors, because another error is being raised."""
+        with contextlib.suppress(Exception):
+            self._writer.wait()
+
+    def _write(self, saved: Saved) -> None:
+        path = commit(
+            self._group,
+            self.directory,
+            saved.parts,
+            step=saved.step,
+            seed=saved.seed,
+            flags=self._flags,
+            values=saved.values,
+            keep=self._keep,
+            kept=saved.kept,
+            noun=self.noun,
+            over=saved.over,
+        )
+        if self._group.rank == 0:
+            _log.log(self.level, "Saved step %d in %s.", saved.step, path)
+
+
+class DurableTier(Tier):
+    """Durable checkpoints; a failure is reported to all processes."""
+
+    def __init__(self, *args: Any, strict: bool, on_failure: Callable[[], object]):
+        """Initializes without writing.
+
+        Args:
+          *args: see base class.
+          strict: see `Checkpoints`.
+          on_failure: called on rank 0, from the writing thread.
+        """
+        super().__init__(*args)
+        self._strict = strict
+        self._on_failure = on_failure
+
+    def _write(self, saved: Saved) -> None:
+        try:
+            super()._write(saved)
+        except CheckpointError:
+            if self._group.rank == 0:
+                self._on_failure()
+            raise
+
+    def wait(self, strict: bool = False) -> None:
+        """See base class. A failed write is an error, or a warning, on all processes."""
+        try:
+            super().wait()
+        except CheckpointError as error:
+            self.written = None
+            if strict or self._strict:
+                raise
+            if self._group.rank == 0:
+                _log.warning("%s The run continues, and tries again at the next checkpoint.", error)
+
+
+class InMemoryTier(Tier):
+    """In-memory checkpoints; only the first of consecutive failures is logged.
+
+    If hosts share no directory, each has the replicated state. The state that only one process has is stored on
+    its host and copied to the next one while training waits.
+    """
+
+    noun = "commit"
+    level = logging.DEBUG
+
+    def __init__(self, strategy: Strategy, *args: Any):
+        """Initializes without writing.
+
+        Args:
+          strategy: strategy of the processes.
+          *args: see base class, without the group.
+        """
+        super().__init__(strategy.group, *args)
+        self._fails = False
+        self._hosts = hosts(self._group, Path(str(self.directory)))
+        self._is_first = any(host[0] == self._group.rank for host in self._hosts)
+        self._carrier = ByteTransfer(strategy) if len(self._hosts) > 1 else None
+
+    @property
+    def survives_host_loss(self) -> bool:
+        """Whether the checkpoint survives the loss of a host."""
+        return self._carrier is not None
+
+    def start(self, saved: Saved) -> None:
+        """See base class."""
+        super().start(self._spread(saved, self._carrier) if self._carrier else saved)
+
+    def _spread(self, saved: Saved, carrier: ByteTransfer) -> Saved:
+        replicated = saved.state.replicated()
+        own = [part for part in saved.parts if part.name not in replicated]
+        copies = carrier.to_one(shard_bytes(own), copy_holder(self._group.rank, self._hosts))
+        over = HostPlacement(self._hosts, saved.state.replicated_parts(saved.parts) if self._is_first else (), copies)
+        return saved._replace(parts=own, over=over)
+
+    def clear(self) -> None:
+        """Removes all checkpoints to free the memory."""
+        if not self._is_first:
+            return
+        try:
+            for path in newest(self.directory):
+                remove(path)
+        except OSError as error:
+            _log.warning("Commits in %s could not be removed (%s).", self.directory, error.strerror)
+
+    def _write(self, saved: Saved) -> None:
+        try:
+            super()._write(saved)
+            self._fails = False
+        except CheckpointError as error:
+            if self._group.rank == 0 and not self._fails:
+                _log.warning("%s The run continues, and tries again at the next commit.", error)
+            self._fails = True

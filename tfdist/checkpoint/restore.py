@@ -18,12 +18,12 @@ from tfdist.checkpoint.format import (
 )
 from tfdist.checkpoint.replication import share
 from tfdist.checkpoint.run_variables import RunVariables
+from tfdist.config.rules import parse_rules
 from tfdist.coordination import Group
-from tfdist.coordination.timeouts import LONG_SECONDS, long_timeout
+from tfdist.coordination.group import LONG_SECONDS, long_timeout
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.grammar.rules import parse_rules
 from tfdist.step.running_metrics import Progress
 from tfdist.storage import AnyPath, StoragePath, path_of
 

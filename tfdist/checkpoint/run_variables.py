@@ -29,11 +29,10 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.format import Checkpoint, Part
-from tfdist.distribution.strategy import Strategy
-from tfdist.distribution.variable_blocks import Read
-from tfdist.distribution.variable_creation import without_numbers
+from tfdist.config.spec import unique_names
+from tfdist.distribution.strategy import Read, Strategy
+from tfdist.distribution.tf_distribute import without_numbers
 from tfdist.errors import InputError
-from tfdist.grammar.unique_names import unique_names
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.synchronization import Exchanges
 

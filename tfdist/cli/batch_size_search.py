@@ -1,21 +1,147 @@
-"""`--find=batch_size`: tries batch sizes of a training command, instead of training."""
+"""`--find=batch_size`: tries batch sizes of a training command, each in a directory of its own."""
 
+import dataclasses
+import json
+import math
+import os
+import pathlib
 import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from tfdist.cli.batch_size_trials import TrainingTrials
+from tfdist.cli import flags
 from tfdist.cli.early_checks import Place
-from tfdist.cli.search_files import check, directory, write
 from tfdist.cluster.environment import Cluster
+from tfdist.config.search import BatchSizeSearch
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError
-from tfdist.errors.byte_sizes import byte_size
-from tfdist.finders import batch_size
-from tfdist.finders.memory_limit import available_bytes
-from tfdist.finders.plots import plot_batch_sizes
-from tfdist.finders.trials import SECONDS, Trial, Trials
-from tfdist.grammar.search import BatchSizeSearch
+from tfdist.errors.numbers import byte_size
 from tfdist.launcher.job import Job
-from tfdist.reporting.run_directory import FIND
+from tfdist.planning import batch_size
+from tfdist.planning.rate_curve import plot_batch_sizes
+from tfdist.planning.trials import SECONDS, Prepared, Trial, Trials, available_bytes
+from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.run_directory import FIND, RunDirectory
+from tfdist.storage import StoragePath, path_of, storage_of
+
+_SCHEMA = 1  # of NAME.json; increased when a key is renamed or removed, or changes its meaning
+
+
+def directory(config: TrainConfig) -> StoragePath:
+    """Returns the output directory of a search, which is named after data set and model if it is not given."""
+    names = (
+        "".join(c if c.isalnum() or c in "._" else "_" for c in text.partition("(")[0])
+        for text in (config.dataset, config.model)
+    )
+    name = f"runs/{'-'.join(names)}-find-{time.strftime('%Y%m%d-%H%M%S')}"
+    return path_of(os.path.expanduser(config.output_dir or name))
+
+
+def check(folder: StoragePath) -> None:
+    """Checks that a run could begin where a search is going to write, and creates its directory.
+
+    Raises:
+      InputError: there is a run, or the directory cannot be written.
+    """
+    if RunDirectory(folder.parent).is_run:
+        raise InputError(
+            f"A search begins with new weights and needs an output directory without a run. Received: {folder.parent}, "
+            "which is one. Give another --output_dir."
+        )
+    RunDirectory.check(folder.parent)
+    RunDirectory(folder).make()
+
+
+def write(folder: StoragePath, name: str, found: Mapping[str, Any], config: TrainConfig, picture: bytes) -> None:
+    """Writes the result of a search.
+
+    Args:
+      folder: the directory.
+      name: what was searched for, the name of the files.
+      found: values of JSON.
+      config: flags, which are written too, without the directory.
+      picture: a PNG.
+    """
+    flags = {name: value for name, value in dataclasses.asdict(config).items() if name != "output_dir"}
+    facts = {"schema": _SCHEMA, **found, "flags": flags}
+    for path, contents in (
+        (folder / f"{name}.json", f"{json.dumps(facts, indent=2)}\n".encode()),
+        (folder / f"{name}.png", picture),
+    ):
+        with must_write(path):
+            storage_of(path).replace(path, contents)
+
+
+_SECONDS = 1.0  # for the steps whose speed is measured
+_MOST_STEPS = 1000
+
+
+class Facts(NamedTuple):
+    """What a trial has recorded of its job.
+
+    Attributes:
+      examples: number of training examples.
+      replicas: number of replicas.
+      strategy: name of the strategy.
+    """
+
+    examples: int
+    replicas: int
+    strategy: str
+
+
+class TrainingTrials:
+    """Prepares trials.
+
+    Attributes:
+      facts: of the last trial that has succeeded; None before.
+      was_short: whether its steps took too little time to measure their speed; the next trial has more of them.
+    """
+
+    def __init__(self, config: TrainConfig, search: BatchSizeSearch):
+        """Initializes the trials of a configuration."""
+        self.facts: Facts | None = None
+        self.was_short = False
+        self._config, self._search, self._timed_steps = config, search, search.steps // 2
+
+    def __call__(self, batch_size: int, folder: pathlib.Path) -> Prepared:
+        """Prepares a trial whose files are in a directory."""
+        run, file = folder / "run", folder / "flags.txt"
+        file.write_text(flags.flags_text(self._trained(batch_size)))
+        command = [sys.executable, "-m", "tfdist.train", f"--flagfile={file}", f"--output_dir={run}"]
+        return Prepared(lambda rank: command, self._reader(run))
+
+    def _trained(self, batch_size: int) -> TrainConfig:
+        """Returns the flags of a trial."""
+        half = self._timed_steps
+        values = {field.name: field.metadata["flag"].in_trials for field in dataclasses.fields(TrainConfig)}
+        return dataclasses.replace(
+            self._config,
+            **{name: value for name, value in values.items() if value is not None},
+            batch_size=batch_size,
+            steps=2 * half,
+            epochs=0,
+            log_every=half,
+            eval_every=2 * half + 1,
+        )
+
+    def _adapt(self, step_seconds: float) -> None:
+        """Adapts the number of steps to their duration; a step of twice the size takes at most twice as long."""
+        self.was_short = step_seconds * self._timed_steps < _SECONDS / 2 and self._timed_steps < _MOST_STEPS
+        wanted = math.ceil(_SECONDS / max(step_seconds, 1e-6))
+        self._timed_steps = min(max(self._search.steps // 2, wanted), _MOST_STEPS)
+
+    def _reader(self, run: pathlib.Path) -> Callable[[], float]:
+        def read() -> float:
+            directory = RunDirectory(path_of(run))
+            start = directory.beginnings()[-1]
+            self.facts = Facts(start["examples"], start["replicas"], start["strategy"])
+            last = [record for record in directory.records() if record["kind"] == "train"][-1]
+            self._adapt(float(last["step_seconds"]))
+            return float(last["examples_per_second"])
+
+        return read
 
 
 def run(config: TrainConfig, search: BatchSizeSearch, place: Place) -> int:

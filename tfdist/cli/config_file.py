@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tfdist.errors import InputError
-from tfdist.storage.text import text_of
+from tfdist.storage.registry import text_of
 
 KINDS: dict[type, str] = {str: "a single value", list: "a list", dict: "a mapping"}
 _NULL, _BOOL = "tag:yaml.org,2002:null", "tag:yaml.org,2002:bool"

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist import keras_fit
 from tfdist.cli import environment_flags, open_strategy
 from tfdist.config.fields import takes_options
-from tfdist.config.run_config import RunConfig
+from tfdist.config.job_config import RunConfig
 from tfdist.distribution import factory, tf_distribute
 from tfdist.distribution.strategy import Strategy, strategy_in_use
 from tfdist.errors import InputError, names_arguments

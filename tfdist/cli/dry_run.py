@@ -8,7 +8,7 @@ from tfdist.cli import flags, open_strategy
 from tfdist.cli.output import Output
 from tfdist.cli.run import Session
 from tfdist.data import rows, steps_in_epochs
-from tfdist.data.row_allocation import apportion
+from tfdist.data.row_partition import apportion
 from tfdist.trainer.trainer import Trainer
 
 

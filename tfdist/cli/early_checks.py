@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfdist.cluster.detection import detect_cluster
-from tfdist.cluster.environment import Cluster
+from tfdist.cluster.environment import Cluster, detect_cluster
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.data_set_files import check_files
 from tfdist.config.strategy_registry import AUTO, declared

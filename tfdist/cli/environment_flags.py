@@ -9,9 +9,9 @@ from typing import Any
 from absl import flags as absl_flags
 
 from tfdist.cli import command, flags
-from tfdist.config.run_config import RunConfig
+from tfdist.config.job_config import RunConfig
 from tfdist.errors import InputError
-from tfdist.grammar.spec import nearest
+from tfdist.errors.suggestions import nearest
 
 VARIABLE = "TFDIST_FLAGS"
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from absl import flags as absl_flags
 
 from tfdist.config.conflicts import flag_text
-from tfdist.config.topics import TOPICS, WITHOUT_EFFECT
+from tfdist.config.fields import TOPICS, WITHOUT_EFFECT
 from tfdist.config.train_config import TrainConfig
 
 Config = TypeVar("Config")  # a dataclass whose fields each have a `tfdist.config.fields.Flag`

@@ -1,27 +1,95 @@
-"""Prints the plan of a pipeline, for `tfdist layout`."""
+"""Prints the plan of a pipeline, and what its axis `model` shards, for `tfdist layout`."""
 
 import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import pipeline_devices, tensorflow_import
-from tfdist.cli.output import Output
-from tfdist.cli.text_table import text_table
+from tfdist.cli import tensorflow_import
+from tfdist.cli.output import Output, text_table
 from tfdist.config.layout_config import LayoutConfig
+from tfdist.config.pipeline_schedule import parse_cut
 from tfdist.errors import InputError
-from tfdist.errors.byte_sizes import byte_size
-from tfdist.errors.counts import count_of
-from tfdist.grammar.cut import parse_cut
-from tfdist.pipelining.schedules import make_schedule
+from tfdist.errors.numbers import byte_size, count_of
+from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.sharding.balanced_parts import describe_parts
+from tfdist.sharding.layouts import ProcessGrid, parse_grid
 from tfdist.sharding.mesh import parse_mesh
-from tfdist.sharding.process_grid import ProcessGrid, parse_grid
 
 if TYPE_CHECKING:
-    from tfdist.planner.pipeline_plan import PipelinePlan, SchedulePlan, StagePlan
-    from tfdist.planner.spread_plan import SpreadPlan
+    from tfdist.planning.layout_plan import SpreadPlan
+    from tfdist.planning.pipeline_plan import PipelinePlan, SchedulePlan, StagePlan
 
-_SHOWN = 3  # tensors between two stages
+
+_SHOWN = 3  # paths of variables that are not sharded
+
+
+def lines(spread: "SpreadPlan") -> Iterator[str]:
+    """Yields the layouts of variables and the communication between the devices of a process."""
+    mesh = spread.plan.mesh
+    rows = [
+        (
+            v.path,
+            " ".join(v.dims),
+            "x".join(map(str, v.shape)),
+            str(v.placement.computed),
+            byte_size(v.on_a_device(mesh)["parameters"]),
+        )
+        for v in spread.sharded
+    ]
+    if rows:
+        yield f"Sharded over the {spread.devices} devices of a process:"
+        yield from text_table([("variable", "dims", "shape", "layout", "on a device"), *rows])
+    if spread.replicated:
+        found = spread.replicated
+        paths = ", ".join(v.path for v in found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+        count = f"{len(found)} variable{'s' * (len(found) > 1)}"
+        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in found))} ({paths})"
+    for warning in spread.warnings:
+        yield f"Warning: {warning}"
+    if spread.plan.sent:
+        yield "Collectives of the devices for each micro-batch, with the size of the tensor on each device:"
+        sent = [(one.what, one.kind, byte_size(one.bytes)) for one in spread.plan.sent]
+        yield from text_table([("what", "operation", "size"), *sent])
+
+
+def notes(spread: "SpreadPlan") -> Iterator[str]:
+    """Yields what is not counted."""
+    yield (
+        "Variables, gradients and optimizer state are counted per device, activations as on one device without --layout. "
+        "In addition, the host of a process stores its unsharded gradients while they are reduced."
+    )
+    if spread.plan.unknown:
+        yield f"Not counted: communication of these nested layers: {', '.join(spread.plan.unknown)}."
+    if spread.plan.unclear:
+        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(spread.plan.unclear)}."
+
+
+def facts(spread: "SpreadPlan | None") -> dict[str, Any]:
+    """Returns the values of JSON; nothing is sharded over one device."""
+    if spread is None:
+        return {"layout": {}, "sharded_variables": [], "collectives": [], "warnings": []}
+    return {
+        "layout": dict(spread.rules),
+        "sharded_variables": [
+            {
+                "path": v.path,
+                "dims": list(v.dims),
+                "shape": list(v.shape),
+                "bytes": v.bytes,
+                "layout": str(v.placement.computed),
+                "device_bytes": v.on_a_device(spread.plan.mesh)["parameters"],
+            }
+            for v in spread.sharded
+        ],
+        "collectives": [
+            {"what": one.what, "operation": one.kind, "axis": one.axis, "device_bytes": one.bytes}
+            for one in spread.plan.sent
+        ],
+        "warnings": spread.warnings,
+    }
+
+
+# tensors between two stages
 
 
 def main(config: LayoutConfig, output: Output) -> int:
@@ -35,8 +103,8 @@ def main(config: LayoutConfig, output: Output) -> int:
 
     from tfdist.cli.planned_model import planned_model
     from tfdist.cluster.devices import limit_threads
-    from tfdist.planner.pipeline_plan import plan_pipeline
-    from tfdist.planner.spread_plan import plan_spread
+    from tfdist.planning.layout_plan import plan_spread
+    from tfdist.planning.pipeline_plan import plan_pipeline
 
     limit_threads(config.intra_op_threads)
     keras.utils.clear_session(free_memory=False)  # names of layers as in training
@@ -58,7 +126,7 @@ def main(config: LayoutConfig, output: Output) -> int:
     notes = list(_notes(plan, grid, config, spread))
     for line in (*_lines(plan, grid, rows, config, spread), *notes):
         output.line(line)
-    output.result(_facts(plan, grid, rows, config) | pipeline_devices.facts(spread) | {"notes": notes})
+    output.result(_facts(plan, grid, rows, config) | facts(spread) | {"notes": notes})
     return 0
 
 
@@ -102,7 +170,7 @@ def _lines(
             yield f"Optimizer state of {name} {number}, sharded over {len(parts)} replicas: {describe_parts(parts)}"
     if spread is not None:
         yield ""
-        yield from pipeline_devices.lines(spread)
+        yield from lines(spread)
     yield ""
     micro_batches = count_of(config.micro_batches, "micro-batch")
     yield f"Schedules with {micro_batches}; live micro-batches, memory and messages of each process:"
@@ -170,7 +238,7 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread
         if config.shard == "optimizer":
             yield f"Updated weights of each stage, at most {byte_size(most)}, are gathered from them once per step."
     if spread is not None:
-        yield from pipeline_devices.notes(spread)
+        yield from notes(spread)
 
 
 def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from tfdist.config.layout_config import LayoutConfig
 from tfdist.layers.recompute import recompute
 from tfdist.optimizers.catalog import create_optimizer
 from tfdist.optimizers.weight_average import average_weights
-from tfdist.planner.layout_plan import AbstractModel
+from tfdist.planning.layout_plan import AbstractModel
 
 
 def planned_model(config: LayoutConfig) -> AbstractModel:

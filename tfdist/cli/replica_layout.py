@@ -4,17 +4,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import tensorflow_import
-from tfdist.cli.output import Output
-from tfdist.cli.text_table import text_table
+from tfdist.cli.output import Output, text_table
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.errors.byte_sizes import byte_size
-from tfdist.errors.counts import count_of
+from tfdist.errors.numbers import byte_size, count_of
 from tfdist.sharding.balanced_parts import describe_parts, sizes_of_parts
 from tfdist.sharding.layouts import Shard
 from tfdist.sharding.mesh import Mesh
 
 if TYPE_CHECKING:
-    from tfdist.planner.layout_plan import Plan, Planned
+    from tfdist.planning.layout_plan import Plan, Planned
 
 _AXIS = "data"
 

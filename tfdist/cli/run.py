@@ -1,4 +1,4 @@
-"""The run of `tfdist train`, from its strategy to its summary: strategy and data, model, directory, resume, records, end."""
+"""The run of `tfdist train`: strategy, data, model, directory, resume, fit and end, and what it warns of."""
 
 import contextlib
 import dataclasses
@@ -20,31 +20,33 @@ from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.best import Best
 from tfdist.checkpoint.format import Checkpoint, Holder, NoLock, clean_partial, lock, unlocked
 from tfdist.checkpoint.manager import Checkpoints
-from tfdist.checkpoint.replication import hosts, share
-from tfdist.checkpoint.transfer import check_can_transfer
+from tfdist.checkpoint.replication import check_can_transfer, hosts, share
 from tfdist.cli import flags, open_strategy, resume
 from tfdist.cli.early_checks import Place
-from tfdist.cli.flag_warnings import warn_of_flags
 from tfdist.cli.resume import OF_THE_END, Origin, commit_folder, is_own, relaunched
+from tfdist.cluster.terminal import is_watched
+from tfdist.config.decay import Plateau
+from tfdist.config.effects import Job, without_effect
 from tfdist.config.fields import names, refused_of_run, replaced
+from tfdist.config.monitor import parse_period
+from tfdist.config.spec import call_own, load_object, parse
 from tfdist.config.train_config import TrainConfig
-from tfdist.coordination.timeouts import long_timeout
-from tfdist.data import steps_in_epochs
-from tfdist.data.augmentation import parse_augmentations
+from tfdist.coordination.group import long_timeout
+from tfdist.data import catalog, steps_in_epochs
+from tfdist.data.augmentations import parse_augmentations
 from tfdist.data.batch_schedule import GLOBAL
+from tfdist.distribution.factory import declaration
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection
 from tfdist.errors import InputError, WriteError, describe_error
 from tfdist.errors.engine_errors import one_line
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.gradients.compression import check
-from tfdist.grammar.interval import parse_period
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE
 from tfdist.layers.recompute import recompute
 from tfdist.optimizers import make_learning_rate
 from tfdist.optimizers.catalog import create_loss, create_metrics, create_optimizer
-from tfdist.pipelining.schedules import plot
-from tfdist.process.terminal import is_watched
+from tfdist.pipelining import timeline
 from tfdist.reporting import (
     LedgerFile,
     LoggedRun,
@@ -58,13 +60,80 @@ from tfdist.reporting import (
 )
 from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.logger_catalog import check_own, make_loggers
-from tfdist.reporting.run_summary import best_evaluation
-from tfdist.reporting.runs_table import duration
+from tfdist.reporting.run_summary import best_evaluation, duration
 from tfdist.reporting.schema import EVAL, main_metrics
+from tfdist.reporting.warn_once import warn_once
 from tfdist.storage import path_of, storage_of
 from tfdist.synchronization.federated import owned_by_clients
+from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau, best_metric, check_monitored
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
+
+
+def warn_of_flags(config: Any, strategy: Strategy, model: keras.Model | None = None) -> None:
+    """Logs a warning for each flag without effect, on the chief.
+
+    Args:
+      config: configuration with the name of the strategy instead of "auto".
+      strategy: the strategy.
+      model: the model; None if it is not known.
+    """
+    if not strategy.is_chief:
+        return
+    job = Job(
+        replicas=strategy.replicas,
+        processes=strategy.cluster.size,
+        sums_gradients=strategy.sums_gradients,
+        has_batch_norm=model is None
+        or any(isinstance(layer, keras.layers.BatchNormalization) for layer in keras_internals.layers_of(model)),
+        uses_data_dir=not hasattr(config, "dataset") or catalog.takes_data_dir(config.dataset),
+    )
+    for text in without_effect(config, job, declaration(config.strategy)):
+        warn_once(text)
+
+
+def make_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks of `--early_stopping`, `--decay=plateau` and `--callbacks`.
+
+    Raises:
+      InputError: the user's function fails, or returns something else.
+    """
+    monitor, decay = config.parsed.early_stopping, config.parsed.decay
+    return [
+        *([EarlyStopping(monitor.metric, mode=monitor.mode, **monitor.args)] if monitor else []),
+        *([ReduceLROnPlateau(**dataclasses.asdict(decay))] if isinstance(decay, Plateau) else []),
+        *_own(config.callbacks, config.output_dir),
+    ]
+
+
+def check_metrics(
+    config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback], trainer: Trainer, evaluates: bool
+) -> None:
+    """Checks the metrics of `--best`, `--early_stopping` and `--decay=plateau` before the run has a directory.
+
+    Raises:
+      InputError: the run does not measure one of them, or it is not known what is better.
+    """
+    check_monitored(callbacks, trainer.program, evaluates)
+    if config.best:
+        best_metric(config.best, trainer.program, evaluates)
+
+
+def _own(text: str, output_dir: str) -> Sequence[Any]:
+    """Returns what the user's function returns, as a list; it may take the directory of the run as `output_dir`."""
+    if not text:
+        return []
+    spec = parse(text)
+    found = call_own("--callbacks", load_object(spec.name), spec, output_dir=output_dir)
+    made = found if isinstance(found, list | tuple) else [found]
+    strange = next((each for each in made if not isinstance(each, keras.callbacks.Callback)), None)
+    if strange is not None or found is None:
+        raise InputError(
+            f"--callbacks={text} must return a keras.callbacks.Callback or a list of them. Received: "
+            f"{type(strange).__name__}. Return such objects."
+        )
+    return made
+
 
 _DELAYED_BY = "a slow disk"  # what may delay rank 0 while the others wait
 _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
@@ -528,7 +597,7 @@ def opened_run(
             ledger=ledger,
             strategy_reason=session.detection.why,
             record_all_reduce_table=directory.write_all_reduce_table,
-            record_timelines=lambda timelines: directory.write_timeline(plot.png(timelines)),
+            record_timelines=lambda timelines: directory.write_timeline(timeline.png(timelines)),
             description={
                 "output": str(directory.path),
                 "resuming": f"from {resumed_from}" if resumed_from else "",

@@ -1,8 +1,75 @@
-"""`--find`: a search with a training command, instead of training."""
+"""`--find`: which value a training command searches for; the search for the learning rate."""
 
-from tfdist.cli.early_checks import Place
+import dataclasses
+import logging
+
+from tfdist.cli.batch_size_search import check, directory, write
+from tfdist.cli.early_checks import Place, check_cluster
+from tfdist.config.search import BatchSizeSearch, LearningRateSearch, parse_search
 from tfdist.config.train_config import TrainConfig
-from tfdist.grammar.search import BatchSizeSearch, parse_search
+from tfdist.reporting.run_directory import FIND
+from tfdist.storage import path_of
+
+_log = logging.getLogger(__name__)
+
+
+def search_learning_rate(config: TrainConfig, search: LearningRateSearch, place: Place) -> int:
+    """Searches on all processes of the job; rank 0 prints and writes what was found. Returns the exit code.
+
+    Raises:
+      InputError: the output directory cannot be used, or the search is not possible here.
+    """
+    from tfdist.cli import tensorflow_import
+
+    place = check_cluster(config, place)
+    tensorflow_import.load_tensorflow()
+    from tfdist.cli import run as training
+    from tfdist.planning.learning_rate import find_learning_rate
+    from tfdist.planning.rate_curve import plot_learning_rates
+    from tfdist.reporting import python_logging
+    from tfdist.trainer.options import Checks, Schedule
+
+    with training.opened(config, place) as opened:
+        strategy = opened.strategy
+        path = strategy.group.broadcast("output_dir", str(directory(config)))
+        folder = path_of(path) / FIND
+        if strategy.is_chief:
+            check(folder)
+        trainer = training.make_trainer(opened, strategy)
+        with python_logging.setup(strategy.cluster.rank, folder / f"rank-{strategy.cluster.rank}.log"):
+            _log.info("%s", opened.detection.reason)
+            _log.info("Trying %d learning rates from %g to %g.", search.steps, search.min, search.max)
+            result = find_learning_rate(
+                trainer,
+                opened.data.train,
+                batch_size=config.batch_size,
+                **{field.name: getattr(search, field.name) for field in dataclasses.fields(search)},
+                schedule=Schedule.of(config),
+                checks=Checks.of(config),
+            )
+        if strategy.is_chief:
+            picture = plot_learning_rates(result)
+            write(folder, search.name, result.to_json(), config, picture)
+            print(result.describe())
+            if result.suggestion is not None:
+                print(_use(config, result.suggestion))
+            print(folder / f"{search.name}.png", flush=True)
+    return 0
+
+
+def _use(config: TrainConfig, rate: float) -> str:
+    """Returns how to train with a learning rate, given the flags that change it."""
+    from tfdist.optimizers.learning_rate import SCALINGS
+
+    notes = []
+    if config.lr_scaling != "none":
+        factor = SCALINGS[config.lr_scaling](config.batch_size / config.base_batch_size)
+        rate = float(f"{rate / factor:.2g}")
+        notes.append(f"--lr_scaling={config.lr_scaling} multiplies it by {factor:g}")
+    if config.warmup_steps or config.decay != "none":
+        notes.append("it is the highest rate of --warmup_steps and --decay")
+    note = f" ({', and '.join(notes)})" if notes else ""
+    return f"Train with --learning_rate={rate:g}{note}."
 
 
 def run(config: TrainConfig, place: Place) -> int:
@@ -11,9 +78,9 @@ def run(config: TrainConfig, place: Place) -> int:
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.
     """
-    from tfdist.cli import batch_size_search, learning_rate_search
+    from tfdist.cli import batch_size_search
 
     search = parse_search(config.find)
     if isinstance(search, BatchSizeSearch):
         return batch_size_search.run(config, search, place)
-    return learning_rate_search.run(config, search, place)
+    return search_learning_rate(config, search, place)

@@ -3,8 +3,8 @@
 import os
 import time
 
-from tfdist.process import quiet_tensorflow
-from tfdist.process.status_line import showing
+from tfdist.cluster import quiet_tensorflow
+from tfdist.cluster.terminal import showing
 
 
 def load_tensorflow() -> float:

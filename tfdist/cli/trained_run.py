@@ -22,7 +22,7 @@ from tfdist.config.fields import names, refused_of_run
 from tfdist.config.strategy_registry import declared
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
-from tfdist.coordination.timeouts import long_timeout
+from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, Examples
 from tfdist.errors import CheckpointError, InputError
 from tfdist.errors.engine_errors import one_line

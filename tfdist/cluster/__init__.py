@@ -1,5 +1,5 @@
-"""Detects rank and size of this process, from TF_CONFIG, Slurm, MPI, Horovod or Kubernetes, and its devices and cores.
+"""This process in its job and on its host: rank and size, devices and cores, signals, preemption, exit status, terminal.
 
-Pure functions of a mapping of environment variables, except for devices and cores. Connecting to the other processes is
-`tfdist.coordination`.
+Rank and size come from TF_CONFIG, Slurm, MPI, Horovod or Kubernetes, by pure functions of a mapping of environment variables.
+Connecting to the other processes, and reacting to a signal together with them, is `tfdist.coordination`.
 """

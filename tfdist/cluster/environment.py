@@ -1,15 +1,81 @@
-"""Creates a `Cluster` from each environment that starts processes. Pure functions of a mapping.
+"""Rank and size of this process, from each environment that starts processes; several of them must agree.
 
 Each `from_*` returns None if its environment did not start this process, and raises `InputError` if its variables are
 incomplete or contradictory. `TFDIST_COORDINATOR=host:port` overrides the address at which rank 0 serves the `Group`.
 """
 
 import dataclasses
+import functools
+import itertools
 import re
 from collections.abc import Mapping
 
-from tfdist.cluster import slurm_hostlist, tf_config
+from tfdist.cluster import tf_config
 from tfdist.errors import InputError
+
+_MAX_HOSTS = 65536  # limits the memory used for typing errors such as [1-1000000000]
+_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def expand(text: str) -> list[str]:
+    """Expands a host list, preserving order and leading zeros: `gpu[09-10],login1` is gpu09, gpu10, login1.
+
+    Args:
+      text: comma-separated names, each with any number of bracketed lists of numbers and ranges.
+
+    Returns:
+      The host names; the last bracket of a name varies fastest.
+
+    Raises:
+      InputError: the text is no host list.
+    """
+    hosts: list[str] = []
+    for name in _split(text):
+        parts = [_numbers(text, match[1]) if match[2] is None else [match[2]] for match in _PART.finditer(name)]
+        if _PART.sub("", name) or not parts:
+            raise _error(text, f"{name!r} is not a name with brackets closed")
+        hosts += itertools.islice(map("".join, itertools.product(*parts)), _MAX_HOSTS + 1)
+        if len(hosts) > _MAX_HOSTS:
+            raise _error(text, f"it names more than {_MAX_HOSTS} hosts")
+    return hosts
+
+
+def task_counts(text: str) -> list[int]:
+    """Expands a list of counts: `4(x2),3` is 4, 4, 3.
+
+    Raises:
+      InputError: the text is no list of counts.
+    """
+    found = [_COUNT.fullmatch(part) for part in text.split(",")]
+    if not all(found):
+        raise InputError(f"A list of task counts must read like 4(x2),3. Received: {text!r}.")
+    repeats = [(int(match[1]), int(match[2] or 1)) for match in found if match]
+    return [count for count, times in repeats for _ in range(min(times, _MAX_HOSTS))]
+
+
+def _split(text: str) -> list[str]:
+    """Splits at commas outside brackets."""
+    return re.split(r",(?![^\[]*\])", text.strip())
+
+
+def _numbers(text: str, inside: str) -> list[str]:
+    numbers: list[str] = []
+    for item in inside.split(","):
+        match = _RANGE.fullmatch(item)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise _error(text, f"{item!r} is neither a number nor an increasing range")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last - first >= _MAX_HOSTS:
+            raise _error(text, f"it names more than {_MAX_HOSTS} hosts")
+        numbers += [str(number).zfill(len(match[1])) for number in range(first, last + 1)]
+    return numbers
+
+
+def _error(text: str, why: str) -> InputError:
+    return InputError(f"A host list must read like gpu[01-03,07],login1: {why}. Received: {text!r}.")
+
 
 Environment = Mapping[str, str]
 
@@ -102,7 +168,7 @@ def from_slurm(env: Environment) -> Cluster | None:
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise _missing("Slurm", "SLURM_STEP_NODELIST")
-    return _cluster(env, "Slurm", numbers, f"{slurm_hostlist.expand(nodes)[0]}:{12000 + job % 20000}")
+    return _cluster(env, "Slurm", numbers, f"{expand(nodes)[0]}:{12000 + job % 20000}")
 
 
 def from_kubernetes(env: Environment) -> Cluster | None:
@@ -191,6 +257,72 @@ def _slurm_local_size(env: Environment) -> int:
     text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_NTASKS_PER_NODE")
     if not text:
         raise _missing("Slurm", "SLURM_STEP_TASKS_PER_NODE")
-    counts = slurm_hostlist.counts(text)
+    counts = task_counts(text)
     node = _number({"SLURM_NODEID": "0", **env}, "Slurm", "SLURM_NODEID")
     return counts[min(node, len(counts) - 1)]  # SLURM_NTASKS_PER_NODE is a single number for all nodes
+
+
+# In order of precedence; the first two are launchers that are used for Horovod.
+_SOURCES = (
+    from_horovod,
+    from_mpi,
+    from_tf_config,
+    from_slurm,
+    from_kubernetes,
+    from_torchrun,
+)
+_ALLOCATORS = ("Slurm", "Kubernetes")
+
+
+def detect_cluster(env: Environment) -> Cluster:
+    """Determines this process's place among the job's processes.
+
+    Args:
+      env: environment of the process.
+
+    Raises:
+      InputError: sources disagree about this process's rank or the job's size.
+    """
+    return _agreed([found for source in _SOURCES if (found := source(env))])
+
+
+def _agreed(found: list[Cluster]) -> Cluster:
+    """Returns the first source that applies, completed by the others."""
+    # If each task of a scheduler ran a launcher (srun torchrun; mpirun, whose daemons srun starts), the processes are
+    # the launcher's. A source with one process is ignored, such as an interactive shell in a Slurm step.
+    inner = max((c.size for c in found if c.source not in (*_ALLOCATORS, "TF_CONFIG")), default=0)
+    found = [c for c in found if c.source not in _ALLOCATORS or c.size >= inner]
+    speaking = [c for c in found if c.size > 1 or c.source in HOROVOD_LAUNCHERS]
+    if not speaking:
+        return found[0] if found else Cluster()
+    for other in speaking[1:]:
+        if (other.rank, other.size) != (speaking[0].rank, speaking[0].size):
+            raise InputError(
+                "The sources of this process's rank must agree. Received: "
+                f"{describe(speaking[0])}; {describe(other)}. Unset the variables of the wrong one."
+            )
+    return functools.reduce(_complete, speaking)
+
+
+def _complete(first: Cluster, other: Cluster) -> Cluster:
+    return dataclasses.replace(
+        first,
+        addresses=first.addresses or other.addresses,
+        coordinator=first.coordinator or other.coordinator,
+    )
+
+
+def describe(cluster: Cluster) -> str:
+    """Returns a phrase with the rank, the size and the launcher of this process."""
+    if cluster == Cluster():
+        return "this is one process"
+    return f"{cluster.source} says that this is rank {cluster.rank} of {cluster.size}"
+
+
+def hint(env: Environment) -> str:
+    """Returns a hint about an environment that looks like several processes but is not treated as such."""
+    if env.get("SLURM_NTASKS", "1") != "1" and from_slurm(env) is None:
+        return f" (Slurm's allocation has {env['SLURM_NTASKS']} tasks, but srun did not start this process)"
+    if "JOB_COMPLETION_INDEX" in env and "TFDIST_PROCESSES" not in env:
+        return " (a Kubernetes indexed Job without TFDIST_PROCESSES: its pods are treated as independent runs)"
+    return ""

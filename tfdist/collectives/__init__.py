@@ -4,13 +4,11 @@ All operations take and return lists of tensors. Messages between processes outs
 `tfdist.coordination`.
 """
 
-from tfdist.collectives.context import current, using
-from tfdist.collectives.differentiable import all_gather, all_reduce
+from tfdist.collectives.differentiable import OneReplica, all_gather, all_reduce, current, using
+from tfdist.collectives.forwarding import RecordedCall, Recording
 from tfdist.collectives.interface import Collectives, Op, Wire
 from tfdist.collectives.no_communication import NoCommunication
-from tfdist.collectives.recording import RecordedCall, Recording
 from tfdist.collectives.rows import gather_rows
-from tfdist.collectives.single_replica import OneReplica
 
 __all__ = [
     "RecordedCall",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdist.collectives.interface import Collectives, Op, Wire
-from tfdist.collectives.no_gradient import without_gradient
+from tfdist.collectives.replica_context import without_gradient
 
 _unique = itertools.count()
 

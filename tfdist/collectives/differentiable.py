@@ -1,4 +1,4 @@
-"""Differentiable collectives, for layers that communicate in their forward pass.
+"""The current collectives, and differentiable ones, for layers that communicate in their forward pass.
 
 The loss of a step is the sum of the replicas' losses, so the gradient of a sum over replicas is the sum of the
 gradients over replicas: an all-reduce is its own gradient, and all-gather and reduce-scatter are each other's. Where
@@ -12,11 +12,51 @@ process, where the result depends on all replicas, it would search the models of
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.interface import Collectives
+from tfdist.collectives.interface import Collectives, Op, Wire
+
+ANYTHING = frozenset(
+    [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.int32, tf.int64, tf.bool, tf.uint32]
+)
+
+
+class OneReplica(Collectives):
+    """A group of one replica: every operation returns its input."""
+
+    size = 1
+    rank = 0
+    wire = Wire(reduces=ANYTHING, gathers=ANYTHING, packed=tf.uint8)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return list(tensors)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return list(tensors)
+
+
+_ALONE = OneReplica()
+_current: contextvars.ContextVar[Collectives] = contextvars.ContextVar("collectives", default=_ALONE)
+
+
+def current() -> Collectives:
+    """Returns the collectives of the step that is being run or traced; outside of a step, those of one replica."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def using(collectives: Collectives) -> Iterator[None]:
+    """Makes `collectives` the current ones; entered by a strategy inside each replica function, in its thread."""
+    token = _current.set(collectives)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
 
 _weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weight of the loss", default=None)
 

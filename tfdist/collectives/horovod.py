@@ -8,13 +8,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from tfdist.collectives.declared_groups import NO_SETS, Ranks, declared_group
-from tfdist.collectives.dtype_casting import to_transferable
-from tfdist.collectives.interface import Collectives, Op, Wire
+from tfdist.collectives.differentiable import OneReplica
+from tfdist.collectives.interface import Collectives, Op, Wire, to_transferable
 from tfdist.collectives.no_constant_folding import not_constant, when_available, zero_when_run
-from tfdist.collectives.no_gradient import without_gradient
-from tfdist.collectives.reordered import in_order
-from tfdist.collectives.single_replica import OneReplica
+from tfdist.collectives.process_groups import NO_SETS, Ranks, declared_group, in_order
+from tfdist.collectives.replica_context import without_gradient
 
 _OPS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
 

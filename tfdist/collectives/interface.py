@@ -281,3 +281,32 @@ class Collectives(abc.ABC):
         )
         with tf.control_dependencies([tf.debugging.Assert(fits, [rule, splits, "for rows", *rows], self.size)]):
             return tf.identity(splits)
+
+
+def tensor_bytes(tensor: tf.TensorSpec | tf.Tensor | tf.IndexedSlices) -> int:
+    """Returns the bytes of the elements of a tensor, or of one that a spec describes; the shape must be static."""
+    return int(tensor.shape.num_elements() * tensor.dtype.size)
+
+
+_CARRIERS = {
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.uint8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.bfloat16: tf.float32,
+}
+
+
+def to_transferable(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
+    """Casts a tensor to a dtype that the engine can gather and broadcast; casting back restores it exactly."""
+    if tensor.dtype in collectives.wire.gathers:
+        return tensor
+    return tf.cast(tensor, _CARRIERS.get(tensor.dtype, tensor.dtype))
+
+
+def from_first(tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:
+    """Returns the first replica's tensors, on every replica."""
+    arrived = collectives.broadcast([to_transferable(tensor, collectives) for tensor in tensors], name="from_first")
+    return [tf.cast(value, tensor.dtype) for value, tensor in zip(arrived, tensors, strict=True)]

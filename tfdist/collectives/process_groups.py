@@ -2,20 +2,123 @@
 
 import hashlib
 import itertools
+import types
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives.declared_groups import Ranks, declared_group
+from tfdist.collectives.differentiable import OneReplica
 from tfdist.collectives.interface import Collectives, Op
-from tfdist.collectives.no_gradient import without_gradient
-from tfdist.collectives.reordered import in_order
-from tfdist.collectives.replica_context import ReplicaContextCollectives
-from tfdist.collectives.single_replica import OneReplica
+from tfdist.collectives.replica_context import ReplicaContextCollectives, without_gradient
 from tfdist.errors import InputError
+
+Ranks = tuple[int, ...]
+NO_SETS: Mapping[Ranks, object] = types.MappingProxyType({})
+_Declared = TypeVar("_Declared")
+
+
+def distinct_groups(groups: Sequence[Sequence[int]], size: int) -> list[Ranks]:
+    """Returns the sets of ranks, each once, without those of one rank or of all, which need no declaration.
+
+    Args:
+      groups: ranks of each group, in any order.
+      size: number of processes of the job.
+
+    Raises:
+      InputError: a group has a rank twice, or one that the job has not.
+    """
+    for ranks in groups:
+        if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(size)):
+            raise InputError(
+                f"A group must consist of different ranks from 0 to {size - 1}. Received: {list(ranks)}. Correct groups."
+            )
+    distinct = dict.fromkeys(tuple(sorted(ranks)) for ranks in groups)
+    return [ranks for ranks in distinct if 1 < len(ranks) < size]
+
+
+def declared_group(declared: Mapping[Ranks, _Declared], ranks: Sequence[int]) -> _Declared:
+    """Returns what belongs to a group.
+
+    Raises:
+      InputError: the group was not declared.
+    """
+    key = tuple(sorted(ranks))
+    if key not in declared:
+        known = ", ".join(str(list(each)) for each in declared) or "none"
+        raise InputError(
+            f"Groups must be declared when the strategy is created. Received: ranks {list(key)}; declared: {known}. Add "
+            f"it: load_strategy(..., groups=[{list(key)}, ...])."
+        )
+    return declared[key]
+
+
+def in_order(inner: Collectives, ranks: Sequence[int]) -> Collectives:
+    """Returns the collectives of a group in the order of `ranks`.
+
+    Args:
+      inner: collectives of these ranks in ascending order.
+      ranks: ranks of a larger group.
+    """
+    ascending = sorted(ranks)
+    order = tuple(ascending.index(rank) for rank in ranks)
+    return inner if list(ranks) == ascending else Reordered(inner, order)
+
+
+class Reordered(Collectives):
+    """Collectives with other numbers for the same ranks. Operations that depend on the order are composed of gathers."""
+
+    def __init__(self, inner: Collectives, order: tuple[int, ...]):
+        """Wraps the collectives of an engine.
+
+        Args:
+          inner: collectives in the engine's order.
+          order: rank in `inner` of each new rank.
+        """
+        self._inner = inner
+        self._order = order
+        self.size = inner.size
+        self.wire = inner.wire
+
+    @property
+    def rank(self) -> int:
+        """See base class."""
+        return self._order.index(self._inner.static_rank)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return self._inner.all_reduce(tensors, op, name=name)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class; the numbers of rows are gathered, too."""
+        rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
+        table, *wholes = self._inner.all_gather([rows[None], *tensors], name=name)
+        results = []
+        for i, whole in enumerate(wholes):
+            parts = tf.split(whole, tf.ensure_shape(table, [self.size, None])[:, i], num=self.size)
+            results.append(tf.concat([parts[place] for place in self._order], 0))
+        return results
+
+    def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return self._inner.broadcast(tensors, self._order[root], name=name)
+
+    def group(self, ranks: Sequence[int]) -> Collectives:
+        """See base class."""
+        return self._inner.group([self._order[rank] for rank in self.checked(ranks)])
+
+    def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
+        """See base class."""
+        self.check_message(tensors, to, tag)
+        return self._inner.send(tensors, self._order[to], tag=tag)
+
+    def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
+        """See base class."""
+        self.check_message(specs, source, tag)
+        return self._inner.receive(specs, self._order[source], tag=tag)
+
 
 # tf.distribute counts its keys from 1 and 100 upwards, by one for each call; DTensor has no collectives in a process that
 # uses tf.distribute between processes. This half of all keys is therefore free.

@@ -1,13 +1,13 @@
-"""Gathering of the rows of a global batch, of which each replica has a part."""
+"""Gathering of the rows of a global batch, of which each replica has a part; rows that do not count."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives.context import current
-from tfdist.collectives.differentiable import all_reduce, weighted
-from tfdist.collectives.dtype_casting import to_transferable
-from tfdist.collectives.interface import Collectives
+from tfdist.collectives.differentiable import all_reduce, current, weighted
+from tfdist.collectives.forwarding import ForwardingCollectives
+from tfdist.collectives.interface import Collectives, Op, to_transferable
 
 
 def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
@@ -58,3 +58,102 @@ def gathered_rows(rows: tf.Tensor, collectives: Collectives, name: str) -> tf.Te
 def any_rows(tensor: tf.Tensor) -> tf.Tensor:
     """Hides a tensor's static number of rows, so that all replicas trace the same function."""
     return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])
+
+
+def gathered(rows: Any, collectives: Collectives) -> Any:
+    """Returns all replicas' rows, in order; inside a replica function.
+
+    Args:
+      rows: structure of tensors whose first dim is this replica's rows, including string and ragged tensors; leaves may
+        be None.
+      collectives: collectives of all replicas.
+    """
+    if collectives.size == 1:
+        return rows
+    leaves = [leaf for leaf in tf.nest.flatten(rows) if leaf is not None]
+    parts = [part for leaf in leaves for part in _parts(leaf, collectives)]
+    sent = [any_rows(to_transferable(part, collectives)) for part in parts]
+    found = collectives.all_gather(sent, name="rows") if sent else []
+    arrived = iter([_of_form(value, part) for value, part in zip(found, sent, strict=True)])
+    whole = iter([_whole(leaf, arrived) for leaf in leaves])
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else next(whole), rows)
+
+
+def _of_form(value: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    """Restores the shape of gathered rows, whose static shape an engine may have lost."""
+    whole = tf.reshape(value, tf.concat([[-1], tf.shape(part)[1:]], 0))
+    return tf.ensure_shape(whole, [None, *part.shape[1:]])
+
+
+def _parts(leaf: Any, collectives: Collectives) -> list[tf.Tensor]:
+    if isinstance(leaf, tf.RaggedTensor):
+        return [part for inner in (leaf.values, leaf.row_lengths()) for part in _parts(inner, collectives)]
+    if leaf.dtype != tf.string:
+        return [leaf]
+    lengths = tf.strings.length(leaf)
+    longest = tf.reduce_max(tf.concat([[1], tf.reshape(lengths, [-1])], 0))
+    [longest] = collectives.all_reduce([longest[None]], "max", name="rows/longest")
+    return [tf.cast(tf.io.decode_raw(leaf, tf.uint8, fixed_length=longest[0]), tf.int32), lengths]
+
+
+def _whole(leaf: Any, arrived: Any) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        values = _whole(leaf.values, arrived)
+        return tf.RaggedTensor.from_row_lengths(values, _whole(leaf.row_lengths(), arrived))
+    if leaf.dtype != tf.string:
+        return tf.cast(next(arrived), leaf.dtype)
+    characters = tf.gather(tf.constant([bytes([number]) for number in range(256)]), next(arrived))
+    padded = tf.strings.reduce_join(characters, axis=-1)
+    return tf.strings.substr(padded, tf.zeros_like(lengths := next(arrived)), lengths)
+
+
+def counting(collectives: Collectives, rows: tf.Tensor) -> Collectives:
+    """Returns collectives for the code of a replica of which `rows` count; a single replica always has rows that do."""
+    return collectives if collectives.size == 1 else CountedRows(collectives, rows > 0)
+
+
+class CountedRows(ForwardingCollectives):
+    """Collectives in which a replica without rows communicates what no rows at all would give.
+
+    These are zeros in sums and stacks, the lowest number in maxima, and no rows in what is gathered. Messages, and what is
+    sent by `broadcast` and `all_to_all`, are unchanged. Cost: a selection of each tensor.
+    """
+
+    def __init__(self, inner: Collectives, has_rows: tf.Tensor):
+        """Wraps other collectives.
+
+        Args:
+          inner: collectives to which calls are forwarded.
+          has_rows: scalar bool; whether what this replica computes counts.
+        """
+        super().__init__(inner)
+        self._has_rows = has_rows
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return super().all_reduce(self._or_neutral(tensors, op), op, name=name)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        counted = [tensor[: tf.where(self._has_rows, tf.shape(tensor)[0], 0)] for tensor in tensors]
+        return super().all_gather(counted, name=name)
+
+    def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return super().stack(self._or_neutral(tensors, "sum"), name=name)
+
+    def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return super().reduce_scatter(self._or_neutral(tensors, op), op, name=name)
+
+    def group(self, ranks: Sequence[int]) -> Collectives:
+        """See base class."""
+        return CountedRows(super().group(ranks), self._has_rows)
+
+    def _or_neutral(self, tensors: Sequence[tf.Tensor], op: Op) -> list[tf.Tensor]:
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        return [tf.where(self._has_rows, x, _lowest(x.dtype) if op == "max" else tf.zeros([], x.dtype)) for x in given]
+
+
+def _lowest(dtype: tf.DType) -> tf.Tensor:
+    return tf.constant(float("-inf") if dtype.is_floating else dtype.min, dtype)

@@ -4,12 +4,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfdist.config.strategy_declaration import Declaration
-from tfdist.config.strategy_registry import declared, taking
+from tfdist.config.decay import DECAYS
+from tfdist.config.rules import OF_GRADIENTS, is_chosen, is_for_gradients
+from tfdist.config.search import LearningRateSearch
+from tfdist.config.strategy_registry import Declaration, declared, taking
 from tfdist.errors import InputError
-from tfdist.grammar.compression import OF_GRADIENTS, is_chosen, is_for_gradients
-from tfdist.grammar.decay import DECAYS
-from tfdist.grammar.search import LearningRateSearch
 
 _WITHOUT_WARMUP = {name: kind.without_warmup for name, kind in DECAYS.items() if kind.without_warmup}
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (

@@ -1,4 +1,4 @@
-"""Locations of the files of a data set, and errors about those that are not there."""
+"""The data sets that the library has, where their files are, and errors about those that are not there."""
 
 import functools
 import glob
@@ -6,10 +6,27 @@ import hashlib
 import os
 from collections.abc import Callable
 
-from tfdist.config.data_set_names import AFTER_COLON
+from tfdist.config import spec
 from tfdist.errors import InputError
-from tfdist.grammar import spec
-from tfdist.grammar.spec import did_you_mean
+from tfdist.errors.suggestions import did_you_mean
+
+# The argument that may follow a name and a colon; "" for none. `tfdist.data.catalog` has a function for each name.
+AFTER_COLON = {
+    "digits": "",
+    "fashion_mnist": "",
+    "mnist5k": "",
+    "text": "",
+    "csv": "path",
+    "images": "path",
+    "npz": "path",
+    "synthetic": "shape",
+    "tfds": "name",
+    "tfrecord": "path",
+}
+# Those that a run directory may name in safe mode. Files of tensorflow-datasets name Python modules that it imports.
+OF_RUNS = "|".join(f"{name}(:.*)?" if argument else name for name, argument in AFTER_COLON.items() if name != "tfds")
+DATA_SETS = tuple(f"{name}:" if argument else name for name, argument in AFTER_COLON.items())
+
 
 _EXISTS = {"file": os.path.isfile, "folder": os.path.isdir}
 

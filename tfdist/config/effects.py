@@ -8,11 +8,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from tfdist.config.all_reduce import AUTO, parse_all_reduce
 from tfdist.config.conflicts import flag_text
-from tfdist.config.strategy_declaration import Declaration
-from tfdist.config.strategy_registry import taking
-from tfdist.grammar.all_reduce import AUTO, parse_all_reduce
-from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH
+from tfdist.config.pipeline_schedule import WITHOUT_FLUSH
+from tfdist.config.strategy_registry import Declaration, taking
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,21 +1,70 @@
-"""Defines flags as dataclass fields: help text, range, and validation."""
+"""Defines flags as dataclass fields: help text, topic, range, known names, and validation."""
 
 import copy
 import dataclasses
 import inspect
 import math
+import os.path
 import re
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from tfdist.cluster import tf_config
-from tfdist.config.known_names import check_name
+from tfdist.config.rules import parse_specs
+from tfdist.config.spec import Spec, parse
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_integer, is_number
-from tfdist.grammar.spec import Spec, nearest, parse
-from tfdist.grammar.spec_list import parse_specs
+from tfdist.errors.numbers import is_integer, is_number
+from tfdist.errors.suggestions import nearest
 from tfdist.sharding.layouts import rules_text, split_rules
+from tfdist.storage import path_of, storage_of
+
+_OF_FILES = {".csv": "csv", ".npz": "npz", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tsv": "csv"}
+_OF_TFDS = ("cifar10", "cifar100", "imagenet2012", "mnist")
+
+
+def check_name(flag: str, text: str, known: tuple[str, ...]) -> None:
+    """Checks the name in a value of a flag.
+
+    Args:
+      flag: name of the flag.
+      text: its value, which `parse` accepts.
+      known: the names that it may have, besides `package.module:function`. More follows those that end in a colon.
+
+    Raises:
+      InputError: the name is unknown.
+    """
+    name = parse(text).name
+    if ":" not in name and name not in known and f"{name}:" not in known:
+        names = [each.rstrip(":") for each in known]
+        raise InputError(f"--{flag}={text} is not known.{nearest(name, names)} {_remedy(name, known)}")
+
+
+def _is_directory(name: str) -> bool:
+    path = path_of(name)
+    return storage_of(path).is_directory(path)
+
+
+def _remedy(name: str, known: tuple[str, ...]) -> str:
+    kind = "images" if _is_directory(name) else _OF_FILES.get(os.path.splitext(name)[1], "")
+    if kind and f"{kind}:" in known:
+        return f"Write {kind}:{name}."
+    if name in _OF_TFDS and "tfds:" in known:
+        return f"Write tfds:{name}."
+    module, _, attribute = name.rpartition(".")
+    return f"Your own is {module or 'package.module'}:{attribute if module else 'function'}."
+
+
+MODEL = "Model and data"
+DURATION = "Duration"
+DEVICES = "Strategy and devices"
+TRAINING = "Training"
+GRADIENTS = "Gradients"
+OUTPUT = "Output and checkpoints"
+CHECKS = "Checks"
+TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
+WITHOUT_EFFECT = "Accepted but ignored, so that flag files of tfdist train can be used"
+
 
 # Values that other libraries have for some of ours.
 _MEANT = {

@@ -4,9 +4,8 @@ import dataclasses
 from typing import ClassVar
 
 from tfdist.config.conflicts import flag_text
-from tfdist.config.fields import AUTO, flag_field, layout_text
+from tfdist.config.fields import AUTO, DEVICES, flag_field, layout_text
 from tfdist.config.strategy_registry import taking
-from tfdist.config.topics import DEVICES
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 

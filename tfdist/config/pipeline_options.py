@@ -3,13 +3,11 @@
 import dataclasses
 from typing import Any
 
-from tfdist.config.fields import ANY_TEXT, AUTO, flag_field
-from tfdist.config.topics import DEVICES
+from tfdist.config.fields import ANY_TEXT, AUTO, DEVICES, flag_field
+from tfdist.config.pipeline_schedule import WITHOUT_FLUSH, OneFOneB, parse_cut, parse_pipeline_schedule
 from tfdist.errors import InputError
-from tfdist.grammar.cut import parse_cut
-from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH, OneFOneB, parse_pipeline_schedule
+from tfdist.sharding.layouts import check_axes
 from tfdist.sharding.mesh import Mesh
-from tfdist.sharding.process_grid import check_axes
 
 DEFAULT_SCHEDULE = OneFOneB.name
 ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")

@@ -1,26 +1,139 @@
-"""The registry: what each strategy declares, and the flags that are options of strategies.
+"""The registry: what each strategy declares before it is loaded, and the flags that are options of strategies.
 
 The strategy NAME is the class `STRATEGY` of `strategies/NAME.py`. All other modules learn from this file which
 strategies there are and how they differ; it is read without importing TensorFlow.
 """
 
 import dataclasses
+import enum
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
+from tfdist.cluster.topology import parse_topology
 from tfdist.config import fields
-from tfdist.config.all_reduce_options import all_reduce_text, topology_text
-from tfdist.config.fields import Flags, flag_field, layout_text
+from tfdist.config.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS, AlgorithmTable, parse_all_reduce, parse_table
+from tfdist.config.fields import DEVICES, Flags, flag_field, layout_text
 from tfdist.config.pipeline_options import PipelineOptions, check_flags_without_flush, check_mesh
-from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, SmokeTest
-from tfdist.config.topics import DEVICES
+from tfdist.config.rules import is_chosen
 from tfdist.errors import InputError
-from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS
-from tfdist.grammar.compression import is_chosen
-from tfdist.grammar.spec import nearest
-from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_layout, parse_shard
+from tfdist.errors.suggestions import nearest
+from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_grid, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of, parse_mesh
-from tfdist.sharding.process_grid import parse_grid
+from tfdist.storage.registry import read_text
+
+
+def all_reduce_text(text: str) -> str:
+    """Validates how sums over replicas are computed, and the file that it names, if any."""
+    choice = parse_all_reduce(text)
+    if choice.table:
+        read_table(choice.table)
+    return text
+
+
+def topology_text(text: str) -> str:
+    """Normalizes comma-separated numbers of replicas by host; may be empty."""
+    counts = parse_topology(text) if text else ()
+    if counts is None:
+        raise InputError(f"{text} must be numbers of replicas above 0, one for each host. Write 2,2")
+    return ",".join(map(str, counts))
+
+
+def read_table(file: str) -> AlgorithmTable:
+    """Reads a table of algorithms.
+
+    Raises:
+      InputError: there is no such file, or it contains something else.
+    """
+    rule = "table must be a file with a table of algorithms, such as all_reduce.csv of another run."
+    return parse_table(read_text(file, rule), file)
+
+
+class Processes(enum.Enum):
+    """The processes of a strategy's job."""
+
+    ONE = "one process"
+    SEVERAL = "one or several processes, of which the environment gives rank, size and the address of rank 0"
+    ANY = "one or several processes; the strategy finds out what the environment does not give"
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A flag of which a strategy accepts one value only.
+
+    Attributes:
+      flag: name of the flag.
+      accepted: the value.
+      rule: why, and what to do instead, as a sentence.
+    """
+
+    flag: str
+    accepted: Any
+    rule: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SmokeTest:
+    """How `tfdist doctor` tests a strategy: a few steps on one machine.
+
+    Attributes:
+      processes: number of processes.
+      options: values of the strategy's options.
+      package: the Python package that it needs besides TensorFlow; empty if none.
+      library: the library with which that package must have been built.
+      install: the command that installs the package with the library.
+    """
+
+    processes: int = 1
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    package: str = ""
+    library: str = ""
+    install: str = ""
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of each process."""
+        mesh = parse_mesh(self.options.get("mesh_shape", "model:1"))
+        return int(self.options.get("devices", mesh.axes.get("model", 1)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What a strategy declares.
+
+    Attributes:
+      name: as in `--strategy`.
+      help: where it runs, in a few words.
+      processes: the processes of its job.
+      options: names of the flags that its constructor takes; None if that is not known.
+      refuses: flags of which it accepts one value only.
+      accepts: for flags that several strategies take: the values that this one accepts.
+      auto: called with this process's place in the job and its number of devices; returns whether `--strategy=auto`
+        chooses this strategy; at most one may return True. None if it never does.
+      check: called with a configuration; raises `InputError` if the strategy's options exclude each other.
+      check_processes: called with a configuration and the number of processes; raises `InputError` if they do not suit each
+        other.
+      runs_keras_fit: whether Keras's own `fit` runs on it in any script, for which replicas must accept any number of
+        rows, and models may be created outside of its scope.
+      with_one_device: what to do if it is explicitly chosen but has one device only, as a sentence; empty if that is usual.
+      adopts: names of the classes of tf.distribute whose objects, created by a program, it can use.
+      smoke_tests: how it is tested on one machine; none if that takes special hardware.
+    """
+
+    name: str
+    help: str = ""
+    processes: Processes = Processes.ANY
+    options: tuple[str, ...] | None = None
+    refuses: tuple[Refusal, ...] = ()
+    accepts: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    auto: Callable[[Cluster, int], bool] | None = None
+    check: Callable[[Any], None] | None = None
+    check_processes: Callable[[Any, int], object] | None = None
+    runs_keras_fit: bool = True
+    with_one_device: str = ""
+    adopts: tuple[str, ...] = ()
+    smoke_tests: tuple[SmokeTest, ...] = ()
+
 
 _OF_ALL_REDUCE = ("all_reduce", "topology")
 

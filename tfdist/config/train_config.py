@@ -3,11 +3,19 @@
 import dataclasses
 from typing import ClassVar
 
+from tfdist.config.balance import parse_balance
 from tfdist.config.conflicts import flag_text
-from tfdist.config.data_set_names import DATA_SETS, OF_RUNS
+from tfdist.config.data_set_files import DATA_SETS, OF_RUNS
+from tfdist.config.decay import DECAYS, Plateau, normalized_decay, parse_decay
 from tfdist.config.fields import (
     ANY_TEXT,
     CATALOG_NAME,
+    CHECKS,
+    DURATION,
+    GRADIENTS,
+    MODEL,
+    OUTPUT,
+    TRAINING,
     flag_field,
     names_text,
     own_text,
@@ -15,18 +23,14 @@ from tfdist.config.fields import (
     window_text,
 )
 from tfdist.config.job_config import OWN, JobConfig
+from tfdist.config.monitor import parse_best, parse_early_stopping, parse_period
+from tfdist.config.pipeline_schedule import WITHOUT_FLUSH
+from tfdist.config.rules import parse_chain
+from tfdist.config.search import search_text
+from tfdist.config.spec import parse
 from tfdist.config.strategy_registry import TrainerOptions
-from tfdist.config.topics import CHECKS, DURATION, GRADIENTS, MODEL, OUTPUT, TRAINING
+from tfdist.config.sync import SYNCS, parse_sync
 from tfdist.errors import InputError
-from tfdist.grammar.balance import parse_balance
-from tfdist.grammar.chain import parse_chain
-from tfdist.grammar.decay import DECAYS, Plateau, normalized_decay, parse_decay
-from tfdist.grammar.interval import parse_period
-from tfdist.grammar.monitor import parse_best, parse_early_stopping
-from tfdist.grammar.pipeline_schedule import WITHOUT_FLUSH
-from tfdist.grammar.search import search_text
-from tfdist.grammar.spec import parse
-from tfdist.grammar.sync import SYNCS, parse_sync
 
 _DEFAULT_EPOCHS = 10
 _MODELS = ("mlp", "cnn", "resnet50", "transformer")

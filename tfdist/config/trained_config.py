@@ -4,11 +4,10 @@ import dataclasses
 import os
 
 from tfdist.config.conflicts import check_combinations
-from tfdist.config.fields import address_text, check_fields, flag_field, names
+from tfdist.config.fields import CHECKS, DEVICES, MODEL, OUTPUT, address_text, check_fields, flag_field, names
+from tfdist.config.spec import parse
 from tfdist.config.strategy_registry import JobOptions, TrainerOptions
-from tfdist.config.topics import CHECKS, DEVICES, MODEL, OUTPUT
 from tfdist.errors import InputError
-from tfdist.grammar.spec import parse
 
 NEWEST, BEST = "newest", "best"
 TABLES = (".npy", ".npz", ".csv")

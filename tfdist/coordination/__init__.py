@@ -7,10 +7,8 @@ and MPI need to find their processes. Nothing here imports TensorFlow.
 """
 
 from tfdist.coordination.group import Group, Json, LostMember
-from tfdist.coordination.join import join
-from tfdist.coordination.local import LocalGroup
+from tfdist.coordination.join import LocalGroup, RemoteGroup, join
 from tfdist.coordination.peer_failure import FailureDetector, watch
-from tfdist.coordination.remote import RemoteGroup
 from tfdist.coordination.server import Server
 
 __all__ = ["Group", "Json", "LocalGroup", "LostMember", "RemoteGroup", "Server", "FailureDetector", "join", "watch"]

@@ -1,40 +1,331 @@
-"""The connection of a process to the server of its job's group."""
+"""The connection of a process to the server of its job's group: its start, its beats, its goodbye."""
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import selectors
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
-from tfdist.coordination.authentication import derived
-from tfdist.coordination.connect import connect, send_or_shut
-from tfdist.coordination.goodbye import leave_at_failure
+from tfdist.cluster import exit_status
+from tfdist.cluster.signals import caller_location
 from tfdist.coordination.group import NO_GOODBYE, Json, Listener, LostMember, name_member, silence
-from tfdist.coordination.liveness import Liveness
+from tfdist.coordination.job_token import split_address
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
     LIMIT,
+    LONGEST_DEADLINE,
+    OVERHEAD,
     VERSION,
+    WRONG_TOKEN,
     BadMessage,
     Message,
+    MessageReader,
+    Session,
+    WrongSealError,
     deadline_field,
+    derived,
     encode,
     limited,
+    nonce,
+    printable,
     take,
     take_code,
     take_ranks,
 )
-from tfdist.coordination.publishing import Publications
-from tfdist.errors import InputError, PeerLostError
-from tfdist.process.stack_dumps import caller_location
+from tfdist.errors import ExitCode, InputError, PeerLostError, TfdistError, exceptions
+from tfdist.errors.engine_errors import described
+
+RETRY_SECONDS = 0.1
+_CHUNK = 1 << 16
+
+
+class AcceptedConnection(NamedTuple):
+    """An open connection between two ends that know the same token; what is sent must be sealed."""
+
+    sock: socket.socket
+    lines: MessageReader
+    seal: Callable[[bytes], bytes]
+    welcome: Message
+    following: list[Message]  # messages received together with the welcome
+
+
+def connect(
+    address: str,
+    hello: Message,
+    token: str,
+    limit: int,
+    timeout: float,
+    server: str,
+    seconds: Sequence[str] = (),
+    texts: Sequence[str] = (),
+) -> AcceptedConnection:
+    """Connects and joins, retrying until the server answers.
+
+    Args:
+      address: `host:port` of the server.
+      hello: the first message, without its nonce.
+      token: the token that both ends must know.
+      limit: maximum size of a message from the server, in bytes.
+      timeout: total seconds to wait.
+      server: name of the server in error messages.
+      seconds: names of the welcome's fields that are positive numbers of seconds.
+      texts: names of its fields that are strings.
+
+    Raises:
+      PeerLostError: no server answered in time.
+      InputError: the group refused this process, or another program answered.
+    """
+    end = time.monotonic() + timeout
+    problem = "no answer"
+    while time.monotonic() < end:
+        try:
+            return _try(address, hello, token, limit, end, seconds, texts)
+        except OSError as error:
+            problem = error.strerror or str(error)
+        time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
+    raise PeerLostError(f"{server} did not answer at {address} within {timeout:g} s ({problem}).")
+
+
+def _try(
+    address: str, hello: Message, token: str, limit: int, end: float, seconds: Sequence[str], texts: Sequence[str]
+) -> AcceptedConnection:
+    sock = socket.create_connection(split_address(address), timeout=max(end - time.monotonic(), RETRY_SECONDS))
+    try:
+        if sock.getsockname() == sock.getpeername():  # TCP can connect a port without a listener to itself
+            raise ConnectionRefusedError("Connection refused")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        greeting, lines = encode(hello | {"nonce": nonce()}), MessageReader(limit + OVERHEAD)
+        sock.sendall(greeting)
+        _expect(next_message(sock, lines, end), "challenge")
+        session = Session(token, greeting[:-1], lines.line, is_server=False)
+        lines.unseal = session.unseal
+        sock.sendall(session.seal(encode({"type": "join"})))
+        welcome = _expect(next_message(sock, lines, end), "welcome")
+        take(welcome, **dict.fromkeys(texts, str))
+        for number in take(welcome, **dict.fromkeys(seconds, (int, float))):
+            if not 0 < number <= LONGEST_DEADLINE:
+                raise BadMessage(f"a welcome with {number!r:.80} seconds")
+        return AcceptedConnection(sock, lines, session.seal, welcome, list(lines.feed(b"")))
+    except WrongSealError as error:
+        sock.close()
+        raise InputError(WRONG_TOKEN) from error
+    except BadMessage as error:
+        sock.close()
+        raise InputError(
+            f"A group of tfdist must answer at {address}. Received: {error}. Another program listens there: set "
+            "TFDIST_COORDINATOR to another address, the same for every process."
+        ) from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _expect(message: Message, kind: str) -> Message:
+    if message["type"] == "refused":
+        raise InputError(printable(str(message.get("reason")), 1000))
+    if message["type"] != kind:
+        raise BadMessage(f"{message['type']!r:.80} instead of a {kind}")
+    return message
+
+
+def send_or_shut(sock: socket.socket, seal: Callable[[bytes], bytes], line: bytes) -> None:
+    """Seals and sends a message; shuts the connection down if that fails or is interrupted, as by Ctrl-C.
+
+    The seal has its number, and parts of it may have been sent: the other end would refuse every later message.
+    """
+    try:
+        sock.sendall(seal(line))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        raise
+
+
+def next_message(sock: socket.socket, lines: MessageReader, end: float) -> Message:
+    """Returns the next message, and no more: the one after it may be sealed.
+
+    Args:
+      sock: a connected socket.
+      lines: reads its messages.
+      end: when to give up, by `time.monotonic()`, however slowly the message arrives.
+
+    Raises:
+      OSError: it did not arrive in time, or the connection was closed.
+      BadMessage: it is none.
+    """
+    for message in lines.feed(b""):
+        return message
+    while (left := end - time.monotonic()) > 0:
+        sock.settimeout(left)
+        data = sock.recv(_CHUNK)
+        for message in lines.feed(data):
+            return message
+        if not data:
+            raise ConnectionResetError("it closed the connection")
+    raise TimeoutError("timed out")
+
+
+JOIN_SECONDS = 2.0
+
+_log = logging.getLogger("tfdist.coordination")
+
+
+class Publications:
+    """Published values in the order of publication, and their subscribers.
+
+    A thread exists while there is a value to deliver.
+    """
+
+    def __init__(self, name: str):
+        """Initializes with the `name` of the delivering thread."""
+        self._name = name
+        self._state = threading.Lock()  # guards the attributes below
+        self._values: list[tuple[Hashable, Json]] = []
+        self._listeners: dict[Hashable, list[Listener]] = {}  # by topic; only the first one receives values
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def put(self, topic: Hashable, value: Json) -> None:
+        """Adds a published value."""
+        with self._state:
+            self._values.append((topic, value))
+            self._start()
+
+    def listen(self, topic: Hashable, callback: Listener) -> None:
+        """See `Group.subscribe`."""
+        with self._state:
+            self._listeners.setdefault(topic, []).append(callback)
+            self._start()
+
+    def close(self) -> None:
+        """Stops delivering values, and waits for a running callback to return."""
+        with self._state:
+            self._closed = True
+            thread = self._thread
+        if thread and thread is not threading.current_thread():
+            thread.join(JOIN_SECONDS)
+
+    def _start(self) -> None:
+        if self._thread is None and self._next() is not None:
+            self._thread = threading.Thread(target=self._deliver, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _next(self) -> int | None:
+        """Returns the index of the first value that has a subscriber."""
+        heard = (i for i, (topic, _) in enumerate(self._values) if self._listeners.get(topic))
+        return None if self._closed else next(heard, None)
+
+    def _deliver(self) -> None:
+        while True:
+            with self._state:
+                number = self._next()
+                if number is None:
+                    self._thread = None
+                    return
+                topic, value = self._values.pop(number)
+                callback = self._listeners[topic][0]
+            if _call(callback, topic, value):
+                with self._state:
+                    self._listeners[topic].remove(callback)
+
+
+def _call(callback: Callable[[Json], object], topic: Hashable, value: Json) -> bool:
+    try:
+        return callback(value) is True
+    except Exception:
+        _log.exception("A handler of '%s' failed", topic)
+        return False
+
+
+class Liveness:
+    """Since when nothing has been received; only messages that are complete and verified count."""
+
+    def __init__(self, lines: MessageReader, interval: float, clock: Callable[[], float] = time.monotonic):
+        """Initializes as if a message had been received now.
+
+        Args:
+          lines: reads the messages.
+          interval: seconds between two calls of `is_silent` if nothing delays this process.
+          clock: returns the time in seconds.
+        """
+        self._lines, self._interval, self._clock = lines, interval, clock
+        self._heard = self._checked = clock()
+
+    def heard(self) -> None:
+        """Records that a message has been received."""
+        self._heard = self._clock()
+
+    def is_silent(self, limit: float) -> bool:
+        """Returns whether no message has been received for `limit` seconds, and the time that a part of one needs."""
+        now = self._clock()
+        if now - self._checked > self._interval + 1.0:  # this process was suspended or starved, not the other end
+            self._heard = min(now, self._heard + now - self._checked)
+        self._checked = now
+        return now - self._heard > limit + self._lines.allowance
+
+
+class Member(Protocol):
+    """A member of a group, which can leave it."""
+
+    def leave(self, code: int, reason: str) -> None:
+        """See `Group.leave`."""
+
+
+_members: weakref.WeakSet[Member] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_members.clear)  # the connections are those of the parent
+
+
+def leave_at_failure(member: Member) -> None:
+    """Makes a member leave its group when this process ends with a failure, even if its threads do not let it end."""
+    _members.add(member)
+    _register()
+
+
+@functools.cache
+def _register() -> None:
+    exit_status.at_end(_leave_all)
+
+
+def _leave_all(error: BaseException) -> None:
+    code, reason = goodbye_of(error)
+    if not is_planned(code):
+        for member in [*_members]:
+            member.leave(code, reason)
+
+
+def is_planned(code: int) -> bool:
+    """Returns whether a process that ends with this code is no loss for the others, which end as well."""
+    return code in (ExitCode.DONE, ExitCode.PREEMPTED)
+
+
+def goodbye_of(error: BaseException | None) -> tuple[int, str]:
+    """Returns the exit code of a process that an exception ends, and the reason.
+
+    Args:
+      error: the exception; None if the process ends without one.
+    """
+    if error is None:
+        return ExitCode.DONE, ""
+    if isinstance(error, TfdistError):
+        return error.exit_code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return exceptions.SIGNALLED + signal.SIGINT, ""
+    if isinstance(error, SystemExit):
+        code = error.code
+        return (int(code) & 0xFF if isinstance(code, int) else int(code is not None)), ""  # as the process ends with
+    return ExitCode.FAILED, described(error)
+
 
 PATIENCE_SECONDS = 2.0  # how much longer to wait for the server, after a deadline or a goodbye
-_CHUNK = 1 << 16
-_log = logging.getLogger("tfdist.coordination")
+
 
 Ranks = tuple[int, ...]  # ranks in the job, in order; each set of ranks has its own operations and topics
 

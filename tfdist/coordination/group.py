@@ -1,15 +1,20 @@
 """The contract `Group`: communication between the processes of a job, outside every graph."""
 
 import abc
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tfdist.errors import InputError
+from tfdist.errors import InputError, PeerLostError, Preempted
+from tfdist.errors.engine_errors import described, one_line
 
 NO_GOODBYE = "its connection closed without a goodbye (it was killed, crashed, or exited silently)"
 _PIECE = 200  # entries per message
@@ -307,3 +312,95 @@ def _has(ranks: list[int]) -> str:
 def silence(seconds: float) -> str:
     """Returns the reason of a loss that was detected by missing heartbeats only."""
     return f"no heartbeat for {seconds:g} s (it is stopped, or its host is unreachable)"
+
+
+LONG_SECONDS = 3600.0  # for a rank that may read or write large files, compile, or wait for one that does
+WARNING_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def long_timeout(with_what: str) -> Iterator[float]:
+    """Yields the deadline in seconds for a `Group` operation in the body, and logs a warning if it takes long.
+
+    A lost member is detected at once, whatever the deadline, which only limits the waiting for members that are alive.
+
+    Args:
+      with_what: what may keep the other ranks busy, for the warning: "its data".
+    """
+    timer = threading.Timer(
+        WARNING_SECONDS,
+        _log.warning,
+        (
+            "Other ranks have not arrived for %g s: one may be busy with %s. This rank waits up to %g s. Send SIGUSR1 "
+            "to a rank to print its stack.",
+            WARNING_SECONDS,
+            with_what,
+            LONG_SECONDS,
+        ),
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield LONG_SECONDS
+    finally:
+        timer.cancel()
+
+
+_LONGEST = 1000  # characters of an error
+
+
+@contextlib.contextmanager
+def refused_together(group: Group, name: str) -> Iterator[None]:
+    """Context that raises on all members of a group if its body raises on some of them; every member must enter it.
+
+    Processes with different parts of a model may refuse what others accept. The body must not wait for members that may not
+    arrive, because of an error in their bodies, at what it waits for.
+
+    Args:
+      group: the members.
+      name: names the operation, the same on every member.
+
+    Raises:
+      InputError: another member has refused its input, with its message; or any other error in its values or types.
+      PeerLostError: another member has failed otherwise.
+    """
+    try:
+        yield
+    except (PeerLostError, Preempted):  # of which the others learn by themselves
+        raise
+    except Exception as error:
+        with contextlib.suppress(PeerLostError):
+            _gathered(group, name, _described(error))
+        raise
+    everyone = _gathered(group, name, None)
+    for member, found in enumerate(everyone):
+        if found:
+            raise _raised_by(group, member, *found)
+
+
+def _gathered(group: Group, name: str, mine: Json) -> list[Json]:
+    with long_timeout("its part of the model") as deadline:
+        return group.gather(f"refused/{name}", mine, deadline)
+
+
+def _described(error: Exception) -> list[str]:
+    """Returns the kind of an error, and its message in one line."""
+    if isinstance(error, InputError):
+        return ["InputError", one_line(str(error))[:_LONGEST]]
+    kind = "ValueError" if isinstance(error, ValueError | TypeError) else "Exception"
+    return [kind, described(error)]
+
+
+def _raised_by(group: Group, member: int, kind: str, text: str) -> Exception:
+    rank = group.ranks[member]
+    where = f"{name_member(rank)}{group.role(rank)}"
+    if kind == "InputError":
+        return InputError(text)
+    if kind == "ValueError":
+        text = text.rstrip(".")
+        return InputError(
+            f"Every process must accept its part of the model. Received on {where}: {text}. Change the model or the data."
+        )
+    return PeerLostError(f"{where} has failed: {text}")

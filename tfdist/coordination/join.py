@@ -1,18 +1,123 @@
-"""Joining of a job's group by its processes."""
+"""Joining the job's group, which another process serves; or the group of a single process."""
 
 import contextlib
 import functools
+import json
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tfdist.cluster.environment import Cluster
-from tfdist.coordination.addresses import LOOPBACK, join_address, listen, split_address
-from tfdist.coordination.group import LAUNCHER, Group
-from tfdist.coordination.job_token import bound, job_token
-from tfdist.coordination.local import LocalGroup
-from tfdist.coordination.remote import RemoteGroup
+from tfdist.coordination.client import Client, Publications, Ranks
+from tfdist.coordination.group import LAUNCHER, Group, Json, Listener, LostMember, members
+from tfdist.coordination.job_token import LOOPBACK, bound, job_token, join_address, listen, split_address
+from tfdist.coordination.messages import derived
 from tfdist.coordination.server import Server
 from tfdist.errors import ExitCode, InputError, TfdistError
+
+
+class _ClientGroup(Group):
+    """Some or all members of a job, which communicate through this process's client."""
+
+    def __init__(self, client: Client, ranks: Ranks):
+        self._client = client
+        self._ranks = ranks
+        self.rank, self.size = ranks.index(client.rank), len(ranks)
+
+    @property
+    def ranks(self) -> Ranks:
+        """See base class."""
+        return self._ranks
+
+    @property
+    def goodbye_code(self) -> int | None:
+        """See base class."""
+        return self._client.goodbye_code
+
+    def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
+        """See base class."""
+        return self._client.gather(self.ranks, name, value, deadline)
+
+    def publish(self, topic: str, value: Json) -> None:
+        """See base class."""
+        self._client.publish(self.ranks, topic, value)
+
+    def subscribe(self, topic: str, callback: Listener) -> None:
+        """See base class."""
+        self._client.subscribe(self.ranks, topic, callback)
+
+    def token_for(self, purpose: str) -> str:
+        """See base class."""
+        return self._client.token_for(purpose)
+
+    def on_loss(self, callback: Callable[[LostMember], None]) -> None:
+        """See base class."""
+        self._client.on_loss(self.ranks, callback)
+
+    def lost(self, wait: float = 0.0) -> LostMember | None:
+        """See base class."""
+        return self._client.lost(self.ranks, wait)
+
+    def subgroup(self, ranks: Sequence[int]) -> Group:
+        """See base class."""
+        return _ClientGroup(self._client, tuple(self.ranks[member] for member in members(self, ranks)))
+
+    def leave(self, code: int = 0, reason: str = "") -> None:
+        """See base class."""
+        self._client.leave(code, reason)
+
+
+class RemoteGroup(_ClientGroup):
+    """All members of a job, which communicate through a `Server`."""
+
+    def __init__(self, address: str, *, rank: int, size: int, **arguments: Any):
+        """Connects to the server; see `Client` for the arguments."""
+        super().__init__(Client(address, rank=rank, size=size, **arguments), tuple(range(size)))
+
+
+class LocalGroup(Group):
+    """The group of a single process."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self) -> None:
+        self._publications = Publications("group-publications")
+        self._secret = secrets.token_hex(16)
+
+    def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
+        """See base class."""
+        return [_json_round_trip(value)]
+
+    def publish(self, topic: str, value: Json) -> None:
+        """See base class."""
+        self._publications.put(topic, _json_round_trip(value))
+
+    def subscribe(self, topic: str, callback: Listener) -> None:
+        """See base class."""
+        self._publications.listen(topic, callback)
+
+    def on_loss(self, callback: Callable[[LostMember], None]) -> None:
+        """See base class. There is no other member to lose."""
+
+    def token_for(self, purpose: str) -> str:
+        """See base class."""
+        return derived(self._secret, purpose)
+
+    def subgroup(self, ranks: Sequence[int]) -> Group:
+        """See base class."""
+        members(self, ranks)
+        return self
+
+    def leave(self, code: int = 0, reason: str = "") -> None:
+        """See base class."""
+        self._publications.close()
+
+
+def _json_round_trip(value: Json) -> Json:
+    return json.loads(json.dumps(value))  # fails for values that could not be sent between processes
+
 
 ADDRESS_VARIABLE = "TFDIST_GROUP"  # host:port at which a launcher serves the group
 ELASTIC_VARIABLE = "TFDIST_ELASTIC"  # "1" if the number of processes may change between attempts of a launcher's job

@@ -1,17 +1,25 @@
-"""The group's wire format: one JSON object per line, of limited size.
+"""The group's wire format, one JSON object per line; who may connect, by a token that is never sent.
 
 A connection begins with a `hello` (rank, size, version, pid, host, nonce), which is answered by a `challenge` (nonce) or by
-`refused`. From then on each message is sealed with the token (`tfdist.coordination.authentication`). The process sends `join`,
+`refused`. From then on each message is sealed with the token (`tfdist.coordination.messages`). The process sends `join`,
 which is answered by `welcome` (with the group's nonce) or `refused`. Members then send `gather`, `publish`, `doubt`, `beat` and
 `goodbye`, the last one. The server answers a gather with `values` or `failed`, preceded by `waiting` if it takes long. It sends
 `published` to all members, `beat`, `lost` and, last, `closed`. `gather`, `publish` and `published` have the `ranks` of a
 subgroup, in order, or null for all members.
 """
 
+import collections
+import hashlib
+import hmac
 import json
+import logging
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+import secrets
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import escaped
@@ -180,3 +188,204 @@ def _decode(line: bytes) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise BadMessage(f"a line that is not a message: {line[:80]!r}")
     return message
+
+
+# Each end sends a nonce in clear: the one that connects in its hello, the one that listens in its challenge. From the token
+# and
+# these two messages both derive one key for each direction. Every later message carries its HMAC-SHA256 (RFC 2104) under the
+# key
+# of its direction, over its number and its bytes. Without the token nobody can send, alter, repeat, reorder or reflect a
+# message,
+# of this connection or of another one; what remains is to cut the connection, which counts as a loss. Messages are not
+# encrypted.
+#
+# Cost: 65 bytes and a few microseconds per message.
+
+OVERHEAD = 65  # bytes that a seal adds to a message
+
+
+class WrongSealError(BadMessage):
+    """A message was not sealed by the other end of this connection, with the same token."""
+
+
+def nonce() -> str:
+    """Returns a text that no other connection has."""
+    return secrets.token_hex(16)
+
+
+def challenged(token: str, hello: bytes) -> tuple[Message, "Session"]:
+    """Returns the answer to a hello, and the session of the end that sends it."""
+    challenge = {"type": "challenge", "nonce": nonce()}
+    return challenge, Session(token, hello, encode(challenge)[:-1], is_server=True)
+
+
+def derived(token: str, purpose: str) -> str:
+    """Returns a token for one purpose, which only those who know `token` can compute."""
+    return hmac.digest(_bytes(token), b"tfdist token " + _bytes(purpose), "sha256").hex()
+
+
+class Session:
+    """The keys and counters of one connection, at one of its ends."""
+
+    def __init__(self, token: str, hello: bytes, challenge: bytes, *, is_server: bool):
+        """Derives the keys.
+
+        Args:
+          token: the token of both ends.
+          hello: the first message, as it was sent, without the newline.
+          challenge: the answer to it, likewise.
+          is_server: whether this end has sent the challenge.
+        """
+        seen = b"".join(hashlib.sha256(message).digest() for message in (hello, challenge))
+        keys = [hmac.digest(_bytes(token), b"tfdist " + end + seen, "sha256") for end in (b"client", b"server")]
+        self._receiving, self._sending = keys if is_server else reversed(keys)
+        self._received = self._sent = 0
+
+    def seal(self, line: bytes) -> bytes:
+        """Returns a message, a line with its newline, with its MAC in front; to be sent in the order of the calls."""
+        mac = _mac(self._sending, self._sent, line[:-1])
+        self._sent += 1
+        return mac + b" " + line
+
+    def unseal(self, line: bytes) -> bytes:
+        """Returns the message of a sealed line without newline.
+
+        Raises:
+          WrongSealError: the other end has not sealed it as its next message.
+        """
+        message = line[OVERHEAD:]
+        if not hmac.compare_digest(line[:OVERHEAD], _mac(self._receiving, self._received, message) + b" "):
+            raise WrongSealError("a message that is not authenticated with the job's token")
+        self._received += 1
+        return message
+
+
+def _mac(key: bytes, number: int, message: bytes) -> bytes:
+    return hmac.digest(key, number.to_bytes(8, "big") + message, "sha256").hex().encode()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+MOST_LINES = 10  # per minute and level
+LONGEST_LINE = 500  # characters
+_MINUTE = 60.0
+
+
+class LimitedLog:
+    """Writes the first lines of each minute to a log, and then the number of the others.
+
+    Lines are limited in length, and without control characters.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic):
+        """Initializes without lines.
+
+        Args:
+          log: where the lines are written.
+          clock: returns the time in seconds.
+        """
+        self._log, self._clock = log, clock
+        self._writing = threading.Lock()  # guards the attributes below
+        self._began = clock()
+        self._lines: collections.Counter[int] = collections.Counter()  # by level
+
+    def warning(self, line: str) -> None:
+        """Writes a warning."""
+        self._write(logging.WARNING, line)
+
+    def error(self, what: str, error: Exception) -> None:
+        """Writes that something has failed by an exception that nothing expects, with its traceback."""
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        self._write(logging.ERROR, f"{what} ({type(error).__name__}: {error})", f"\n{frames}")
+
+    def summarize(self, now: bool = False) -> None:
+        """Writes how many lines were left out, if their minute is over; call it from time to time.
+
+        Args:
+          now: whether not to wait for the end of the minute, as nothing will follow.
+        """
+        with self._writing:
+            self._summarize(now)
+
+    def _write(self, level: int, line: str, trusted: str = "") -> None:
+        with self._writing:
+            self._summarize()
+            self._lines[level] += 1
+            if self._lines[level] <= MOST_LINES:
+                self._log.log(level, "%s%s", printable(line, LONGEST_LINE), trusted)
+
+    def _summarize(self, now: bool = False) -> None:
+        if not now and self._clock() - self._began < _MINUTE:
+            return
+        left_out = sum(max(0, lines - MOST_LINES) for lines in self._lines.values())
+        if left_out:
+            self._log.warning("... and %d more lines about connections in the last minute", left_out)
+        self._began = self._clock()
+        self._lines.clear()
+
+
+HELLO_SECONDS = 10.0  # from the connection to admission
+MAX_UNAUTHENTICATED = 128  # connections that are not admitted yet; for another one, the oldest is closed
+WRONG_TOKEN = (
+    "The token must match the group's. Received: a different one: another job listens there, or this process was started with "
+    "other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, and the same addresses."
+)
+
+
+class Handshake(NamedTuple):
+    """The requirements that a process must meet.
+
+    Attributes:
+      size: number of members.
+      token: the group's token.
+      noun: what a member is called.
+    """
+
+    size: int
+    token: str
+    noun: str
+
+    def refusal(self, hello: Message, came: Mapping[int, str]) -> str:
+        """Returns why a process that knows the token is refused, or "" if it may join.
+
+        Args:
+          hello: first message of a connection.
+          came: by rank, description of each member that has joined, including those that are gone.
+
+        Raises:
+          BadMessage: the hello is incomplete.
+        """
+        rank, size, pid, host = take(hello, rank=int, size=int, pid=int, host=str)
+        mine = f"{self.noun} {rank} (pid {pid} on {host})"
+        if size != self.size:
+            return (
+                f"All processes must agree on the number of processes. Received: {size} from {mine}, {self.size} from "
+                "the process that serves the group. Correct the environment of one of them."
+            )
+        if not 0 <= rank < self.size:
+            return f"A {self.noun} must be in [0, {self.size}). Received: {mine}."
+        if rank in came:
+            return (
+                f"Every process must have a unique {self.noun}. Received: {mine}, already taken by {came[rank]}. Correct "
+                "the environment of one of them."
+            )
+        return ""
+
+
+def version_refusal(hello: Message) -> str:
+    """Returns why the sender of a hello cannot be challenged, or "".
+
+    Raises:
+      BadMessage: the message is not a hello.
+    """
+    if hello["type"] != "hello":
+        raise BadMessage(f"{hello['type']!r} before a hello")
+    if hello.get("version") == VERSION:
+        take(hello, nonce=str)
+        return ""
+    return (
+        f"Every process must use the same protocol version. Received: version {hello.get('version')!r:.20}, where the job's "
+        f"is {VERSION}. Install the same tfdist everywhere."
+    )

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tfdist.cluster.quiet_tensorflow import environment_variables
 from tfdist.coordination.group import Group
 from tfdist.errors import TfdistError
-from tfdist.process.environment_variables import environment_variables
 
 _log = logging.getLogger("tfdist.coordination")
 _SPACE = "kvs_0"  # name of the only space of keys and values

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import TextIO
 
 from tfdist.cluster.environment import Cluster
-from tfdist.coordination.goodbye import goodbye_of
+from tfdist.cluster.signals import flush, print_line
+from tfdist.coordination.client import goodbye_of
 from tfdist.coordination.group import Group, LostMember, name_member
 from tfdist.errors import ExitCode, PeerLostError, TfdistError
-from tfdist.process.unblocked_output import flush, print_line
 
 LOSS_NOTICE_SECONDS = 2.0  # how much earlier than the notice of a loss the engine's error may be raised
 OWN_FAILURE_SECONDS = 3.0  # for this process to fail for the same reason, such as a loss that is not finite

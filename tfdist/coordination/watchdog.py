@@ -14,11 +14,10 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from tfdist.cluster import signals
+from tfdist.cluster.signals import main_stack, print_line
 from tfdist.coordination import Group, Json
 from tfdist.errors import ExitCode
-from tfdist.process import signals
-from tfdist.process.stack_dumps import main_stack
-from tfdist.process.unblocked_output import print_line
 
 TOPIC = "stalls"
 _FAREWELL_SECONDS = 0.5

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist import keras_internals
 from tfdist.coordination import Group
-from tfdist.coordination.timeouts import long_timeout
+from tfdist.coordination.group import long_timeout
 from tfdist.errors import InputError
 
 

@@ -1,16 +1,205 @@
-"""Data sets by name."""
+"""Data sets by name: synthetic data, text, those of tensorflow-datasets."""
 
 import inspect
-from collections.abc import Callable
+import math
+import os
+import pathlib
+import re
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from tfdist.config.data_set_names import AFTER_COLON
-from tfdist.data import images, synthetic, text, tfds
-from tfdist.data.adapters import as_data_set
-from tfdist.data.data_set import DataSet
-from tfdist.data.formats import csv_file, image_folder, npz_file, tfrecord
+import numpy as np
+import tensorflow as tf
+
+from tfdist.config import spec
+from tfdist.config.data_set_files import AFTER_COLON
+from tfdist.config.spec import call_own
+from tfdist.data import csv_file, image_folder, images, npz_file, tfrecord
+from tfdist.data.examples import DataSet, Element
+from tfdist.data.images import extra, scaled
+from tfdist.data.inputs import as_data_set
+from tfdist.data.source import ArraySource, Source
+from tfdist.data.stream import StreamSource
 from tfdist.errors import InputError, names_arguments
-from tfdist.grammar import spec
-from tfdist.grammar.user_code import call_own
+
+_NOISE = 40  # standard deviation, relative to 255
+
+
+def synthetic(
+    shape: Sequence[int] | str = (28, 28, 1), classes: int = 10, size: int = 1024, test_size: int = 256, seed: int = 0
+) -> DataSet:
+    """Examples of classes with different means, plus noise; stored as bytes, x is float32 in [0, 1].
+
+    Args:
+      shape: shape of one example's x; as text, "224x224x3".
+      classes: number of classes, at least 1.
+      size: number of training examples, at least 1.
+      test_size: number of test examples, at least 0.
+      seed: seed of all draws.
+
+    Raises:
+      InputError: an argument is out of range.
+    """
+    dims = _dims(shape)
+    if min(classes, size, test_size + 1) < 1:
+        raise InputError(
+            "synthetic needs classes and size of at least 1, test_size of at least 0. "
+            f"Received: classes={classes}, size={size}, test_size={test_size}."
+        )
+    generator = np.random.Generator(np.random.PCG64(seed))
+    means = generator.integers(64, 192, (classes, *dims), np.uint8)
+    train = _draw(generator, means, size)
+    test = _draw(generator, means, test_size) if test_size else None
+    return DataSet(f"synthetic:{'x'.join(map(str, dims))}", train, test, dims, classes)
+
+
+def _draw(generator: np.random.Generator, means: np.ndarray, size: int) -> ArraySource:
+    labels = generator.integers(0, len(means), size, np.int32)
+    images = np.empty((size, *means.shape[1:]), np.uint8)
+    for image, label in zip(images, labels, strict=True):  # noise for all at once would take 4 times the memory
+        noise = generator.standard_normal(image.shape, np.float32) * _NOISE
+        image[...] = np.clip(means[label] + noise, 0, 255)
+    return ArraySource((images, labels), scaled(255))
+
+
+def _dims(shape: Sequence[int] | str) -> tuple[int, ...]:
+    try:
+        dims = tuple(int(dim) for dim in (shape.split("x") if isinstance(shape, str) else shape))
+    except (TypeError, ValueError):
+        dims = ()
+    if not dims or math.prod(dims) < 1 or min(dims) < 1:
+        raise InputError(f"The shape of synthetic data must be as in synthetic:224x224x3. Received: {shape!r}.")
+    return dims
+
+
+_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
+_TEST_SHARE = 20  # fraction is 1 / this
+
+
+class TextSource(Source):
+    """Consecutive windows of a text: x is `length` bytes, y the same shifted by one; int32 [length] each."""
+
+    def __init__(self, text: np.ndarray, length: int):
+        """Copies the text.
+
+        Args:
+          text: uint8 [n], longer than `length`. An incomplete window at the end is not used.
+          length: length of a window, at least 1.
+
+        Raises:
+          InputError: the text does not contain a whole window.
+        """
+        self.size = (len(text) - 1) // length if length > 0 else 0
+        if self.size < 1:
+            raise InputError(f"A text must be longer than a window. Received: {len(text)} bytes, length={length}.")
+        self._length = length
+        with tf.device("CPU:0"):
+            self._text = tf.constant(np.asarray(text, np.uint8)[: self.size * length + 1])
+
+    def fetch(self, indices: tf.Tensor) -> Element:
+        """See base class."""
+        places = indices[:, None] * self._length + tf.range(self._length + 1, dtype=tf.int64)
+        window = tf.cast(tf.gather(self._text, places), tf.int32)
+        return window[:, :-1], window[:, 1:]
+
+
+def text(length: int = 128, max_bytes: int = 8_000_000) -> DataSet:
+    """The .py files of Python's standard library, in sorted order; the last twentieth is the test part.
+
+    Processes that share a run need the same version of Python, to have the same text.
+
+    Args:
+      length: bytes per example.
+      max_bytes: maximum number of bytes to read.
+    """
+    content = np.frombuffer(_standard_library(max_bytes), np.uint8)
+    border = len(content) - len(content) // _TEST_SHARE
+    return DataSet("text", TextSource(content[:border], length), TextSource(content[border:], length), (length,), 256)
+
+
+def _standard_library(max_bytes: int) -> bytes:
+    content = bytearray()
+    for path in _python_files():
+        if len(content) >= max_bytes:
+            break
+        content += path.read_bytes()
+    return bytes(content[: max(max_bytes, 0)])
+
+
+def _python_files() -> Iterator[pathlib.Path]:
+    for directory, folders, files in os.walk(sysconfig.get_paths()["stdlib"]):
+        folders[:] = sorted(set(folders) - _NOT_LIBRARY)
+        yield from (pathlib.Path(directory, name) for name in sorted(files) if name.endswith(".py"))
+
+
+_NAME = re.compile(r"\w+(/\w[\w.-]*)?(:[\d.]+)?")
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_TEST_SPLITS = ("test", "validation")
+
+
+def prepared(name: str, data_dir: str | None = None) -> DataSet:
+    """A data set with (input, label) pairs; images are scaled to float32 in [0, 1].
+
+    It is read as a stream: see `StreamSource` for the cost.
+
+    Args:
+      name: `NAME`, `NAME/CONFIG`, `NAME:VERSION` or `NAME/CONFIG:VERSION`.
+      data_dir: directory in which it was prepared; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
+
+    Raises:
+      InputError: it is not prepared there (the command to run is named), or has no pairs, no training split, or inputs
+        of different shapes.
+    """
+    folder = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
+    # Checked first because, if there is neither data nor a network, tfds.load waits forever.
+    found = _find(name, pathlib.Path(folder).expanduser())
+    datasets = extra("tensorflow_datasets", f"The data set tfds:{name}", "tfds")
+    builder = datasets.builder_from_directory(str(found))
+    keys, splits = builder.info.supervised_keys, builder.info.splits
+    if keys is None or len(keys) != 2:
+        raise InputError(f"The data set tfds:{name} must have pairs (input, label). Received: {keys}.")
+    if "train" not in splits:
+        raise InputError(f"The data set tfds:{name} must have a split train. Received: {', '.join(splits)}.")
+    train = _source(builder, name, "train")
+    test = next((_source(builder, name, split) for split in _TEST_SPLITS if split in splits), None)
+    label = builder.info.features[keys[1]] if isinstance(keys[1], str) else None
+    shape = tuple(train.element_spec[0].shape) if isinstance(train.element_spec[0], tf.TensorSpec) else ()
+    return DataSet(f"tfds:{name}", train, test, shape, getattr(label, "num_classes", None))
+
+
+def _source(builder: Any, name: str, split: str) -> StreamSource:
+    dataset = builder.as_dataset(split=split, as_supervised=True, shuffle_files=False)
+    spec = dataset.element_spec[0]
+    if isinstance(spec, tf.TensorSpec) and not spec.shape.is_fully_defined():
+        raise InputError(
+            f"The inputs of tfds:{name} must all have one shape. Received: {spec.shape}. Write a function that returns "
+            "data sets with them resized, and give it as --dataset=package.module:function."
+        )
+    source = StreamSource(dataset)
+    return source.map(scaled(255)) if isinstance(spec, tf.TensorSpec) and spec.dtype == tf.uint8 else source
+
+
+def _find(name: str, folder: pathlib.Path) -> pathlib.Path:
+    """Returns the directory of the newest version that matches the name."""
+    if not _NAME.fullmatch(name):
+        raise InputError(f"tfds: must be followed by NAME or NAME/CONFIG, and optionally :VERSION. Received: {name!r}.")
+    path, _, version = name.partition(":")
+    infos = (folder / path).glob("**/dataset_info.json")
+    known = [info.parent for info in infos if _VERSION.fullmatch(info.parent.name)]
+    wanted = [found for found in known if version in ("", found.name)]
+    if not wanted:
+        raise InputError(
+            f"The data set tfds:{name} must be prepared under --data_dir. Received: --data_dir={folder}, which has "
+            f"{', '.join(sorted(str(found.relative_to(folder)) for found in known)) or 'nothing of that name'}. Run "
+            f"`tfds build {path} --data_dir={folder}` on a machine with network access."
+        )
+    parents = sorted({found.parent for found in wanted})
+    if len(parents) > 1:
+        configs = ", ".join(f"tfds:{found.relative_to(folder)}" for found in parents)
+        raise InputError(f"tfds:{name} is prepared in several configs. Received: no config. Use one of {configs}.")
+    return max(wanted, key=lambda found: [int(part) for part in found.name.split(".")])
+
 
 CATALOG: dict[str, Callable[..., DataSet]] = {
     "csv": csv_file.csv,
@@ -19,9 +208,9 @@ CATALOG: dict[str, Callable[..., DataSet]] = {
     "images": image_folder.images,
     "mnist5k": images.mnist5k,
     "npz": npz_file.npz,
-    "synthetic": synthetic.synthetic,
-    "text": text.text,
-    "tfds": tfds.prepared,
+    "synthetic": synthetic,
+    "text": text,
+    "tfds": prepared,
     "tfrecord": tfrecord.tfrecord,
 }
 

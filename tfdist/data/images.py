@@ -1,21 +1,42 @@
 """Small real image data sets: digits, a subset of MNIST, Fashion-MNIST."""
 
 import gzip
+import importlib
 import importlib.util
 import os
 import pathlib
 import struct
 import zlib
+from types import ModuleType
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.data_set import DataSet
-from tfdist.data.examples import Transform
-from tfdist.data.optional_packages import extra
+from tfdist.data.examples import DataSet, Transform
 from tfdist.data.source import ArraySource
 from tfdist.data.split import stratified
 from tfdist.errors import InputError
+
+
+def extra(module: str, purpose: str, name: str = "examples") -> ModuleType:
+    """Imports a module of an extra.
+
+    Args:
+      module: name of the module.
+      purpose: what needs it, for the error.
+      name: name of the extra.
+
+    Raises:
+      InputError: the module cannot be imported; names the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"{purpose} needs the Python package {module.partition('.')[0]}. Received: {error}. "
+            f"Run `pip install 'tfdist[{name}]'`."
+        ) from error
+
 
 Arrays = tuple[np.ndarray, np.ndarray]
 SYSTEM_FOLDER = "/usr/share/datasets/fashion-mnist"  # of the Debian package dataset-fashion-mnist

@@ -1,14 +1,245 @@
-"""Partition of the rows of the global batches of a stream among replicas, in order."""
+"""Partition of the rows of global batches among replicas: structures of arrays, numbers of rows, and their order."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.data.row_allocation import EVEN, RowAllocation, computed
 from tfdist.errors import InputError
+
+ABSENT = tf.qint8  # marks what is None in an element of a data set: no data has this dtype
+
+
+def with_tuples(arrays: Any) -> Any:
+    """Returns a structure with tuples instead of lists of arrays, since tf.data turns a list into one tensor.
+
+    Other lists, such as those of numbers, are left as they are.
+    """
+    if isinstance(arrays, dict):
+        return {name: with_tuples(part) for name, part in arrays.items()}
+    if type(arrays) is tuple or (isinstance(arrays, list) and has_arrays(arrays)):
+        return tuple(with_tuples(part) for part in arrays)
+    return arrays
+
+
+def has_arrays(parts: Any) -> bool:
+    """Returns whether a tuple, list or dict has an array of rows, or a structure with one, rather than numbers or text."""
+    values = parts.values() if isinstance(parts, dict) else parts
+    return any(
+        has_arrays(value) if isinstance(value, tuple | list | dict) else bool(getattr(value, "shape", ()))
+        for value in values
+    )
+
+
+def with_none(batch: Any) -> Any:
+    """Returns a structure with None for what is absent: as Keras's adapters mark it, or as `without_none` does."""
+
+    def leaf_or_none(leaf: Any) -> Any:
+        is_absent = isinstance(leaf, tf.experimental.Optional) or getattr(leaf, "dtype", None) == ABSENT
+        return None if is_absent else leaf
+
+    return tf.nest.map_structure(leaf_or_none, batch)
+
+
+def without_absent(batch: Any) -> Any:
+    """Returns a batch or an example, without the parts at its end that are None if it is a tuple or a list."""
+    while isinstance(batch, tuple | list) and len(batch) > 1 and batch[-1] is None:
+        batch = batch[:-1]
+    return batch
+
+
+def without_none(batch: Any) -> Any:
+    """Inverse of `with_none`: tf.distribute takes neither None nor `Optional`."""
+    absent = tf.zeros([0], tf.int8)
+    return tf.nest.map_structure(lambda leaf: tf.bitcast(absent, ABSENT) if leaf is None else leaf, batch)
+
+
+class IndexedBatch(NamedTuple):
+    """A batch as passed to the replicas of a run that keeps a ledger.
+
+    Attributes:
+      batch: the batched examples, (x, y) or (x, y, sample_weight).
+      numbers: int64 [rows], index of each example in the natural order of its data set, from 0.
+    """
+
+    batch: Any
+    numbers: tf.Tensor
+
+
+class ReplicaRows(NamedTuple):
+    """What one replica computes of a global batch: at least one row, as code of users and of Keras expects.
+
+    A replica without a row of its own computes the last row of the batch, which any model accepts that accepts the batch.
+    It takes part in each call of the step, but nothing that it computes counts: neither losses, gradients, metrics and
+    statistics, nor what is communicated (`CountedRows`), nor outputs.
+
+    Attributes:
+      batch: structure of tensors, whose first dim is at least 1.
+      counts: scalars int32, for each tensor of the batch, or one for all: the number of rows that count, 0 if the replica has
+        no row of its own.
+      batch_size: scalar int32; rows of the global batch.
+    """
+
+    batch: Any
+    counts: tuple[tf.Tensor, ...]
+    batch_size: tf.Tensor
+
+    @property
+    def rows(self) -> tf.Tensor:
+        """The number of rows that count, those of the first tensor."""
+        return self.counts[0]
+
+    @property
+    def own(self) -> Any:
+        """The rows that count, of which there may be none, given a count for each tensor."""
+        counts = iter(self.counts)
+        return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[: next(counts)], self.batch)
+
+
+# The loss divides by the rows of the whole batch, so that the allocation affects results by rounding only.
+
+
+def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
+    """Returns one replica's consecutive rows of a batch that is allocated as evenly as possible.
+
+    Args:
+      batch_size: rows of the batch, at least 0.
+      replica: in [0, replicas).
+      replicas: number of replicas that share the batch.
+
+    Returns:
+      The first row and the number of rows, batch_size // replicas or one more.
+    """
+    quotient, extra = divmod(batch_size, replicas)
+    return replica * quotient + min(replica, extra), quotient + (replica < extra)
+
+
+def share(present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Same as `rows`, with tensors."""
+    quotient, extra = present // size, present % size
+    return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, present.dtype)
+
+
+def computed(first: tf.Tensor, count: tf.Tensor, present: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns begin and end of the rows that a replica computes: its own or, without any, the last of the `present` rows."""
+    begin = tf.minimum(first, present - 1)
+    return begin, begin + tf.maximum(count, 1)
+
+
+def apportion(batch_size: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Returns numbers of rows in proportion to weights, by largest remainders, and at least one for each replica.
+
+    Args:
+      batch_size: rows of the batch, at least one for each replica.
+      weights: a positive number for each replica.
+    """
+    exact = [batch_size * weight / sum(weights) for weight in weights]
+    counts = [max(int(number), 1) for number in exact]
+    while sum(counts) < batch_size:
+        lacking = [number - count for number, count in zip(exact, counts, strict=True)]
+        counts[lacking.index(max(lacking))] += 1
+    while sum(counts) > batch_size:
+        excess = [count - number if count > 1 else -np.inf for number, count in zip(exact, counts, strict=True)]
+        counts[excess.index(max(excess))] -= 1
+    return tuple(counts)
+
+
+class RowAllocation:
+    """Allocates the rows of every batch, including one that is not full, as evenly as possible."""
+
+    def counts(self, batch_size: int, size: int) -> tuple[int, ...] | None:
+        """Returns the rows of each replica of a full batch; None if it may change.
+
+        Args:
+          batch_size: rows of a full batch.
+          size: number of replicas.
+        """
+        return tuple(rows(batch_size, replica, size)[1] for replica in range(size))
+
+    def share(self, batch: tf.Tensor, present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns one replica's first row and number of rows, scalars int64; traced into tf.data's graph.
+
+        Args:
+          batch: scalar int64; number of the batch, counted from the beginning of the pipeline.
+          present: scalar int64; rows of this batch.
+          replica: scalar int64, in [0, size).
+          size: number of replicas.
+        """
+        return share(present, replica, size)
+
+
+class FixedAllocation(RowAllocation):
+    """An allocation of full batches that never changes."""
+
+    def __init__(self, counts: Sequence[int]):
+        """Initializes the allocation with the rows of each replica, at least 1."""
+        self._counts = tuple(counts)
+
+    def counts(self, batch_size: int, size: int) -> tuple[int, ...]:
+        """See base class."""
+        return self._counts
+
+    def share(self, batch: tf.Tensor, present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """See base class."""
+        return _share_of(tf.constant(self._counts, tf.int64), replica)
+
+
+class ChangingAllocation(RowAllocation):
+    """An allocation of full batches that may change from any step on that no pipeline has allocated yet.
+
+    Pipelines read ahead, each process as far as it happens to be. A change therefore takes effect from the first step
+    that none of them has allocated, which `held` returns, so that every batch is allocated once, in the same way everywhere.
+    """
+
+    def __init__(self, first_step: int, changes: Sequence[tuple[int, Sequence[int]]]):
+        """Initializes the allocation.
+
+        Args:
+          first_step: step of the pipeline's first batch.
+          changes: pairs of a step and the rows of each replica from that step on, in order; the first pair is that of
+            `first_step` or an earlier step.
+        """
+        self._first_step = self._next = first_step
+        self._changes = [(step, np.asarray(counts, np.int64)) for step, counts in changes]
+        self._lock = threading.Lock()
+
+    def counts(self, batch_size: int, size: int) -> None:
+        """See base class: the compiled loop is traced once for any number of rows."""
+
+    def share(self, batch: tf.Tensor, present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """See base class."""
+        counts = tf.numpy_function(self._of_batch, [batch], tf.int64)
+        return _share_of(tf.ensure_shape(counts, [size]), replica)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[int]:
+        """Context in which pipelines wait instead of allocating further batches; yields the first step not allocated."""
+        with self._lock:
+            yield self._next
+
+    def change(self, step: int, counts: Sequence[int]) -> None:
+        """Changes the allocation from a step on; to be called within `held`, for a step that no process has allocated."""
+        assert step >= self._next
+        self._changes.append((step, np.asarray(counts, np.int64)))
+
+    def _of_batch(self, batch: np.ndarray) -> np.ndarray:
+        step = self._first_step + int(batch)
+        with self._lock:
+            self._next = max(self._next, step + 1)
+            return next(counts for since, counts in reversed(self._changes) if since <= step)
+
+
+EVEN = RowAllocation()
+
+
+def _share_of(counts: tf.Tensor, replica: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return tf.cumsum(counts, exclusive=True)[replica], counts[replica]
+
 
 MICRO_STEPS = "micro-steps"
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_number
+from tfdist.errors.numbers import is_number
 
 
 def stratified(labels: np.ndarray, test_size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.algorithms import TunedCollectives, possible_algorithms
-from tfdist.collectives.tensor_bytes import tensor_bytes
-from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.collectives.all_reduce_algorithms import TunedCollectives, possible_algorithms
+from tfdist.collectives.interface import tensor_bytes
+from tfdist.config.all_reduce import ALGORITHMS, ENGINE, LARGEST, AlgorithmTable, Band
+from tfdist.coordination.group import LONG_SECONDS
 from tfdist.diagnostics.interface import Inspection, RunView
-from tfdist.diagnostics.timing_rounds import TimingRounds, medians_of_slowest
+from tfdist.diagnostics.timing import TimingRounds, medians_of_slowest
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors.byte_sizes import byte_size
-from tfdist.grammar.all_reduce import ALGORITHMS, ENGINE, LARGEST, AlgorithmTable, Band
+from tfdist.errors.numbers import byte_size
 
 CLEARLY = 0.95  # relative to the engine's time
 SMALLEST, GROWTH = 1024, 4

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist.collectives import NoCommunication, RecordedCall, Recording
-from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.config.rules import parse_rules
+from tfdist.coordination.group import LONG_SECONDS
 from tfdist.diagnostics.interface import Inspection, RunView
 from tfdist.diagnostics.link_model import Link, measure
 from tfdist.diagnostics.timing import median_seconds
 from tfdist.gradients.compression import EXACT, Choice, create
-from tfdist.grammar.rules import parse_rules
 
 CLEARLY = 0.9  # relative to the time of an exact sum
 

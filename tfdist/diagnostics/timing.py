@@ -1,8 +1,8 @@
-"""Wall-clock timing of replica functions on the host."""
+"""Wall-clock timing of replica functions on the host, and of calls on all processes in rounds."""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -21,3 +21,66 @@ def median_seconds(strategy: Strategy, function: Callable[[], tf.Tensor]) -> flo
             value.numpy()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])  # the first call compiles
+
+
+class TimingRounds:
+    """Calls that take turns. All processes make the same calls in the same order.
+
+    Attributes:
+      times: seconds on this process, by name, in the order of the rounds.
+    """
+
+    def __init__(self, calls: Mapping[str, Callable[[], object]], together: Callable[[], object], kept: str):
+        """Initializes the rounds; calls nothing yet.
+
+        Args:
+          calls: what is timed, by name.
+          together: waits until all processes have called it.
+          kept: a name that is timed in all rounds, however slow it is.
+        """
+        self._calls, self._together, self._kept = calls, together, kept
+        self._running = list(calls)
+        self._slower: dict[str, float] = {}  # what is timed no more, as a multiple of the fastest at that time
+        self.times: dict[str, list[float]] = {name: [] for name in calls}
+
+    def run(self, rounds: int) -> None:
+        """Runs rounds until there have been this many."""
+        for number in range(len(self.times[self._kept]), rounds):
+            for name in self._running[:: -1 if number % 2 else 1]:  # nothing always follows the same call
+                # Otherwise a process that was done early with the previous call would time the others' delay.
+                self._together()
+                self.times[name].append(seconds_of(self._calls[name]))
+
+    def drop(self, medians: Mapping[str, float], limit: float) -> None:
+        """Times no more what takes longer than a multiple of the time of the fastest.
+
+        Args:
+          medians: result of `medians_of_slowest`.
+          limit: the multiple, above 1.
+        """
+        fastest = min(medians[name] for name in self._running)
+        dropped = [name for name in self._running if name != self._kept and medians[name] > limit * fastest]
+        self._slower |= dict.fromkeys(dropped, limit)
+        self._running = [name for name in self._running if name not in dropped]
+
+    def corrected(self, medians: Mapping[str, float]) -> dict[str, float]:
+        """Returns medians in which nothing that was dropped is faster than it was in the same rounds as the others."""
+        fastest = min(medians[name] for name in self._running)
+        return {name: max(median, self._slower.get(name, 0.0) * fastest) for name, median in medians.items()}
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Returns how long a call takes."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def medians_of_slowest(everyone: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Returns for each name the median over rounds of the time on the process where it was longest in that round.
+
+    Args:
+      everyone: `TimingRounds.times` of each process.
+    """
+    rounds = {name: zip(*(found[name] for found in everyone), strict=True) for name in everyone[0]}
+    return {name: statistics.median(max(each) for each in rounds[name]) for name in rounds}

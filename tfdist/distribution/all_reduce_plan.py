@@ -6,17 +6,17 @@ from typing import NamedTuple
 from tfdist.cluster.environment import Cluster
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import Collectives
-from tfdist.collectives.algorithms import (
+from tfdist.collectives.all_reduce_algorithms import (
     TunedCollectives,
     check_algorithm,
     groups_of,
     possible_algorithms,
     tuned_collectives,
 )
-from tfdist.config.all_reduce_options import read_table
+from tfdist.config.all_reduce import ENGINE, AlgorithmTable, AllReduce, parse_all_reduce
+from tfdist.config.strategy_registry import read_table
 from tfdist.coordination import Group
 from tfdist.errors import InputError
-from tfdist.grammar.all_reduce import ENGINE, AlgorithmTable, AllReduce, parse_all_reduce
 
 
 class AllReducePlan(NamedTuple):

@@ -1,8 +1,11 @@
-"""The blocks of variables on a device mesh that a process reads and writes: those of its own devices."""
+"""Tensors and variables on a device mesh: DTensor compiles one SPMD program for all devices."""
 
 import contextlib
 import functools
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,10 +13,269 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tfdist import keras_internals
-from tfdist.distribution.dtensor import Devices
-from tfdist.distribution.variable_adoption import VariableAdoption
-from tfdist.distribution.variable_blocks import Read, Replicas, VariableBlocks
+from tfdist.cluster.devices import check_available, local_device_names
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import Group
+from tfdist.data.row_partition import IndexedBatch, with_none
+from tfdist.distribution.strategy import Read, Replicas, VariableAdoption, VariableBlocks
+from tfdist.distribution.tf_server import starting, with_addresses
 from tfdist.errors import InputError
+from tfdist.errors.engine_errors import layout_refused
+from tfdist.sharding.layouts import Layout
+from tfdist.sharding.mesh import Mesh
+
+
+def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:
+    """Initializes DTensor, with one server per process if there are several, and creates its mesh.
+
+    Args:
+      mesh: mesh axes; each process holds an equal part, in the order of ranks.
+      cluster: this process in the job.
+      group: group of the job's processes.
+      seconds: how long to wait for the servers of the other processes.
+
+    Raises:
+      InputError: this process has fewer devices than its part of the mesh.
+    """
+    local = mesh.size // cluster.size
+    axes = list(mesh.axes.items())
+    if cluster.size == 1:
+        return dtensor.create_mesh(axes, devices=local_device_names(local))
+    check_available(local)
+    cluster = with_addresses(cluster, group)
+    os.environ["DTENSOR_JOB_NAME"] = "worker"
+    os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
+    os.environ["DTENSOR_CLIENT_ID"] = str(cluster.rank)
+    os.environ["DTENSOR_NUM_CLIENTS"] = str(cluster.size)
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    with starting(group, cluster.size, seconds):
+        dtensor.initialize_accelerator_system(
+            kind, enable_coordination_service=False, num_logical_cpu_devices=local if kind == "CPU" else None
+        )
+    return dtensor.create_distributed_mesh(axes, local_devices=[f"{kind}:{i}" for i in range(local)], device_type=kind)
+
+
+def sum_together(together: bool) -> None:
+    """Sets whether DTensor merges independent all-reduces into one message, which then waits for all its inputs."""
+    os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1" if together else "0"
+
+
+class Devices:
+    """The devices of a mesh, and operations on those that belong to this process."""
+
+    def __init__(self, mesh: Mesh, engine: dtensor.Mesh):
+        """Initializes the devices of a mesh.
+
+        Args:
+          mesh: mesh axes.
+          engine: DTensor mesh with the same axes.
+        """
+        self.mesh = mesh
+        self._engine = engine
+
+    def layout(self, layout: Layout) -> dtensor.Layout:
+        """Converts a layout to DTensor's.
+
+        Axes of size 1 are dropped, because DTensor rejects them next to other axes in some matrix products.
+        """
+        return dtensor.Layout(
+            [axis if self.mesh.splits(axis) else dtensor.UNSHARDED for axis in layout.axes], self._engine
+        )
+
+    def lay(self, value: Any, layout: Layout) -> tf.Tensor:
+        """Places a value on the devices according to a layout; every process must have the full value."""
+        whole = np.asarray(value)
+        # A view would keep the full value in memory.
+        parts = [
+            whole[self._part(layout, whole.shape, place)].copy() for place in self._engine.local_device_locations()
+        ]
+        return dtensor.pack(parts, self.layout(layout))
+
+    def copied(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Replicates on every device a tensor that a function being traced captures from outside."""
+        with tf.init_scope():
+            return tensor if dtensor.is_dtensor(tensor) else self.lay(tensor, Layout.replicated(tensor.shape.rank))
+
+    def relaid(self, value: Any, layout: Layout) -> tf.Tensor:
+        """Returns a tensor or variable of this mesh in another layout, in a compiled function; differentiable.
+
+        DTensor silently produces wrong values when an axis moves between two inner dims of a tensor of rank 4
+        (tests/traps/dtensor_test.py). Such a tensor is reshaped so that its last dims become one, or goes through a
+        layout that is sharded by rows only, unless no dim is sharded afterwards.
+        """
+        value = tf.convert_to_tensor(value)
+        rank = len(layout.axes)
+        if rank <= 3 or not any(layout.axes):
+            return dtensor.relayout(value, self.layout(layout))
+        if any(layout.axes[3:]) or None in value.shape[1:]:
+            rows = dtensor.relayout(value, self.layout(Layout((layout.axes[0], *[None] * (rank - 1)))))
+            return dtensor.relayout(rows, self.layout(layout))
+        shape = [-1 if size is None else size for size in value.shape]  # the number of rows may be unknown
+        merged = tf.reshape(value, [*shape[:2], math.prod(shape[2:])])
+        return tf.reshape(dtensor.relayout(merged, self.layout(Layout(layout.axes[:3]))), shape)
+
+    def variable(self, value: Any, layout: Layout, name: str, trainable: bool = True) -> tf.Variable:
+        """Creates a variable; reading it as an array returns the full value, and a full array may be assigned to it."""
+        made = _Variable(self.lay(value, layout), name=name, trainable=trainable)
+        made.devices, made.placed = self, layout
+        return made
+
+    def full_tensor(self, value: Any) -> tf.Tensor:
+        """Returns the full value as an ordinary tensor; values that are not of this mesh are returned unchanged."""
+        value = tf.convert_to_tensor(value)
+        if not dtensor.is_dtensor(value):
+            return value
+        if not dtensor.fetch_layout(value).is_fully_replicated():
+            value = dtensor.relayout(value, dtensor.Layout.replicated(self._engine, rank=value.shape.rank))
+        # The group's threads must be able to run during a long step, or the process counts as lost.
+        keras_internals.wait_for_devices()
+        return dtensor.unpack(value)[0]
+
+    def own_blocks(self, variable: "_Variable") -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """Returns the offset and values of each block whose first device belongs to this process; no communication."""
+        alike = [axis for axis in self.mesh.axes if axis not in variable.placed.axes]
+        return [
+            (offset, np.array(part))
+            for place, offset, part in self._blocks(variable)
+            if not any(place[a] for a in alike)
+        ]
+
+    def copies(self, variable: "_Variable") -> list[tuple[str, tuple[int, ...], np.ndarray]]:
+        """Returns for each device of this process its mesh coordinates and its block's offset and values; no
+        communication.
+        """
+        return [
+            (",".join(f"{axis}:{number}" for axis, number in place.items()), offset, np.asarray(part))
+            for place, offset, part in self._blocks(variable)
+        ]
+
+    def _blocks(self, variable: "_Variable") -> Iterator[tuple[dict[str, int], tuple[int, ...], tf.Tensor]]:
+        keras_internals.wait_for_devices()  # the group's threads must run during a long step
+        parts = dtensor.unpack(variable.read_value())
+        for part, place in zip(parts, self._engine.local_device_locations(), strict=True):
+            dims = self._part(variable.placed, tuple(variable.shape), place)
+            yield place, tuple(dim.start for dim in dims), part
+
+    def assign(self, variable: "_Variable", read: Callable[[tuple[int, ...], tuple[int, ...]], Any]) -> None:
+        """Assigns to a variable the blocks that `read` returns for their offset and shape; each block is read once."""
+        layout, shape, blocks = variable.placed, tuple(variable.shape), {}
+        parts = []
+        for place in self._engine.local_device_locations():
+            dims = self._part(layout, shape, place)
+            offset = tuple(dim.start for dim in dims)
+            if offset not in blocks:
+                blocks[offset] = tf.constant(read(offset, tuple(dim.stop - dim.start for dim in dims)), variable.dtype)
+            parts.append(blocks[offset])
+        variable.assign(dtensor.pack(parts, self.layout(layout)))
+
+    def _part(self, layout: Layout, shape: Sequence[int], place: dict[str, int]) -> tuple[slice, ...]:
+        """Returns which part of a value is stored on the device at these mesh coordinates."""
+        found = []
+        for axis, size in zip(layout.axes, shape, strict=True):
+            each = size // self.mesh.axes[axis] if axis else size
+            first = each * place[axis] if axis else 0
+            found.append(slice(first, first + each))
+        return tuple(found)
+
+
+class _Variable(dtensor.DVariable):
+    """A variable that callbacks can read and assign; with several processes, all must do so at the same time."""
+
+    devices: Devices
+    placed: Layout
+
+    def numpy(self) -> Any:
+        """Returns the full value."""
+        return self.devices.full_tensor(self.read_value()).numpy()
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns a tensor of the mesh, or a full value."""
+        if tf.executing_eagerly() and not dtensor.is_dtensor(value):
+            value = self.devices.lay(tf.cast(value, self.dtype), self.placed)
+        return super().assign(value, *args, **kwargs)
+
+
+def is_spread(variable: tf.Variable) -> bool:
+    """Returns whether a variable is on the devices of a mesh."""
+    return isinstance(variable, _Variable)
+
+
+def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:
+    """Returns the layout that shards the first dim over an axis if its size divides it, and replicates the tensor
+    otherwise.
+    """
+    divides = bool(shape.rank) and shape[0] is not None and shape[0] % size == 0
+    return Layout((axis if divides else None, *[None] * (shape.rank - 1)) if shape.rank else ())
+
+
+@contextlib.contextmanager
+def calling_program(graphs: Sequence[tf.Graph]) -> Iterator[None]:
+    """Context of a call of a program of the devices; what DTensor cannot compile is an `InputError` of one line.
+
+    Args:
+      graphs: the graphs of the program, with all that have been traced so far.
+    """
+    try:
+        # On DTensor's graphs, its cost estimator prints "Incompatible Matrix dimensions" for each product.
+        with keras_internals.without_memory_optimizer():
+            yield
+    except tf.errors.OpError as error:
+        refused = layout_refused(error, functools.partial(_names_of_type, graphs))
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _names_of_type(graphs: Sequence[tf.Graph], kind: str) -> list[str]:
+    return [each.name for graph in graphs for each in keras_internals.operations_of(graph) if each.type == kind]
+
+
+def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:
+    """Places a batch on the devices: sharded by rows over an axis if its size divides them, else replicated.
+
+    Args:
+      batch: structure of tensors, the same on every process; leaves may be None.
+      devices: devices on which it is placed.
+      axis: mesh axis over which rows are sharded.
+
+    Raises:
+      InputError: a tensor is ragged or sparse.
+    """
+
+    def placed(value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, tf.Tensor):
+            raise InputError(
+                f"On a mesh a batch must consist of dense tensors. Received: a {type(value).__name__}. Convert it, as with "
+                "to_tensor()."
+            )
+        return devices.lay(value, over_rows(value.shape, axis, devices.mesh.axes[axis]))
+
+    return tf.nest.map_structure(placed, with_none(batch))
+
+
+class Batches(Iterator[Any]):
+    """Iterates over batches placed on the devices by `lay_batch`."""
+
+    def __init__(self, dataset: tf.data.Dataset, devices: Devices, axis: str):
+        """Creates the iterator.
+
+        Args:
+          dataset: data set of global batches, the same on every process.
+          devices: devices on which batches are placed.
+          axis: mesh axis over which rows are sharded.
+        """
+        self._batches = iter(dataset)
+        self._devices = devices
+        self._axis = axis
+
+    def __next__(self) -> Any:
+        """Returns the next batch, a structure of tensors; the indices of its examples stay on the host."""
+        found = next(self._batches)
+        if isinstance(found, IndexedBatch):
+            return found._replace(batch=lay_batch(found.batch, self._devices, self._axis))
+        return lay_batch(found, self._devices, self._axis)
 
 
 class MeshBlocks(VariableBlocks):

@@ -8,17 +8,17 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tfdist.cluster import quiet_tensorflow
 from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import flag_text, unaccepted
 from tfdist.config.fields import checked, takes_options
-from tfdist.config.strategy_declaration import Declaration
-from tfdist.config.strategy_registry import AUTO, JobOptions, TrainerOptions, declared
+from tfdist.config.spec import load_object
+from tfdist.config.strategy_registry import AUTO, Declaration, JobOptions, TrainerOptions, declared
 from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import InputError, names_arguments
-from tfdist.grammar.spec import load_object, nearest
-from tfdist.process import quiet_tensorflow
+from tfdist.errors.suggestions import nearest
 
 _started: list[weakref.ref[Strategy]] = []
 

@@ -1,21 +1,28 @@
-"""Initializes Horovod. Without horovodrun, rank 0 serves Horovod's rendezvous and the group distributes its address."""
+"""Initializes Horovod: which library it uses, and how its ranks meet with and without horovodrun."""
 
+import ctypes
 import dataclasses
+import functools
 import logging
 import os
+import pathlib
 import socket
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from horovod.common.util import get_ext_suffix
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 
+from tfdist.cluster.affinity import cores_per_process, cpu_quota
+from tfdist.cluster.devices import BINDING_LAUNCHERS
 from tfdist.cluster.environment import Cluster
+from tfdist.cluster.quiet_tensorflow import environment_variables
 from tfdist.collectives.no_constant_folding import not_constant
 from tfdist.coordination import Group, horovod_store
-from tfdist.coordination.addresses import (
+from tfdist.coordination.job_token import (
     LOOPBACK,
     Route,
     free_port,
@@ -25,11 +32,160 @@ from tfdist.coordination.addresses import (
     route_to,
     split_address,
 )
-from tfdist.coordination.join import ADDRESS_VARIABLE
-from tfdist.distribution import horovod_automatic, horovod_mpi
-from tfdist.distribution.horovod_automatic import Choice
+from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
+from tfdist.coordination.mpi_pmi import serving
 from tfdist.errors import InputError
-from tfdist.process.environment_variables import environment_variables
+
+_LONGEST_NAME = 8192  # bytes; MPI_MAX_LIBRARY_VERSION_STRING is not larger in any library
+_THREAD_MULTIPLE = 3  # in the ABI of MPICH, and in Open MPI
+# Variables of UCX and libfabric, through which MPICH connects hosts. They listen even if all ranks share a host's memory.
+_INTERFACES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
+
+
+def mpi_library() -> str:
+    """Returns the MPI library that Horovod was built with, such as "MPICH 4.3.2"; empty if there is none."""
+    if not hvd.mpi_built():
+        return ""
+    text, length = ctypes.create_string_buffer(_LONGEST_NAME), ctypes.c_int()
+    _functions().MPI_Get_library_version(text, ctypes.byref(length))  # permitted before MPI is initialized
+    return library_name(text.value.decode(errors="replace"))
+
+
+def library_name(version: str) -> str:
+    """Returns name and version from a library's description of itself, whose first line may say more, as Open MPI's does."""
+    first = version.partition("\n")[0].partition(",")[0]
+    return " ".join(first.replace("Version:", " ").replace("Open MPI v", "Open MPI ").split())
+
+
+def starts_without_mpirun(name: str) -> bool:
+    """Returns whether `initialize` can start a library, by its name; Open MPI has another interface for it."""
+    return not name.startswith("Open MPI")
+
+
+def is_initialized() -> bool:
+    """Returns whether MPI is initialized in this process."""
+    found = ctypes.c_int()
+    _functions().MPI_Initialized(ctypes.byref(found))
+    return bool(found.value)
+
+
+def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
+    """Initializes MPI in this process, once, for any number of starts of Horovod.
+
+    Horovod ends MPI only if it has initialized it. Here MPI ends with the process: it cannot be initialized again, and
+    ending it would wait for ranks that are lost.
+
+    Args:
+      group: the job's group. All members must call this function.
+      hosts: address of each rank's host, by rank.
+      seconds: how long to wait for another rank.
+
+    Raises:
+      InputError: Horovod was not built with MPI, or with a library that only mpirun can start.
+    """
+    _check_library()
+    if is_initialized():
+        return
+    if all(host == LOOPBACK for host in hosts):
+        interface = network_interface(LOOPBACK)
+        for variable in _INTERFACES:
+            os.environ.setdefault(variable, interface)
+    with serving(group, hosts, seconds):  # from another thread: ctypes does not hold the interpreter's lock
+        _functions().MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+
+
+def _check_library() -> None:
+    name = mpi_library()
+    if not name:
+        raise InputError(
+            "--communication=mpi needs a Horovod that was built with MPI. Received: one without. Run `pip install mpich` "
+            "and `tfdist install_horovod --mpi`."
+        )
+    if not starts_without_mpirun(name):
+        raise InputError(
+            f"Only mpirun can start processes of Open MPI. Received: Horovod with {name}. Run the command with `mpirun -np N`, "
+            "or build Horovod with MPICH: `pip install mpich` and `tfdist install_horovod --mpi --force`."
+        )
+
+
+@functools.cache
+def _functions() -> ctypes.CDLL:
+    """Returns the library that Horovod was linked with, whichever it is: its symbols are found through Horovod's."""
+    return ctypes.CDLL(str(pathlib.Path(hvd.__file__).with_name(f"mpi_lib{get_ext_suffix()}")))
+
+
+# Between processes of one host, MPI has a fraction of Gloo's latency, but waits by polling, which takes a core from computing.
+# The decision depends only on facts that are the same in every run of a command on the same machine, not on how busy its cores
+# are or on a measurement at the start: another library may sum in another order, and Horovod cannot replace the library of
+# a process that it has started with.
+
+ELASTIC_VARIABLES = (ELASTIC_VARIABLE, "HOROVOD_ELASTIC")  # of `launch` and of horovodrun
+CORES = 2  # of each rank, for MPI: one that polls, and one that computes meanwhile
+# The user's choice, unless a launcher of Horovod's processes has set them.
+_HOROVOD_VARIABLES = ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER")
+
+
+class Choice(NamedTuple):
+    """A library and why it was chosen.
+
+    Attributes:
+      library: "gloo" or "mpi".
+      reason: a clause that begins with "because" or "as".
+    """
+
+    library: str
+    reason: str
+
+
+def choose(group: Group, cluster: Cluster) -> Choice:
+    """Chooses the library, the same one on every member: Gloo if any of them has a reason against MPI.
+
+    Args:
+      group: the job's group. All members must call this function.
+      cluster: this process in the job.
+    """
+    cores = cores_per_process(cluster.local_size, assigned=cluster.source in BINDING_LAUNCHERS)
+    quota = cpu_quota() / cluster.local_size
+    has_gpus = bool(tf.config.list_physical_devices("GPU"))
+    own = choice(cluster, min(cores, quota), mpi_library(), has_gpus, os.environ)
+    choices = [Choice(*each) for each in group.gather("horovod/automatic", list(own))]
+    return next((each for each in choices if each.library == "gloo"), own)
+
+
+def choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
+    """Returns what one rank would choose.
+
+    Args:
+      cluster: this process in the job.
+      cores: number of cores that it may use.
+      mpi: see `mpi_library`.
+      has_gpus: whether it has GPUs.
+      environment: its environment variables.
+    """
+    against_mpi = (
+        (cluster.size == 1, "this is one process"),
+        (any(environment.get(name) == "1" for name in ELASTIC_VARIABLES), "the job is elastic"),
+        ("HOROVOD_RANK" in environment and ADDRESS_VARIABLE not in environment, "horovodrun started the processes"),
+        (has_gpus, "the ranks have GPUs"),
+        (cluster.local_size < cluster.size, "the job is on several hosts"),
+        (cores < CORES, f"MPI needs {CORES} cores per rank, of which it keeps one busy, and there are {cores:g}"),
+        (not mpi, "Horovod was built without MPI"),
+        (not starts_without_mpirun(mpi), f"only mpirun can start {mpi}"),
+    )
+    for applies, reason in against_mpi:
+        if applies:
+            return Choice("gloo", f"because {reason}")
+    return Choice("mpi", f"because all ranks are on one host, with {cores:g} cores each")
+
+
+def from_horovods_variables(environment: Mapping[str, str]) -> Choice | None:
+    """Returns the library that the user has named in Horovod's own variables, if any."""
+    if "HOROVOD_RANK" not in environment:  # otherwise the launcher has set them
+        for name in _HOROVOD_VARIABLES:
+            if (library := environment.get(name, "").lower()) in ("gloo", "mpi"):
+                return Choice(library, f"as {name} says")
+    return None
+
 
 COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", where no flag says it
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
@@ -82,7 +238,7 @@ def start_horovod(
     if group.size == cluster.size:
         group.agree("horovod/communication", {"communication": communication}, "--")
     if communication == "auto":
-        communication, _used["reason"] = horovod_automatic.choose(group, cluster)
+        communication, _used["reason"] = choose(group, cluster)
     options = _with_sets(options, planned_sets(group))
     if is_placed and (communication == "gloo" or cluster.source == "MPI"):
         _init(options, communication)
@@ -100,12 +256,12 @@ def _with_sets(options: dict[str, Any], sets: list[hvd.ProcessSet]) -> dict[str,
 def automatic_choice(group: Group, cluster: Cluster) -> Choice:
     """Returns the library that "auto" takes, and why, without starting Horovod; all members must call this function."""
     choice = _choice("auto", cluster)
-    return horovod_automatic.choose(group, cluster) if choice.library == "auto" else choice
+    return choose(group, cluster) if choice.library == "auto" else choice
 
 
 def _check_mpirun(cluster: Cluster) -> None:
     """Raises `InputError` in processes of Open MPI's mpirun if Horovod has MPICH, which would abort them."""
-    library = horovod_mpi.library() if cluster.source == "MPI" and "OMPI_COMM_WORLD_RANK" in os.environ else ""
+    library = mpi_library() if cluster.source == "MPI" and "OMPI_COMM_WORLD_RANK" in os.environ else ""
     if library.startswith(("MPICH", "Intel")):
         raise _other_mpirun(f"Open MPI's, and Horovod with {library}")
 
@@ -113,7 +269,7 @@ def _check_mpirun(cluster: Cluster) -> None:
 def _check_size(cluster: Cluster, options: Mapping[str, Any]) -> None:
     """Raises `InputError` if Horovod's library did not find the processes that mpirun has started."""
     if cluster.source == "MPI" and "comm" not in options and hvd.size() != cluster.size:
-        library = horovod_mpi.library() or "a Horovod without MPI"
+        library = mpi_library() or "a Horovod without MPI"
         hvd.shutdown()
         raise _other_mpirun(f"{cluster.size} processes, of which {library} finds only this one")
 
@@ -164,14 +320,14 @@ def _from_environment(communication: str) -> Choice:
     if library:
         return Choice(library, f"as {COMMUNICATION_VARIABLE} says")
     if communication == "auto":
-        found = horovod_automatic.from_horovods_variables(os.environ)
+        found = from_horovods_variables(os.environ)
         return found or Choice("auto", "because horovodrun started the processes")  # unless it is replaced later
     return Choice(_used.get("communication", "gloo"), "because the program does not choose")
 
 
 def describe_communication() -> str:
     """Returns which library Horovod uses, and why, as one sentence; after `start_horovod`."""
-    library = horovod_mpi.library() if hvd.mpi_enabled() else "Gloo"
+    library = mpi_library() if hvd.mpi_enabled() else "Gloo"
     if hvd.nccl_built() and tf.config.list_physical_devices("GPU"):
         library = f"NCCL and {library}"
     return f"Horovod uses {library}, {_used['reason']}."
@@ -215,7 +371,7 @@ def start_through(group: Group, cluster: Cluster, communication: str = "", **opt
                 f"hvd.init(comm=...) over MPI needs mpirun. Received: {cluster.source}'s variables. Leave out comm, and use "
                 "process_sets."
             )
-        horovod_mpi.initialize(group, _host_addresses(cluster, group), STALL_SECONDS)
+        initialize(group, _host_addresses(cluster, group), STALL_SECONDS)
         with environment_variables({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}):
             _init(options, communication)
     else:

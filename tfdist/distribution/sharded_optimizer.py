@@ -21,8 +21,8 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives.dtype_casting import to_transferable
-from tfdist.distribution.optimizer_shards import OptimizerShards
+from tfdist.collectives.interface import to_transferable
+from tfdist.distribution.strategy import OptimizerShards
 from tfdist.errors import InputError
 from tfdist.sharding.balanced_parts import Message, balanced_owners, messages
 

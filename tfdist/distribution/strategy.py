@@ -1,4 +1,4 @@
-"""The `Strategy` contract: where and how a step runs.
+"""The `Strategy` contract: where and how a step runs, and what only some strategies do in another way.
 
 The trainer composes these methods and knows nothing else about a strategy. What only some strategies can do is a
 separate small interface: `TensorLayouts`, `VariableBlocks`, `VariableAdoption` and `ModelParts`.
@@ -8,26 +8,397 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, using
-from tfdist.collectives.algorithms import TunedCollectives
-from tfdist.config.strategy_declaration import Declaration
+from tfdist.collectives.all_reduce_algorithms import TunedCollectives
+from tfdist.config.strategy_registry import Declaration
 from tfdist.coordination import Group
 from tfdist.data import check_batch_size
-from tfdist.data.structures import with_none
-from tfdist.distribution.model_parts import ModelParts
-from tfdist.distribution.optimizer_shards import OptimizerShards
-from tfdist.distribution.tensor_layouts import TensorLayouts
-from tfdist.distribution.variable_adoption import VariableAdoption
-from tfdist.distribution.variable_blocks import VariableBlocks
+from tfdist.data.row_partition import with_none
 from tfdist.errors import InputError
+from tfdist.sharding.variable_layouts import Dims
+
+FullVariables = Callable[[Sequence[keras.Variable]], contextlib.AbstractContextManager]
+
+
+class ModelParts:
+    """The default: each process trains the whole model.
+
+    Attributes:
+      computes_outputs: whether this process computes the outputs of the model, and with them losses and metrics; otherwise it
+        adds zeros to their sums.
+    """
+
+    computes_outputs: bool = True
+
+    def __init__(self, full_variables: FullVariables):
+        """Initializes the parts.
+
+        Args:
+          full_variables: see `VariableBlocks.full_variables`.
+        """
+        self._full_variables = full_variables
+
+    def trained(self, model: keras.Model) -> keras.Model:
+        """Returns what this process trains of a model that was created in the scope."""
+        return model
+
+    def description(self, part: keras.Model) -> str:
+        """Describes the parts of all processes, for a line at the start of a run; empty if each has the whole model."""
+        return ""
+
+    @contextlib.contextmanager
+    def whole(self, part: keras.Model) -> Iterator[keras.Model]:
+        """Context with the model of a part, on the chief with all its values, to save it; every process must enter it.
+
+        Args:
+          part: result of `trained`.
+        """
+        with self._full_variables([*part.variables, *part.optimizer.variables]):
+            yield part
+
+    def regularization(self, part: keras.Model) -> float:
+        """Returns the regularization loss of the whole model's weights; every process must call it."""
+        return sum(float(tf.reduce_sum(loss)) for loss in keras_internals.weight_losses(part))
+
+    def outputs(self, outputs: Any) -> Any:
+        """Returns the outputs of the model for a replica's rows on every process of the replica; in a replica function.
+
+        Args:
+          outputs: a structure of tensors; only their shapes are used in a process that does not compute outputs.
+        """
+        return outputs
+
+
+class Updates(Protocol):
+    """What the shards need to know of a strategy."""
+
+    def apply(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        """See `tfdist.Strategy.apply`."""
+
+
+class OptimizerShards:
+    """The default: each replica has the whole state of the optimizer, and updates all weights.
+
+    Attributes:
+      parts: number of parts of the state.
+    """
+
+    parts: int = 1
+
+    def __init__(self, strategy: Updates):
+        """Initializes the shards.
+
+        Args:
+          strategy: the strategy.
+        """
+        self._strategy = strategy
+
+    def built_later(self, model: keras.Model) -> contextlib.AbstractContextManager:
+        """Context in which a compiled model is built, but not its optimizer, if that is up to `build`."""
+        return contextlib.nullcontext()
+
+    def build(self, model: keras.Model) -> None:
+        """Creates this process's part of the state of a built model's optimizer; call it outside of the scope."""
+
+    def apply(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        """Updates weights with reduced gradients; in a replica function. `exchange` must follow.
+
+        An update without variables, as in a stage of a pipeline that has none to train, counts as one, too: the steps of the
+        optimizer are those of the run in every process.
+        """
+        if variables:
+            self._strategy.apply(optimizer, gradients, variables)
+        else:
+            optimizer.iterations.assign_add(1)
+
+    def exchange(self, variables: Sequence[keras.Variable]) -> None:
+        """Gives all replicas the weights that only some have updated; in a replica function."""
+
+    def state_bytes(self, optimizer: keras.Optimizer) -> list[int]:
+        """Returns the bytes of the optimizer's variables in each part."""
+        return [sum(keras_internals.bytes_of(variable) for variable in optimizer.variables)]
+
+    def is_here_only(self, variable: keras.Variable) -> bool:
+        """Returns whether this replica alone has a variable of the optimizer."""
+        return False
+
+    def is_of_all(self, variable: keras.Variable) -> bool:
+        """Returns whether every replica has a variable of the optimizer."""
+        return True
+
+    def from_owners(
+        self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor], name: str
+    ) -> list[tf.Tensor]:
+        """Returns for each trained variable the value that the replica with its state has; in a replica function.
+
+        Args:
+          variables: trained variables.
+          values: this replica's tensors, of their shapes and dtypes.
+          name: names the calls.
+        """
+        return list(values)
+
+    def complete(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
+        """Context in which the optimizer's variables among these all have values on the chief; every process enters it."""
+        return contextlib.nullcontext()
+
+
+class TensorLayouts:
+    """Layouts of tensors inside a replica function; here those of one device, which has every tensor as a whole.
+
+    Attributes:
+      row_shards: number of shards into which the rows of a replica are split.
+      devices_per_replica: number of devices over which a replica is spread.
+      shards_tensors: whether what a model computes may be sharded, so that it is only called where steps are compiled.
+      holds_variables: whether a step can read all variables of the model where it runs.
+    """
+
+    row_shards: int = 1
+    devices_per_replica: int = 1
+    shards_tensors: bool = False
+    holds_variables: bool = True
+
+    def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
+        """Returns a tensor of a model in the layout of its dims; `name` is for messages. See `tfdist.constrain`."""
+        return x
+
+    def by_rows(self, tensors: Any) -> Any:
+        """Lays out model outputs for losses and metrics, or the rows of a micro-step."""
+        return tensors
+
+    def computing(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
+        """Context in which variables are as a forward pass without gradients needs them."""
+        return contextlib.nullcontext()
+
+    def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+        """Returns a value of a variable in the layout in which the variable is stored, to be assigned to it."""
+        return value
+
+    def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the value that a layer computes with, differentiable with respect to the stored one.
+
+        Args:
+          variable: variable of the layer.
+          held: its value as it is stored between layers.
+          inputs: inputs of the layer; the result is not needed before they are available.
+        """
+        return held
+
+
+class VariableAdoption:
+    """The default, for engines that use plain variables: they may be created anywhere and need no preparation."""
+
+    def __init__(self, synchronize: Callable[[Sequence[keras.Variable]], None]):
+        """Initializes the adoption.
+
+        Args:
+          synchronize: copies the first replica's values of variables to every replica.
+        """
+        self._synchronize = synchronize
+
+    def owns(self, variable: keras.Variable) -> bool:
+        """Returns whether a variable was created in the strategy's scope, if that makes a difference."""
+        return True
+
+    def creation(self) -> contextlib.AbstractContextManager:
+        """Context in which variables of a model must be created that do not exist before its first call."""
+        return contextlib.nullcontext()
+
+    def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        """Places variables created outside of the scope as if they had been created inside; their values are kept.
+
+        Every process must call it, with the same variables.
+
+        Args:
+          variables: variables of models and optimizers.
+          optimizers: optimizers that own or update any of them.
+
+        Raises:
+          InputError: a variable must be created in the scope.
+        """
+
+    def as_one_device(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
+        """Context, outside of replica functions, in which variables behave as on one device.
+
+        For code that trains outside of `fit`: on exit, every replica of this process gets the values of its first one.
+
+        Args:
+          variables: the variables that the code uses.
+        """
+        return contextlib.nullcontext()
+
+    def send_from_first(self, variables: Sequence[keras.Variable]) -> None:
+        """Copies the first replica's values of adopted variables to every replica; every process must call it."""
+        self._synchronize(variables)
+
+
+Read = Callable[[tuple[int, ...], tuple[int, ...]], np.ndarray]  # (offset, shape) -> that block of a saved value
+
+
+class Replicas(Protocol):
+    """What the blocks need to know of a strategy."""
+
+    local_replicas: range
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the run's files."""
+
+    def local(self, value: Any) -> list[Any]:
+        """Returns this process's values of a per-replica variable, in the order of `local_replicas`."""
+
+
+class VariablesOfAll(NamedTuple):
+    """The variables of all processes of a job.
+
+    Attributes:
+      forms: dtype and shape by name, as JSON.
+      written: names of those of which this process writes its blocks.
+    """
+
+    forms: dict[str, Any]
+    written: frozenset[str]
+
+
+class VariableBlocks:
+    """The blocks of variables that this process has; here each replica has every variable as a whole.
+
+    Attributes:
+      spans_processes: whether processes may have different blocks of a variable; all of them are then needed to read a
+        full value.
+    """
+
+    spans_processes: bool = False
+
+    def __init__(self, replicas: Replicas):
+        """Initializes the blocks.
+
+        Args:
+          replicas: the strategy.
+        """
+        self._replicas = replicas
+
+    def written(
+        self, variable: tf.Variable, per_replica: bool, copied: bool = True
+    ) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """Returns what this process saves of a variable: values on the host, each with its offset in the saved array.
+
+        There is no communication. The blocks of all processes cover the variable without overlap.
+
+        Args:
+          variable: TensorFlow variable of this strategy.
+          per_replica: whether each replica has its own value; the saved array then has an additional first dim over all
+            replicas.
+          copied: whether the values are copies; otherwise they may share the variable's memory, and need not be those of now
+            once it is assigned.
+        """
+        read = _copied if copied else _shared
+        values = [read(value) for value in self._replicas.local(variable)]
+        if per_replica:
+            return [
+                ((replica, *(0,) * value.ndim), value[np.newaxis])
+                for replica, value in zip(self._replicas.local_replicas, values, strict=True)
+            ]
+        return [((0,) * values[0].ndim, values[0])] if self._writes_same else []
+
+    @property
+    def _writes_same(self) -> bool:
+        """Whether this process writes the variables that all replicas have with the same values."""
+        return self._replicas.is_chief
+
+    def of_all(self, forms: Mapping[str, Any]) -> VariablesOfAll:
+        """Returns the variables of all processes, which may have different ones; every process must call it.
+
+        Args:
+          forms: dtype and shape of this process's variables by name, as JSON.
+        """
+        return VariablesOfAll(dict(forms), frozenset(forms))
+
+    def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
+        """Returns all copies of a variable, or of its blocks, on this process's devices: (owner, offset, values).
+
+        If replicas hold the same value, the copies of all processes with the same offset must be equal.
+        """
+        zeros = (0,) * len(variable.shape)
+        own = zip(self._replicas.local_replicas, self._replicas.local(variable), strict=True)
+        return [(f"replica {replica}", zeros, np.asarray(value)) for replica, value in own]
+
+    def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
+        """Assigns a saved value to a variable on this process's devices.
+
+        Args:
+          variable: TensorFlow variable of this strategy.
+          per_replica: as for `written`.
+          read: called for the blocks that this process needs.
+        """
+        shape = tuple(variable.shape)
+        if not per_replica:
+            variable.assign(read((0,) * len(shape), shape))
+            return
+        for replica, own in zip(self._replicas.local_replicas, self._replicas.local(variable), strict=True):
+            own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
+
+    def assign_value(self, variable: tf.Variable, per_replica: bool, value: np.ndarray) -> None:
+        """Assigns a value to a variable on this process's devices, the same on all replicas.
+
+        Args:
+          variable: TensorFlow variable of this strategy.
+          per_replica: as for `written`.
+          value: the full value, in any dtype.
+        """
+        value = value.astype(variable.dtype.as_numpy_dtype)
+        if per_replica:
+            value = np.broadcast_to(value, (self._replicas.local_replicas.stop, *value.shape))
+        self.assign(variable, per_replica, functools.partial(_block, value))
+
+    def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
+        """Copies variables to the host, without communication; returns what assigns the copies, bit for bit.
+
+        Each replica gets its own values back, even where replicas should hold the same value.
+
+        Args:
+          variables: TensorFlow variables of this strategy.
+        """
+        kept = [[_copied(value) for value in self._replicas.local(variable)] for variable in variables]
+
+        def restore() -> None:
+            for variable, values in zip(variables, kept, strict=True):
+                for own, value in zip(self._replicas.local(variable), values, strict=True):
+                    own.assign(value)
+
+        return restore
+
+    def full_variables(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
+        """Context in which the chief can read the full variables, to save them; every process must enter it."""
+        return contextlib.nullcontext()
+
+
+def _block(values: np.ndarray, offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    return values[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]
+
+
+def _shared(value: Any) -> np.ndarray:
+    """Returns a value on the host, which shares the memory of a variable on the host."""
+    return np.asarray(tf.convert_to_tensor(value))
+
+
+def _copied(value: Any) -> np.ndarray:
+    """Copies a value to the host; TensorFlow copies a variable when it is read, but shares the memory of a tensor."""
+    found = np.asarray(value)
+    return found if found.flags.owndata else found.copy()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,11 +2,9 @@
 
 import dataclasses
 
-from tfdist.cluster.detection import describe, detect_cluster, hint
-from tfdist.cluster.environment import Cluster, Environment
+from tfdist.cluster.environment import Cluster, Environment, describe, detect_cluster, hint
 from tfdist.cluster.tf_config import EXAMPLE
-from tfdist.config.strategy_declaration import Declaration, Processes
-from tfdist.config.strategy_registry import AUTO, DECLARATIONS, declared
+from tfdist.config.strategy_registry import AUTO, DECLARATIONS, Declaration, Processes, declared
 from tfdist.errors import InputError
 
 

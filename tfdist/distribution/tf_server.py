@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
+from tfdist.cluster.signals import sigterm_preserved
 from tfdist.coordination import Group
-from tfdist.coordination.addresses import free_port
+from tfdist.coordination.job_token import free_port
 from tfdist.coordination.peer_failure import LOSS_NOTICE_SECONDS
 from tfdist.errors import InputError, PeerLostError
-from tfdist.process.signals import sigterm_preserved
 
 
 @contextlib.contextmanager

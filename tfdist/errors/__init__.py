@@ -4,11 +4,11 @@
 decides how errors are printed. `byte_sizes` and `counts` format the numbers of messages.
 """
 
-from tfdist.errors.arguments import names_arguments, naming_arguments, naming_flags
 from tfdist.errors.exceptions import (
     CheckpointError,
     CorruptCheckpointError,
     DesyncError,
+    ExitCode,
     InputError,
     Interrupted,
     NotFiniteError,
@@ -20,8 +20,10 @@ from tfdist.errors.exceptions import (
     TrialError,
     WriteError,
     describe_error,
+    names_arguments,
+    naming_arguments,
+    naming_flags,
 )
-from tfdist.errors.exit_codes import ExitCode
 
 __all__ = [
     "CheckpointError",

@@ -1,10 +1,64 @@
-"""Errors, with their exit codes.
+"""Errors, with their exit codes, and how they name arguments or flags.
 
 Every error that a user can cause is one of these classes, so that a command prints its message as one line and exits
 with the right code.
 """
 
-from tfdist.errors.exit_codes import MEANINGS, ExitCode
+import contextlib
+import contextvars
+import enum
+import functools
+import re
+import signal
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+
+class ExitCode(enum.IntEnum):
+    """Exit code of a tfdist process, with the same meaning for every command and every rank."""
+
+    DONE = 0
+    FAILED = 1  # an unexpected error, or `verify` found a difference
+    BAD_INPUT = 2
+    NOT_FINITE = 3  # the loss became inf or NaN
+    STALLED = 4
+    PEER_LOST = 5
+    OUT_OF_MEMORY = 6
+    PREEMPTED = 75  # EX_TEMPFAIL: to be restarted
+
+
+MEANINGS = {
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "failed",
+    ExitCode.BAD_INPUT: "bad input",
+    ExitCode.NOT_FINITE: "loss not finite",
+    ExitCode.STALLED: "stalled",
+    ExitCode.PEER_LOST: "a peer was lost",
+    ExitCode.OUT_OF_MEMORY: "out of memory",
+    ExitCode.PREEMPTED: "preempted",
+}
+SIGNALLED = 128  # as in a shell: 128 + number of the signal that ended the process
+
+
+def is_loss(code: int) -> bool:
+    """Returns whether the code says that something else ended a process: a signal, a lack of memory, or a lost peer.
+
+    Args:
+      code: an exit code in [0, 255].
+    """
+    return code > SIGNALLED or code in (ExitCode.PEER_LOST, ExitCode.OUT_OF_MEMORY)
+
+
+def describe(code: int) -> str:
+    """Returns `code 3 (loss not finite)`, `code 137 (killed by SIGKILL)`, or `code 42`.
+
+    Args:
+      code: an exit code in [0, 255].
+    """
+    if code > SIGNALLED and code - SIGNALLED in signal.valid_signals():
+        return f"code {code} (killed by {signal.Signals(code - SIGNALLED).name})"
+    meaning = MEANINGS.get(code)  # type: ignore[call-overload]  # an IntEnum equals its number
+    return f"code {code} ({meaning})" if meaning else f"code {code}"
 
 
 class TfdistError(Exception):
@@ -110,3 +164,57 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt | Interrupted):
         return "interrupted"
     return MEANINGS[error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED]
+
+
+# Messages are written for commands, and translated where a public function of the library raises them.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_FLAG = re.compile(r"(?<![\w-])--(?=[a-z])")
+_in_command = contextvars.ContextVar("in_command", default=False)
+
+
+def naming_flags() -> contextlib.AbstractContextManager[None]:
+    """Returns the context of a command, in which errors name flags."""
+    return _naming(True)
+
+
+def naming_arguments() -> contextlib.AbstractContextManager[None]:
+    """Returns the context of a user's program that a command runs, in which errors name arguments."""
+    return _naming(False)
+
+
+@contextlib.contextmanager
+def _naming(flags: bool) -> Iterator[None]:
+    token = _in_command.set(flags)
+    try:
+        yield
+    finally:
+        _in_command.reset(token)
+
+
+def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a public function of the library, whose errors name arguments unless a command calls it."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TfdistError as error:
+            if error.args and isinstance(error.args[0], str):
+                error.args = (with_argument_names(error.args[0]), *error.args[1:])
+            raise
+
+    return call
+
+
+def with_argument_names(message: str) -> str:
+    """Returns a message that names flags as it is in a command, and with arguments instead outside of commands.
+
+    Quoted commands keep their flags.
+    """
+    if _in_command.get():
+        return message
+    parts = message.split("`")
+    return "`".join(part if index % 2 else _FLAG.sub("", part) for index, part in enumerate(parts))

@@ -7,10 +7,8 @@ A reducer sums tensors over replicas and does not know that they are gradients. 
 from tfdist.gradients.accumulation import accumulated
 from tfdist.gradients.bucket import Bucketed, plan
 from tfdist.gradients.clipping import Clip
-from tfdist.gradients.error_feedback import ErrorFeedback
 from tfdist.gradients.loss_scale import LossScale, LossScaler, parse_loss_scale, unscaled
-from tfdist.gradients.partitioned import PartitionedReducer
-from tfdist.gradients.reducer import Reduced, Reducer, Sum
+from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reduced, Reducer, Sum
 
 __all__ = [
     "Bucketed",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.collectives.tensor_bytes import tensor_bytes
+from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.config.spec import call, parse
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
-from tfdist.grammar.spec import call, parse
 
 
 class ScaleState(NamedTuple):

@@ -37,7 +37,6 @@ from tfdist.horovod.data_movement import (
 )
 from tfdist.horovod.errors import UnknownNameError
 from tfdist.horovod.keras2_names import provide_older_names
-from tfdist.horovod.load_model import load_model
 from tfdist.horovod.module_aliases import executing_eagerly as _executing_eagerly  # noqa: F401 - used by scripts
 from tfdist.horovod.module_aliases import mpi_ops, refs_to_vars, util, vars_to_refs
 from tfdist.horovod.object_exchange import (
@@ -59,7 +58,7 @@ from tfdist.horovod.ops import (
     check_num_rank_power_of_2,
     handle_average_backwards_compatibility,
 )
-from tfdist.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from tfdist.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from tfdist.horovod.process import (
     add_process_set,
     ccl_built,

@@ -4,8 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.horovod.call_names import call_of
-from tfdist.horovod.differentiable_sum import of_engine
+from tfdist.horovod.data_movement import of_engine
+from tfdist.horovod.engine import call_of
 from tfdist.horovod.ops import Sum
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set

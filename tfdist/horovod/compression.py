@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
+from tfdist.errors.suggestions import nearest
 from tfdist.gradients import Bucketed, Reduced, Reducer
 from tfdist.gradients.compression import METHODS, check, compressed
-from tfdist.grammar.spec import nearest
 
 
 class Compressor(abc.ABC):

@@ -5,24 +5,128 @@ gradients of the same loss: with L the sum of the ranks' losses, all-reduce and 
 broadcast dL/dx divided by the number N of ranks (that of the mean loss); reduce-scatter N dL/dx.
 """
 
+import functools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import tensorflow as tf
 
 from tfdist.collectives.no_constant_folding import zero_when_run
 from tfdist.errors import InputError
-from tfdist.horovod.argument_forms import also_called, names_a_device
-from tfdist.horovod.call_names import call_of
 from tfdist.horovod.compression import Compression, wire_compressor
-from tfdist.horovod.differentiable_sum import linear, listed
-from tfdist.horovod.dtype_casting import moved_as
-from tfdist.horovod.engine import CallId, scaled
-from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError
-from tfdist.horovod.ops import Average, ReduceOp, Sum, known_op
+from tfdist.horovod.engine import CallId, call_of, scaled
+from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError, NotSupportedError
+from tfdist.horovod.horovod_engine import moved_as, reduced_as
+from tfdist.horovod.ops import Adasum, Average, ReduceOp, Sum, check_num_rank_power_of_2, known_op
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_RENAMED = {"value": "tensor"}
+
+
+def also_called(order: Sequence[str], when: Callable[..., bool] | None = None) -> Callable[[_Function], _Function]:
+    """Decorates a function so that it can also be called in its other form.
+
+    Args:
+      order: names of the other form's arguments, by position; `value` stands for `tensor`.
+      when: whether positional arguments are in the other form; None if both forms have the same order.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if len(args) <= len(order) and when is not None and when(*args):
+                named = dict(zip(order, args, strict=False))
+                for name in named.keys() & kwargs.keys():
+                    raise TypeError(f"{function.__name__}() got multiple values for argument {name!r}")
+                args, kwargs = (), named | kwargs
+            if "value" in kwargs and args:
+                raise TypeError(f"{function.__name__}() got multiple values for argument 'value'")
+            return function(*args, **{_RENAMED.get(name, name): value for name, value in kwargs.items()})
+
+        return cast(_Function, called)
+
+    return decorate
+
+
+def names_a_device(text: str) -> bool:
+    """Returns whether a text is a device, such as "", "/cpu:0" or "GPU:1", rather than the name of a call."""
+    return text == "" or text.startswith("/") or text.partition(":")[0].lower() in ("cpu", "gpu")
+
+
+def adasum(everyone: Sequence[tf.Tensor], what: str) -> tf.Tensor:
+    """Combines the ranks' tensors by pairs of neighbors, then pairs of pairs, like Horovod.
+
+    adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b, with the products in float64: a + b if they are
+    orthogonal, and a if they are equal.
+
+    Args:
+      everyone: one tensor per rank, all of the same shape and floating dtype.
+      what: name of the call, for errors.
+
+    Raises:
+      NotSupportedError: the number of ranks is not a power of two.
+      InputError: the dtype is not floating.
+    """
+    if not check_num_rank_power_of_2(len(everyone)):
+        raise NotSupportedError(
+            f"op=hvd.Adasum takes 2, 4, 8 ... ranks. Received: {what} of {len(everyone)}. Use op=hvd.Average."
+        )
+    if not everyone[0].dtype.is_floating:
+        raise InputError(
+            f"op=hvd.Adasum takes floats. Received: {what} of {everyone[0].dtype.name}. Use op=hvd.Average."
+        )
+    tensors = [tf.cast(tensor, tf.float64) for tensor in everyone]
+    while len(tensors) > 1:
+        tensors = [_pair(a, b) for a, b in zip(tensors[::2], tensors[1::2], strict=True)]
+    return tf.cast(tensors[0], everyone[0].dtype)
+
+
+def _pair(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    common = tf.reduce_sum(a * b)
+
+    def share(x: tf.Tensor) -> tf.Tensor:
+        return 1.0 - tf.math.divide_no_nan(common, 2.0 * tf.reduce_sum(x * x))
+
+    return share(a) * a + share(b) * b
+
+
+def linear(
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
+) -> list[tf.Tensor]:
+    """Reduces tensors by an operation that is its own gradient: Sum, Average and, as defined by Horovod, Adasum."""
+
+    @tf.custom_gradient
+    def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        totals = of_engine(xs, op, call, prescale, postscale)
+        return totals, lambda *upstream: linear(upstream, op, call.then("gradient"), prescale, postscale)
+
+    return listed(differentiable(*tensors))
+
+
+def of_engine(
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
+) -> list[tf.Tensor]:
+    """Reduces tensors of any dtype through the engine; not differentiable.
+
+    Adasum is composed of a gather, n (N - 1) bytes received for n sent: Horovod supports it only with MPI and on GPUs.
+    """
+    used, given = engine(), [tf.stop_gradient(tensor) for tensor in tensors]
+    if op == Adasum:
+        size, what = call.process_set.size(), f"{op.name} {call.name}"
+        sent = [scaled(tensor, prescale)[None] for tensor in given]
+        wholes = moved_as(used, sent, lambda rows: used.gather(rows, call), what)
+        return [scaled(adasum(tf.unstack(whole, size), what), postscale) for whole in wholes]
+    return reduced_as(
+        used, given, lambda sent: used.reduce(sent, op, call, prescale, postscale), f"{op.name} {call.name}"
+    )
+
+
+def listed(results: Any) -> list[tf.Tensor]:
+    """Returns the results of a function with a custom gradient as a list; a single result is a tensor."""
+    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 @also_called(("value", "name"))

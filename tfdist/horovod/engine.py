@@ -1,7 +1,10 @@
-"""The contract `Engine`: the ranks, and the operations between them of which everything else is composed."""
+"""The contract `Engine`: the ranks, their operations, names of calls, and the comparison of calls between ranks."""
 
 import abc
 import dataclasses
+import itertools
+import re
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +12,8 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
-from tfdist.errors import InputError
+from tfdist.errors import InputError, PeerLostError
+from tfdist.horovod.errors import FailedPreconditionError, check_no_old_graph
 from tfdist.horovod.ops import ReduceOp
 
 
@@ -151,3 +155,79 @@ def scaled(tensor: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
     exact = exact if exact.is_floating else tf.float64
     times = tf.cast(factor, exact) if isinstance(factor, tf.Tensor) else tf.constant(factor, exact)
     return tf.cast(tf.cast(tensor, exact) * times, tensor.dtype)
+
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_./-]")
+_counters: weakref.WeakKeyDictionary[Any, itertools.count] = weakref.WeakKeyDictionary()
+
+
+def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scope: bool = False) -> CallId:
+    """Returns the call of an operation.
+
+    Without a name, calls are numbered within their graph, in the order of tracing, so that ranks that trace the same
+    code match, however often each has traced before. Eager calls are sequential, and the name of the operation
+    suffices.
+
+    Args:
+      operation: name of the operation.
+      name: the user's name, or None.
+      process_set: the ranks that make the call.
+      ignore_name_scope: whether TensorFlow's name scopes are left out of the name.
+    """
+    if name:
+        clean = _NOT_IN_NAMES.sub("_", name)
+        clean = clean if clean[0].isalnum() else f"x{clean}"
+        return CallId(clean, process_set, explicit=True, ignore_name_scope=ignore_name_scope)
+    if tf.executing_eagerly():
+        return CallId(operation, process_set, ignore_name_scope=ignore_name_scope)
+    number = next(_counters.setdefault(tf.compat.v1.get_default_graph(), itertools.count()))
+    return CallId(f"{operation}_{number}", process_set, ignore_name_scope=ignore_name_scope)
+
+
+class Agreement:
+    """Compares each call over the job's group: eager calls before they run, those in a `tf.function` during tracing.
+
+    TensorFlow's collectives match calls by order only: a sum on one rank and a mean on another would silently give
+    wrong numbers. Cost: one round trip to rank 0 per eager or traced call, about a millisecond; none when a graph runs.
+    """
+
+    def __init__(self, group: Group, deadline: float):
+        """Initializes the comparison.
+
+        Args:
+          group: group of all ranks.
+          deadline: seconds to wait for other ranks.
+        """
+        self._group, self._deadline = group, deadline
+        self._numbers = itertools.count(1)
+
+    def check(self, name: str, what: str, tensors: Sequence[tf.Tensor], uneven: bool = False) -> None:
+        """Checks that every rank makes this call next.
+
+        Args:
+          name: name of the call.
+          what: the operation with all parameters that must be equal.
+          tensors: inputs of the call.
+          uneven: whether ranks may have different numbers of rows.
+
+        Raises:
+          FailedPreconditionError: on every rank, with the call of each of them.
+          NoGraphError: the call is in a TensorFlow 1 graph.
+          PeerLostError: a rank did not call in time, or is lost; names the call.
+        """
+        check_no_old_graph(f"hvd.{name}")
+        called = f"{name}: {what} of {', '.join(_described(tensor, uneven) for tensor in tensors)}"
+        number = next(self._numbers)
+        try:
+            self._group.agree("horovod/calls", {f"call {number}": called}, "The hvd ", self._deadline)
+        except InputError as error:
+            raise FailedPreconditionError(str(error)) from error
+        except PeerLostError as error:
+            raise PeerLostError(f"The hvd call {number}, {called}, was not made by every rank: {error}") from error
+
+
+def _described(tensor: tf.Tensor, uneven: bool) -> str:
+    if tensor.shape.rank is None:
+        return f"{tensor.dtype.name}[...]"
+    sizes = ["?" if size is None else str(size) for size in tensor.shape]
+    return f"{tensor.dtype.name}[{', '.join(['rows', *sizes[1:]] if uneven else sizes)}]"

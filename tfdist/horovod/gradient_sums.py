@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer, unscaled
-from tfdist.gradients.sparse import rows_send_less, sum_rows
+from tfdist.gradients.reducer import rows_send_less, sum_rows
 from tfdist.horovod.compression import Compression, is_lossless, reducer_of
 from tfdist.horovod.engine import Engine, scaled
 from tfdist.horovod.object_exchange import broadcast_object

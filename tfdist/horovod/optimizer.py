@@ -1,21 +1,96 @@
-"""`DistributedOptimizer` and its partial form: Horovod's functions, for Keras 3 optimizers."""
+"""`DistributedOptimizer`, its partial form, and `load_model`: Horovod's functions, for Keras 3 optimizers."""
 
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_integer
-from tfdist.horovod.accumulation import Accumulation
-from tfdist.horovod.argument_forms import also_called
+from tfdist.errors.numbers import is_integer
 from tfdist.horovod.compression import Compression, known_compression
+from tfdist.horovod.data_movement import also_called
 from tfdist.horovod.gradient_sums import GradientSums, Options
-from tfdist.horovod.keras_patches import train_with_communication
 from tfdist.horovod.ops import Average, Sum, known_op
+from tfdist.horovod.process import at_start, engine, horovod_is_installed, is_initialized
 from tfdist.horovod.process_sets import global_process_set
-from tfdist.horovod.wrapped_optimizer import distributed
+from tfdist.horovod.wrapped_optimizer import Accumulation, distributed, is_distributed, not_pickled
+
+
+@functools.cache
+def train_with_communication() -> None:
+    """Patches `make_train_function`, `make_test_function`, `compile` and the loss scale of Keras, once.
+
+    From `init` on, models train and are evaluated without XLA, which cannot compile communication: a custom step may
+    communicate anywhere. A loss scale around a distributed optimizer checks this rank's gradients: the ranks that
+    reduce first agree, so that all apply or all skip a step; it cannot be pickled, as it would be restored around a
+    plain optimizer. `compile` accepts and ignores `experimental_run_tf_function`, which Horovod's scripts for
+    TensorFlow 2 pass.
+    """
+    make, make_test = keras.Model.make_train_function, keras.Model.make_test_function
+    scale = keras.optimizers.LossScaleOptimizer
+    check, reduce = scale.check_finite, scale.__reduce__
+    # Keras tests for each class whether its compile is that of this class.
+    trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+    compile_model = trainer.compile
+
+    @functools.wraps(make)
+    def make_train_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        if is_initialized() or needs_communication(self):
+            self.jit_compile = False
+        if needs_communication(self) and self.steps_per_execution > 1 and not horovod_is_installed():
+            raise InputError(
+                f"Without Horovod steps_per_execution is 1. Received: {self.steps_per_execution}. Leave it out, or run "
+                "`tfdist install_horovod`."
+            )
+        return make(self, *args, **kwargs)
+
+    @functools.wraps(make_test)
+    def make_test_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        if is_initialized():
+            self.jit_compile = False
+        return make_test(self, *args, **kwargs)
+
+    @functools.wraps(compile_model)
+    def compile(self: keras.Model, *args: Any, experimental_run_tf_function: bool = False, **kwargs: Any) -> None:
+        compile_model(self, *args, **kwargs)
+
+    @functools.wraps(check)
+    def check_finite(self: keras.optimizers.LossScaleOptimizer, grads: Any) -> tf.Tensor:
+        finite = check(self, grads)
+        inner: Any = self.inner_optimizer
+        return agreed(finite, inner.reduction.options.process_set) if is_distributed(inner) else finite
+
+    @functools.wraps(reduce)
+    def __reduce__(self: keras.optimizers.LossScaleOptimizer) -> Any:
+        if is_distributed(self.inner_optimizer):
+            raise not_pickled(self)
+        return reduce(self)
+
+    keras.Model.make_train_function, keras.Model.make_test_function = make_train_function, make_test_function
+    trainer.compile = compile
+    scale.check_finite, scale.__reduce__ = check_finite, __reduce__
+
+
+def needs_communication(model: keras.Model) -> bool:
+    """Returns whether a model's training step communicates with the other ranks."""
+    optimizer = getattr(model, "optimizer", None)
+    if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
+        return True
+    return any(getattr(layer, "speaks_to_other_ranks", False) for layer in model._flatten_layers())
+
+
+def agreed(finite: tf.Tensor, process_set: Any) -> tf.Tensor:
+    """Returns whether a scalar bool is true on every rank of a set that has not joined; one small message."""
+    collectives = engine().collectives_of(process_set)
+    failed = tf.cast(tf.logical_not(finite), tf.float32)  # a rank that has joined adds 0
+    [count] = collectives.all_reduce([tf.reshape(failed, [1])], name="finite")
+    return tf.equal(count[0], 0.0)
+
+
+at_start(train_with_communication)
 
 
 def _in_the_form_of_tensorflow(optimizer: Any = None, name: Any = None, *more: Any) -> bool:
@@ -177,3 +252,28 @@ def check_groups(num_groups: int, groups: int | Sequence[Any] | None) -> None:
         raise InputError(
             f"groups must be an integer above 0 or a list of lists of variables. Received: {groups!r}. Leave it out."
         )
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type[keras.Optimizer]] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> keras.Model:
+    """Loads a model with `keras.models.load_model` and wraps its optimizer, with its state, in `DistributedOptimizer`.
+
+    Args:
+      filepath: a model saved with a distributed or an ordinary optimizer.
+      custom_optimizers: classes of optimizers that Keras does not know.
+      custom_objects: other classes and functions that Keras does not know, by name.
+      compression: compression of the distributed optimizer, whose state is not saved.
+      legacy_opts: False; Keras 3 has no legacy optimizers.
+    """
+    if legacy_opts:
+        raise InputError("Keras 3 has no legacy optimizers. Received: legacy_opts=True. Leave it out.")
+    known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=known)
+    if getattr(model, "optimizer", None) is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+    return model

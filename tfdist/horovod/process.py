@@ -12,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster import exit_status
 from tfdist.coordination import Group
-from tfdist.coordination.goodbye import goodbye_of, is_planned
+from tfdist.coordination.client import goodbye_of, is_planned
 from tfdist.errors import InputError, TfdistError
 from tfdist.horovod.engine import Engine, needs_horovod
-from tfdist.process import exit_status
 
 _engines: list[Engine] = []  # the engine in use, if any
 # The job's group: joined once per process, even if the engine then fails, and left at exit.

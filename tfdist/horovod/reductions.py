@@ -5,12 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.horovod.argument_forms import also_called
-from tfdist.horovod.call_names import call_of
 from tfdist.horovod.compression import Compression, wire_compressor
-from tfdist.horovod.data_movement import gathered
-from tfdist.horovod.differentiable_sum import linear, listed, of_engine
-from tfdist.horovod.engine import CallId, scaled
+from tfdist.horovod.data_movement import also_called, gathered, linear, listed, of_engine
+from tfdist.horovod.engine import CallId, call_of, scaled
 from tfdist.horovod.errors import NotSupportedError
 from tfdist.horovod.ops import Adasum, Average, Product, ReduceOp, Sum, chosen_op
 from tfdist.horovod.process import engine

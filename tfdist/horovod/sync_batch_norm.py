@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist import layers
 from tfdist.collectives import current, using
 from tfdist.errors import InputError
-from tfdist.horovod.keras_patches import train_with_communication
+from tfdist.horovod.optimizer import train_with_communication
 from tfdist.horovod.process import engine, is_initialized
 
 

@@ -12,8 +12,7 @@ from tfdist.collectives import Collectives, Op
 from tfdist.distribution.factory import load_strategy
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.horovod.call_agreement import Agreement
-from tfdist.horovod.engine import CallId, Engine, needs_horovod, scaled
+from tfdist.horovod.engine import Agreement, CallId, Engine, needs_horovod, scaled
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set
 

@@ -7,7 +7,7 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.collectives.trace_check import TRACING_SECONDS
-from tfdist.config.run_config import RunConfig
+from tfdist.config.job_config import RunConfig
 from tfdist.data.batches import static_rows
 from tfdist.distribution.strategy import Strategy
 from tfdist.keras_fit.batch_readers import BatchReader
@@ -18,8 +18,8 @@ from tfdist.keras_fit.step_labels import ReduceOps, reduce_ops, state_of_rows
 from tfdist.keras_fit.step_outputs import Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, EvaluationSteps, StepsResult, TrainerSteps
 from tfdist.row_semantics.explanation import Communication, Explanation, listener
+from tfdist.step.averaged_values import averaged_statistics
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.temporary_values import averaged_statistics
 
 _numbers = itertools.count()
 _OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override

@@ -16,13 +16,12 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, using
 from tfdist.collectives.differentiable import losses_weighted
 from tfdist.collectives.trace_check import agree_on_plan
-from tfdist.data.replica_rows import ReplicaRows
+from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale, Reduced, unscaled
 from tfdist.keras_fit.one_device import Apply, running
-from tfdist.keras_fit.partitioned_step import partitioned
-from tfdist.keras_fit.replica_batch import of_equal_values, rows_of
+from tfdist.keras_fit.partitioned_step import of_equal_values, partitioned, rows_of
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
@@ -30,10 +29,9 @@ from tfdist.step.compression import Compression
 from tfdist.step.gradient_source import dense
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.plain_variables import refuse_shared_variables
 from tfdist.step.reduction import Reduction, global_norm
 from tfdist.step.settings import Settings
-from tfdist.step.side_effects import assign, average_over_rows, restore_unless, selected
+from tfdist.step.side_effects import assign, average_over_rows, refuse_shared_variables, restore_unless, selected
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_not_wrapped, check_optimizer, inner_optimizer, statistics_of_all_replicas
 

@@ -8,37 +8,118 @@ import contextlib
 import dataclasses
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.fields import names
-from tfdist.config.run_config import RunConfig
-from tfdist.coordination.timeouts import long_timeout
+from tfdist.config.job_config import RunConfig
+from tfdist.coordination.group import long_timeout
 from tfdist.data.batches import ReplicaRows, checksum, part, static_rows
 from tfdist.data.cache_files import check_cache_files
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit import call_agreement
 from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches, present
-from tfdist.keras_fit.build_variables import create_variables
 from tfdist.keras_fit.compiled_functions import Functions
-from tfdist.keras_fit.data_warnings import arrays_of, check_arrays
-from tfdist.keras_fit.mesh_limits import check_not_eager, check_steps, suitable
 from tfdist.keras_fit.patches import on_one_device
-from tfdist.keras_fit.placement import Placement
+from tfdist.keras_fit.placement import Placement, create_variables
 from tfdist.keras_fit.prediction import Predict, predicting
 from tfdist.keras_fit.training_steps import StepsResult
 from tfdist.layers.recompute import recompute
 from tfdist.layers.sync_batch_norm import synchronize_layers
 from tfdist.reporting.warn_once import warn_once
+from tfdist.step import data_check
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.metrics import KerasMetrics, Totals
-from tfdist.step.validation import check_not_wrapped
-from tfdist.trainer.consistency import check_equal
+from tfdist.step.validation import check_engine_sums, check_not_wrapped
+from tfdist.trainer.program import check_equal
+
+_STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
+
+
+def suitable(strategy: Strategy, options: RunConfig) -> Strategy:
+    """Returns the strategy.
+
+    Raises:
+      InputError: Keras's methods do not run on it, or not with these options.
+    """
+    if not strategy.trains_whole_model:
+        raise InputError(
+            f"Keras's own fit needs the whole model in each process. Received: {strategy.name}, whose processes have stages. "
+            "Use tfdist.Trainer there."
+        )
+    # Replicas have different numbers of rows; on a mesh, the only replica has all rows.
+    if strategy.compiles_replicas and not strategy.sums_gradients:
+        raise InputError(
+            "Keras's own fit needs a strategy whose replicas accept any number of rows. Received: "
+            f"{strategy.name}. Use tfdist.Trainer there."
+        )
+    check_engine_sums(strategy, options.jit_compile, options.compression)
+    return strategy
+
+
+def check_steps(model: keras.Model, strategy: Strategy) -> None:
+    """Raises `InputError` for a custom step on a mesh: where it computes losses and gradients, nothing is laid out."""
+    own = [name for name in _STEPS if keras_internals.overridden(model, name)]
+    if strategy.sums_gradients and own:
+        raise InputError(
+            f"On a mesh, models are trained and evaluated by Keras's own steps. Received: {type(model).__name__}, which "
+            f"overrides {own[0]}. Use compile(loss=..., metrics=...) and add_loss, or another strategy."
+        )
+
+
+def check_not_eager(strategy: Strategy) -> None:
+    """Raises `InputError` for a call with `run_eagerly=True` on a mesh."""
+    if strategy.sums_gradients:
+        raise InputError(
+            "On a mesh, every step is compiled. Received: run_eagerly=True. Leave it out, or debug with another strategy."
+        )
+
+
+_LOOK_AT_BYTES = 2**24
+_LEAST_ROWS = 64
+
+
+def arrays_of(given: Mapping[str, Any]) -> Any:
+    """Returns rows of the arrays among the arguments of `fit`, (x, y) or (x, y, sample_weight); None without arrays."""
+    parts = tuple(given.get(name) for name in ("x", "y", "sample_weight"))
+    parts = parts[:2] if parts[2] is None else parts
+    leaves = keras.tree.flatten(parts)
+    sizes = {len(leaf) if isinstance(leaf, np.ndarray) and leaf.ndim else 0 for leaf in leaves}
+    if len(sizes) != 1 or 0 in sizes:
+        return None
+    [size] = sizes
+    affordable = size * _LOOK_AT_BYTES // max(_LOOK_AT_BYTES, sum(leaf.nbytes for leaf in leaves))
+    count = min(size, max(affordable, _LEAST_ROWS))
+    return keras.tree.map_structure(lambda leaf: leaf[np.arange(count) * size // count], parts)
+
+
+def check_arrays(strategy: Strategy, model: keras.Model, arrays: Any) -> None:
+    """Checks rows of arrays against the built model and its losses; logs what is suspicious on the chief.
+
+    Args:
+      strategy: strategy on which it runs.
+      model: compiled and built model. One with a step of its own may use labels in any way, and is not checked.
+      arrays: the result of `arrays_of`, the same on every process.
+
+    Raises:
+      InputError: labels with which training is certainly wrong.
+    """
+    if arrays is None or keras_internals.overridden(model, "train_step"):
+        return
+    found = data_check.findings(model, arrays)
+    for finding in found:
+        if finding.is_error:
+            raise InputError(finding.text)
+    for finding in found:
+        if strategy.is_chief:
+            warn_once(finding.text)
+
 
 Original = Callable[..., Any]  # the model's unpatched method
 _numbers = itertools.count(1)

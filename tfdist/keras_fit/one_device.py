@@ -18,8 +18,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import strategy_in_use
 from tfdist.step import loss as losses
-from tfdist.step.metrics import track_outputs
-from tfdist.step.scalar_metrics import scalars_weighted
+from tfdist.step.metrics import scalars_weighted, track_outputs
 
 Apply = Callable[[Callable[..., Any], keras.Optimizer, Sequence[Any], Sequence[keras.Variable]], None]
 

@@ -58,8 +58,8 @@ _SUFFIXES = (".keras", ".h5")  # of formats that are a single file
 REPLACED = (
     *(f"keras.Model.{name}" for name in (*_OF_A_MODEL, *_SAVES)),
     *(f"keras.{kind}.{name}" for kind, name, _ in _OF_A_REPLICA),
-    "keras.metrics.Mean.update_state",  # by tfdist.step.scalar_metrics, since the trainer needs it, too
-    "keras.Layer.__call__",  # by tfdist.distribution.outside_calls, when there is a mesh
+    "keras.metrics.Mean.update_state",  # by tfdist.step.metrics, since the trainer needs it, too
+    "keras.Layer.__call__",  # by tfdist.distribution.mesh_checks, when there is a mesh
     # By tfdist.horovod.
     "keras.Model.compile",
     "keras.Optimizer.lr",

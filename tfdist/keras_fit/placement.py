@@ -1,18 +1,47 @@
-"""Placement of a model's variables: on all replicas from the first call that needs them, equal on all processes."""
+"""Creation and placement of a model's variables: on all replicas from the first call that needs them."""
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
 
-from tfdist.coordination.timeouts import long_timeout
+from tfdist import keras_internals
+from tfdist.config.spec import unique_names
+from tfdist.coordination.group import long_timeout
 from tfdist.data.batches import checksum
 from tfdist.distribution.strategy import Strategy
-from tfdist.distribution.variable_creation import without_numbers
-from tfdist.grammar.unique_names import unique_names
+from tfdist.distribution.tf_distribute import without_numbers
+from tfdist.keras_fit.step_outputs import inspect_step
 from tfdist.step.validation import inner_optimizer
+
+
+def create_variables(model: keras.Model, spec: Any, trains: bool) -> None:
+    """Creates every variable, as Keras does; for a model with a custom step, in the order in which the step needs them.
+
+    Args:
+      model: compiled model.
+      spec: structure of `tf.TensorSpec` of a batch.
+      trains: whether the model is about to be trained.
+    """
+    own = keras_internals.overridden(model, "train_step")
+    if own and type(model).call is keras.Model.call:
+        model.built = True  # the step calls layers, and nothing calls the model
+    if own and trains:
+        # In the order, and with the shapes, of its step; those of its `call` may differ.
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # raised again when the step is created
+            inspect_step(model, model.train_step, spec, lambda *given: None)
+    try:
+        with keras_internals.without_optimizer(model) if own else contextlib.nullcontext():
+            keras_internals.build(model, spec)
+    except (ValueError, NotImplementedError):
+        # A custom step may create its labels, and its variables when it is traced.
+        if not own:
+            raise
+
 
 _log = logging.getLogger(__name__)
 

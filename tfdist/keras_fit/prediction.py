@@ -8,11 +8,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import using
-from tfdist.config.run_config import RunConfig
-from tfdist.data.replica_rows import ReplicaRows
+from tfdist.config.job_config import RunConfig
+from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
-from tfdist.keras_fit.partitioned_step import communication, say_partitioned
-from tfdist.keras_fit.replica_batch import all_rows
+from tfdist.keras_fit.partitioned_step import all_rows, communication, say_partitioned
 from tfdist.keras_fit.step_labels import not_of_rows, state_of_rows
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step.metrics import KerasMetrics

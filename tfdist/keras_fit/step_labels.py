@@ -21,9 +21,9 @@ from tfdist.keras_fit.one_device import Apply, Replica, running
 from tfdist.keras_fit.step_outputs import ReduceOp, flat
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Combination, Labelled, noting_static_rows
-from tfdist.row_semantics.labels import Label, Replicated, ReplicatedPlusSum, Rows, is_zero, sum_power
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
+from tfdist.row_semantics.values import Label, Replicated, ReplicatedPlusSum, Rows, is_zero, sum_power
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
 

@@ -1,10 +1,10 @@
-"""Steps of training and evaluation for one compilation of a model, several per call, and their results."""
+"""Steps of Keras's methods on replicas, and the loops that run them."""
 
 import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -14,19 +14,17 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Recording, using
 from tfdist.collectives.trace_check import agree_on_plan
-from tfdist.config.run_config import RunConfig
-from tfdist.data.replica_rows import ReplicaRows
+from tfdist.config.job_config import RunConfig
+from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, NotFiniteError
-from tfdist.errors.arguments import with_argument_names
+from tfdist.errors.exceptions import with_argument_names
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import CustomTrainStep, Place
 from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.one_device import running
-from tfdist.keras_fit.partitioned_step import partitioned
-from tfdist.keras_fit.replica_batch import of_equal_values, rows_of
-from tfdist.keras_fit.replica_loops import ReplicaLoops
+from tfdist.keras_fit.partitioned_step import of_equal_values, partitioned, rows_of
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, Returned
 from tfdist.reporting.warn_once import warn_once
@@ -35,16 +33,100 @@ from tfdist.step.compiled_loop import compile_loop, compile_one_step, loop_on_th
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.plain_variables import refuse_shared_variables
 from tfdist.step.settings import Settings
-from tfdist.step.side_effects import restore_unless
+from tfdist.step.side_effects import refuse_shared_variables, restore_unless
 from tfdist.step.state_store import StateStore
-from tfdist.step.validation import (
-    check_micro_steps,
-    check_optimizer,
-    default_loss_scale,
-    without_loss_scale,
-)
+from tfdist.step.validation import check_micro_steps, check_optimizer, default_loss_scale, without_loss_scale
+
+ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of the step, scalar int64) -> None
+
+
+class ReplicaLoops:
+    """Runs a replica function for batches."""
+
+    def __init__(self, strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]):
+        """Initializes the loops; compiles nothing yet.
+
+        Args:
+          strategy: strategy on which it runs.
+          function: runs on each replica.
+          traced: called once the function is first traced, by all processes together, before it runs.
+        """
+        self._once = _once_compiled(strategy, function, traced)
+        self._repeated = _repeated(strategy, function, traced) if strategy.compiles_loops else None
+
+    def run(self, batches: Any, most: int, first_step: int, *, one_by_one: bool) -> int:
+        """Runs the function for a batch in memory, or for up to `most` batches of a `BatchReader`; returns their number.
+
+        Args:
+          batches: a `BatchReader`, or a `ReplicaRows` for `Strategy.run`.
+          most: maximum number of batches.
+          first_step: number of the first step.
+          one_by_one: whether each batch has a call of its own: communicated tensors may have different shapes in each, which
+            TensorFlow's collectives between processes do not support within one call of a compiled function.
+
+        Raises:
+          StopIteration: there are fewer batches.
+        """
+        if not isinstance(batches, BatchReader):
+            self._once(batches, first_step)
+            return 1
+        steps = batches.ahead(most)
+        if self._repeated is None or one_by_one:
+            for number in range(first_step, first_step + steps):
+                self._once(next(batches), number)
+        else:
+            self._repeated(batches.rows, first_step, steps)
+            batches.took(steps)
+        return steps
+
+
+def _repeated(
+    strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]
+) -> Callable[[Iterator[Any], int, int], None]:
+    first = _once(traced)
+
+    def with_its_batch(batch: Any, step: tf.Tensor) -> None:
+        # If data ends unexpectedly, no part of the step must have run, not even what does not depend on data.
+        with tf.control_dependencies(
+            [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
+        ):
+            function(batch, step)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def loop(rows: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor) -> None:
+        def body(done: tf.Tensor) -> tf.Tensor:
+            strategy.run(with_its_batch, next(rows), first_step + tf.cast(done, tf.int64))
+            first()
+            return done + 1
+
+        tf.while_loop(lambda done: done < steps, body, (tf.constant(0),), parallel_iterations=1)
+
+    return lambda rows, first_step, steps: loop(rows, tf.constant(first_step, tf.int64), tf.constant(steps))
+
+
+def _once_compiled(
+    strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]
+) -> Callable[[Any, int], None]:
+    first = _once(traced)
+
+    def run(batch: Any, step: tf.Tensor) -> None:
+        strategy.run(function, batch, tf.cast(step, tf.int64))
+        first()
+
+    compiled = strategy.compiled(run)
+    # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
+    return lambda batch, step: compiled(batch, tf.constant(step, tf.uint64))
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that makes the call on its first call only."""
+    calls = iter([call])
+    return lambda: next(calls, _nothing)()
+
+
+def _nothing() -> None:
+    """Does nothing, on all later calls."""
 
 
 class StepsResult(NamedTuple):

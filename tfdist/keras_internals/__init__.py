@@ -3,26 +3,25 @@
 `tests/keras_internals/` has a test for each, so that a new release of Keras or TensorFlow fails there first.
 """
 
-from tfdist.keras_internals.autograph import with_autograph, without_autograph
-from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
-from tfdist.keras_internals.data import Adapted, adapted, array_of, cache_files, count_rows, is_batched
-from tfdist.keras_internals.dataflow import assigned_since, count_operations, feeds_back
-from tfdist.keras_internals.deferred import (
-    deferred_weights,
-    read_by,
-    refuse_training,
-    refuse_values,
-    without_call_context,
-)
-from tfdist.keras_internals.draws import keyed
 from tfdist.keras_internals.fitting import (
+    Adapted,
+    adapted,
+    array_of,
+    cache_files,
+    callback_state,
     compilation,
+    count_rows,
     forget_functions,
+    functions_wrapped,
     global_seed,
     initial_epoch,
+    is_batched,
     leave_strategy,
     loss_means,
+    monitored_direction,
+    restore_callback,
     set_initial_epoch,
+    symbolic_graph,
     traced_without_effects,
     without_optimizer,
 )
@@ -30,7 +29,10 @@ from tfdist.keras_internals.functional import (
     Body,
     GraphNode,
     UsageScope,
+    assigned_since,
     called,
+    count_operations,
+    feeds_back,
     functional_of,
     input_names,
     is_rematerialized,
@@ -54,6 +56,7 @@ from tfdist.keras_internals.layers import (
     attentions_laid_out,
     check_layer_calls,
     is_symbolic_call,
+    keyed,
     mask_and_logits,
     path_of,
     products_keep_dims,
@@ -102,10 +105,12 @@ from tfdist.keras_internals.models import (
     user_losses,
     weight_losses,
     weighted_sum,
+    weights_in_file,
 )
-from tfdist.keras_internals.optimizer_slots import averages_of, build_for_some, with_values_only
 from tfdist.keras_internals.optimizers import (
+    averages_of,
     begins_at_weights,
+    build_for_some,
     constant_learning_rate,
     disable_gradient_aggregation,
     initial_slot_values,
@@ -127,9 +132,8 @@ from tfdist.keras_internals.optimizers import (
     velocities_of,
     weight_averages,
     with_own_apply,
+    with_values_only,
 )
-from tfdist.keras_internals.saving import weights_in_file
-from tfdist.keras_internals.symbolic import functions_wrapped, symbolic_graph
 from tfdist.keras_internals.tf_internals import (
     add_functions,
     always_run,
@@ -150,6 +154,8 @@ from tfdist.keras_internals.tf_internals import (
     traced_inside,
     untuned_device_iterators,
     wait_for_devices,
+    with_autograph,
+    without_autograph,
     without_memory_optimizer,
 )
 from tfdist.keras_internals.variables import (
@@ -159,6 +165,7 @@ from tfdist.keras_internals.variables import (
     bytes_of,
     create_again,
     deferred_creation,
+    deferred_weights,
     frozen_weights,
     held_value,
     initial_value,
@@ -170,8 +177,11 @@ from tfdist.keras_internals.variables import (
     own_copies,
     own_state,
     owners_of_variables,
+    read_by,
     read_first_copy_outside,
     reading_first_copy,
+    refuse_training,
+    refuse_values,
     set_layout,
     set_tf_variable,
     spectrally_normalized,
@@ -179,6 +189,7 @@ from tfdist.keras_internals.variables import (
     uncast_value,
     value_of,
     watch_copies,
+    without_call_context,
 )
 
 __all__ = [

@@ -1,15 +1,156 @@
-"""Internals of Keras's `fit`: its strategy, its functions, and its running losses."""
+"""Internals of Keras's `fit`: its functions, its batches, its callbacks, and symbolic traces."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
-from keras.src.backend import compute_output_spec
+from keras.src.backend import compute_output_spec, nn
+from keras.src.backend.common.symbolic_scope import SymbolicScope
+from keras.src.losses import losses
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_slicing
 from tensorflow.python.eager import context
 
 from tfdist.errors import InputError
+
+# Names of TensorFlow's classes, which it does not export.
+_BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset")
+_SINGLES = ("_UnbatchDataset", "_TensorSliceDataset", "_RangeDataset")
+_SAME_ELEMENTS = ("_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset", "CacheDataset")
+_ANY_ELEMENTS = ("_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleaveDataset", "_GroupByWindowDataset")
+
+
+class Adapted(NamedTuple):
+    """Data that Keras's `fit` takes, as a data set of batches.
+
+    Attributes:
+      batches: one epoch of batches.
+      first: the first batch, as arrays.
+      length: number of batches in an epoch; None if there is no end.
+      can_be_read_again: whether each iterator reads from the beginning.
+    """
+
+    batches: tf.data.Dataset
+    first: Any
+    length: int | None
+    can_be_read_again: bool
+
+
+def array_of(data: Any) -> np.ndarray:
+    """Returns data of examples as Keras's `fit` converts it: floating-point numbers in floatx, a pandas Series as a column."""
+    is_of_keras = isinstance(data, tf.Tensor) or type(data).__module__.partition(".")[0] == "pandas"
+    data = data if is_of_keras else np.asarray(data)
+    try:
+        found = array_slicing.convert_to_sliceable(data)
+    except (ValueError, TypeError):  # text and objects
+        return np.asarray(data)
+    return np.asarray(found.convert_to_numpy(found.array))
+
+
+def is_batched(dataset: tf.data.Dataset) -> bool:
+    """Returns whether the elements of a data set are batches, by how it was made; else by their shapes."""
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    if any(shape.rank == 0 for shape in shapes):
+        return False
+    made = dataset
+    while made._inputs() and type(made).__name__ not in (*_BATCHES, *_SINGLES, *_ANY_ELEMENTS):
+        made = made._inputs()[0]
+    if type(made).__name__ in (*_BATCHES, *_SINGLES):
+        return type(made).__name__ in _BATCHES
+    return all(shape.rank is None or shape[0] is None for shape in shapes)
+
+
+def count_rows(dataset: tf.data.Dataset, of_first: int) -> int | None:
+    """Returns the number of rows of a finite data set of batches, without reading it; None if that is not possible.
+
+    Args:
+      dataset: batches.
+      of_first: rows of the first batch. If a function that was mapped over batches has changed their number, it may have
+        changed that of any batch.
+    """
+    batches = int(dataset.cardinality())
+    if batches < 0:
+        return None
+    static = next(spec.shape[0] if spec.shape.rank else None for spec in tf.nest.flatten(dataset.element_spec))
+    if static is not None:
+        return batches * int(static)
+    made = dataset
+    while type(made).__name__ in _SAME_ELEMENTS:
+        [made] = made._inputs()
+    if type(made).__name__ not in ("_BatchDataset", "_ParallelBatchDataset"):
+        return None
+    [examples] = made._inputs()
+    rows, size = int(examples.cardinality()), int(made._batch_size)
+    if made._drop_remainder:
+        rows -= rows % size
+    return rows if rows >= 0 and min(size, rows) == of_first else None
+
+
+def cache_files(data: Any) -> list[str]:
+    """Returns the files in which a data set of `tf.data`, or those that it is made of, cache elements."""
+    if not isinstance(data, tf.data.Dataset):
+        return []
+    name = data._filename.numpy().decode() if type(data).__name__ == "CacheDataset" else ""
+    return [*([name] if name else []), *(file for made in data._inputs() for file in cache_files(made))]
+
+
+def adapted(data: Any) -> Adapted:
+    """Returns batches of a Python generator or a data loader, as Keras's `fit` reads them.
+
+    Raises:
+      ValueError: Keras does not accept the data.
+    """
+    adapter = data_adapters.get_data_adapter(data)
+    batches = adapter.get_tf_dataset()
+    is_generator = isinstance(adapter, data_adapters.GeneratorDataAdapter)
+    first = adapter._first_batches[0] if is_generator else next(iter(batches.take(1)))
+    return Adapted(batches, tf.nest.map_structure(np.asarray, first), adapter.num_batches, not is_generator)
+
+
+_SAVING = ("_batches_seen_since_last_saving", "_last_batch_seen", "best")
+
+# Keras's other callbacks have none: `CSVLogger` and `ProgbarLogger` have what belongs to an open file or to the terminal, and
+# `LearningRateScheduler` sets a variable of the optimizer. Names of files and directories are not state.
+_STATE: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
+    keras.callbacks.BackupAndRestore: ("_batches_seen_since_last_saving", "_current_epoch", "_last_batch_seen"),
+    keras.callbacks.EarlyStopping: ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
+    keras.callbacks.History: ("epoch", "history"),
+    keras.callbacks.ModelCheckpoint: _SAVING,
+    keras.callbacks.OrbaxCheckpoint: ("_total_batches_seen", *_SAVING),
+    keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
+    keras.callbacks.TensorBoard: ("_global_test_batch", "_global_train_batch"),
+}
+
+
+def callback_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """Returns the attributes of one of Keras's callbacks, or of a subclass, that are state; {} if it has none."""
+    names = {name for kind, names in _STATE.items() if isinstance(callback, kind) for name in names}
+    return {name: value for name, value in vars(callback).items() if name in names}
+
+
+def monitored_direction(callback: keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau) -> str:
+    """Returns "min" or "max", what is better for the metric of a callback, which has its model; "" if Keras does not know.
+
+    The callback uses the result from then on; Keras would ask only at the end of the first epoch.
+    """
+    if callback.monitor_op is None:
+        try:
+            callback._set_monitor_op()
+        except ValueError:
+            return ""
+    return "max" if callback.monitor_op is keras.ops.greater else "min"
+
+
+def restore_callback(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
+    """Sets the attributes of `callback_state` that `state` contains, and no others."""
+    for name in callback_state(callback).keys() & state.keys():
+        setattr(callback, name, state[name])
+    if state.get("best") is not None and getattr(callback, "monitor_op", True) is None:
+        callback._set_monitor_op()  # Keras does this when an epoch ends, which is too late for a save within the epoch
 
 
 def leave_strategy(model: keras.Model) -> None:
@@ -77,3 +218,32 @@ def traced_without_effects(function: Callable[..., Any], batch: Any) -> None:
         tf.function(lambda given: tf.nest.flatten(function(given)) and None, autograph=False).get_concrete_function(
             batch
         )
+
+
+_MODULES = {"convert_binary_labels_to_hinge": losses, "conv": nn, "ctc_loss": nn, "depthwise_conv": nn}
+
+
+@contextlib.contextmanager
+def symbolic_graph(name: str) -> Iterator[Any]:
+    """Context in which operations are added to a graph that is never run; yields the graph.
+
+    Inside a strategy's scope, but outside of its replica functions, code is called as if there were no strategy: it could
+    not differentiate with respect to mirrored variables.
+    """
+    with tf.__internal__.FuncGraph(name).as_default() as graph, SymbolicScope():
+        if tf.distribute.in_cross_replica_context():
+            graph._distribution_strategy_stack = []
+        yield graph
+
+
+@contextlib.contextmanager
+def functions_wrapped(wrappers: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> Iterator[None]:
+    """Context in which some of Keras's private functions, by name, are wrapped."""
+    originals = {name: getattr(_MODULES[name], name) for name in wrappers}
+    for name, wrap in wrappers.items():
+        setattr(_MODULES[name], name, wrap(originals[name]))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(_MODULES[name], name, original)

@@ -11,9 +11,26 @@ import tensorflow as tf
 from keras.src.backend import compute_output_spec, get_keras_mask
 from keras.src.losses import loss as keras_loss
 from keras.src.losses.loss import apply_mask, reduce_weighted_values
+from keras.src.saving import saving_lib
 
 from tfdist.errors import InputError
 from tfdist.keras_internals.layers import keep_losses_by_replica
+
+
+@contextlib.contextmanager
+def weights_in_file() -> Iterator[None]:
+    """Context in which Keras writes the weights of a model into a file, one at a time, and then the file into the `.keras`.
+
+    Otherwise it has a copy of all weights in memory, unless that of the host is too small: it does not see a limit of
+    the process.
+    """
+    is_sufficient = saving_lib.is_memory_sufficient
+    saving_lib.is_memory_sufficient = lambda model: False
+    try:
+        yield
+    finally:
+        saving_lib.is_memory_sufficient = is_sufficient
+
 
 _one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on one device", default=False)
 

@@ -8,28 +8,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from tfdist.cluster import progress_file, terminal
 from tfdist.cluster.environment import without_sources
 from tfdist.coordination import Group, Server
-from tfdist.coordination.addresses import join_address, listen, split_address
-from tfdist.coordination.authentication import nonce
 from tfdist.coordination.group import name_ranks
-from tfdist.coordination.job_token import TOKEN_VARIABLE
+from tfdist.coordination.job_token import TOKEN_VARIABLE, join_address, listen, split_address
 from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
-from tfdist.errors import ExitCode, exit_codes
-from tfdist.launcher import failure_counts, node_group
+from tfdist.coordination.messages import nonce
+from tfdist.errors import ExitCode, exceptions
+from tfdist.launcher import node_group, orders
 from tfdist.launcher.child import Child, Start, Task
 from tfdist.launcher.engine_environment import ENGINES
-from tfdist.launcher.job import Job
-from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.log_files import Log
+from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.order_sources import OrderSource
 from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.orphan_guard import OrphanGuard
-from tfdist.launcher.output_forwarding import Channel, Screen, prefix
+from tfdist.launcher.output_forwarding import Channel, Log, ProgressFiles, Screen, prefix
 from tfdist.launcher.placement import Placement, place_processes
-from tfdist.launcher.progress_files import ProgressFiles
 from tfdist.launcher.supervision import Stop, Supervisor, Watched
-from tfdist.process import progress_file, status_line, terminal
 
 Ask = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
@@ -156,7 +152,7 @@ def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]]
 
 
 def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: contextlib.ExitStack, number: int) -> Report:
-    status = status_line.on_terminal(sys.stderr)
+    status = terminal.on_terminal(sys.stderr)
     screens = (
         Screen(sys.stdout, status if terminal.is_terminal(sys.stdout) else None),
         Screen(sys.stderr, status),
@@ -182,7 +178,7 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
     supervisor = Supervisor(children, channels, watched)
     try:
         outcome = supervisor.run()
-        return Report(outcome, supervisor.stopped or bool(host.arrived), failure_counts.own(children, outcome))
+        return Report(outcome, supervisor.stopped or bool(host.arrived), orders.own(children, outcome))
     finally:
         for child in children:
             host.guard.forget(child.pid)
@@ -194,7 +190,7 @@ def asked(host: Host) -> Stop | None:
     if not host.arrived:
         return None
     name = signal.Signals(host.arrived[0]).name
-    outcome = Outcome(exit_codes.SIGNALLED + host.arrived[0], f"ended by {name}")
+    outcome = Outcome(exceptions.SIGNALLED + host.arrived[0], f"ended by {name}")
     return Stop(outcome, host.job.grace_seconds, asked=True)
 
 
@@ -206,7 +202,7 @@ def is_repeated_request(host: Host) -> bool:
 def _unread(host: Host, screens: Sequence[Screen]) -> Stop | None:
     if any(screen.gone for screen in screens):
         return Stop(
-            Outcome(exit_codes.SIGNALLED + signal.SIGPIPE, "the output is no longer read"), host.job.grace_seconds
+            Outcome(exceptions.SIGNALLED + signal.SIGPIPE, "the output is no longer read"), host.job.grace_seconds
         )
     return None
 

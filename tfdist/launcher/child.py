@@ -4,15 +4,105 @@ import contextlib
 import logging
 import os
 import pathlib
+import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tfdist.errors import ExitCode, InputError
-from tfdist.errors.exit_codes import SIGNALLED
-from tfdist.launcher.local_process import LocalProcess, NewProcess
-from tfdist.launcher.memory_cgroup import out_of_memory_kills
+from tfdist.errors.exceptions import SIGNALLED
+
+_ROOT = pathlib.Path("/sys/fs/cgroup")
+_MEMBERSHIP = pathlib.Path("/proc/self/cgroup")
+
+
+def out_of_memory_kills() -> int:
+    """Returns how many processes of this process's control group the kernel has killed because there was no memory.
+
+    The processes that this one starts are in its group, unless something moves them. With version 2 of control groups, the
+    groups below it count as well.
+
+    Returns:
+      The number since the group was created; 0 where the system does not count.
+    """
+    for counter in _counters():
+        try:
+            return int(re.search(r"^oom_kill (\d+)$", counter.read_text(), re.MULTILINE)[1])  # type: ignore[index]
+        except (OSError, TypeError):  # no such file, or an older kernel
+            continue
+    return 0
+
+
+def _counters() -> list[pathlib.Path]:
+    """Returns the files that may have the number; the group's own path is not visible in every container."""
+    try:
+        lines = _MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if "memory" in controllers.split(","):
+            root, name = _ROOT / "memory", "memory.oom_control"
+        elif not controllers:
+            root, name = _ROOT, "memory.events"
+        else:
+            continue
+        found += [root / path.lstrip("/") / name, root / name]
+    return found
+
+
+class LocalProcess(Protocol):
+    """A process on this host."""
+
+    @property
+    def pid(self) -> int:
+        """Id of the process and of its process group."""
+
+    def poll(self) -> int | None:
+        """Returns the exit code, -s if signal s ended it, or None while it runs. The id stays reserved."""
+
+    def reap(self, seconds: float) -> bool:
+        """Waits at most this long for the end, and frees the id; returns whether the process has ended."""
+
+
+class NewProcess:
+    """A process with a new program.
+
+    Attributes:
+      pid: see `LocalProcess`.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], out: int, err: int):
+        """Starts the process, with the file descriptors of its outputs.
+
+        Raises:
+          OSError: the program cannot be started.
+        """
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """See `LocalProcess`."""
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if not found:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def reap(self, seconds: float) -> bool:
+        """See `LocalProcess`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode is not None
+
 
 REAP_SECONDS = 30.0  # after the first SIGKILL; most processes end within a few milliseconds
 

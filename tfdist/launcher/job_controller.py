@@ -1,21 +1,275 @@
-"""Controls a job: which launchers run how many processes, when they stop, and when the job is over."""
+"""Controls a job: which launchers run how many processes, restarts, and when the job is over."""
 
 import dataclasses
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from tfdist.errors import ExitCode, exit_codes
-from tfdist.launcher import failure_counts
-from tfdist.launcher.attempt_state import AttemptState, loss_of
+from tfdist.errors import ExitCode, exceptions
+from tfdist.launcher import orders
 from tfdist.launcher.child import REAP_SECONDS
 from tfdist.launcher.hosts import is_named
-from tfdist.launcher.job import Job
-from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.job import SUCCESS, Job, Outcome
 from tfdist.launcher.orders import Order, OrderKind, Report
-from tfdist.launcher.restarts import FINAL, PREEMPTIONS, Restarts
-from tfdist.launcher.slots import Slots
+
+LONGEST_REJOIN_SECONDS = 3600.0
+
+
+class Slots:
+    """The slots of one host in an elastic job.
+
+    The first failure disables a slot for `rejoin_seconds`, each further one for twice as long, up to an hour, so that a
+    broken host is retried less and less often. After an hour with all slots enabled the delay is reset. If the host
+    list changes the number of slots, the host has presumably been repaired, and all slots are enabled again.
+    """
+
+    def __init__(self, rejoin_seconds: float):
+        """Initializes with `rejoin_seconds`: how long the first slot is disabled; 0 for not at all, inf forever."""
+        self._first = self._pause = rejoin_seconds
+        self._offered: int | None = None
+        self._out: list[float] = []  # when each disabled slot comes back
+        self._whole = -math.inf  # since when all slots are enabled
+
+    def offer(self, count: int) -> None:
+        """Sets the number of slots of the host."""
+        if count != self._offered and self._offered is not None:
+            self._out = []
+        self._offered = count
+
+    @property
+    def offered(self) -> int:
+        """Number of slots of the host, including disabled ones."""
+        return self._offered or 0
+
+    def died(self, count: int, now: float) -> None:
+        """Disables the slots of `count` failed processes."""
+        if not count:
+            return
+        if now - self._whole > LONGEST_REJOIN_SECONDS:
+            self._pause = self._first
+        self._out += [now + self._pause] * count
+        self._whole = max(self._whole, now + self._pause)
+        self._pause = max(self._pause, min(2 * self._pause, LONGEST_REJOIN_SECONDS))
+
+    def free(self, now: float) -> int:
+        """Returns how many processes the host may run."""
+        self._out = [back for back in self._out if back > now]
+        return max(0, self.offered - len(self._out))
+
+
+LONGEST_BACKOFF_SECONDS = 60.0
+MAX_EARLY_FAILURES = 5  # failures in a row before training began; some may be due to the network or a host that is late
+MAX_LATER_FAILURES = 15  # in a row after training began; with the delays, an outage of ten minutes is tolerated
+# A finished job is done; bad input stays bad; a loss that is not finite recurs, because a resumed run repeats its
+# steps.
+FINAL = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
+
+# SIGTERM counts because only schedulers send it, perhaps to a process that cannot save yet or has already saved.
+PREEMPTIONS = frozenset({ExitCode.PREEMPTED, exceptions.SIGNALLED + signal.SIGTERM})
+
+
+class Decision(NamedTuple):
+    """What follows the end of an attempt.
+
+    Attributes:
+      wait: seconds until the next attempt; None if there is none.
+      reason: why, as the end of a sentence; empty if no explanation is needed.
+    """
+
+    wait: float | None
+    reason: str = ""
+
+
+class Restarts:
+    """Counts a job's restarts after failures and after preemptions, each with its own budget.
+
+    A repeated failure is not retried: two attempts in a row that fail after the same step, which is the last one that a
+    rank has recorded in its `tfdist.cluster.progress_file`. Without a recorded step, training has not begun, or the
+    program records nothing. Then the budget decides; if it is unlimited, `MAX_EARLY_FAILURES` failures in a row count as a
+    repeated failure, or `MAX_LATER_FAILURES` if training had begun before.
+    """
+
+    def __init__(self, job: Job):
+        """Initializes with a `job`, which has the budgets and the first pause."""
+        self._job = job
+        self._failures = self._preemptions = 0
+        self._failed_after: int | None = None
+        self._early_failures = self._left_early = 0  # failures, and preemptions, in a row before training began
+        self._most = MAX_EARLY_FAILURES
+
+    def decide(self, outcome: Outcome, step: int | None, *, may_repeat: bool = True, final: bool = False) -> Decision:
+        """Decides what follows the end of an attempt, and counts it.
+
+        Args:
+          outcome: outcome of the attempt.
+          step: last step that any rank has recorded in it; None if none has.
+          may_repeat: whether the same end once more would be a repeated failure.
+          final: whether a rank has recorded that the job must not be restarted.
+        """
+        if outcome.code in FINAL:
+            return Decision(None)
+        if final:
+            return Decision(None, "the saved state may be wrong, too, so the job is not restarted")
+        if step is not None:
+            self.begun()
+        # With code 75 the program itself requests a restart; after a SIGTERM it does not.
+        counts = step is None and may_repeat and outcome.code != ExitCode.PREEMPTED
+        self._early_failures += counts
+        is_vain = counts and self._early_failures >= self._most
+        if outcome.code in PREEMPTIONS:
+            return self._after_preemption(step, is_vain)
+        return self._after_failure(step, may_repeat, is_vain)
+
+    def resized(self) -> None:
+        """Records that the attempt was stopped to change the number of processes, which is not a failure."""
+        self._failed_after = None
+
+    def begun(self) -> None:
+        """Records that training has begun, which resets the count of failures before training."""
+        self._early_failures = self._left_early = 0
+        self._most = MAX_LATER_FAILURES
+
+    def _after_preemption(self, step: int | None, is_vain: bool) -> Decision:
+        self._failed_after = None
+        budget = self._job.preemption_budget
+        if self._preemptions == budget:
+            return _used_up(self._preemptions, "max_preemptions")
+        if is_vain and budget == math.inf:
+            return self._given_up("max_preemptions")
+        pause = max(self._job.restart_backoff_seconds, self._pause(self._left_early))
+        self._preemptions += 1
+        self._left_early += step is None
+        return Decision(pause, f"restart {self._preemptions}{_of(budget)} after preemptions")
+
+    def _after_failure(self, step: int | None, may_repeat: bool, is_vain: bool) -> Decision:
+        before, self._failed_after = self._failed_after, step if may_repeat else None
+        budget = self._job.restart_budget
+        if self._failures == budget:
+            return _used_up(self._failures, "max_restarts")
+        if may_repeat and step is not None and step == before:
+            return Decision(None, f"the second failure in a row after step {step}, so the job is not restarted")
+        if is_vain and budget == math.inf:
+            return self._given_up("max_restarts")
+        pause = self._pause(self._failures)
+        self._failures += 1
+        after = "" if step is None else f" after step {step}"
+        return Decision(pause, f"restart {self._failures}{_of(budget)}{after}")
+
+    def _given_up(self, flag: str) -> Decision:
+        what = "began" if self._most == MAX_EARLY_FAILURES else "made progress"
+        before = f"{self._early_failures} failures in a row before training {what}"
+        return Decision(None, f"{before}, so the job is not restarted; --{flag}=N sets another limit")
+
+    def _pause(self, before: int) -> float:
+        return min(LONGEST_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** min(before, 30))
+
+
+def _of(budget: float) -> str:
+    return "" if budget == math.inf else f" of {budget:g}"
+
+
+def _used_up(count: int, flag: str) -> Decision:
+    return Decision(None, f"--{flag}={count} is used up" if count else "")
+
+
+_SUSPENDED_SECONDS = 5.0  # between two polls if this process was suspended; launchers poll many times a second
+SURELY_BEGUN_SECONDS = 3600.0  # after which training is assumed to have begun, even without recorded steps
+
+# Exit codes that are least likely to be the cause, least likely first.
+_LEAST_SPECIFIC = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
+
+
+@dataclasses.dataclass
+class AttemptState:
+    """State of a running attempt.
+
+    Attributes:
+      number: number of the attempt in its job.
+      processes: number of processes of each launcher, in the order of ranks.
+      address: where the launchers' group is served.
+      purpose: from which, with the job's token, that group's token is derived.
+      since: time at which it began.
+      reports: reports of launchers whose processes have ended.
+      stops: why it was ordered to stop; None if it was not.
+      ends: time since which all of its processes have to end; None if they have not.
+      polled: time of the last poll since then.
+      awake: seconds since then, except while this process was suspended.
+    """
+
+    number: int
+    processes: dict[str, int]
+    address: str
+    purpose: str
+    since: float
+    reports: dict[str, Report] = dataclasses.field(default_factory=dict)
+    stops: Outcome | None = None
+    ends: float | None = None
+    polled: float = 0.0
+    awake: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Total number of processes."""
+        return sum(self.processes.values())
+
+    @property
+    def awaited(self) -> list[str]:
+        """Launchers that have not reported."""
+        return [name for name in self.processes if name not in self.reports]
+
+    def overdue(self, now: float) -> float:
+        """Returns for how many seconds all processes have had to end; -inf if they have not.
+
+        They have to end if the attempt was ordered to stop, or if a launcher failed or was asked to end. A launcher
+        whose processes end with code 0 or 75 does not notify the others, whose processes end when they like. To be
+        polled, because the first call that detects the condition starts the time.
+        """
+        if self.ends is None and (self.stops or any(map(_ends_all, self.reports.values()))):
+            self.ends = self.polled = now
+        self.awake += min(now - self.polled, _SUSPENDED_SECONDS) if self.ends is not None else 0.0
+        self.polled = now
+        return -math.inf if self.ends is None else now - self.ends
+
+    @property
+    def step(self) -> int | None:
+        """Last step that any rank has recorded, or None."""
+        return max((report.step for report in self.reports.values() if report.step is not None), default=None)
+
+    def has_begun(self, now: float) -> bool:
+        """Returns whether training has begun."""
+        return self.step is not None or now - self.since >= SURELY_BEGUN_SECONDS
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a rank has recorded that the job must not be restarted."""
+        return any(report.final for report in self.reports.values())
+
+    def cause(self) -> Outcome:
+        """Returns the launchers' outcome that most likely caused the others, preferring one that names a rank."""
+        outcomes = [report.outcome for report in self.reports.values()]
+        if self.awaited:
+            outcomes.append(loss_of(self.awaited))
+        return max(outcomes, key=_says, default=SUCCESS)
+
+
+def loss_of(launchers: Sequence[str]) -> Outcome:
+    """Returns the outcome of an attempt whose launchers are lost."""
+    return Outcome(ExitCode.PEER_LOST, f"{', '.join(launchers)} is lost")
+
+
+def _ends_all(report: Report) -> bool:
+    return report.stopped or report.outcome.code not in (ExitCode.DONE, ExitCode.PREEMPTED)
+
+
+def _says(outcome: Outcome) -> tuple[int, bool]:
+    code = outcome.code
+    return _LEAST_SPECIFIC.index(ExitCode(code)) if code in _LEAST_SPECIFIC else len(
+        _LEAST_SPECIFIC
+    ), outcome.rank is not None
+
 
 SETTLE_SECONDS = 2.0  # to wait for more launchers before a job on several hosts begins or grows
 _MESSAGE_SECONDS = 30.0  # for orders and reports to arrive, and for an attempt's servers to close
@@ -375,7 +629,7 @@ class JobController:
             return not goes_without and cause.code != ExitCode.PEER_LOST
         is_lost = len(attempt.reports) < len(attempt.processes)
         is_smaller = bool(plan) and (is_lost or sum(plan.values()) < attempt.size)
-        return not (is_smaller and exit_codes.is_loss(cause.code))
+        return not (is_smaller and exceptions.is_loss(cause.code))
 
     def _shrinks(self, attempt: AttemptState, cause: Outcome, now: float) -> bool:
         """Disables the slots of failed processes; returns whether any were disabled or a launcher is lost.
@@ -386,7 +640,7 @@ class JobController:
         """
         if not self._job.is_elastic:
             return False
-        dead = failure_counts.by_launcher(attempt.processes, attempt.reports)
+        dead = orders.by_launcher(attempt.processes, attempt.reports)
         if sum(dead.values()) == attempt.size:
             dead = {}
         dead |= {name: self._members[name].slots.offered for name in self._idle(attempt, cause)}

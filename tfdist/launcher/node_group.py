@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from tfdist.coordination import Group
 from tfdist.coordination.job_token import job_token, with_flags
 from tfdist.coordination.join import serve_group, started
-from tfdist.errors import ExitCode, PeerLostError, exit_codes
+from tfdist.errors import ExitCode, PeerLostError, exceptions
 from tfdist.errors.engine_errors import described
-from tfdist.launcher.job import Job
-from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.signals import ENDING
+from tfdist.launcher.job import Job, Outcome
+from tfdist.launcher.orphan_guard import ENDING
 
 FOREVER = float("inf")
 
@@ -60,7 +59,7 @@ def conclude(group: Group, mine: Outcome, grace: float) -> Outcome:
     if mine.code or ExitCode.PREEMPTED not in codes:
         return mine
     node = codes.index(ExitCode.PREEMPTED)
-    return Outcome(ExitCode.PREEMPTED, f"ranks of node {node} ended with {exit_codes.describe(ExitCode.PREEMPTED)}")
+    return Outcome(ExitCode.PREEMPTED, f"ranks of node {node} ended with {exceptions.describe(ExitCode.PREEMPTED)}")
 
 
 def _without_others(group: Group, mine: Outcome, error: PeerLostError, grace: float) -> Outcome:
@@ -77,7 +76,7 @@ def _without_others(group: Group, mine: Outcome, error: PeerLostError, grace: fl
 
 def is_request(code: int) -> bool:
     """Returns whether a launcher that ended with this code was asked to end, or its output was no longer read."""
-    return code - exit_codes.SIGNALLED in (*ENDING, signal.SIGPIPE)
+    return code - exceptions.SIGNALLED in (*ENDING, signal.SIGPIPE)
 
 
 def lost_launcher(group: Group) -> Outcome | None:

@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from tfdist.coordination import Group, LocalGroup
-from tfdist.coordination.addresses import LOOPBACK
-from tfdist.coordination.authentication import derived
 from tfdist.coordination.group import LAUNCHER
-from tfdist.coordination.join import started
-from tfdist.coordination.remote import RemoteGroup
+from tfdist.coordination.job_token import LOOPBACK
+from tfdist.coordination.join import RemoteGroup, started
+from tfdist.coordination.messages import derived
 from tfdist.launcher import node_group
 from tfdist.launcher.hosts import LOOPBACK_NAMES, own_names
-from tfdist.launcher.job import Job
+from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
-from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Order, OrderKind, Report, launched_now
 from tfdist.launcher.placement import own_host
 

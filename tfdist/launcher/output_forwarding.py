@@ -1,13 +1,169 @@
-"""Passes the ranks' output on: line by line with the rank as prefix to the launcher's output, and raw to the logs."""
+"""Passes the ranks' output on: to the launcher's output, to log files, and the progress of rank 0."""
 
+import contextlib
+import datetime
 import errno
+import logging
 import os
-from collections.abc import Iterable
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
 from typing import IO, BinaryIO, TextIO
 
-from tfdist.launcher.line_splitter import LineSplitter
-from tfdist.launcher.log_files import Log
-from tfdist.process.status_line import StatusLine
+from tfdist.cluster import progress_file
+from tfdist.cluster.terminal import StatusLine
+from tfdist.coordination import Group
+from tfdist.errors import InputError
+from tfdist.storage import AppendedFile, storage_of
+
+LONGEST = 1 << 16  # bytes; a longer line is shown in pieces
+PROGRESS_SECONDS = 1.0  # minimum interval between two shown states of a progress bar
+
+
+class LineSplitter:
+    """Splits a stream of bytes into lines.
+
+    Text that ends in a carriage return will be overwritten, as by a progress bar: at most one such state per second is
+    yielded, and only the last one of a complete line.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, yields_states: bool = True):
+        """Initializes with a `clock` that returns seconds; without `yields_states`, only complete lines are yielded."""
+        self._clock = clock
+        self._yields_states = yields_states
+        self._pending = b""
+        self._shown = -PROGRESS_SECONDS
+
+    @property
+    def current(self) -> bytes:
+        """The last state of the incomplete line."""
+        return _last_state(self._pending)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yields the lines that `data` completes, without line ends."""
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            yield _last_state(line)
+        text = self._pending.rstrip(b"\r")  # a carriage return at the end may be the first half of \r\n
+        *states, last = text.split(b"\r")
+        self._pending = last + self._pending[len(text) :]
+        yield from self._progress([state for state in states if state])
+        while len(self._pending) > LONGEST:
+            yield self._pending[:LONGEST]
+            self._pending = self._pending[LONGEST:]
+
+    def end(self) -> Iterator[bytes]:
+        """Yields the rest at the end of the stream."""
+        if self._pending:
+            yield _last_state(self._pending)
+            self._pending = b""
+
+    def _progress(self, states: list[bytes]) -> Iterator[bytes]:
+        now = self._clock()
+        if self._yields_states and states and now - self._shown >= PROGRESS_SECONDS:
+            self._shown = now
+            yield states[-1]
+
+
+def _last_state(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+PARENT = pathlib.Path("runs")
+
+_log = logging.getLogger("tfdist.launch")
+
+
+def log_directory(path: str, launchers: Group) -> pathlib.Path:
+    """Creates the log directory and checks that it is writable.
+
+    Args:
+      path: value of the flag; empty for a new directory under runs/, created by node 0, with the same name on all
+        nodes.
+      launchers: group of the launchers of all nodes.
+
+    Raises:
+      InputError: the directory cannot be written.
+    """
+    try:
+        fresh = launchers.broadcast("launch/log_dir", None if path or launchers.rank else str(_new_directory()))
+        directory = pathlib.Path(path or fresh)
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise InputError(
+            f"--log_dir must be a writable directory. Received: {error.filename} ({error.strerror})."
+        ) from error
+    return directory
+
+
+class Log:
+    """A rank's log, unbuffered.
+
+    If it cannot be written, as on a full disk, it is closed, and the job continues without it.
+    """
+
+    def __init__(self, path: pathlib.Path, number: int):
+        """Opens the log for appending to the output of earlier attempts or launches; only a regular file is one.
+
+        Args:
+          path: path of the file.
+          number: number of the attempt, 0 for the first.
+        """
+        self._path = path
+        self._file: AppendedFile | None = None
+        try:
+            self._file = storage_of(path).append(path)
+        except OSError as error:
+            self._give_up(error)
+        found = storage_of(path).info(path) if self._file else None
+        if found and found.size:
+            what = f"restart {number}" if number else "another launch"
+            self.write(f"--- {what}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+
+    def write(self, data: bytes) -> None:
+        """Writes all data, or warns once that it cannot."""
+        try:
+            if self._file:
+                self._file.write(data)
+        except OSError as error:
+            self._give_up(error)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._close()
+
+    def _give_up(self, error: OSError) -> None:
+        self._close()
+        _log.warning(
+            "tfdist launch: %s can no longer be written (%s); the job continues without it.",
+            self._path,
+            error.strerror,
+        )
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file:
+            with contextlib.suppress(OSError):  # some file systems report write errors here
+                file.close()
+
+
+def _new_directory() -> pathlib.Path:
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    number = 1
+    while True:
+        path = PARENT / f"launch-{now}{f'-{number}' if number > 1 else ''}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # another launch in the same second
+            number += 1
+            continue
+        return path
+
 
 _CHUNK = 1 << 16
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
@@ -113,3 +269,70 @@ class Channel:
             if self._status is not None:
                 self._log.write(line + b"\n")
             self._screen.write(self._prefix + line)
+
+
+class ProgressFiles:
+    """The progress files of the ranks.
+
+    A file that cannot be read counts as empty, and is created again for the next attempt; it does not end the job.
+    Other programs may delete files in memory.
+    """
+
+    def __init__(self, memory: pathlib.Path):
+        """Initializes with the launcher's directory in memory, in which the files get a folder."""
+        self._memory, self._folder = memory, memory / "notes"
+        self._made: set[int] = set()  # by rank
+        self._has_room = self._is_warned = False
+
+    def blank(self, rank: int) -> pathlib.Path | None:
+        """Creates the file of a rank that is about to start.
+
+        Returns:
+          Its path; None if there is no memory left, and the rank records nothing.
+
+        Raises:
+          InputError: there is no memory for the first file.
+        """
+        path = self._path(rank)
+        try:
+            self._memory.mkdir(mode=0o700, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
+            progress_file.blank(path)
+        except OSError as error:
+            if not self._has_room:
+                raise InputError(
+                    f"The ranks' progress files must fit in memory. Received: {path} ({error.strerror}). Free space in "
+                    f"{self._memory.parent}."
+                ) from error
+            self._warn(path, error)
+            self._made.discard(rank)
+            return None
+        self._has_room = True
+        self._made.add(rank)
+        return path
+
+    def read(self, ranks: Iterable[int]) -> tuple[int | None, bool]:
+        """Returns the last step that any of the ranks has recorded, or None, and whether one forbids a restart."""
+        steps, final = [], False
+        for path in map(self._path, self._made.intersection(ranks)):
+            try:
+                steps.append(progress_file.read(path))
+                final = final or progress_file.forbids_restart(path)
+            except OSError as error:
+                self._warn(path, error)
+        return max((step for step in steps if step is not None), default=None), final
+
+    def _path(self, rank: int) -> pathlib.Path:
+        return self._folder / f"rank-{rank}"
+
+    def _warn(self, path: pathlib.Path, error: OSError) -> None:
+        """Warns once, because later failures have the same cause."""
+        if not self._is_warned:
+            _log.warning(
+                "tfdist launch: %s is missing (%s); other files of the launcher in %s, including commits, may be "
+                "missing, too. The job continues without them.",
+                path,
+                error.strerror,
+                self._memory,
+            )
+        self._is_warned = True

@@ -11,21 +11,26 @@ from types import TracebackType
 from typing import NamedTuple
 
 from tfdist.coordination import Server
-from tfdist.coordination.addresses import NO_RESOURCES, join_address, listen, split_address
-from tfdist.coordination.authentication import OVERHEAD, WrongSealError, challenged, derived, nonce
-from tfdist.coordination.connect import next_message
+from tfdist.coordination.client import Liveness, next_message
 from tfdist.coordination.group import NO_GOODBYE, silence
-from tfdist.coordination.handshake import HELLO_SECONDS, MAX_UNAUTHENTICATED, version_refusal
-from tfdist.coordination.limited_log import LimitedLog
-from tfdist.coordination.liveness import Liveness
+from tfdist.coordination.job_token import NO_RESOURCES, join_address, listen, split_address
 from tfdist.coordination.messages import (
+    HELLO_SECONDS,
     LIMIT,
     LIMIT_BEFORE_HELLO,
+    MAX_UNAUTHENTICATED,
+    OVERHEAD,
     BadMessage,
+    LimitedLog,
     Message,
     MessageReader,
+    WrongSealError,
+    challenged,
+    derived,
     encode,
+    nonce,
     take,
+    version_refusal,
 )
 from tfdist.launcher import orders
 from tfdist.launcher.job_controller import JobController

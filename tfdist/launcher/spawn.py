@@ -7,10 +7,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfdist.errors import ExitCode, InputError, SpawnError, exit_codes
+from tfdist.errors import ExitCode, InputError, SpawnError, exceptions
 from tfdist.launcher import job_runner, pickled_call, spawn_entry
-from tfdist.launcher.job import Job
-from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.supervision import deadline
 
 
@@ -84,6 +83,6 @@ def _raise_failure(outcome: Outcome, results: Sequence[pickled_call.CallResult |
 
 def _value(rank: int, result: pickled_call.CallResult | None) -> Any:
     if result is None:
-        code = exit_codes.describe(ExitCode.DONE)
+        code = exceptions.describe(ExitCode.DONE)
         raise SpawnError(f"spawn: rank {rank} ended with {code} before its function returned.", rank, ExitCode.DONE)
     return result.value

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from tfdist.coordination import LostMember
 from tfdist.coordination.group import name_ranks
-from tfdist.errors import ExitCode, exit_codes
+from tfdist.errors import ExitCode, exceptions
 from tfdist.launcher.child import Child
-from tfdist.launcher.job_result import Outcome, root_cause
+from tfdist.launcher.job import Outcome, root_cause
 from tfdist.launcher.output_forwarding import Channel
 
 POLL_SECONDS = 0.02
@@ -114,7 +114,7 @@ class Supervisor:
         if self._cause().code == ExitCode.PEER_LOST:  # a consequence, so wait for the cause
             self._until(lambda: self._stop() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
         elif self._watched.together and ExitCode.DONE < self._cause().code < min(
-            ExitCode.PREEMPTED, exit_codes.SIGNALLED
+            ExitCode.PREEMPTED, exceptions.SIGNALLED
         ):
             self._until(lambda: self._stop() or self._all_ended(), SETTLE_SECONDS)
         if self._cause().code == ExitCode.PREEMPTED:  # a signal would be their second one, and keep them from saving
@@ -156,13 +156,13 @@ class Supervisor:
         """Returns the outcome; the cause may have appeared only while the processes were being ended."""
         codes = {child.code for child in self._children}
         code, *others = codes
-        if stop and code is not None and not others and code <= exit_codes.SIGNALLED:
+        if stop and code is not None and not others and code <= exceptions.SIGNALLED:
             if stop.asked or code == ExitCode.PREEMPTED:
-                return Outcome(code, f"all ranks ended with {exit_codes.describe(code)}" if code else "")
+                return Outcome(code, f"all ranks ended with {exceptions.describe(code)}" if code else "")
         if codes == {ExitCode.DONE, ExitCode.PREEMPTED}:
             first = next(child.rank for child in self._children if child.code == ExitCode.PREEMPTED)
             return Outcome(
-                ExitCode.PREEMPTED, f"rank {first} ended with {exit_codes.describe(ExitCode.PREEMPTED)}", first
+                ExitCode.PREEMPTED, f"rank {first} ended with {exceptions.describe(ExitCode.PREEMPTED)}", first
             )
         cause = self._cause()
         if stop and cause.code in (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST):

@@ -8,11 +8,11 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.dtensor import Devices, over_rows
-from tfdist.distribution.tensor_layouts import TensorLayouts
-from tfdist.layers.rematerialization import waiting
-from tfdist.sharding.dim_names import Dims
+from tfdist.distribution.dtensor_variables import Devices, over_rows
+from tfdist.distribution.strategy import TensorLayouts
+from tfdist.layers.recompute import waiting
 from tfdist.sharding.layouts import Layout, Placement, given_way, laid_out
+from tfdist.sharding.variable_layouts import Dims
 
 
 class MeshLayouts(TensorLayouts):

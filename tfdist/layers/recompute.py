@@ -2,12 +2,128 @@
 
 import logging
 import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.distribution.strategy import strategy_in_use
 from tfdist.errors import InputError
-from tfdist.layers.rematerialization import rematerialize
+
+# Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174). A layer's sharded variables are
+# gathered for each of the two passes, like the units of FSDP.
+
+
+def rematerialize(layer: keras.Layer) -> None:
+    """Makes a layer store only its inputs, and what its variables are computed from, for the backward pass."""
+    keras_internals.wrap_call(layer, _rematerialized)
+
+
+class _First(NamedTuple):
+    """Results of the forward pass besides tensors."""
+
+    outputs: Any
+    masks: Sequence[Any]
+    has_logits: Sequence[bool]
+    assigned: list[tuple[keras.Variable, Any]]
+    adders: list[keras.Layer]
+
+
+def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        given = keras.tree.flatten((args, kwargs))
+        if any(isinstance(value, keras.KerasTensor) for value in given):
+            return call(*args, **kwargs)
+        places = [i for i, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
+        weights = list(layer.trainable_variables)
+        state = (*layer.non_trainable_variables, *layer.metrics_variables)
+        before = [(variable, keras_internals.uncast_value(variable)) for variable in state]
+        surroundings = keras_internals.same_call_again(layer)
+        first: list[_First] = []
+
+        def forward(tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
+            filled = list(given)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+                keras_internals.set_mask_and_logits(tensor, keras_internals.mask_and_logits(given[place])[0], None)
+            own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
+            values = [_computed(variable, x, tensors) for variable, x in zip(weights, held, strict=True)]
+            scope = keras_internals.RecordedScope(
+                [*zip(weights, values, strict=True), *before],
+                held=zip(weights, held, strict=True),
+                read=lambda variable: _read(variable, tensors),
+            )
+            with surroundings(), scope:
+                outputs = call(*own_args, **own_kwargs)
+            found = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
+            masks, logits = zip(*map(keras_internals.mask_and_logits, found), strict=True) if found else ((), ())
+            adders = keras_internals.adders_of(layer, scope.losses)
+            first.append(_First(outputs, masks, [x is not None for x in logits], scope.assigned, adders))
+            return found, [x for x in logits if x is not None], list(scope.losses)
+
+        tensors, held = [given[place] for place in places], [keras_internals.held_value(v) for v in weights]
+        found, logits, losses = _again(forward, tensors, held)
+        for variable, value in first[0].assigned:
+            variable.assign(value)
+        for adder, loss in zip(first[0].adders, losses, strict=True):
+            adder.add_loss(loss)
+        behind = iter(logits)
+        for output, mask, has_logits in zip(found, first[0].masks, first[0].has_logits, strict=True):
+            keras_internals.set_mask_and_logits(output, mask, next(behind) if has_logits else None)
+        made = iter(found)
+        return keras.tree.map_structure(lambda x: next(made) if tf.is_tensor(x) else x, first[0].outputs)
+
+    return wrapped
+
+
+def _computed(variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    strategy = strategy_in_use()
+    return strategy.layouts.computed_from(variable, held, inputs) if strategy else held
+
+
+def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """Returns the value of another layer's weight, e.g. a tied one; its gradient goes to the variable itself."""
+    value = keras_internals.value_of(variable)
+    return (
+        _computed(variable, tf.convert_to_tensor(value), inputs) if variable.trainable and value is not None else None
+    )
+
+
+def _again(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
+    """Calls a function of two lists of tensors; the gradient calls it again.
+
+    Like `tf.recompute_grad`, which however reads one element of a gradient in order to wait for it: on a mesh, that
+    would gather all of it.
+    """
+
+    @tf.custom_gradient
+    def run(*both: tf.Tensor) -> Any:
+        with keras_internals.no_gradients_recorded():
+            outputs = forward(both[: len(tensors)], both[len(tensors) :])
+
+        def gradient(*upstream: tf.Tensor, variables: Sequence[tf.Variable] | None = None) -> Any:
+            others = list(variables or [])
+            with tf.GradientTape() as tape:
+                inputs = waiting(both, next(x for x in upstream if x.dtype.is_floating))
+                tape.watch([*inputs, *others])
+                again = forward(inputs[: len(tensors)], inputs[len(tensors) :])
+            found = tape.gradient(keras.tree.flatten(again), [*inputs, *others], list(upstream))
+            own = found[: len(inputs)]
+            return (own, found[len(inputs) :]) if variables is not None else own
+
+        return outputs, gradient
+
+    return run(*tensors, *held)
+
+
+def waiting(tensors: Sequence[tf.Tensor], other: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the same tensors, available only after another one is. Cost: one pass over each of them."""
+    largest = tf.reduce_max(other)
+    nothing = tf.math.is_nan(largest) & tf.math.is_inf(largest)  # always False, but no compiler can tell
+    return [x + tf.cast(nothing, x.dtype) for x in tensors]
+
 
 FULL, NONE = "full", "none"
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.distribution.strategy import strategy_in_use
 from tfdist.errors import InputError
-from tfdist.sharding.dim_names import Dims, parse_dims
+from tfdist.sharding.variable_layouts import Dims, parse_dims
 
 
 def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = None) -> tf.Tensor | keras.KerasTensor:

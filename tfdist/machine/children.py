@@ -6,10 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfdist.errors import ExitCode, TfdistError, exit_codes
-from tfdist.launcher.captured_jobs import CapturedJobs, last_line, read_log
-from tfdist.launcher.job import Job
-from tfdist.launcher.job_result import Outcome
+from tfdist.errors import ExitCode, TfdistError, exceptions
+from tfdist.launcher.job import Job, Outcome
+from tfdist.launcher.job_runner import CapturedJobs, last_line, read_log
 from tfdist.launcher.supervision import deadline
 
 
@@ -80,6 +79,6 @@ class Children:
 
 def _reason(outcome: Outcome, text: str) -> str:
     """Returns why processes failed: what the one that caused it said last, unless it was ended from outside."""
-    if outcome.rank is None or outcome.code > exit_codes.SIGNALLED:
+    if outcome.rank is None or outcome.code > exceptions.SIGNALLED:
         return outcome.reason
     return last_line(text) or outcome.reason

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from tfdist.cluster.detection import describe, detect_cluster, hint
+from tfdist.cluster.environment import describe, detect_cluster, hint
 from tfdist.errors import InputError
 from tfdist.machine.report import Finding, Section, Status
 

@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfdist.config.strategy_declaration import SmokeTest
+from tfdist.cluster import keras_backend
+from tfdist.config.strategy_registry import SmokeTest
 from tfdist.machine.children import Children
 from tfdist.machine.report import Finding, Section, Status
-from tfdist.process import keras_backend
 
 _HOROVOD = "horovod"
 _PROCESSES = 2  # for which `auto` is asked

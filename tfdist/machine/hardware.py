@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from tfdist.cluster.affinity import cpu_quota
-from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.numbers import byte_size
 from tfdist.machine.report import Finding, Section, Status, one_of
 
 _MEMORY_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")  # in version 2 of control groups

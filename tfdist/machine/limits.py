@@ -3,7 +3,7 @@
 import pathlib
 import resource
 
-from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.numbers import byte_size
 from tfdist.machine.report import Section, one_of
 
 _PROCESS_LIMIT = pathlib.Path("/sys/fs/cgroup/pids.max")

@@ -7,8 +7,15 @@ from collections.abc import Mapping
 
 import psutil
 
-from tfdist.coordination.addresses import LOOPBACK, is_loopback
-from tfdist.coordination.job_token import FILE_VARIABLE, INSECURE_VARIABLE, SHORTEST, TOKEN_VARIABLE, given_token
+from tfdist.coordination.job_token import (
+    FILE_VARIABLE,
+    INSECURE_VARIABLE,
+    LOOPBACK,
+    SHORTEST,
+    TOKEN_VARIABLE,
+    given_token,
+    is_loopback,
+)
 from tfdist.errors import InputError
 from tfdist.machine.report import Finding, Section, Status, one_of
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tfdist.config.strategy_declaration import SmokeTest
+from tfdist.config.strategy_registry import SmokeTest
 from tfdist.machine.children import Children, Ended
 from tfdist.machine.frameworks import Frameworks
 from tfdist.machine.report import Finding, Status

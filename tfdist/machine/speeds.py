@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tfdist.config.strategy_registry import DECLARATIONS
-from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.numbers import byte_size
 from tfdist.machine.children import Children
 from tfdist.machine.frameworks import Frameworks, last_object
 from tfdist.machine.report import Finding, Status

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_integer, is_number
+from tfdist.errors.numbers import is_integer, is_number
 
 
 def positive(model: str, name: str, value: Any) -> int:

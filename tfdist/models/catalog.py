@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import keras
 
+from tfdist.config.spec import call, call_own, load_object, parse
 from tfdist.errors import InputError
-from tfdist.grammar.spec import call, load_object, nearest, parse
-from tfdist.grammar.user_code import call_own
+from tfdist.errors.suggestions import nearest
 from tfdist.models.cnn import ZERO_GRADIENT as CNN_ZERO_GRADIENT
 from tfdist.models.cnn import cnn
 from tfdist.models.mlp import ZERO_GRADIENT as MLP_ZERO_GRADIENT

@@ -10,7 +10,7 @@ from tfdist.errors import InputError
 from tfdist.layers import MixtureOfExperts
 from tfdist.layers.sharding_constraint import constrain
 from tfdist.models import arguments
-from tfdist.sharding.dim_names import name_dims
+from tfdist.sharding.variable_layouts import name_dims
 
 # A bias of the keys adds the same number to all scores of a query, which does not change the softmax.
 ZERO_GRADIENT: tuple[str, ...] = (r"_attention/key/bias$",)

@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
+from tfdist.config.spec import call_own, load_object, parse
 from tfdist.errors import InputError
-from tfdist.grammar.spec import load_object, nearest, parse
-from tfdist.grammar.user_code import call_own
+from tfdist.errors.suggestions import nearest
 from tfdist.optimizers import LARS, MomentumCorrectedSGD
 
 _BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # names that Keras resolves by the shape of the labels

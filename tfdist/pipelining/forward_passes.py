@@ -7,10 +7,10 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.pipelining.crossings import crossings_of, with_static_shapes
+from tfdist.pipelining.activation_compression import Link
 from tfdist.pipelining.has_stages import HasStages
-from tfdist.pipelining.messages import Link
 from tfdist.pipelining.output_tensors import OutputTensors
+from tfdist.pipelining.stage_costs import crossings_of, with_static_shapes
 from tfdist.pipelining.staged_model import StagedModel
 
 _ROWS = 32  # of a micro-batch, if the number of rows is known only at run time

@@ -11,13 +11,13 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
-from tfdist.coordination.shared_errors import refused_together
+from tfdist.coordination.group import refused_together
 from tfdist.data import check_batch_size
 from tfdist.distribution.strategy import Strategy
 from tfdist.pipelining.activation_compression import ActivationCompression
-from tfdist.pipelining.schedules import Schedule
+from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.stage_devices import StageDevices
-from tfdist.sharding.process_grid import ProcessGrid
+from tfdist.sharding.layouts import ProcessGrid
 
 
 class HasStages(Strategy):

@@ -8,13 +8,116 @@ The backward pass may have two parts. What the gradients of the stage's inputs n
 second, so that no operation is computed twice. Qi et al., Zero Bubble Pipeline Parallelism, 2024 (arXiv:2401.10241).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from tfdist.pipelining import subgraphs
-from tfdist.pipelining.crossings import CrossingSpec, with_static_shapes
+from tfdist import keras_internals
+from tfdist.pipelining.stage_costs import CrossingSpec, with_static_shapes
+
+Operations = frozenset[tf.Operation]
+_READS = ("ReadVariableOp", "ResourceGather", "VariableShape")  # stateful, but their only effect is their result
+
+
+def operations_before(
+    targets: Iterable[tf.Tensor | tf.Operation], without: Collection[tf.Operation] = ()
+) -> Operations:
+    """Returns the operations of a graph that targets need, also as control inputs, with those that compute the targets.
+
+    Args:
+      targets: tensors or operations.
+      without: operations that are left out, with those that only they need.
+    """
+    waiting = [target.op if isinstance(target, tf.Tensor) else target for target in targets]
+    found: set[tf.Operation] = set()
+    while waiting:
+        operation = waiting.pop()
+        if operation not in found and operation not in without:
+            found.add(operation)
+            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    return frozenset(found)
+
+
+def with_effects(graph: tf.Graph, excluded: Collection[tf.Operation] = ()) -> list[tf.Operation]:
+    """Returns the operations of a function's graph that run even if nothing needs their results."""
+    return [x for x in graph.control_outputs if x not in excluded and x.type not in _READS]
+
+
+def constants_among(operations: Iterable[tf.Operation]) -> Operations:
+    """Returns the constants, which several parts may contain."""
+    return frozenset(operation for operation in operations if operation.type == "Const")
+
+
+def inputs_of(operations: Operations, outputs: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the tensors from other operations that these operations, or the outputs of their part, are made of."""
+    used = [tensor for operation in operations for tensor in operation.inputs]
+    needed = {tensor.name: tensor for tensor in [*used, *outputs] if tensor.op not in operations}
+    return [needed[name] for name in sorted(needed)]
+
+
+def extracted(
+    graph: tf.Graph,
+    operations: Operations,
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor],
+    values: Mapping[str, Any],
+) -> tf.types.experimental.ConcreteFunction:
+    """Returns a part of a graph as a function from its inputs to its outputs.
+
+    Args:
+      graph: the graph, which must live as long as the function.
+      operations: the part.
+      inputs: tensors of other operations, which become arguments.
+      outputs: results of the operations, or inputs.
+      values: by their names in the graph, what else the operations use: variables' handles, which the function captures, and
+        constants.
+    """
+    definition = _definition(graph, operations)
+    effects = [operation.name for operation in with_effects(graph) if operation in operations]
+    inner = [tensor for tensor in outputs if tensor.op in operations]
+
+    def part(*arguments: tf.Tensor) -> list[tf.Tensor]:
+        used = {tensor.name for operation in operations for tensor in operation.inputs}
+        given = {name: _captured(value) for name, value in values.items() if name in used}
+        given |= {tensor.name: argument for tensor, argument in zip(inputs, arguments, strict=True)}
+        keras_internals.add_functions(graph)
+        found = tf.graph_util.import_graph_def(
+            definition,
+            {name: tensor for name, tensor in given.items() if name in used},
+            [*(tensor.name for tensor in inner), *effects],
+            name="part",
+        )
+        with tf.control_dependencies(found[len(inner) :]):
+            tf.compat.v1.get_default_graph().control_outputs.append(tf.no_op())
+        for tensor, value in zip(inner, found[: len(inner)], strict=True):
+            value.set_shape(tensor.shape)
+            given[tensor.name] = value
+        return [tf.identity(given[tensor.name]) for tensor in outputs]
+
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
+    return tf.function(part, autograph=False).get_concrete_function(*specs)
+
+
+def _captured(value: Any) -> tf.Tensor:
+    """Returns a tensor of the current function's graph."""
+    return tf.compat.v1.get_default_graph().capture(value) if isinstance(value, tf.Tensor) else tf.constant(value)
+
+
+def _definition(graph: tf.Graph, operations: Operations) -> tf.compat.v1.GraphDef:
+    """Returns the definition of operations, without control inputs from others, and without wishes of colocation."""
+    whole, names = graph.as_graph_def(), {operation.name for operation in operations}
+    found = tf.compat.v1.GraphDef(versions=whole.versions)
+    for node in whole.node:
+        if node.name in names:
+            kept = [name for name in node.input if not name.startswith("^") or name[1:] in names]
+            node.attr.pop("_class", None)
+            copy = found.node.add()
+            copy.CopyFrom(node)
+            del copy.input[:]
+            copy.input.extend(kept)
+    return found
+
 
 Function: TypeAlias = Any  # a concrete function
 Gradient: TypeAlias = tf.Tensor | None  # None if the loss does not depend on the variable
@@ -205,8 +308,8 @@ class Passes:
         self._gradients_of = [gradient is not None for gradient in of_variables]
         self._of_variables = [_result(gradient) for gradient in of_variables if gradient is not None]
         self._of_inputs = [_result(gradient) for gradient in self._of_inputs]
-        effects = subgraphs.with_effects(graph)
-        self._needed = subgraphs.operations_before([*self._of_variables, *self._of_inputs, *effects])
+        effects = with_effects(graph)
+        self._needed = operations_before([*self._of_variables, *self._of_inputs, *effects])
         outside = {id(inner): outer for outer, inner in tf.compat.v1.get_default_graph().captures}
         residuals: list[tf.Tensor] = []
         self._values: dict[str, Any] = {}
@@ -231,19 +334,19 @@ class Passes:
         outside = frozenset(tensor.op for tensor in graph.inputs)
         results = [*self._of_variables, *self._of_inputs]
         if not self._split:
-            self._backward = subgraphs.extracted(graph, self._needed - outside, self._arguments, results, self._values)
+            self._backward = extracted(graph, self._needed - outside, self._arguments, results, self._values)
             return
-        of_input = subgraphs.operations_before(self._of_inputs) - outside
+        of_input = operations_before(self._of_inputs) - outside
         of_weight = self._needed - outside - of_input
-        of_weight |= subgraphs.constants_among(subgraphs.operations_before(of_weight))
-        crossing = [x for x in subgraphs.inputs_of(of_weight, self._of_variables) if x.name not in self._values]
+        of_weight |= constants_among(operations_before(of_weight))
+        crossing = [x for x in inputs_of(of_weight, self._of_variables) if x.name not in self._values]
         made, given = ([x for x in crossing if (x.op in outside) is is_given] for is_given in (False, True))
         places = {tensor.name: place for place, tensor in enumerate(self._arguments)}
-        used = [x for x in subgraphs.inputs_of(of_input, self._of_inputs) if x.name not in self._values]
+        used = [x for x in inputs_of(of_input, self._of_inputs) if x.name not in self._values]
         self._places_of_input = [places[tensor.name] for tensor in used]
         self._places_of_weight = [places[tensor.name] for tensor in given]
-        self._backward_input = subgraphs.extracted(graph, of_input, used, [*self._of_inputs, *made], self._values)
-        self._backward_weight = subgraphs.extracted(graph, of_weight, [*made, *given], self._of_variables, self._values)
+        self._backward_input = extracted(graph, of_input, used, [*self._of_inputs, *made], self._values)
+        self._backward_weight = extracted(graph, of_weight, [*made, *given], self._of_variables, self._values)
 
     def _check_captures(self) -> None:
         """Raises `ValueError` if a pass would depend on a tensor of the function in which it is traced."""

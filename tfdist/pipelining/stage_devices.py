@@ -13,16 +13,15 @@ from tfdist import keras_internals
 from tfdist.cluster.devices import allow_waiting, local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Recording, current, using
-from tfdist.distribution.dtensor import Devices, calling_program
-from tfdist.distribution.tensor_layouts import TensorLayouts
-from tfdist.distribution.unsafe_operations import refuse_unsafe_operations
+from tfdist.distribution.dtensor_variables import Devices, calling_program
+from tfdist.distribution.mesh_checks import refuse_unsafe_operations
+from tfdist.distribution.strategy import TensorLayouts
 from tfdist.errors import InputError
 from tfdist.keras_internals import UninitializedVariable
 from tfdist.layers.mesh_layouts import MeshLayouts, placement_of
-from tfdist.sharding.dim_names import ATTENTIONS, Dims, dims_of
 from tfdist.sharding.layouts import Layout, Shard, idle
 from tfdist.sharding.mesh import Mesh
-from tfdist.sharding.variable_layouts import placement
+from tfdist.sharding.variable_layouts import ATTENTIONS, Dims, dims_of, placement
 
 AXIS = "model"
 _KEYS = 2**28

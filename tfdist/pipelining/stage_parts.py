@@ -1,27 +1,198 @@
-"""The stages that a process trains of a model."""
+"""The stages that a process trains of a model, and the whole model on the chief, to save it."""
 
 import contextlib
 import functools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tfdist.collectives.gathering import gathered
-from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.distribution.model_parts import ModelParts
-from tfdist.errors.counts import count_of
-from tfdist.pipelining.cut import Graph, cut_model, measure_seconds
-from tfdist.pipelining.equal_values import synchronize_shared
+from tfdist import keras_internals
+from tfdist.collectives.rows import gathered
+from tfdist.coordination.group import LONG_SECONDS
+from tfdist.distribution.dtensor_variables import is_spread
+from tfdist.distribution.strategy import ModelParts, VariableBlocks, VariablesOfAll
+from tfdist.errors import InputError
+from tfdist.errors.numbers import count_of
+from tfdist.pipelining.activation_compression import Link
+from tfdist.pipelining.cutting import cut_model
 from tfdist.pipelining.forward_passes import forward
-from tfdist.pipelining.full_model import full_model
 from tfdist.pipelining.has_stages import HasStages
-from tfdist.pipelining.model_checks import check_stages_of
-from tfdist.pipelining.schedules import simulate
+from tfdist.pipelining.operation_graph import Graph
+from tfdist.pipelining.operation_timing import measure_seconds
+from tfdist.pipelining.schedule_simulation import simulate
+from tfdist.pipelining.shared_variables import synchronize_shared
 from tfdist.pipelining.staged_model import StagedModel, whole_model
+
+_NEXT, _END = "save/next", -1
+
+
+@contextlib.contextmanager
+def full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]:
+    """Yields the model, whose weights the chief can read: the process of its stage sends each one when it is read.
+
+    The chief keeps none of them, as it need not have the memory for the whole model. Every process must enter it. Those of the
+    first replica's other stages yield when the chief has left it.
+
+    Args:
+      strategy: the strategy.
+      model: this process's part of the model.
+    """
+    if strategy.local_replicas.start != 0:
+        yield model.whole
+        return
+    reads = _Reads(strategy, model)
+    if strategy.pipeline_rank != 0:
+        reads.answer()
+        yield model.whole
+        return
+    try:
+        with keras_internals.read_by(reads.missing, reads.read):
+            yield model.whole
+    finally:
+        reads.end()
+
+
+class _Reads:
+    """Reads of variables by the chief, which the processes of its pipeline answer.
+
+    Attributes:
+      missing: the variables that the chief does not have.
+    """
+
+    def __init__(self, strategy: HasStages, model: StagedModel):
+        self._strategy = strategy
+        self._group = strategy.group.subgroup(strategy.grid.ranks_of_replica(0))
+        self._exchanges: dict[tuple[int, str], Any] = {}
+        own = {id(variable) for number in strategy.schedule.stages_of(0) for variable in _of_stage(model, number)}
+        holders: dict[int, tuple[keras.Variable, int]] = {}
+        for process in range(1, strategy.grid.stages):
+            for number in strategy.schedule.stages_of(process):
+                for variable in _of_stage(model, number):
+                    if id(variable) not in own:
+                        holders.setdefault(id(variable), (variable, process))
+        self._holders = list(holders.values())
+        # States of random layers have values everywhere; they are set anew in every step.
+        self._numbers = {
+            id(variable): number
+            for number, (variable, _) in enumerate(self._holders)
+            if keras_internals.value_of(variable) is None
+        }
+
+    @property
+    def missing(self) -> list[keras.Variable]:
+        return [variable for variable, _ in self._holders if id(variable) in self._numbers]
+
+    def read(self, variable: keras.Variable) -> tf.Tensor:
+        """Returns the value of a variable of another stage; on the chief."""
+        number = self._numbers[id(variable)]
+        self._group.broadcast(_NEXT, number, LONG_SECONDS)
+        with self._strategy.process_device():
+            [value] = self._exchange(self._holders[number][1], variable)()
+        return value
+
+    def answer(self) -> None:
+        """Sends what the chief reads of this process's variables, until the chief has read what it needs."""
+        while (number := self._group.broadcast(_NEXT, None, LONG_SECONDS)) != _END:
+            variable, process = self._holders[number]
+            if process == self._strategy.pipeline_rank:
+                with self._strategy.process_device():
+                    self._exchange(0, variable)(tf.convert_to_tensor(keras_internals.value_of(variable)))
+
+    def end(self) -> None:
+        """Ends the answers of the other processes."""
+        self._group.broadcast(_NEXT, _END, LONG_SECONDS)
+
+    def _exchange(self, process: int, variable: keras.Variable) -> Any:
+        """Returns what receives the value of a variable from a process, or sends it to the chief; traced once for a shape."""
+        shape, dtype = tuple(variable.shape), variable.dtype
+        link = Link(self._strategy.pipeline_collectives, process)
+        spec, tag = tf.TensorSpec(shape, dtype), f"save/{'x'.join(map(str, shape))}/{dtype}"
+        if (process, tag) not in self._exchanges:
+            given = [] if self._strategy.pipeline_rank == 0 else [spec]
+
+            def exchange(*values: tf.Tensor) -> list[tf.Tensor]:
+                if not values:
+                    return link.receive([spec], tag)
+                link.send(values, tag)
+                return []
+
+            # A concrete function, because TensorFlow warns of retracing if one line makes several functions.
+            self._exchanges[process, tag] = tf.function(exchange, autograph=False).get_concrete_function(*given)
+        return self._exchanges[process, tag]
+
+
+def _of_stage(model: StagedModel, number: int) -> tuple[keras.Variable, ...]:
+    return model.cut.stages[number].variables.all
+
+
+def check_stages_of(model: keras.Model) -> None:
+    """Raises `InputError` for a model whose stages could not be told apart, or whose layers would disagree."""
+    paths = [variable.path for variable in model.variables]
+    twice = sorted({path for path in paths if paths.count(path) > 1})
+    if twice:
+        raise InputError(
+            "The variables of a pipeline must have unique paths, by which checkpoints know them. Received twice: "
+            f"{twice[0]}. Give the layers of nested models, and variables of your own, different names."
+        )
+    metrics = keras_internals.metrics_of_layers(model)
+    if metrics:
+        raise InputError(
+            "Layers of a pipeline must not have metrics, as each stage would have others. Received: "
+            f"{metrics[0].path}. Pass the metric to `metrics=`."
+        )
+
+
+def refuse_training_without_trainer() -> None:
+    """Makes Keras's own `fit` raise `InputError` for a model of a pipeline to which no trainer has given values."""
+    keras_internals.refuse_training(
+        "A model of a pipeline is trained by tfdist.Trainer, which gives each process the weights of its stages. Received: "
+        "Keras's own fit or train_on_batch, and {path}, which has no value yet. Pass the model and what it is compiled with to "
+        "tfdist.Trainer, and call the trainer's fit."
+    )
+
+
+class StageBlocks(VariableBlocks):
+    """Variables of this process's stages; of those with the same stage, the first replica writes them."""
+
+    spans_processes = True
+
+    def __init__(self, strategy: HasStages):
+        """Initializes the blocks.
+
+        Args:
+          strategy: the strategy.
+        """
+        super().__init__(strategy)
+        self._strategy = strategy
+
+    @property
+    def _writes_same(self) -> bool:
+        """See base class."""
+        return self._strategy.local_replicas.start == 0
+
+    def written(
+        self, variable: tf.Variable, per_replica: bool, copied: bool = True
+    ) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """See base class; the value of a variable on several devices is copied to be put together."""
+        return super().written(variable, per_replica, copied or is_spread(variable))
+
+    def of_all(self, forms: Mapping[str, Any]) -> VariablesOfAll:
+        """See base class; in the order of the stages.
+
+        What several stages have, such as tied weights and the optimizer's step, the first of them writes.
+        """
+        everyone = self._strategy.group.gather("stages/forms", dict(forms), LONG_SECONDS)
+        found: dict[str, Any] = {}
+        for each in everyone:
+            found |= {name: form for name, form in each.items() if name not in found}
+        earlier = everyone[: self._strategy.grid.ranks_of_stage(self._strategy.pipeline_rank)[0]]
+        return VariablesOfAll(found, frozenset(forms).difference(*earlier))
+
 
 _log = logging.getLogger(__name__)
 _ROWS = 8  # of the micro-batch with which calls are measured: the batch size is not known yet

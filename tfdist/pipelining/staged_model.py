@@ -1,6 +1,7 @@
-"""`StagedModel`: the part of a model that one process of a pipeline trains, as a Keras model that can be compiled."""
+"""`StagedModel`: the part of a model that one process of a pipeline trains; the age of its weights."""
 
 import dataclasses
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -9,9 +10,10 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.strategy import in_replica_function
+from tfdist.distribution.strategy import Strategy, in_replica_function
 from tfdist.errors import InputError
-from tfdist.pipelining.cut import Cut, StageGraph, initialize
+from tfdist.pipelining.cutting import Cut, StageGraph, initialize
+from tfdist.pipelining.has_stages import HasStages, pipeline_of
 from tfdist.pipelining.spread_stage import SpreadStage
 from tfdist.pipelining.stage_devices import StageDevices
 
@@ -149,3 +151,26 @@ class StagedModel(keras.Model):
 def whole_model(model: keras.Model) -> keras.Model:
     """Returns the model of which a process has stages; any other model as it is."""
     return model.whole if isinstance(model, StagedModel) else model
+
+
+def without_flush_of(strategy: Strategy) -> HasStages | None:
+    """Returns the strategy if it is a pipeline that does not end each step with a flush, else None."""
+    pipeline = pipeline_of(strategy)
+    return pipeline if pipeline and not pipeline.schedule.has_flush else None
+
+
+def staleness(strategy: Strategy, model: keras.Model, step: int) -> dict[str, float]:
+    """Returns the field `staleness` of a record; empty if all gradients are those of the newest weights.
+
+    Args:
+      strategy: the strategy.
+      model: what this process trains.
+      step: number of updates done.
+    """
+    pipeline = without_flush_of(strategy)
+    if not pipeline:
+        return {}
+    assert isinstance(model, StagedModel)
+    sizes = [sum(v.shape.num_elements() for v in stage.variables.trainable) for stage in model.cut.stages]
+    ages = [min(delay, step - 1) for delay in pipeline.schedule.delays]
+    return {"staleness": sum(map(operator.mul, sizes, ages)) / sum(sizes)}

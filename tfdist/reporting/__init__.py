@@ -3,15 +3,13 @@
 Reporters receive records; they neither compute nor communicate.
 """
 
-from tfdist.reporting.chief import chief_reporter
 from tfdist.reporting.curves import CurvesReporter
-from tfdist.reporting.display import terminal_or_plain
+from tfdist.reporting.display import TerminalReporter, chief_reporter, terminal_or_plain
 from tfdist.reporting.ledger_file import LedgerFile, NullLedger
 from tfdist.reporting.logger import LoggedRun, Logger
 from tfdist.reporting.metrics_file import MetricsFile
 from tfdist.reporting.plain_reporter import PlainReporter
 from tfdist.reporting.profile import NullProfile, ProfileWindow
-from tfdist.reporting.progress_bar import TerminalReporter
 from tfdist.reporting.reporter import MultiReporter, Reporter, RunPlan, synchronizer
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.tensorboard import TensorBoardReporter

@@ -1,15 +1,350 @@
-"""The choice of how the progress of a run is displayed: a progress bar where a person looks, lines elsewhere."""
+"""How the progress of a run is displayed: a progress bar where a person looks, lines elsewhere."""
 
+import abc
+import collections
+import contextlib
 import sys
-from typing import TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic
+from typing import NamedTuple, TextIO
 
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
-from tfdist.process import terminal
-from tfdist.reporting.in_place import InPlaceReporter
-from tfdist.reporting.plain_reporter import PlainReporter
-from tfdist.reporting.progress_bar import TerminalReporter
-from tfdist.reporting.reporter import Reporter
+from tfdist.cluster import terminal
+from tfdist.coordination import Json
+from tfdist.reporting.curves import CurvesReporter
+from tfdist.reporting.metrics_file import MetricsFile, OutcomeFile
+from tfdist.reporting.plain_reporter import (
+    PlainReporter,
+    banner,
+    communication,
+    line,
+    loss_and_metrics,
+    printable,
+    rounded,
+)
+from tfdist.reporting.python_logging import LogReporter
+from tfdist.reporting.reporter import MultiReporter, Reporter, RunPlan
+from tfdist.reporting.run_directory import RunDirectory
+from tfdist.reporting.schema import EVAL, number
+from tfdist.reporting.tensorboard import TensorBoardReporter
+
+_LEAST_BAR = 6
+_SPEED_SECONDS = 30.0  # the speed is that of the last half minute
+# What a line has, from most to least: its fields, whether they are long, and whether there is a bar.
+_LEVELS = (
+    ("epoch step time loss metric speed communication", True, True),
+    ("epoch step time loss metric speed", True, True),
+    ("epoch step time loss metric speed", False, True),
+    ("epoch step time loss metric speed", False, False),
+    ("epoch step time loss speed", False, True),
+    ("epoch step time loss speed", False, False),
+    ("epoch step time loss", False, False),
+    ("step time loss", False, False),
+    ("step loss", False, False),
+    ("step", False, False),
+)
+_AFTER_BAR = ("time", "loss", "metric", "speed", "communication", "status")
+
+
+class Line(NamedTuple):
+    """A line of a progress bar.
+
+    Attributes:
+      left: text before the bar.
+      filled: columns of the bar for what is done.
+      empty: columns of the bar for what remains; 0 with `filled` 0 if there is no room for a bar.
+      right: text after the bar.
+    """
+
+    left: str
+    filled: int
+    empty: int
+    right: str
+
+    def __str__(self) -> str:
+        """Returns the line without colors, where only the filled part of the bar can be seen."""
+        bar = "━" * self.filled + " " * self.empty
+        return " ".join(part for part in (self.left, bar, self.right) if part)
+
+
+class BarText:
+    """Follows a run, and describes its state in one line of a given width.
+
+    Args:
+      plan: plan of the run.
+      clock: monotonic clock in seconds.
+    """
+
+    def __init__(self, plan: RunPlan, clock: Callable[[], float]):
+        self._plan, self._clock = plan, clock
+        self._began = clock()
+        self._step = plan.first_step
+        self._record: Mapping[str, Json] = {}
+        # The first point is that after the first call, which has compiled the training step.
+        self._points: collections.deque[tuple[float, int]] = collections.deque()
+        self._status = ""
+        self._width, self._level = 0, 0
+
+    def update(self, step: int, record: Mapping[str, Json]) -> None:
+        """Sets the number of updates done, and the latest loss and metrics."""
+        now = self._clock()
+        self._step, self._record = step, record
+        if not self._points or step > self._points[-1][1]:
+            self._points.append((now, step))
+        while len(self._points) > 2 and self._points[1][0] < now - _SPEED_SECONDS:
+            self._points.popleft()
+
+    def set_status(self, text: str) -> None:
+        """Sets what to show instead of loss and metrics; "" to show these again."""
+        self._status = printable(text)
+
+    def line(self, width: int) -> Line:
+        """Returns the line for a terminal of `width` columns.
+
+        What was omitted for lack of room stays omitted until the width changes, so that the line does not flicker.
+        """
+        if width != self._width:
+            self._width, self._level = width, 0
+        if self._status:
+            return self._fitted(["epoch", "step", "status"], True, True, width) or Line("", 0, 0, self._status[:width])
+        while self._level < len(_LEVELS):
+            names, is_long, has_bar = _LEVELS[self._level]
+            found = self._fitted(names.split(), is_long, has_bar, width)
+            if found:
+                return found
+            self._level += 1
+        return Line(self._field("step", is_long=False)[:width], 0, 0, "")
+
+    def _fitted(self, names: list[str], is_long: bool, has_bar: bool, width: int) -> Line | None:
+        separator = "  " if is_long else " "
+        texts = {name: text for name in names if (text := self._field(name, is_long))}
+        left = separator.join(text for name, text in texts.items() if name not in _AFTER_BAR)
+        right = separator.join(text for name, text in texts.items() if name in _AFTER_BAR)
+        if not has_bar:
+            found = Line(left, 0, 0, right)
+            return found if len(str(found)) <= width else None
+        room = width - len(left) - len(right) - sum(1 for text in (left, right) if text)
+        if room < _LEAST_BAR:
+            return None
+        filled = room * self._step // max(self._plan.total_steps, 1)
+        return Line(left, min(filled, room), max(room - filled, 0), right)
+
+    def _field(self, name: str, is_long: bool) -> str:
+        plan, step = self._plan, self._step
+        match name:
+            case "epoch":
+                return plan.epoch_text(step)
+            case "step":
+                return f"{'step ' if is_long else ''}{step}/{plan.total_steps}"
+            case "time":
+                return self._times(is_long)
+            case "loss":
+                return next(loss_and_metrics(self._record, most=0), "")
+            case "metric":
+                return next(iter([*loss_and_metrics(self._record, most=1)][-1:]), "") if self._has_metric else ""
+            case "speed":
+                unit = "examples/s" if is_long else "ex/s"
+                speed = number(self._record.get("examples_per_second")) or self._speed * plan.batch_size
+                return f"{rounded(speed)} {unit}" if speed else ""
+            case "communication":
+                return "  ".join(communication(self._record)) if plan.shows_communication else ""
+        return self._status
+
+    @property
+    def _has_metric(self) -> bool:
+        return len([*loss_and_metrics(self._record, most=1)]) > ("loss" in self._record)
+
+    @property
+    def _speed(self) -> float:
+        """Steps per second of wall time, evaluations included; 0 if unknown."""
+        if len(self._points) < 2:
+            return 0.0
+        (first_time, first), (last_time, last) = self._points[0], self._points[-1]
+        return (last - first) / (last_time - first_time) if last_time > first_time else 0.0
+
+    def _times(self, is_long: bool) -> str:
+        elapsed = clock_time(self._clock() - self._began)
+        remaining = clock_time((self._plan.total_steps - self._step) / self._speed) if self._speed else "-:--"
+        return f"{elapsed}, {remaining} left" if is_long else f"{elapsed}<{remaining}"
+
+
+def clock_time(seconds: float) -> str:
+    """Returns a time as `0:07`, `12:34` or `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class BarReporter(Reporter, abc.ABC):
+    """Displays a progress bar: epoch, steps, elapsed and remaining time, loss, first metric, and examples/s.
+
+    Where there is little room, less is shown; see `BarText`. The description of the run and evaluations remain as lines
+    above the bar, and the outcome as a line below it.
+
+    Args:
+      seconds: minimum interval between two draws. The caller draws, so that no thread is needed during training.
+      clock: monotonic clock in seconds.
+    """
+
+    def __init__(self, seconds: float = 0.1, clock: Callable[[], float] = monotonic):
+        self._seconds, self._clock = seconds, clock
+        self._plan: RunPlan | None = None
+        self._text: BarText | None = None
+        self._drawn = clock()
+
+    @abc.abstractmethod
+    def _print(self, text: str) -> None:
+        """Writes a line that remains; above the bar, if it is open."""
+
+    @abc.abstractmethod
+    def _open_bar(self) -> None:
+        """Opens the bar at the start of a run."""
+
+    @abc.abstractmethod
+    def _draw_bar(self, text: BarText) -> None:
+        """Draws the bar, which is open."""
+
+    @abc.abstractmethod
+    def _close_bar(self) -> None:
+        """Closes the bar; its last state remains."""
+
+    def start(self, plan: RunPlan) -> None:
+        """See base class."""
+        for row in banner(plan.description):
+            self._print(row)
+        self._plan, self._text = plan, BarText(plan, self._clock)
+        self._open_bar()
+        self._draw()
+
+    @contextlib.contextmanager
+    def busy(self, task: str) -> Iterator[None]:
+        """See base class."""
+        self._set_status(f"{task} ...")
+        yield
+        self._set_status("")
+
+    def progress(self, step: int, record: Mapping[str, float]) -> None:
+        """See base class."""
+        if self._text is not None:
+            self._text.update(step, record)
+        if self._clock() - self._drawn >= self._seconds:
+            self._draw()
+
+    def record(self, record: Mapping[str, Json]) -> None:
+        """See base class."""
+        if record.get("kind") == EVAL or self._text is None:
+            self._print(line(record, self._plan))
+        elif "step" in record:
+            self._text.update(int(record["step"]), record)
+        self._draw()
+
+    def close(self, outcome: str) -> None:
+        """See base class."""
+        if self._text is not None:
+            self._set_status("")
+            self._close_bar()
+            self._text = None
+        if outcome:
+            self._print(f"run ended: {printable(outcome)}")
+
+    def _set_status(self, text: str) -> None:
+        if self._text is not None:
+            self._text.set_status(text)
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._text is not None:
+            self._draw_bar(self._text)
+            self._drawn = self._clock()
+
+
+class InPlaceReporter(BarReporter):
+    """Displays a progress bar with a carriage return as the only control character.
+
+    It follows each state of the bar, so that what the process logs meanwhile replaces the bar until the next state.
+
+    Args:
+      stream: output stream. It is flushed after each write, and not closed at the end.
+      width: columns of a line.
+      seconds: minimum interval between two states of the bar.
+      clock: monotonic clock in seconds.
+    """
+
+    def __init__(self, stream: TextIO, width: int, seconds: float = 0.1, clock: Callable[[], float] = monotonic):
+        super().__init__(seconds, clock)
+        self._stream, self._width = stream, width
+        self._columns = 0  # of the state that is shown
+
+    def _print(self, text: str) -> None:
+        self._write(text.ljust(self._columns) + "\n")
+        self._columns = 0
+
+    def _open_bar(self) -> None:
+        pass
+
+    def _draw_bar(self, text: BarText) -> None:
+        self._overwrite(str(text.line(self._width)))
+
+    def _close_bar(self) -> None:
+        self._write("\n")
+        self._columns = 0
+
+    def _overwrite(self, text: str) -> None:
+        """Shows a text instead of the current state, padded to cover it."""
+        self._write(text.ljust(self._columns) + "\r")
+        self._columns = len(text)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class TerminalReporter(BarReporter):
+    """Displays a progress bar on a terminal. What the process prints or logs to a terminal appears above it.
+
+    Args:
+      console: where to draw.
+      clock: monotonic clock in seconds.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = monotonic):
+        super().__init__(clock=clock)
+        self._console = console
+        self._live: Live | None = None
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _open_bar(self) -> None:
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            # A stream that is not a terminal has been redirected by the user, and must not be captured.
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self._live.start()
+
+    def _draw_bar(self, text: BarText) -> None:
+        if self._live is not None:
+            self._live.update(self._styled(text), refresh=True)
+
+    def _close_bar(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _styled(self, text: BarText) -> Text:
+        line = text.line(self._console.width)
+        has_colors = self._console.color_system is not None and not self._console.no_color
+        if not has_colors or not line.filled + line.empty:
+            return Text(str(line), no_wrap=True)
+        bar = ("━" * line.filled, "bar.complete"), ("━" * line.empty, "bar.back")
+        return Text.assemble(f"{line.left} ", *bar, f" {line.right}", no_wrap=True)
+
 
 _NOTEBOOK_COLUMNS = 100
 _NOTEBOOK_SECONDS = 0.2  # every state is a message to the browser
@@ -40,3 +375,31 @@ def is_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return any(base.__name__ == "ZMQInteractiveShell" for base in type(shell).__mro__)  # that of Colab derives from it
+
+
+def chief_reporter(
+    directory: RunDirectory,
+    stream: TextIO,
+    earlier: Sequence[Mapping[str, Json]] = (),
+    loggers: Sequence[Reporter] | None = None,
+) -> Reporter:
+    """Returns the chief's reporter: to a stream for the user, and to the files of the run directory.
+
+    Args:
+      directory: directory for metrics.jsonl, outcome.json, TensorBoard events and curves.png.
+      stream: stream for the user, usually `sys.stderr`.
+      earlier: records of the run from before it resumed, for curves.png.
+      loggers: further reporters, see `make_loggers`; by default, TensorBoard.
+    """
+    curves = CurvesReporter(directory.curves, directory.path.name)
+    curves.preload(earlier)
+    return MultiReporter(
+        [
+            MetricsFile(directory.metrics),  # first, so that a record is stored even if another reporter fails
+            OutcomeFile(directory.outcome),
+            LogReporter(),
+            *([TensorBoardReporter(directory.tensorboard)] if loggers is None else loggers),
+            curves,
+            terminal_or_plain(stream),
+        ]
+    )

@@ -4,8 +4,9 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 
+from tfdist.config.spec import Spec, call, load_object
 from tfdist.errors import InputError
-from tfdist.grammar.spec import Spec, call, load_object, nearest
+from tfdist.errors.suggestions import nearest
 from tfdist.reporting.logger import LoggedRun, OptionalReporter
 from tfdist.reporting.mlflow_logger import MLflowLogger
 from tfdist.reporting.reporter import Reporter

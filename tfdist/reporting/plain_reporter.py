@@ -1,16 +1,40 @@
-"""Formats records as lines of plain text, for log files, pipes, and terminals without cursor control."""
+"""Records as lines of plain text, for log files, pipes, and terminals without cursor control."""
 
 import contextlib
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from typing import TextIO
 
 from tfdist.coordination import Json
-from tfdist.errors.byte_sizes import byte_size
-from tfdist.reporting.banner import banner
+from tfdist.errors.numbers import byte_size
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, main_metrics, number
+
+_WIDTH = 76  # of 80, as a launcher adds the rank
+
+
+def banner(description: Mapping[str, str]) -> list[str]:
+    """Returns a description as lines of at most 76 columns, unless a word, such as a path, is longer.
+
+    Args:
+      description: texts by name; empty texts are left out.
+    """
+    rows = {name: text for name, text in description.items() if text}
+    indent = max(map(len, rows), default=0) + 2
+    lines = []
+    for name, text in rows.items():
+        clean = "".join(character if character.isprintable() else " " for character in text)
+        lines += textwrap.wrap(
+            clean,
+            _WIDTH,
+            initial_indent=name.ljust(indent),
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
 
 
 class PlainReporter(Reporter):

@@ -8,8 +8,8 @@ from types import TracebackType
 
 from tfdist.errors import TfdistError, WriteError
 from tfdist.errors.engine_errors import one_line
-from tfdist.reporting.banner import banner
 from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.plain_reporter import banner
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.row_semantics.labels import (
+from tfdist.row_semantics.sizes import COUNT
+from tfdist.row_semantics.values import (
     ALL_ROWS,
     ZEROS,
     AllRows,
@@ -19,12 +20,11 @@ from tfdist.row_semantics.labels import (
     Partial,
     Replicated,
     Rows,
+    Value,
     is_zero,
     sum_power,
     times_count,
 )
-from tfdist.row_semantics.sizes import COUNT
-from tfdist.row_semantics.values import Value
 
 Declaration = Callable[..., Value]  # (value of each input) -> value of the tensor
 RowsTo = Literal["rows", "sum", "mean", "replicated"]

@@ -13,11 +13,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import RecordedCall
-from tfdist.collectives.tensor_bytes import tensor_bytes
-from tfdist.errors.byte_sizes import byte_size
-from tfdist.errors.counts import count_of
-from tfdist.row_semantics.labels import AllRows, Label, Partial, Replicated, ReplicatedPlusSum, Rows
+from tfdist.collectives.interface import tensor_bytes
+from tfdist.errors.numbers import byte_size, count_of
 from tfdist.row_semantics.sizes import COUNT
+from tfdist.row_semantics.values import AllRows, Label, Partial, Replicated, ReplicatedPlusSum, Rows
 
 Combination = Literal["mean", "sum", "same", "rows", ""]
 _FILES = (str(tf.__file__), str(keras.__file__), str(pathlib.Path(__file__).parent))

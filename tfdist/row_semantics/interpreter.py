@@ -9,10 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.row_semantics.declarations import declarations
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Rows
 from tfdist.row_semantics.rules import RULES, Call
 from tfdist.row_semantics.sizes import size, symbol
-from tfdist.row_semantics.values import UNWRITTEN, NoRuleError, Value, join_values
+from tfdist.row_semantics.values import ALL_ROWS, REPLICATED, UNWRITTEN, AllRows, NoRuleError, Rows, Value, join_values
 
 _log = logging.getLogger(__name__)
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")

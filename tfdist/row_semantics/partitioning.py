@@ -15,14 +15,23 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.collectives.dtype_casting import to_transferable
+from tfdist.collectives.interface import to_transferable
 from tfdist.collectives.rows import gathered_rows
 from tfdist.row_semantics.declarations import declarations
 from tfdist.row_semantics.interpreter import Interpreter, in_order
-from tfdist.row_semantics.labels import REPLICATED, AllRows, Partial, Replicated, ReplicatedPlusSum, Rows, sum_power
 from tfdist.row_semantics.rules import Call
 from tfdist.row_semantics.sizes import COUNT, ONE
-from tfdist.row_semantics.values import Value, of_numbers
+from tfdist.row_semantics.values import (
+    REPLICATED,
+    AllRows,
+    Partial,
+    Replicated,
+    ReplicatedPlusSum,
+    Rows,
+    Value,
+    of_numbers,
+    sum_power,
+)
 
 _LINEAR = ("Add", "AddV2", "AddN", "Sub", "Neg", "Identity")
 _CHECKS = ("Assert", "PrintV2")  # operations without outputs that change nothing

@@ -11,9 +11,8 @@ from tfdist import keras_internals
 from tfdist.collectives import OneReplica, Op, RecordedCall
 from tfdist.row_semantics.declarations import GRAPH, all_rows_of, declare, summed
 from tfdist.row_semantics.interpreter import Interpreter
-from tfdist.row_semantics.labels import ALL_ROWS, REPLICATED, AllRows, Label, ReplicatedPlusSum, Rows
 from tfdist.row_semantics.sizes import COUNT, symbol
-from tfdist.row_semantics.values import Value
+from tfdist.row_semantics.values import ALL_ROWS, REPLICATED, AllRows, Label, ReplicatedPlusSum, Rows, Value
 
 _OF_GRADIENTS = "gradient_tape/"  # names of operations that a tape creates
 # What code raises that cannot be traced with an unknown number of rows.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfdist.errors import InputError
-from tfdist.errors.byte_sizes import byte_size
+from tfdist.errors.numbers import byte_size
 
 _SHOWN = 8  # parts of which each is listed
 _UNBALANCED = 1.1  # largest part over the mean, from which on it is shown

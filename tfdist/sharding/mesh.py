@@ -11,7 +11,7 @@ import re
 from typing import TypeGuard
 
 from tfdist.errors import InputError
-from tfdist.grammar.spec import nearest
+from tfdist.errors.suggestions import nearest
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
 _TAKEN = ("unsharded", "match", "any")  # reserved by DTensor, for dims without an axis, or with one that it chooses

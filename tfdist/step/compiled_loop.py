@@ -4,6 +4,7 @@ A step that is not finite changes neither weights nor optimizer state. Without l
 that the right step is reported; with loss scaling it continues, unless too many consecutive steps were skipped.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,14 +13,37 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.indexed_batch import IndexedBatch
+from tfdist.data.row_partition import IndexedBatch
 from tfdist.distribution.clock import time_after
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import NotFiniteError
-from tfdist.step.first_trace import FirstTrace
 from tfdist.step.metrics import ModelMetrics, drain
 from tfdist.step.reduction import run_if
 from tfdist.step.step import Step
+
+
+class FirstTrace:
+    """The first trace of the parts of a step, so that no process runs one for which another will not arrive."""
+
+    def __init__(self, strategy: Strategy):
+        """Initializes it; nothing is traced yet.
+
+        Args:
+          strategy: the strategy of the step.
+        """
+        self._strategy = strategy
+        self._done: set[str] = set()
+
+    @contextlib.contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        """Context of a trace, which raises everywhere if it raises somewhere; does nothing for a part that was traced before.
+
+        Args:
+          part: name of the part.
+        """
+        with contextlib.nullcontext() if part in self._done else self._strategy.refused_together(f"step/{part}"):
+            yield
+        self._done.add(part)
 
 
 class LoopResult(NamedTuple):

@@ -12,27 +12,24 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, using
-from tfdist.collectives.tensor_bytes import tensor_bytes
+from tfdist.collectives.interface import tensor_bytes
+from tfdist.config.all_reduce import AlgorithmTable, Band
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.gradients import Reducer
 from tfdist.gradients.compression import EXACT, chosen
-from tfdist.grammar.all_reduce import AlgorithmTable, Band
-from tfdist.pipelining.action_clock import ActionClock
-from tfdist.pipelining.staleness import without_flush_of
+from tfdist.pipelining.execution import ActionClock
+from tfdist.pipelining.staged_model import without_flush_of
 from tfdist.row_semantics.explanation import Communication
-from tfdist.step.communication_cost import cost_of
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.compression import Compression, SummedByEngine
 from tfdist.step.delayed_loop import compile_delayed_loop, compile_timed_steps
 from tfdist.step.delayed_step import DelayedStep
 from tfdist.step.gradient_source import GradientSource
-from tfdist.step.local_loop import compile_local_loop
-from tfdist.step.local_step import LocalSGDStep
+from tfdist.step.local_step import LocalSGDStep, compile_local_loop
 from tfdist.step.metrics import ModelMetrics
-from tfdist.step.named_specs import named_specs, sent_as_rows
 from tfdist.step.pipelined_step import PipelinedGradients
-from tfdist.step.settings import Settings
+from tfdist.step.settings import Settings, cost_of, named_specs, sent_as_rows
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 from tfdist.step.validation import inner_optimizer

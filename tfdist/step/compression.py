@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tfdist.collectives import Recording
+from tfdist.config.rules import own_code
 from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, compressed, parse_choice
-from tfdist.grammar.rules import own_code
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,21 +1,262 @@
-"""Checks some examples against the model and its losses before training, by the tables of rules.
+"""Checks some examples against the model and its losses before training, by tables of rules for labels and inputs.
 
 Keras and TensorFlow compute garbage or NaN from labels that do not fit, or fail in an operation whose message contains
 arrays and files of the library.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.step import input_rules, label_rules
-from tfdist.step.input_rules import Inputs
-from tfdist.step.label_rules import Finding, Labels
 from tfdist.step.loss import at_path
+
+_SPARSE = "sparse_categorical_crossentropy"
+_CATEGORICAL = ("categorical_crossentropy", "categorical_focal_crossentropy")
+_BINARY = ("binary_crossentropy", "binary_focal_crossentropy")
+_PROBABILITIES = {**dict.fromkeys((_SPARSE, *_CATEGORICAL), "softmax"), **dict.fromkeys(_BINARY, "sigmoid")}
+
+
+class Finding(NamedTuple):
+    """What a rule has found.
+
+    Attributes:
+      text: what was found, why it matters, and what to do.
+      is_error: whether training is certainly wrong; otherwise it is only suspicious.
+    """
+
+    text: str
+    is_error: bool = False
+
+
+class Labels(NamedTuple):
+    """The labels of one output, with the loss that takes them.
+
+    Attributes:
+      name: how messages call them.
+      shape: shape of one example's labels; None for an unknown dim.
+      dtype: name of their dtype.
+      values: [rows, ...], the labels of some examples; None if only their form is known.
+      weights: [rows, ...], weights of these examples; None if all count equally.
+      loss: name of the Keras loss; "" for any other.
+      options: arguments of the loss.
+      outputs: shape of the model's output for one example; None if it is not known.
+      activation: name of the activation with which the output ends; None if it is not known.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    values: np.ndarray | None
+    weights: np.ndarray | None
+    loss: str
+    options: Mapping[str, Any]
+    outputs: tuple[int | None, ...] | None
+    activation: str | None
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes for which the output has a value; None if it is not known."""
+        return self.outputs[-1] if self.outputs else None
+
+
+def _strings(labels: Labels) -> Finding | None:
+    if labels.dtype != "string":
+        return None
+    return Finding(
+        f"Labels must be numbers. Received: {labels.name} of strings. Number the classes from 0, for example by "
+        "keras.layers.StringLookup(num_oov_indices=0) or numpy.unique(y, return_inverse=True).",
+        is_error=True,
+    )
+
+
+def _one_hot(labels: Labels) -> Finding | None:
+    classes = labels.classes
+    if labels.loss != _SPARSE or not classes or classes == 1 or labels.outputs != labels.shape:
+        return None
+    return Finding(
+        f"{_SPARSE} takes one class number for each example. Received: {labels.name} of shape {_shape(labels.shape)}, like "
+        f"the model's outputs, as if it were one-hot. Use categorical_crossentropy, or numpy.argmax(y, -1) as labels.",
+        is_error=True,
+    )
+
+
+def _class_numbers(labels: Labels) -> Finding | None:
+    classes = labels.classes
+    if labels.loss not in _CATEGORICAL or not classes or classes == 1 or labels.outputs is None:
+        return None
+    if labels.shape not in (labels.outputs[:-1], (*labels.outputs[:-1], 1)):
+        return None
+    return Finding(
+        f"{labels.loss} takes one-hot labels. Received: {labels.name} of shape {_shape(labels.shape)}, one number for each "
+        f"example, for {classes} outputs. Use {_SPARSE}, or keras.utils.to_categorical(y, {classes}) as labels.",
+        is_error=True,
+    )
+
+
+def _out_of_range(labels: Labels) -> Finding | None:
+    values, classes = labels.values, labels.classes
+    if labels.loss != _SPARSE or values is None or not classes or not np.issubdtype(values.dtype, np.number):
+        return None
+    values = (
+        values[values != labels.options["ignore_class"]] if labels.options.get("ignore_class") is not None else values
+    )
+    values = values[np.isfinite(values)]
+    wrong = values[(values < 0) | (values >= classes)]
+    if not wrong.size:
+        return None
+    starts_at_one = values.min() == 1 and values.max() == classes
+    remedy = "Subtract 1 from the labels" if starts_at_one else _more_units(wrong, values)
+    worst = wrong.max() if wrong.max() >= classes else wrong.min()
+    return Finding(
+        f"Labels must be in 0..{classes - 1}, because the model has {classes} outputs. Received: {labels.name} with "
+        f"{worst:g} ({wrong.size} of {values.size} labels are out of range). {remedy}.",
+        is_error=True,
+    )
+
+
+def _more_units(wrong: np.ndarray, values: np.ndarray) -> str:
+    if wrong.min() < 0:
+        return "Number the classes from 0, or name the label to leave out by the loss's ignore_class"
+    return f"Give the model's last layer {int(values.max()) + 1} units, or number the classes from 0"
+
+
+def _no_probabilities(labels: Labels) -> Finding | None:
+    values = labels.values
+    if labels.loss not in _BINARY or values is None or not np.issubdtype(values.dtype, np.number):
+        return None
+    if labels.weights is not None:
+        if labels.weights.shape != values.shape[: labels.weights.ndim]:
+            return None
+        values = values[labels.weights != 0]
+    values = values[np.isfinite(values)]
+    if not values.size or (values.min() >= 0 and values.max() <= 1):
+        return None
+    if values.min() == -1 and values.max() == 1:
+        remedy = "Use (y + 1) / 2 as labels, or the hinge loss"
+    else:
+        remedy = f"For class numbers, use {_SPARSE} and one output per class; for other numbers, mean_squared_error"
+    return Finding(
+        f"{labels.loss} takes labels in 0..1. Received: {labels.name} in {values.min():g}..{values.max():g}. {remedy}.",
+        is_error=True,
+    )
+
+
+def _labels_not_finite(labels: Labels) -> Finding | None:
+    values = labels.values
+    if values is None or not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
+        return None
+    rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
+    return Finding(
+        f"The labels {labels.name} are NaN or inf in {rows} of {len(values)} examples checked, so the loss will be "
+        "too. Remove these examples, or give them sample_weight=0 and any number as label."
+    )
+
+
+def _normalized_twice(labels: Labels) -> Finding | None:
+    if not labels.options.get("from_logits") or labels.activation != _PROBABILITIES.get(labels.loss):
+        return None
+    return Finding(
+        f"The model ends in {labels.activation}, but {labels.loss} has from_logits=True, for outputs without it. Leave one of "
+        f"them out: the loss is computed from the values before {labels.activation} only where Keras finds them."
+    )
+
+
+def _never_normalized(labels: Labels) -> Finding | None:
+    expected = _PROBABILITIES.get(labels.loss)
+    if expected is None or labels.options.get("from_logits") or labels.activation != "linear":
+        return None
+    return Finding(
+        f"The model ends without an activation, but {labels.loss} has from_logits=False and expects probabilities: the "
+        f"loss is not that of a classifier. Give the loss from_logits=True, or the last layer activation='{expected}'."
+    )
+
+
+LABEL_RULES: tuple[Callable[[Labels], Finding | None], ...] = (
+    _strings,
+    _one_hot,
+    _class_numbers,
+    _out_of_range,
+    _no_probabilities,
+    _labels_not_finite,
+    _normalized_twice,
+    _never_normalized,
+)
+
+
+def _shape(shape: tuple[int | None, ...]) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+_SOME_COLUMNS = 3  # as many as a message names
+_BYTE = 255
+_BRIGHT = 64  # scaled images have no pixel of this value
+
+
+class Inputs(NamedTuple):
+    """One array of inputs, or of sample weights.
+
+    Attributes:
+      name: how messages call it.
+      values: [rows, ...], those of some examples.
+      scales: whether the model may scale it: it has a layer or an operation for that, or its code is not known.
+    """
+
+    name: str
+    values: np.ndarray
+    scales: bool
+
+
+def where_not_finite(inputs: Inputs) -> str:
+    """Returns where NaN or inf is: "x", or "column 3 of x" if examples are rows of a table; "" if nowhere."""
+    values = inputs.values
+    if not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
+        return ""
+    if values.ndim != 2 or values.shape[1] == 1:
+        return inputs.name
+    columns = [str(column) for column in np.flatnonzero(~np.isfinite(values).all(axis=0))]
+    if len(columns) > _SOME_COLUMNS:
+        return f"{len(columns)} columns of {inputs.name}, such as {', '.join(columns[:_SOME_COLUMNS])}"
+    if len(columns) == 1:
+        return f"column {columns[0]} of {inputs.name}"
+    return f"columns {', '.join(columns[:-1])} and {columns[-1]} of {inputs.name}"
+
+
+def _inputs_not_finite(inputs: Inputs) -> Finding | None:
+    place, values = where_not_finite(inputs), inputs.values
+    if not place:
+        return None
+    rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
+    kinds = [name for name, found in (("NaN", np.isnan(values)), ("inf", np.isinf(values))) if found.any()]
+    return Finding(
+        f"There is {' and '.join(kinds)} in {place}, in {rows} of the {len(values)} examples checked: the loss and "
+        "the weights become NaN. Remove these examples, or replace the values, for example by the column's mean."
+    )
+
+
+def _not_scaled(inputs: Inputs) -> Finding | None:
+    values = inputs.values
+    is_image = values.ndim in (3, 4) and (values.dtype == np.uint8 or np.issubdtype(values.dtype, np.floating))
+    if inputs.scales or not is_image or not np.isfinite(values).all():
+        return None
+    if values.min() < 0 or not _BRIGHT < values.max() <= _BYTE or (values != np.round(values)).any():
+        return None
+    return Finding(
+        f"{inputs.name} has values of 0 to {values.max():g}, like bytes of images, and no layer of the model scales them: "
+        "training is slow, or diverges. Divide by 255, or begin the model with keras.layers.Rescaling(1 / 255)."
+    )
+
+
+INPUT_RULES: tuple[Callable[[Inputs], Finding | None], ...] = (_inputs_not_finite, _not_scaled)
+
+
+def input_findings(inputs: Inputs) -> Iterator[Finding]:
+    """Yields what the rules find."""
+    yield from (found for rule in INPUT_RULES if (found := rule(inputs)))
+
 
 _SCALING = (
     keras.layers.BatchNormalization,
@@ -53,9 +294,9 @@ def findings(model: keras.Model, examples: Any) -> list[Finding]:
     """
     x, y, *weights = examples
     scales = _may_scale(model)
-    found = [finding for name, array in _flat(x, "x") for finding in input_rules.findings(Inputs(name, array, scales))]
+    found = [finding for name, array in _flat(x, "x") for finding in input_findings(Inputs(name, array, scales))]
     for name, array in _flat(weights[0], "sample_weight") if weights else ():
-        found += input_rules.findings(Inputs(name, array, True))
+        found += input_findings(Inputs(name, array, True))
     for labels in _labels_of(model, y, weights[0] if weights else None):
         found += _applied(labels)
     return found
@@ -65,12 +306,12 @@ def not_finite(examples: Any) -> list[str]:
     """Returns where in (x, y) or (x, y, sample_weight) there is NaN or inf, as in `input_rules.where_not_finite`."""
     named = zip(("x", "y", "sample_weight"), examples, strict=False)
     arrays = [each for name, part in named for each in _flat(part, name)]
-    places = [input_rules.where_not_finite(Inputs(name, array, True)) for name, array in arrays]
+    places = [where_not_finite(Inputs(name, array, True)) for name, array in arrays]
     return [place for place in places if place]
 
 
 def _applied(labels: Labels) -> Iterator[Finding]:
-    yield from (found for rule in label_rules.RULES if (found := rule(labels)))
+    yield from (found for rule in LABEL_RULES if (found := rule(labels)))
 
 
 def _labels_of(model: keras.Model, y: Any, weights: Any) -> Iterator[Labels]:

@@ -12,11 +12,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.distribution.clock import time_after
-from tfdist.pipelining.action_clock import ActionClock
+from tfdist.pipelining.execution import ActionClock
 from tfdist.pipelining.has_stages import HasStages
-from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, split_numbers
+from tfdist.step.compiled_loop import FirstTrace, Loop, LoopReport, LoopResult, run_loop, split_numbers
 from tfdist.step.delayed_step import Carried, DelayedStep
-from tfdist.step.first_trace import FirstTrace
 
 
 class _Ahead(NamedTuple):

@@ -3,7 +3,7 @@
 Stage s is w = S - 1 - s micro-batches ahead. In step t it computes, for each m < M, the forward pass of micro-batch
 t M + m + w of the run and the backward pass of micro-batch t M + m, and then updates its weights. So a step ends with w
 micro-batches that have begun. What the next step needs of them are tensors that this one returns, and every message is
-received in the step in which it is sent. `tfdist.pipelining.schedules.pipedream` has the equations.
+received in the step in which it is sent. `tfdist.pipelining.schedule_catalog` has the equations.
 
 What has begun is a function of the data and of the versions of the weights. Only the versions are saved: a run that resumes
 computes these forward passes again. Therefore neither saving nor evaluating changes the result.
@@ -21,15 +21,15 @@ from tfdist import keras_internals
 from tfdist.collectives import Recording, using
 from tfdist.distribution.strategy import State
 from tfdist.gradients import Reducer
-from tfdist.pipelining.action_clock import ActionClock, NoClock
-from tfdist.pipelining.crossings import CrossingSpec, crossings_of
+from tfdist.pipelining.activation_compression import Link
+from tfdist.pipelining.execution import ActionClock, NoClock
 from tfdist.pipelining.has_stages import HasStages
-from tfdist.pipelining.messages import Link
 from tfdist.pipelining.passes import Forward, Passes
+from tfdist.pipelining.stage_costs import CrossingSpec, crossings_of
 from tfdist.step import randomness
-from tfdist.step.named_specs import named_specs
 from tfdist.step.pipelined_step import MicroBatch, PipelinedGradients, split_rows
 from tfdist.step.reduction import Computed, run_if, square_norms
+from tfdist.step.settings import named_specs
 from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step

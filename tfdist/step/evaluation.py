@@ -8,17 +8,16 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import using
-from tfdist.collectives.counted_rows import counting
+from tfdist.collectives.rows import counting
 from tfdist.data import EvaluationPipeline, check_equal_shares
 from tfdist.data.batches import count_rows
-from tfdist.data.replica_rows import ReplicaRows
+from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step import loss, randomness
-from tfdist.step.metrics import ModelMetrics, Totals
+from tfdist.step.metrics import ModelMetrics, Totals, scalars_weighted
 from tfdist.step.partitioned_step import partitioned
-from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.side_effects import assign, restore_unless, selected
 
 

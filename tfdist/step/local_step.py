@@ -1,14 +1,15 @@
-"""One training step of a replica that trains locally: its loss is the mean over its own rows, and nothing is sent."""
+"""A step of replicas that train locally, between exchanges of their weights, and its compiled loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdist.data.batches import count_rows
-from tfdist.distribution.strategy import State
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.gradients import Sum
+from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, timed_batch
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.reduction import Computed, run_if
 from tfdist.step.state_store import StateStore
@@ -85,3 +86,64 @@ class LocalSGDStep(LocalStep):
         may_continue = self.may_continue(computed.finite, computed.scale)
         self._stopped.assign(tf.logical_not(may_continue))
         return LocalResult(computed, rows, may_continue)
+
+
+def compile_local_loop(step: LocalSGDStep, strategy: Strategy) -> Loop:
+    """Returns a function as `compile_loop` does; each replica makes its steps on its own rows, without communication."""
+    local = len(strategy.local_replicas)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+        strategy.run(step.begin)
+
+        def one(done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
+            started, batch, numbers = timed_batch(iterator, strategy)
+            wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
+            made = strategy.run(step.train, batch, first_step + tf.cast(done, tf.int64), wanted)
+            computed = made.computed
+            parts = computed.loss, made.rows, computed.finite, made.may_continue
+            values = [tf.stack([tf.cast(strategy.local(x)[i], tf.float64) for x in parts]) for i in range(local)]
+            waited, busy = strategy.local(computed.arrived)[0] - started, tf.stack(strategy.local(computed.busy))
+            norm = tf.cast(strategy.local(computed.norm)[0], keras.config.floatx())
+            return norm, LoopReport([tf.stack(values)], waited, busy, numbers)
+
+        spec = tf.TensorSpec([local, 4], tf.float64)
+        norm, report = run_loop(one, tf.zeros([], keras.config.floatx()), steps, [spec], strategy)
+        return _merged(norm, report, strategy)
+
+    return loop
+
+
+def _merged(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> LoopResult:
+    """Merges the reports of all replicas, in one message.
+
+    Args:
+      norm: scalar; norm of the gradients of this process's first replica.
+      report: of each step, [local replicas, 4] float64: loss and rows, and which replicas were finite and may continue.
+      strategy: strategy of the replicas.
+    """
+    losses, rows, finite, may_continue = tf.unstack(report.values[0], axis=-1)  # each [steps, local replicas]
+    counted = rows * finite
+    losses = tf.where(finite > 0, losses, 0.0)  # the loss of a replica that skips may be NaN
+    ranks = tf.one_hot(list(strategy.local_replicas), strategy.replicas, dtype=tf.float64)  # [local, replicas]
+    sums = tf.reduce_sum(tf.stack([losses * counted, counted]), axis=-1)
+    parts = [sums, tf.transpose((1 - finite) @ ranks), tf.transpose((1 - may_continue) @ ranks)]
+    mine = tf.concat(parts, 0) / len(strategy.local_replicas)  # [2 + 2 replicas, steps]
+    shared = strategy.run(lambda: strategy.collectives.all_reduce([mine], name="local_loop/reports")[0])
+    replicas = strategy.replicas
+    total, counted, skipped, stopped = tf.split(strategy.local(shared)[0], [1, 1, replicas, replicas], axis=0)
+    total, counted = total[0], counted[0]
+    bad = tf.reduce_any(stopped > 0, axis=0)  # [steps]
+    done = tf.where(tf.reduce_any(bad), tf.argmax(tf.cast(bad, tf.int32)) + 1, tf.size(bad, tf.int64))
+    mean = tf.where(bad | tf.equal(counted, 0), tf.constant(float("nan"), tf.float64), total / counted)
+    return LoopResult(
+        losses=tf.cast(mean, keras.config.floatx())[:done],
+        counted=tf.logical_not(bad | tf.equal(counted, 0))[:done],
+        norm=norm,
+        may_continue=tf.logical_not(tf.reduce_any(bad)),
+        gradient_finite=(),
+        waited=report.waited,
+        busy=report.busy,
+        numbers=report.numbers,
+        skipped=tf.cast(tf.reduce_sum(skipped[:, :done], axis=1), tf.int32),
+    )

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
-from tfdist.errors.counts import count_of
+from tfdist.errors.numbers import count_of
 
 _NO_LOSS = "A model needs a loss to be trained. Received: none. Pass `loss=` or use `add_loss` in a layer."
 

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica, Recording, using
-from tfdist.collectives.counted_rows import counting
+from tfdist.collectives.rows import counting
 from tfdist.data.batches import count_rows, has_static_rows
-from tfdist.data.replica_rows import ReplicaRows
+from tfdist.data.row_partition import ReplicaRows
 from tfdist.errors.engine_errors import described
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Communication, noting_static_rows

@@ -11,23 +11,21 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, current
 from tfdist.errors import InputError
-from tfdist.errors.counts import count_of
+from tfdist.errors.numbers import count_of
 from tfdist.gradients import unscaled
-from tfdist.pipelining import cut
-from tfdist.pipelining.action_clock import ActionClock
-from tfdist.pipelining.crossings import crossings_of
-from tfdist.pipelining.execution import run_schedule
+from tfdist.pipelining.cutting import StageGraph
+from tfdist.pipelining.execution import ActionClock, run_schedule
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.passes import Forward, Gradient
 from tfdist.pipelining.shared_variables import summed_over_stages
 from tfdist.pipelining.spread_stage import SpreadStage
+from tfdist.pipelining.stage_costs import crossings_of
 from tfdist.pipelining.stage_devices import StageDevices
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
 from tfdist.step.gradient_source import GradientSource, LocalGradients, dense
-from tfdist.step.metrics import LossShare
+from tfdist.step.metrics import LossShare, scalars_weighted
 from tfdist.step.reduction import Computed, square_norms
-from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.side_effects import fed_back
 
 
@@ -160,7 +158,7 @@ class PipelinedGradients(GradientSource):
 
     def forward(
         self,
-        graph: cut.StageGraph | SpreadStage,
+        graph: StageGraph | SpreadStage,
         micro_batch: MicroBatch,
         received: Sequence[tf.Tensor],
         values: contextlib.AbstractContextManager[Any] | None = None,
@@ -193,7 +191,7 @@ class PipelinedGradients(GradientSource):
             self.metrics.update(y, outputs, weight, LossShare(seen, loss.shares_of(*recorded), rows, batch_size))
         return sent, value, seen
 
-    def _check_state(self, graph: cut.StageGraph | SpreadStage, results: Any, operations: int) -> None:
+    def _check_state(self, graph: StageGraph | SpreadStage, results: Any, operations: int) -> None:
         """Raises `InputError` for state with which later micro-batches would compute.
 
         Args:
@@ -234,7 +232,7 @@ class _Stage:
     """A stage in one step; see `tfdist.pipelining.execution.FedStage`."""
 
     def __init__(
-        self, source: PipelinedGradients, graph: cut.StageGraph | SpreadStage, micro_batches: Sequence[MicroBatch]
+        self, source: PipelinedGradients, graph: StageGraph | SpreadStage, micro_batches: Sequence[MicroBatch]
     ):
         self._source, self._graph, self._micro_batches = source, graph, micro_batches
         self.trained = graph.variables.trainable

@@ -10,13 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import using
-from tfdist.collectives.counted_rows import counting
-from tfdist.collectives.gathering import gathered
+from tfdist.collectives.rows import counting, gathered
 from tfdist.data import Examples, Source
+from tfdist.data.batches import one_pass
 from tfdist.data.inputs import Padded
-from tfdist.data.pipeline import one_pass
-from tfdist.data.replica_rows import ReplicaRows
-from tfdist.data.row_partition import RowPartition
+from tfdist.data.row_partition import ReplicaRows, RowPartition
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.step import randomness

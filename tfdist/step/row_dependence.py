@@ -18,12 +18,12 @@ from tfdist.errors.engine_errors import described
 from tfdist.pipelining.staged_model import whole_model
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Combination, Communication, Labelled, explained
-from tfdist.row_semantics.labels import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
+from tfdist.row_semantics.values import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
 from tfdist.step import loss
 from tfdist.step.loss import floating
-from tfdist.step.scalar_metrics import scalars_weighted
+from tfdist.step.metrics import scalars_weighted
 
 Coupling = Literal["batches", "rows"]
 

@@ -1,13 +1,18 @@
-"""Options of a training step."""
+"""Options of a training step, stable names of the tensors that replicas reduce, and what a step sends."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import keras
+import tensorflow as tf
 
+from tfdist import keras_internals
+from tfdist.collectives.interface import tensor_bytes
+from tfdist.config.spec import unique_names
+from tfdist.config.sync import EveryStep, Sync
 from tfdist.distribution.strategy import State
 from tfdist.gradients import Clip, LossScale
-from tfdist.grammar.sync import EveryStep, Sync
+from tfdist.gradients.reducer import SPARSE_MIN_BYTES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,3 +49,43 @@ class Settings:
         """Returns the state of the loss scale; empty without loss scaling."""
         found = self.loss_scale.state() if self.loss_scale else []
         return [dataclasses.replace(state, per_replica=self.sync.exchanges_weights) for state in found]
+
+
+def named_specs(variables: Sequence[keras.Variable], *scalars: str) -> list[tf.TensorSpec]:
+    """Returns names, shapes and dtypes of what is reduced: a tensor per variable, and scalars of dtype floatx.
+
+    The name of a tensor is the path of its variable. Keras allows several variables to have one path, as in a model that
+    contains two models with a layer of the same name: all but the first get a number, as in checkpoints.
+
+    Args:
+      variables: variables of a model.
+      *scalars: names of the scalars.
+    """
+    tensors = [(v.path, (v.shape, v.dtype)) for v in variables]
+    named = unique_names([*tensors, *((name, ((), keras.config.floatx())) for name in scalars)])
+    return [tf.TensorSpec(shape, dtype, name) for name, (shape, dtype) in named.items()]
+
+
+def sent_as_rows(model: keras.Model) -> frozenset[str]:
+    """Returns the names of the gradients of large embedding tables, of which only the used rows may be sent."""
+    tables = {id(variable) for variable in keras_internals.embeddings(model)}
+    named = zip(named_specs(model.trainable_variables), model.trainable_variables, strict=True)
+    return frozenset(
+        spec.name for spec, variable in named if id(variable) in tables and tensor_bytes(spec) >= SPARSE_MIN_BYTES
+    )
+
+
+def cost_of(summed_bytes: float, exact_bytes: int, message_bytes: int = 0) -> dict[str, float]:
+    """Returns what a step sends, as fields of a record; empty if that is nothing, or not known.
+
+    Args:
+      summed_bytes: bytes that a replica sends per step for the sum of gradients.
+      exact_bytes: size of all gradients without compression.
+      message_bytes: bytes that the process sends besides, to other stages of a pipeline.
+    """
+    payload = summed_bytes + message_bytes
+    return {
+        **({"payload_bytes": payload} if payload else {}),
+        **({"message_bytes": message_bytes} if message_bytes else {}),
+        **({"compression_ratio": exact_bytes / summed_bytes} if summed_bytes else {}),
+    }

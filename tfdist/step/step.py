@@ -13,16 +13,16 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import Recording, using
-from tfdist.collectives.counted_rows import counting
+from tfdist.collectives.rows import counting
 from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.data.batches import count_rows
-from tfdist.data.replica_rows import ReplicaRows
+from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution import clock
 from tfdist.gradients import Reduced, Reducer
 from tfdist.step import randomness
 from tfdist.step.gradient_source import GradientSource
-from tfdist.step.named_specs import named_specs
 from tfdist.step.reduction import Computed, Reduction
+from tfdist.step.settings import named_specs
 from tfdist.step.side_effects import SideEffects, assign, average_over_rows
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer

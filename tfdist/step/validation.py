@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import keras
 
 from tfdist import keras_internals
-from tfdist.coordination.timeouts import long_timeout
+from tfdist.config.sync import Sync, parse_sync
+from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, Examples
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
 from tfdist.gradients.compression import parse_choice
-from tfdist.grammar.sync import Sync, parse_sync
 from tfdist.layers.sync_batch_norm import is_synchronized
 from tfdist.pipelining.staged_model import whole_model
 

@@ -12,6 +12,7 @@ progress files of launchers, builds of Horovod, data sets, what TensorFlow write
 
 from tfdist.storage.file_system import FileSystem
 from tfdist.storage.interface import (
+    AnyPath,
     AppendedFile,
     Entry,
     Info,
@@ -19,9 +20,10 @@ from tfdist.storage.interface import (
     NewFile,
     NotRegularFile,
     Storage,
+    StoragePath,
     StoredFile,
+    Url,
 )
-from tfdist.storage.path import AnyPath, StoragePath, Url
 from tfdist.storage.registry import path_of, register, storage_of
 
 __all__ = [

@@ -19,10 +19,10 @@ from tfdist.storage.interface import (
     NewFile,
     NotRegularFile,
     Storage,
+    StoragePath,
     StoredFile,
     staged_prefix,
 )
-from tfdist.storage.path import StoragePath
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 

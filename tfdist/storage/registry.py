@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, cast
 
 from tfdist.errors import InputError
 from tfdist.storage.file_system import FileSystem
-from tfdist.storage.interface import Storage
-from tfdist.storage.path import AnyPath, StoragePath, Url
+from tfdist.storage.interface import AnyPath, Storage, StoragePath, Url
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
+
 
 _STORAGES: dict[str, Callable[[], Storage]] = {"file": FileSystem}
 
@@ -88,3 +88,33 @@ def _declared() -> "EntryPoints":
     from importlib.metadata import entry_points
 
     return entry_points(group=ENTRY_POINTS)
+
+
+def text_of(file: AnyPath) -> str:
+    """Returns the text of a file that a user names; a link to a regular file is followed.
+
+    Raises:
+      OSError, UnicodeDecodeError: there is no such file, or it is not text.
+    """
+    path = path_of(file)
+    storage = storage_of(path)
+    return storage.read(storage.resolved(path)).decode()
+
+
+def read_text(file: AnyPath, rule: str, remedy: str = "") -> str:
+    """Returns the text of a file.
+
+    Args:
+      file: path or URL.
+      rule: what the file must be, as a sentence, for the error.
+      remedy: what to do otherwise, as a sentence; empty for none.
+
+    Raises:
+      InputError: there is no such file, or it is not text.
+    """
+    try:
+        return text_of(file)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        end = f". {remedy}" if remedy else ""
+        raise InputError(f"{rule} Received: {file}: {reason}{end}") from error

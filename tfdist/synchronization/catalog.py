@@ -4,31 +4,20 @@ from collections.abc import Callable, Mapping
 
 import keras
 
+from tfdist.config.rules import OF_GRADIENTS, is_for_gradients
+from tfdist.config.sync import EASGD, DiLoCo, FedAvg, HierarchicalLocalSGD, LocalSGD, PostLocalSGD, Sync, parse_sync
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
-from tfdist.grammar.compression import OF_GRADIENTS, is_for_gradients
-from tfdist.grammar.sync import (
-    EASGD,
-    DiLoCo,
-    FedAvg,
-    HierarchicalLocalSGD,
-    LocalSGD,
-    PostLocalSGD,
-    Sync,
-    parse_sync,
-)
 from tfdist.step.compression import Compression
 from tfdist.step.reduction import Reduction
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
 from tfdist.synchronization.elastic_averaging import ElasticExchanges
 from tfdist.synchronization.exchange import specs_of
-from tfdist.synchronization.federated import FederatedRounds
-from tfdist.synchronization.hierarchical import HierarchicalExchanges
+from tfdist.synchronization.federated import FederatedRounds, round_specs
 from tfdist.synchronization.interface import Exchanges
-from tfdist.synchronization.periodic import PeriodicExchanges
-from tfdist.synchronization.round_exchange import round_specs
+from tfdist.synchronization.periodic import HierarchicalExchanges, PeriodicExchanges
 from tfdist.synchronization.streaming import StreamingExchanges
 
 _KINDS: Mapping[type[Sync], Callable[..., Exchanges]] = {

@@ -26,15 +26,14 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.config.sync import EASGD
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
-from tfdist.grammar.sync import EASGD
+from tfdist.step.averaged_values import TemporaryValues
 from tfdist.step.state_store import StateStore
-from tfdist.step.temporary_values import TemporaryValues
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.exchange import Exchange, ExchangeResult, square_norm
-from tfdist.synchronization.global_weights import constrained
+from tfdist.synchronization.exchange import Exchange, ExchangeResult, constrained, square_norm
 from tfdist.synchronization.periodic import PeriodicExchanges
 
 _INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes of a floating-point number

@@ -1,28 +1,226 @@
 """Exchanges of fragments of the weights at different steps, whose results may be used some steps later."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.collectives import Recording
+from tfdist.collectives.forwarding import InTurn
 from tfdist.collectives.trace_check import agree_on_plan
-from tfdist.distribution.strategy import Strategy
+from tfdist.config.sync import LocalSGD
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
-from tfdist.grammar.sync import LocalSGD
+from tfdist.step.local_step import ROWS
+from tfdist.step.reduction import Reduction
+from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.background import BackgroundCall
-from tfdist.synchronization.exchange import ExchangeResult, replica_mean
-from tfdist.synchronization.fragment import Fragment, bytes_of, fragments_of
+from tfdist.synchronization.exchange import (
+    ExchangeResult,
+    GlobalWeights,
+    constrained,
+    message_of,
+    replica_mean,
+    specs_of,
+    updated,
+)
 from tfdist.synchronization.interface import Exchanges
-from tfdist.synchronization.resumed import check_resumed
+from tfdist.synchronization.periodic import check_resumed
+
+_T = TypeVar("_T")
+
+
+class BackgroundCall(Generic[_T]):
+    """A call of a function; its result, or its error, is taken by another thread.
+
+    The thread is a daemon, unlike those of `concurrent.futures`: a call that waits for a lost process must not keep this
+    one from ending.
+    """
+
+    def __init__(self, function: Callable[[], _T], begun: threading.Event, *, in_background: bool):
+        """Calls the function.
+
+        Args:
+          function: takes no arguments.
+          begun: set by the function once it may run alongside other calls.
+          in_background: whether to call it in a thread, and to return when it has begun.
+        """
+        self._function, self._begun = function, begun
+        self._future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        if in_background:
+            begun.clear()
+            threading.Thread(target=self._run, name="tfdist-exchange", daemon=True).start()
+            begun.wait()
+        else:
+            self._run()
+
+    def result(self) -> _T:
+        """Waits for the call and returns its result, or raises its error."""
+        return self._future.result()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until the call has ended, but no longer than this."""
+        concurrent.futures.wait([self._future], seconds)
+
+    def _run(self) -> None:
+        # `begun` is set before the future: whoever waits for the result may then start the next call, which shares it.
+        try:
+            result = self._function()
+        except BaseException as error:
+            self._begun.set()
+            self._future.set_exception(error)
+        else:
+            self._begun.set()
+            self._future.set_result(result)
+
+
+# With the notation of `exchange`, of the weights of one fragment, sent at step t and used at step u = t + delay:
+#
+#     d = sum over r of n_r (x - w_r(t)) / sum over r of n_r,        x' = outer(x, d)
+#     w_r(u) = mixing w_r(u) + (1 - mixing) x'            Streaming DiLoCo (Douillard et al., arXiv:2501.18512)
+#     w_r(u) = x' + w_r(u) - w_r(t)                       local SGD with a delay (CoCoD-SGD, Shen et al., arXiv:1906.12043)
+#
+# The exchange neither reads nor changes what steps use, so that both may run at the same time.
+
+
+class Fragment:
+    """The functions of one fragment, to be run on each replica.
+
+    Attributes:
+      weights: trainable variables of the model.
+      global_weights: the global weights.
+      own_variables: the weights as each replica has sent them, if it keeps its progress.
+      recording: the calls of the exchange's latest trace.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        weights: Sequence[keras.Variable],
+        strategy: Strategy,
+        make_reducer: Callable[[Sequence[tf.TensorSpec]], Reducer],
+        store: StateStore,
+        outer: str,
+        mixing: float | None,
+    ):
+        """Creates the variables.
+
+        Args:
+          number: names the fragment.
+          weights: trainable variables of the model.
+          strategy: their strategy.
+          make_reducer: returns a reducer for these tensors.
+          store: store of the state.
+          outer: the optimizer of the global weights; "" for none.
+          mixing: `effective_mixing` of `LocalSGD`.
+        """
+        self.weights = list(weights)
+        self.global_weights = GlobalWeights(weights, strategy, outer)
+        self.recording: Recording | None = None
+        self._strategy, self._mixing = strategy, mixing
+        self._name = f"exchange/{number}"
+        specs = specs_of(weights)
+        self._reduction = Reduction(make_reducer(specs), specs, store, f"{self._name}/")
+        # Steps count all rows; the fragments are sent at different steps.
+        counted = State(f"{self._name}/rows_sent", (), tf.float64, per_replica=True)
+        self._all_rows, self._rows_sent = store.variables([ROWS, counted])
+        self.own_variables: list[keras.Variable] = []
+        if mixing is None:
+            with strategy.scope():
+                self.own_variables = [
+                    keras.Variable(
+                        "zeros", shape=v.shape, dtype=v.dtype, trainable=False, name=f"sent_{v.path.replace('/', '_')}"
+                    )
+                    for v in weights
+                ]
+
+    def rows(self) -> tf.Tensor:
+        """Returns the number of rows on which the replica has trained since the fragment was sent."""
+        return tf.convert_to_tensor(self._all_rows) - tf.convert_to_tensor(self._rows_sent)
+
+    def take_over(self) -> None:
+        """Assigns the weights, which are equal on all replicas, to the global ones."""
+        self.global_weights.take_over(self.weights)
+        self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
+
+    def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what the replica sends.
+
+        Args:
+          expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
+        """
+        rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows
+        own = self._own()
+        message = message_of(self.global_weights.values(), own, rows)
+        with self._strategy.own_copies(self.own_variables):
+            assign(self.own_variables, own if self.own_variables else [])
+        self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
+        return message
+
+    def exchange(self, message: Sequence[tf.Tensor]) -> ExchangeResult:
+        """Sums the messages of all replicas and updates the global weights."""
+        self.recording = Recording(InTurn(self._strategy.step_collectives))
+        reduced = self._reduction.reduce(message, self.recording, name=self._name)
+        _, result = updated(self.global_weights, reduced.totals)
+        self._reduction.assign(reduced.state)
+        return result
+
+    def use(self) -> None:
+        """Replaces the replica's weights by those with which it continues."""
+        global_weights = self.global_weights.values()
+        own = self._own()
+        if self._mixing is None:
+            sent = [tf.convert_to_tensor(variable.value) for variable in self.own_variables]
+            found = constrained(self.weights, [x + (w - s) for x, w, s in zip(global_weights, own, sent, strict=True)])
+        elif self._mixing:
+            mixed = [self._mixing * w + (1 - self._mixing) * x for x, w in zip(global_weights, own, strict=True)]
+            found = constrained(self.weights, mixed)
+        else:
+            found = global_weights
+        with self._strategy.own_copies(self.weights):
+            assign(self.weights, found)
+
+    def _own(self) -> list[tf.Tensor]:
+        return [tf.convert_to_tensor(variable.value) for variable in self.weights]
+
+
+def fragments_of(weights: Sequence[keras.Variable], count: int) -> list[list[keras.Variable]]:
+    """Splits variables into fragments of about equal size.
+
+    The largest variable comes first, and each goes to the smallest fragment so far. Layers of equal size are therefore
+    allocated to the fragments in turn, which trains better than fragments of consecutive layers (arXiv:2501.18512).
+
+    Args:
+      weights: at least `count` variables.
+      count: number of fragments.
+
+    Returns:
+      Variables of each fragment, in the given order.
+    """
+    sizes = [bytes_of([variable]) for variable in weights]
+    members: list[list[int]] = [[] for _ in range(count)]
+    filled = [0] * count
+    for i in sorted(range(len(weights)), key=lambda i: -sizes[i]):
+        smallest = min(range(count), key=lambda p: (filled[p], len(members[p])))
+        members[smallest].append(i)
+        filled[smallest] += sizes[i]
+    return [[weights[i] for i in sorted(each)] for each in members]
+
+
+def bytes_of(weights: Sequence[keras.Variable]) -> int:
+    """Returns the number of bytes of all weights."""
+    return sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in weights)
+
 
 _ENDING_SECONDS = 5.0  # after an error, for an exchange that the other processes have entered, too
 

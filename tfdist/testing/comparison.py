@@ -22,8 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals, models
-from tfdist.cli.flag_warnings import warn_of_flags
-from tfdist.cli.run import Session, make_trainer
+from tfdist.cli.run import Session, make_trainer, warn_of_flags
 from tfdist.cluster.environment import Cluster
 from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.train_config import VerifyConfig

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.data.row_allocation import EVEN, ChangingAllocation, FixedAllocation, RowAllocation, apportion
+from tfdist.config.balance import MEASURED, WEIGHTS, Balance, parse_balance
+from tfdist.coordination.group import LONG_SECONDS
+from tfdist.data.row_partition import EVEN, ChangingAllocation, FixedAllocation, RowAllocation, apportion
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.grammar.balance import MEASURED, WEIGHTS, Balance, parse_balance
-from tfdist.trainer.replica_speeds import ReplicaSpeeds
-from tfdist.trainer.train_state import TrainState
+from tfdist.trainer.train_state import ReplicaSpeeds, TrainState
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.coordination.timeouts import long_timeout
+from tfdist.coordination.group import long_timeout
 from tfdist.data import Examples, Pipeline, Source, explained_reading
-from tfdist.data.adapters import about_evaluation
+from tfdist.data.inputs import about_evaluation
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.reporting.warn_once import warn_once

@@ -1,15 +1,99 @@
-"""Early stopping that counts evaluations, wherever in an epoch they are."""
+"""Early stopping and falls of the learning rate that count evaluations, wherever in an epoch they are."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
+from tfdist import keras_internals
+from tfdist.checkpoint.best import Best, BestValue
+from tfdist.checkpoint.manager import Checkpoints
+from tfdist.config.decay import Plateau
+from tfdist.config.monitor import MODES, parse_best
 from tfdist.errors import InputError
-from tfdist.errors.counts import count_of
-from tfdist.errors.number_checks import is_integer
-from tfdist.grammar.monitor import MODES
-from tfdist.trainer.counted_evaluations import CountsEvaluations
+from tfdist.errors.numbers import count_of, is_integer
+from tfdist.errors.suggestions import nearest
+from tfdist.trainer.program import Program
+
+
+class CountsEvaluations(keras.callbacks.Callback):
+    """Mixin of a Keras callback that monitors a metric and looks at the end of each epoch.
+
+    With it, the callback looks at each evaluation if it monitors a `val_` metric, and else at the end of each epoch. It
+    comes before Keras's class among the bases, whose `on_epoch_end` is then called by `_look` alone.
+    """
+
+    monitor: str  # of Keras's class
+    mode: str
+    _step = 0
+
+    @property
+    def _of_evaluations(self) -> bool:
+        return self.monitor.startswith("val_")
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """See base class.
+
+        Raises:
+          InputError: it is not known what is better.
+        """
+        super().on_train_begin(logs)
+        self._step = 0
+        direction_of(self)
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """See base class."""
+        self._step = batch + 1
+
+    def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
+        """Called by `Trainer.fit` after each evaluation.
+
+        Args:
+          step: number of updates done.
+          logs: the results, under their `val_` names.
+        """
+        self._step = step
+        if self._of_evaluations:
+            self._look(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """See base class."""
+        # Keras's own `fit` has the results of an evaluation here, and reports no evaluation otherwise.
+        if not (self._of_evaluations and (self.params or {}).get("reports_evaluations")):
+            self._look(logs or {})
+
+    def _look(self, logs: Mapping[str, float]) -> None:
+        """Calls `on_epoch_end` of Keras's class with the results, of which one is monitored."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state that Keras's class does not have, for a checkpoint."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the result of `state_dict`."""
+        self._step = state["step"]
+
+
+def direction_of(callback: keras.callbacks.Callback) -> str:
+    """Returns "min" or "max", what is better for the metric of a callback, which has its model.
+
+    Args:
+      callback: a `keras.callbacks.EarlyStopping` or `ReduceLROnPlateau`.
+
+    Raises:
+      InputError: Keras does not know it.
+    """
+    direction = keras_internals.monitored_direction(callback)
+    if not direction:
+        raise InputError(
+            "Cannot infer whether higher or lower values of a metric are better. Received: "
+            f"{callback.monitor}. Add mode=max or mode=min, as in "
+            f"{callback.monitor}(mode=max)."
+        )
+    return direction
 
 
 class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
@@ -78,3 +162,158 @@ class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
         super().load_state_dict(state)
         self.best_step, self.stopped_step = state["best_step"], state["stopped_step"]
         self._looks = state["looks"]
+
+
+_log = logging.getLogger(__name__)
+
+
+class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
+    """`keras.callbacks.ReduceLROnPlateau` whose patience and cooldown are in evaluations, at whichever steps these are.
+
+    Keras's own checks its metric at the end of each epoch, where there is no `val_` metric if `Schedule.eval_every`
+    schedules evaluations at other steps. This one checks a `val_` metric after each evaluation, and any other metric at
+    the end of each epoch. All ranks see the same results, so the rate falls at the same step on each. The callback's
+    state and the learning rate are saved with the run.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        mode: str = "auto",
+    ):
+        """Initializes the callback.
+
+        Args:
+          monitor: name of the metric; `val_` and its name for one of an evaluation.
+          factor: factor of the learning rate, in [0, 1).
+          patience: number of evaluations without an improvement after which the rate falls.
+          min_delta: smallest change that counts as an improvement.
+          cooldown: number of evaluations after a fall that do not count.
+          min_lr: smallest learning rate.
+          mode: "min" or "max", what is better; "auto" to infer it from the metric.
+
+        Raises:
+          InputError: one of them is out of range.
+        """
+        Plateau(  # validates them
+            monitor=monitor,
+            mode=mode,
+            factor=factor,
+            patience=patience,
+            min_delta=min_delta,
+            cooldown=cooldown,
+            min_lr=min_lr,
+        )
+        super().__init__(
+            monitor, factor=factor, patience=patience, min_delta=min_delta, cooldown=cooldown, min_lr=min_lr, mode=mode
+        )
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """See base class.
+
+        Raises:
+          InputError: the optimizer has a schedule, whose rate cannot be set, or it is not known what is better.
+        """
+        super().on_train_begin(logs)
+        schedule = keras_internals.scheduled_learning_rate(self.model.optimizer)
+        if schedule is not None:
+            raise InputError(
+                "ReduceLROnPlateau needs an optimizer whose learning rate is a number. Received: a "
+                f"{type(schedule).__name__}. Leave one of them out."
+            )
+
+    def _look(self, logs: Mapping[str, float]) -> None:
+        """See base class; logs a fall."""
+        given: dict[str, Any] = dict(logs)
+        keras.callbacks.ReduceLROnPlateau.on_epoch_end(self, self._step, given)  # adds the rate before
+        before = given.get("learning_rate", 0.0)  # none of several optimizers
+        after = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)) if before else 0.0
+        if after < before and (self.params or {}).get("is_chief", True):
+            what = "evaluation" if self._of_evaluations else "epoch"
+            _log.info(
+                "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %s.",
+                before,
+                after,
+                self._step,
+                self.monitor,
+                count_of(max(self.patience, 1), what),
+            )
+
+
+def check_monitored(callbacks: Sequence[keras.callbacks.Callback], program: Program, evaluates: bool) -> None:
+    """Checks what this library's `EarlyStopping` and `ReduceLROnPlateau` monitor; Keras's own callbacks warn themselves.
+
+    Raises:
+      InputError: the run does not measure it, or it is not known what is better.
+    """
+    for callback in callbacks:
+        if isinstance(callback, CountsEvaluations):
+            _direction(callback.monitor, callback.mode, program, evaluates)
+
+
+def best_metric(text: str, program: Program, evaluates: bool) -> tuple[str, str]:
+    """Returns the metric whose best value is kept, and what is better, "min" or "max".
+
+    Args:
+      text: see `Checkpoints.best`.
+      program: what is trained.
+      evaluates: whether the run evaluates.
+
+    Raises:
+      InputError: the run does not measure it, or it is not known what is better.
+    """
+    monitor = parse_best(text)
+    return monitor.metric, _direction(monitor.metric, monitor.mode, program, evaluates)
+
+
+def watched(
+    callbacks: Sequence[keras.callbacks.Callback],
+    checkpoints: Checkpoints | None,
+    program: Program,
+    before: Best | None,
+    evaluates: bool,
+) -> BestValue | None:
+    """Checks the metrics that a run watches; returns what follows that of `Checkpoints.best`, None without one.
+
+    Args:
+      callbacks: callbacks of the run.
+      checkpoints: how it is saved.
+      program: what is trained.
+      before: the best value before.
+      evaluates: whether the run evaluates.
+
+    Raises:
+      InputError: see `check_monitored`.
+    """
+    check_monitored(callbacks, program, evaluates)
+    if checkpoints is None or not checkpoints.best:
+        return None
+    metric, mode = best_metric(checkpoints.best, program, evaluates)
+    return BestValue(checkpoints.directory, metric, mode, before)
+
+
+def _direction(metric: str, mode: str, program: Program, evaluates: bool) -> str:
+    _check(metric, program, evaluates)
+    asked = keras.callbacks.EarlyStopping(metric, mode=mode)
+    asked.set_model(program.model)
+    return direction_of(asked)
+
+
+def _check(metric: str, program: Program, evaluates: bool) -> None:
+    measured = ["loss", *program.metrics.results([np.zeros(v.shape) for v in program.metrics.variables])]
+    if metric.startswith("val_") and not evaluates:
+        raise InputError(
+            "A metric of an evaluation needs data to evaluate. Received: "
+            f"{metric}, without any. Give validation data, or watch {metric.removeprefix('val_')}."
+        )
+    known = [f"val_{name}" for name in measured if evaluates] + measured
+    if metric not in known:
+        raise InputError(
+            f"A metric to watch must be one that the run measures. Received: {metric}.{nearest(metric, known)}"
+        )

@@ -17,11 +17,15 @@ from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
 from tfdist.step.settings import Settings
 from tfdist.step.validation import check_same_data
-from tfdist.trainer.argument_types import check_targets, checked_callbacks
-from tfdist.trainer.callback_weights import check_no_swap
-from tfdist.trainer.callbacks import chosen, evaluated
+from tfdist.trainer.callbacks import check_no_swap, chosen, evaluated
 from tfdist.trainer.data_warnings import check_evaluated_alone
-from tfdist.trainer.fit_arguments import BATCH_SIZE, checked_count, evaluation_arguments
+from tfdist.trainer.fit_arguments import (
+    BATCH_SIZE,
+    check_targets,
+    checked_callbacks,
+    checked_count,
+    evaluation_arguments,
+)
 from tfdist.trainer.program import Program
 
 _AUTO = "auto"

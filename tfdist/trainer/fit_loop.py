@@ -12,30 +12,187 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint.manager import Checkpoints, Saver
+from tfdist.cluster.progress_file import ProgressFile
 from tfdist.coordination.watchdog import Watchdog
-from tfdist.data import DataSet, Pipeline, explained_reading, steps_in_epochs
+from tfdist.data import DataSet, Examples, Pipeline, explained_reading, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
-from tfdist.diagnostics import RunView
+from tfdist.data.row_partition import EVEN, RowAllocation
+from tfdist.diagnostics import (
+    Auto,
+    AutoAllReduce,
+    CompressionErrorMonitor,
+    Exposure,
+    GradientNorms,
+    Inspection,
+    PipelineTimeline,
+    ReplicaDivergence,
+    RunView,
+)
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.process.progress_file import ProgressFile
+from tfdist.errors.numbers import byte_size, count_of
+from tfdist.pipelining.has_stages import pipeline_of
+from tfdist.pipelining.staged_model import whole_model, without_flush_of
 from tfdist.reporting import RunPlan, StepTimer
 from tfdist.reporting.warn_once import warn_once
-from tfdist.step import divergence
+from tfdist.sharding.balanced_parts import describe_parts
+from tfdist.step import running_metrics
 from tfdist.step.compiled_loop import LoopResult, not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
+from tfdist.step.settings import Settings
 from tfdist.trainer.balancing import Balancing
 from tfdist.trainer.callbacks import Callbacks, evaluated, validation_logs
 from tfdist.trainer.data_warnings import check_examples, where_not_finite
-from tfdist.trainer.description import describe
 from tfdist.trainer.fit_arguments import Epochs
-from tfdist.trainer.history import History
-from tfdist.trainer.inspections import inspections
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program
-from tfdist.trainer.records import Recorder
+from tfdist.trainer.records import History, Recorder
 from tfdist.trainer.run_warnings import RunFacts, warn_of_run
 from tfdist.trainer.train_state import TrainState
+
+_SHOWN = 8  # replicas whose rows are listed
+
+
+def describe(
+    program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "", allocation: RowAllocation = EVEN
+) -> dict[str, str]:
+    """Returns texts by name: model, data, strategy, batch and length of a run.
+
+    Args:
+      program: what is trained.
+      data: examples for training and, optionally, for evaluation.
+      plan: plan of the run.
+      strategy_reason: why the strategy was chosen; empty for none.
+      allocation: how the rows of a batch are allocated at its beginning.
+    """
+    return {
+        "model": describe_model(program.model),
+        "data": describe_data(data),
+        "strategy": describe_strategy(program.strategy),
+        "stages": program.strategy.parts.description(program.model),
+        "optimizer": describe_optimizer(program.model, program.strategy),
+        "chosen": strategy_reason,
+        "batch": data.train.batch_text
+        or _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, allocation),
+        "sync": str(program.settings.sync) if program.settings.sync.exchanges_weights else "",
+        "length": _length(plan),
+    }
+
+
+def describe_model(model: keras.Model) -> str:
+    """Returns for example `mlp, 55,050 parameters (215.0 KiB)`."""
+    model = whole_model(model)
+    count, trained = _count(model.weights), _count(model.trainable_weights)
+    size = sum(_count([v]) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size for v in model.weights)
+    frozen = "" if trained == count else f", {trained:,} of them trainable"
+    return f"{model.name}, {count:,} parameters ({byte_size(size)}){frozen}"
+
+
+def describe_data(data: DataSet) -> str:
+    """Returns for example `digits, 1,437 examples of 8x8x1, 10 classes; 360 to evaluate`."""
+    name = "" if data.name == "data" else f"{data.name}, "  # arrays have no name
+    classes = f", {data.classes} classes" if data.classes else ""
+    test = f"; {_size(data.test):,} to evaluate" if data.test is not None else "; nothing to evaluate"
+    return f"{name}{_size(data.train):,} examples of {_shape(data.train.element_spec)}{classes}{test}"
+
+
+def describe_strategy(strategy: Strategy) -> str:
+    """Returns for example `horovod, 2 replicas on 2 GPU devices in 2 processes`."""
+    kinds = {device.device_type for device in tf.config.list_logical_devices()}
+    kind = next((kind for kind in ("TPU", "GPU") if kind in kinds), "CPU")
+    processes = f" in {strategy.cluster.size} processes" if strategy.cluster.size > 1 else ""
+    replicas, devices = count_of(strategy.replicas, "replica"), count_of(strategy.devices_in_total, f"{kind} device")
+    return f"{strategy.name}, {replicas} on {devices}{processes}"
+
+
+def describe_optimizer(model: keras.Model, strategy: Strategy) -> str:
+    """Returns for example `state sharded over 2 replicas, 215.0 KiB + 214.1 KiB`; empty if it is not sharded."""
+    parts = strategy.optimizer_shards.state_bytes(model.optimizer)
+    if len(parts) == 1:
+        return ""
+    return f"state sharded over {len(parts)} replicas, {describe_parts(parts)}"
+
+
+def _batch(
+    strategy: Strategy, settings: Settings, batch_size: int, precision: str, allocation: RowAllocation = EVEN
+) -> str:
+    """Returns for example `64 examples = 2 replicas x 2 micro-steps x 16, computed in float32`."""
+    parts, micro_steps = strategy.batch_parts, strategy.micro_batches or settings.micro_steps
+    name = "micro-batches" if strategy.micro_batches else "micro-steps"
+    counts = None if allocation is EVEN else allocation.counts(batch_size, strategy.replicas)
+    if counts and min(counts) < max(counts):
+        summands = " + ".join(map(str, counts))
+        rows = summands if len(counts) <= _SHOWN else f"{min(counts)} to {max(counts)} for each replica"
+        split = f" = {rows}" + (f", in {micro_steps} micro-steps" if micro_steps > 1 else "")
+    elif batch_size % (parts * micro_steps):
+        split = f", divided over {parts} replicas" + (f" and {micro_steps} micro-steps" if micro_steps > 1 else "")
+    else:
+        factors = [(parts, "replicas" if parts == strategy.replicas else "parts"), (micro_steps, name)]
+        shown = [f"{count} {factor} x " for count, factor in factors if count > 1]
+        split = f" = {''.join(shown)}{batch_size // (parts * micro_steps)}" if shown else ""
+    return f"{count_of(batch_size, 'example')}{split}, computed in {precision}"
+
+
+def _length(plan: RunPlan) -> str:
+    """Returns for example `450 steps, 20 epochs`, or `100 steps, 4.45 epochs; 50 steps done before`."""
+    epochs = (plan.epoch(plan.total_steps) or 0.0) - plan.first_epoch
+    number = int(plan.epoch_text(plan.total_steps).rpartition("/")[2] or 0)
+    shown = count_of(number, "epoch") if epochs >= number else f"{epochs:.3g} epochs"
+    done = f"; {count_of(plan.first_step, 'step')} done before" if plan.first_step else ""
+    return f"{count_of(plan.total_steps, 'step')}, {shown}{done}"
+
+
+def _size(examples: Examples) -> int:
+    return min(examples.size, examples.rows or examples.size)
+
+
+def _shape(spec: Any) -> str:
+    """Returns the shapes of an example's inputs, such as `28x28x1`."""
+    inputs = spec[0] if isinstance(spec, tuple | list) else spec
+    shapes = ["x".join("?" if n is None else str(n) for n in leaf.shape) or "1" for leaf in tf.nest.flatten(inputs)]
+    return ", ".join(shapes[:3]) + (", ..." if len(shapes) > 3 else "")
+
+
+def _count(variables: Any) -> int:
+    return sum(int(np.prod(variable.shape)) for variable in variables)
+
+
+def inspections(
+    checks: Checks,
+    run_view: RunView,
+    replicated: Callable[[], Mapping[str, tf.Variable]],
+    reporting: Reporting,
+) -> list[Inspection]:
+    """Returns the inspections of a run, the same on every process.
+
+    Args:
+      checks: what to inspect.
+      run_view: the run.
+      replicated: returns the variables that are equal on all replicas, by name.
+      reporting: gets what was measured, on the chief.
+    """
+    choice, summed = run_view.steps.compression.choice, run_view.steps.sums_gradients
+    found: list[Inspection] = []
+    if run_view.steps.needs_all_reduce_table:
+        found.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
+    if choice and summed:
+        found.append(Auto(run_view, choice))
+    if checks.compression_check_every and summed:
+        found.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
+    # Its probe steps have a flush.
+    if checks.measure_every and summed and not without_flush_of(run_view.steps.strategy):
+        found.append(Exposure(run_view, checks.measure_every))
+    if checks.check_sync_every and checks.check_sync == "gradients":
+        found.append(GradientNorms(run_view, checks.check_sync_every))
+    elif checks.check_sync_every:
+        found.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated))
+    if reporting.profile.boundaries and (pipeline := pipeline_of(run_view.steps.strategy)):
+        found.append(
+            PipelineTimeline(run_view, pipeline, min(reporting.profile.boundaries), reporting.record_timelines)
+        )
+    return found
+
 
 _log = logging.getLogger(__name__)
 
@@ -284,7 +441,7 @@ class FitLoop:
         state.progress.add(losses, counted, self._program.drain())
         initial = state.progress.divergence.add(losses[counted], self._batch_size)
         if initial is not None and self._strategy.is_chief:
-            warn_once(divergence.describe(state.step, float(losses[-1]), initial))
+            warn_once(running_metrics.describe(state.step, float(losses[-1]), initial))
         return result
 
     def _warn_of_skipped(self, skipped: np.ndarray, count: int) -> None:

@@ -8,8 +8,8 @@ from tfdist.coordination import Group
 from tfdist.coordination.watchdog import Watchdog
 from tfdist.data.batch_schedule import GLOBAL
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import as_python, is_integer, is_number
-from tfdist.pipelining.schedules import Timeline
+from tfdist.errors.numbers import as_python, is_integer, is_number
+from tfdist.pipelining.timeline import Timeline
 from tfdist.reporting import NullLedger, NullProfile, Reporter
 
 

@@ -1,25 +1,131 @@
-"""Records of metrics during a run: in its history, and with its reporter."""
+"""Records of metrics during a run: its history, its reporter, and a rank for which the others wait."""
 
 import logging
+import numbers
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from tfdist import keras_internals
-from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.coordination.group import LONG_SECONDS
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.diagnostics import advice
-from tfdist.errors.arguments import with_argument_names
-from tfdist.pipelining.staleness import staleness
+from tfdist.errors.exceptions import with_argument_names
+from tfdist.pipelining.staged_model import staleness
 from tfdist.reporting import Reporter, StepTimer
-from tfdist.reporting.memory import peak_memory
+from tfdist.reporting.environment import peak_memory
 from tfdist.reporting.timing import cost_of_slowest, over_ranks
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step.running_metrics import RunningMetrics
-from tfdist.trainer.history import History
 from tfdist.trainer.program import Program
-from tfdist.trainer.slow_rank import SlowRank
 from tfdist.trainer.train_state import TrainState
+
+_RATIO = 1.25  # of the slowest rank's time to that of the others
+_COST = 0.1  # fraction of a step
+_RECORDS, _STEPS = 5, 50  # for which the same rank has to be slow
+_SECONDS = 10.0  # and this long, too: on a busy machine, a process is slow for a second or two at a time
+
+
+class _Slow(NamedTuple):
+    """What a record says about the slowest rank."""
+
+    step: int
+    step_seconds: float
+    rank: int
+    ratio: float
+    cost: float
+
+
+class SlowRank:
+    """Names a rank that is slow for several records in a row, so that noise is not reported."""
+
+    def __init__(self) -> None:
+        """Initializes without records."""
+        self._found: list[_Slow] = []
+
+    def observe(self, own_seconds: Sequence[float | None], step_seconds: float, step: int) -> str | None:
+        """Returns a warning if the slowest rank of this record and of those before it is the same, else None.
+
+        Args:
+          own_seconds: seconds per step of each rank for its input and gradients; None for ranks without a clock.
+          step_seconds: wall time of a step.
+          step: updates done so far.
+        """
+        found = _slowest(own_seconds, step_seconds, step)
+        if found is None:
+            self._found = []
+            return None
+        self._found = [*(one for one in self._found if one.rank == found.rank), found]
+        if not self._is_persistent():
+            return None
+        ratio, cost = median(one.ratio for one in self._found), median(one.cost for one in self._found)
+        return (
+            f"Rank {found.rank} takes {ratio:.1f} times as long as the others for its input and gradients, and they wait for "
+            f"it during {100 * cost:.0f}% of each step. --balance=measured allocates it fewer rows."
+        )
+
+    def _is_persistent(self) -> bool:
+        steps = self._found[-1].step - self._found[0].step
+        seconds = steps * median(one.step_seconds for one in self._found)
+        return len(self._found) >= _RECORDS and steps >= _STEPS and seconds >= _SECONDS
+
+
+def _slowest(own_seconds: Sequence[float | None], step_seconds: float, step: int) -> _Slow | None:
+    cost = cost_of_slowest(own_seconds, step_seconds)
+    if cost is None or cost < _COST:
+        return None
+    seconds = [each or 0.0 for each in own_seconds]
+    rank = seconds.index(max(seconds))
+    ratio = seconds[rank] / max(median(seconds[:rank] + seconds[rank + 1 :]), 1e-9)
+    return _Slow(step, step_seconds, rank, ratio, cost) if ratio >= _RATIO else None
+
+
+class History:
+    """The records of a run, in the schema of metrics.jsonl, and the results of its epochs, as Keras's `fit` returns them.
+
+    Attributes:
+      records: all records, in the order in which they were written.
+      epoch: numbers of the epochs that ended, from 0.
+      history: by name of the loss or a metric, and with `val_` for validation, the results of these epochs; and what
+        callbacks have added to the logs in `on_epoch_end`, such as the learning rate.
+    """
+
+    def __init__(self) -> None:
+        """Creates an empty history."""
+        self.records: list[dict[str, Any]] = []
+        self.epoch: list[int] = []
+        self.history: dict[str, list[Any]] = {}
+
+    def __repr__(self) -> str:
+        """Names what there is, with the last values."""
+        last = "".join(f", {name} {_short(values[-1])}" for name, values in self.history.items())
+        return f"<History of epochs {self.epoch[0]} to {self.epoch[-1]}{last}>" if self.epoch else "<History: empty>"
+
+    def end_epoch(self, epoch: int, results: Mapping[str, Any]) -> None:
+        """Adds the results of an epoch."""
+        self.epoch.append(epoch)
+        for name, value in results.items():
+            self.history.setdefault(name, []).append(value)
+
+    def last(self, kind: str) -> dict[str, Any]:
+        """Returns the last record of a kind.
+
+        Args:
+          kind: "train" or "eval".
+
+        Raises:
+          KeyError: there is no such record.
+        """
+        for record in reversed(self.records):
+            if record["kind"] == kind:
+                return record
+        raise KeyError(f"No record of kind {kind!r}. Received kinds: {sorted({r['kind'] for r in self.records})}.")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, numbers.Real) else f"{value!s:.20}"  # a callback may add anything
+
 
 _log = logging.getLogger(__name__)
 

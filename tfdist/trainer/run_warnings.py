@@ -8,14 +8,14 @@ import keras
 from tfdist import keras_internals
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cluster.environment import Cluster
+from tfdist.config.decay import Step, parse_decay
+from tfdist.config.monitor import parse_period
 from tfdist.config.strategy_registry import DECLARATIONS
+from tfdist.config.sync import Periodic, Sync
 from tfdist.data import DataSet
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors.arguments import with_argument_names
-from tfdist.grammar.decay import Step, parse_decay
-from tfdist.grammar.interval import parse_period
-from tfdist.grammar.sync import Periodic, Sync
+from tfdist.errors.exceptions import with_argument_names
 from tfdist.optimizers import WarmupAndDecay
 from tfdist.reporting.warn_once import warn_once
 from tfdist.trainer.options import Checks, Reporting, Schedule

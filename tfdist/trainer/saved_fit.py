@@ -1,4 +1,4 @@
-"""One call of `Trainer.fit` on a built model: the fit loop, watched and saved."""
+"""One call of `Trainer.fit` on a built model: the fit loop, watched and saved in checkpoints."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,21 +6,54 @@ from collections.abc import Sequence
 import keras
 
 from tfdist.checkpoint.manager import Checkpoints, saver
+from tfdist.checkpoint.replication import Saved
+from tfdist.checkpoint.run_variables import RunVariables
+from tfdist.config.balance import Balance
 from tfdist.data.batch_schedule import BatchSchedule
-from tfdist.grammar.balance import Balance
 from tfdist.reporting import synchronizer
 from tfdist.step.settings import Settings
 from tfdist.synchronization.federated import owned_by_clients
 from tfdist.trainer.balancing import balancing
-from tfdist.trainer.callback_weights import check_callback_weights, check_no_swap
-from tfdist.trainer.checkpoint_contents import run_variables, saved
+from tfdist.trainer.callbacks import check_callback_weights, check_no_swap
+from tfdist.trainer.early_stopping import watched
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.fit_loop import FitLoop
-from tfdist.trainer.history import History
-from tfdist.trainer.monitored import watched
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program
+from tfdist.trainer.records import History
 from tfdist.trainer.train_state import TrainState
+
+
+def run_variables(program: Program, state: TrainState) -> RunVariables:
+    """Returns all variables of a run, once no exchange changes them."""
+    program.exchanges.settle()
+    return RunVariables(program.model, program.strategy, program.store, state.callbacks, program.exchanges)
+
+
+def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: bool = True) -> Saved:
+    """Returns the current state, for a checkpoint; every process must call it.
+
+    Args:
+      program: what is trained.
+      state: state of the run.
+      batches: the run's batches.
+      copied: whether training may continue while it is written; otherwise it need not be copied.
+    """
+    variables = run_variables(program, state)
+    variables.collect()
+    callbacks, arrays = state.callbacks.save()
+    values = {
+        **state.values(batches),
+        "compression": dict(program.steps.overrides),
+        "all_reduce_table": program.steps.all_reduce_table,
+        "replicas": program.strategy.replicas,
+        "strategy": program.strategy.name,
+        "order": variables.order,
+        "exchanges": program.exchanges.to_json(),
+        "callbacks": callbacks,
+    }
+    best = [state.best.best.step] if state.best and state.best.best else []
+    return Saved(state.step, program.settings.seed, [*variables.parts(copied), *arrays], values, variables, kept=best)
 
 
 def _with_clients(given: FitArguments, settings: Settings, schedule: Schedule, balance: Balance) -> FitArguments:

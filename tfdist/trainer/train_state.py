@@ -1,15 +1,206 @@
-"""`TrainState`: what changes during a run, besides variables."""
+"""`TrainState`, what changes during a run besides variables, and the speeds of its replicas."""
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
+import heapq
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple, Self
 
 from tfdist.checkpoint.best import Best, BestValue, best_of
 from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.data.batch_schedule import BatchSchedule
-from tfdist.data.stream_position import StreamPosition
+from tfdist.data.row_partition import apportion, rows
+from tfdist.data.stream import StreamPosition
 from tfdist.step.running_metrics import Progress
-from tfdist.trainer.replica_speeds import ReplicaSpeeds
+
+LEAST_GAIN = 0.05  # of the slowest replica's time, for a change of the allocation
+_OBSERVATIONS = 3  # of an allocation before it may change
+_KEPT = 9  # the latest observations of an allocation
+_ALLOCATIONS = 4  # of which observations are kept
+_NEW_SPEED = 1.3  # ratio of medians of the first and the last observations of an allocation
+_STEPS, _MOST_STEPS = 10, 40  # of an observation
+_UNCHANGED = 5  # decisions in a row, after which observations are made less often
+
+
+class Line(NamedTuple):
+    """A replica's time as a function of its rows: seconds = fixed + per_row * rows.
+
+    Attributes:
+      fixed: seconds of a step without rows, at least 0.
+      per_row: seconds per row, more than 0.
+    """
+
+    fixed: float
+    per_row: float
+
+    def __call__(self, count: int) -> float:
+        """Returns the seconds for a number of rows."""
+        return self.fixed + self.per_row * count
+
+
+@dataclasses.dataclass
+class ObservedAllocation:
+    """An allocation and the times that were observed with it.
+
+    Attributes:
+      step: first step of the allocation.
+      counts: rows of each replica.
+      seconds: observations, each with the seconds per step of each replica.
+    """
+
+    step: int
+    counts: list[int]
+    seconds: list[list[float]] = dataclasses.field(default_factory=list)
+
+    def medians(self) -> list[float]:
+        """Returns the median of each replica's observations."""
+        return [median(times) for times in zip(*self.seconds, strict=True)]
+
+
+class ReplicaSpeeds:
+    """Observes the times of replicas and proposes how to allocate the rows; part of the state of a run.
+
+    A replica's line is fitted through the medians of the current allocation and of the earlier one that differs most in this
+    replica's rows. With one number of rows, its time is taken to be proportional to its rows. All methods are
+    deterministic, so that equal observations give equal proposals.
+
+    Attributes:
+      allocations: the allocations so far that still count, in order; the last one is current, or begins soon.
+      steps: number of steps of an observation; more when the allocation has not changed for long.
+    """
+
+    def __init__(self, allocations: list[ObservedAllocation], unchanged: int = 0):
+        """Initializes the speeds; `unchanged`: decisions since the last change."""
+        self.allocations = allocations
+        self._unchanged = unchanged
+
+    @classmethod
+    def begun(cls, step: int, batch_size: int, replicas: int) -> Self:
+        """Returns the speeds of replicas of which nothing is known: rows are allocated evenly from a step on."""
+        return cls([ObservedAllocation(step, [rows(batch_size, replica, replicas)[1] for replica in range(replicas)])])
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Self:
+        """Returns the speeds that `to_json` has saved."""
+        return cls([ObservedAllocation(**each) for each in saved["deals"]], saved["unchanged"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the state as JSON, for a checkpoint."""
+        return {
+            "deals": [dataclasses.asdict(each) for each in self.allocations],
+            "unchanged": self._unchanged,
+        }
+
+    def on(self, step: int, batch_size: int, replicas: int) -> Self:
+        """Returns the speeds with which a run continues at a step.
+
+        Of other replicas nothing is known, so that they begin evenly. Another batch size is allocated in the proportions of
+        the last one.
+        """
+        counts = self.allocations[-1].counts
+        if len(counts) != replicas:
+            return self.begun(step, batch_size, replicas)
+        if sum(counts) != batch_size:
+            return type(self)([ObservedAllocation(step, list(apportion(batch_size, counts)))])
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of an observation."""
+        return min(_STEPS << self._unchanged // _UNCHANGED, _MOST_STEPS)
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows of each replica in the last allocation."""
+        return self.allocations[-1].counts
+
+    def observe(self, seconds: Sequence[float]) -> None:
+        """Adds the seconds per step of each replica with the last allocation."""
+        current = self.allocations[-1]
+        current.seconds = [*current.seconds[-_KEPT + 1 :], list(seconds)]
+        if len(current.seconds) >= 2 * _OBSERVATIONS and self._has_new_speed(current.seconds):
+            current.seconds = current.seconds[-_OBSERVATIONS:]
+            self.allocations = [current]
+
+    def propose(self) -> list[int] | None:
+        """Returns the rows of each replica with which the slowest takes least time; None to keep the allocation.
+
+        An allocation is kept unless another one is expected to save `LEAST_GAIN` of the time, so that noise does not change it.
+        """
+        current = self.allocations[-1]
+        if len(current.seconds) < _OBSERVATIONS:
+            return None
+        lines = self.lines()
+        found = fastest_allocation(sum(current.counts), lines)
+        if self.expected(found) > (1 - LEAST_GAIN) * max(current.medians()):
+            return None
+        return found
+
+    def keep(self) -> None:
+        """Notes the decision to keep the allocation, after which it is observed less often."""
+        self._unchanged += len(self.allocations[-1].seconds) >= _OBSERVATIONS
+
+    def change(self, step: int, counts: Sequence[int]) -> None:
+        """Begins another allocation at a step."""
+        self.allocations = [
+            *(each for each in self.allocations if each.seconds),
+            ObservedAllocation(step, list(counts)),
+        ][-_ALLOCATIONS:]
+        self._unchanged = 0
+
+    def expected(self, counts: Sequence[int]) -> float:
+        """Returns the expected seconds of the slowest replica with an allocation."""
+        return max(line(count) for line, count in zip(self.lines(), counts, strict=True))
+
+    def lines(self) -> list[Line]:
+        """Returns the line of each replica; there must be an observation of the last allocation."""
+        *earlier, current = self.allocations
+        known = [(each.counts, each.medians()) for each in earlier if len(each.seconds) >= _OBSERVATIONS]
+        return [
+            _line((count, seconds), [(counts[i], medians[i]) for counts, medians in known])
+            for i, (count, seconds) in enumerate(zip(current.counts, current.medians(), strict=True))
+        ]
+
+    @staticmethod
+    def _has_new_speed(seconds: list[list[float]]) -> bool:
+        first, last = seconds[:_OBSERVATIONS], seconds[-_OBSERVATIONS:]
+        of_replicas = zip(zip(*first, strict=True), zip(*last, strict=True), strict=True)
+        return any(
+            not 1 / _NEW_SPEED < median(after) / max(median(before), 1e-9) < _NEW_SPEED for before, after in of_replicas
+        )
+
+
+def _line(current: tuple[int, float], others: Sequence[tuple[int, float]]) -> Line:
+    """Returns the line through the current point and the one that is farthest from it, or through the origin."""
+    count, seconds = current
+    proportional = Line(0.0, max(seconds, 1e-9) / count)
+    there, then = max(others, key=lambda point: abs(point[0] - count), default=current)
+    if abs(there - count) < max(1, 0.1 * count):  # noise would determine the slope
+        return proportional
+    # A slope near 0 would move all rows at once.
+    slope = max((then - seconds) / (there - count), proportional.per_row / 4)
+    fixed = seconds - slope * count
+    return Line(fixed, slope) if fixed > 0 else proportional
+
+
+def fastest_allocation(batch_size: int, lines: Sequence[Line]) -> list[int]:
+    """Returns the rows of each replica, at least 1, that minimize the time of the slowest.
+
+    Each row goes to the replica that would have it done first, which is optimal as times only grow with rows.
+
+    Args:
+      batch_size: rows of a batch, at least one for each replica.
+      lines: line of each replica.
+    """
+    counts = [1] * len(lines)
+    ends = [(line(2), i) for i, line in enumerate(lines)]
+    heapq.heapify(ends)
+    for _ in range(batch_size - len(lines)):
+        _, i = ends[0]
+        counts[i] += 1
+        heapq.heapreplace(ends, (lines[i](counts[i] + 1), i))
+    return counts
 
 
 class TrainState:

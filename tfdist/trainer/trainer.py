@@ -1,50 +1,165 @@
 """`Trainer`: trains, evaluates, saves and resumes a Keras model under a strategy."""
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 
+from tfdist import keras_internals
 from tfdist.checkpoint.best import Best, best_checkpoint
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.restore import restore, resume_candidates
-from tfdist.coordination.timeouts import long_timeout
+from tfdist.config.pipeline_options import check_without_flush
+from tfdist.config.sync import DEFAULT, Sync
+from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
 from tfdist.data.cache_files import check_cache_files
-from tfdist.distribution.strategy import current_strategy
-from tfdist.errors import InputError, names_arguments
+from tfdist.distribution.strategy import Strategy, current_strategy
+from tfdist.errors import InputError, describe_error, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
-from tfdist.grammar.sync import DEFAULT, Sync
+from tfdist.models import with_batch_norm
+from tfdist.optimizers.weight_average import average_weights
+from tfdist.pipelining.staged_model import whole_model, without_flush_of
+from tfdist.reporting import PlainReporter, Reporter, terminal_or_plain
+from tfdist.row_semantics.explanation import listener
 from tfdist.step.compression import Compression
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.validation import (
+    check_created_in_scope,
     check_data,
     check_engine_sums,
+    check_not_wrapped,
+    check_optimizer,
+    check_own_gradients,
     check_stages,
     check_unchanged,
+    default_loss_scale,
+    synchronized_layers,
+    without_loss_scale,
 )
-from tfdist.storage import AnyPath
+from tfdist.storage import AnyPath, path_of, storage_of
 from tfdist.synchronization.catalog import checked_sync
-from tfdist.synchronization.federated import examples_per_step
+from tfdist.synchronization.federated import check_options, examples_per_step
 from tfdist.trainer import saved_fit
-from tfdist.trainer.argument_types import check_fit, check_targets_of, check_trainer
 from tfdist.trainer.balancing import balance_on
-from tfdist.trainer.checkpoint_contents import run_variables
-from tfdist.trainer.compilation import compile_model, takes_one_hot
 from tfdist.trainer.evaluation import Evaluates
-from tfdist.trainer.fit_arguments import fit_arguments
-from tfdist.trainer.history import History
-from tfdist.trainer.model_file import save_model
+from tfdist.trainer.fit_arguments import check_fit, check_targets_of, check_trainer, fit_arguments
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
-from tfdist.trainer.progress import reported
+from tfdist.trainer.records import History
+from tfdist.trainer.saved_fit import run_variables
 from tfdist.trainer.train_state import TrainState
+
+
+def compile_model(
+    model: keras.Model,
+    strategy: Strategy,
+    optimizer: keras.Optimizer | str,
+    settings: Settings,
+    ema: float,
+    **compiled: Any,
+) -> Settings:
+    """Compiles a model; for the arguments see also `Trainer`.
+
+    Args:
+      model: Keras model, created under the strategy's scope.
+      strategy: the strategy.
+      optimizer: Keras optimizer.
+      settings: options of the step.
+      ema: momentum of the average of the weights.
+      **compiled: further arguments of `keras.Model.compile`, including the lists of metrics.
+
+    Returns:
+      The options of the step, with the loss scaling of a `LossScaleOptimizer`, or the model's default, if none is given.
+
+    Raises:
+      InputError: an argument is invalid.
+    """
+    check_created_in_scope(strategy, "model", model.variables)
+    if isinstance(optimizer, keras.Optimizer):
+        check_created_in_scope(strategy, "optimizer", optimizer.variables)
+    optimizer, taken = without_loss_scale(keras.optimizers.get(optimizer))
+    check_not_wrapped(optimizer)
+    check_optimizer(optimizer, settings.clip)
+    average_weights(optimizer, ema)
+    given = {name: compiled.pop(name) or None for name in ("metrics", "weighted_metrics")}
+    metrics = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
+    if not strategy.trains_whole_model:
+        check_own_gradients(optimizer)
+    loss_scale = settings.loss_scale or taken or default_loss_scale(whole_model(model))
+    found = dataclasses.replace(settings, loss_scale=loss_scale)
+    check_options(found, optimizer)
+    if pipeline := without_flush_of(strategy):
+        check_without_flush(
+            pipeline.schedule.name,
+            clip_norm=found.clip.norm,
+            loss_scale=str(found.loss_scale or ""),
+            shared=next((variable.path for variable, _ in model.cut.shared), ""),
+        )
+    return found
+
+
+def takes_one_hot(model: keras.Model) -> bool | None:
+    """Returns whether a compiled model's loss takes vectors of classes rather than class numbers; None if unknown."""
+    forms = [keras_internals.loss_form(loss)[0] for loss in keras_internals.user_losses(model)]
+    names = {form.replace("_", "").lower() for form in forms}  # of a function, or of a class
+    if len(names) != 1 or "" in names:
+        return None
+    return names != {"sparsecategoricalcrossentropy"}
+
+
+def save_model(model: keras.Model, path: AnyPath) -> None:
+    """Writes a model that Keras alone can load; the path never has an incomplete one. See `Trainer.save`."""
+    with storage_of(path).staged(path_of(path)) as local, keras_internals.weights_in_file():
+        _save(model, str(local))
+
+
+def _save(model: keras.Model, path: str) -> None:
+    if synchronized_layers(model):
+        model = with_batch_norm(model, "local")  # compiled with an optimizer like that of the given model
+    if "tfdist" in str(keras.saving.serialize_keras_object(getattr(model, "optimizer", None))):
+        with keras_internals.not_compiled(model) as plain:
+            plain.save(path)
+    else:
+        model.save(path)
+
+
+_VERBOSE = ("auto", 0, 1, 2)
+
+
+@contextlib.contextmanager
+def reported(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterator[Reporting]:
+    """Context in which a run is reported as `Trainer.fit` documents for `verbose`.
+
+    Args:
+      reporting: where the caller records the run; its reporter stays if there is one.
+      verbose: "auto", 0, 1 or 2.
+      is_chief: whether this process writes to the terminal.
+
+    Raises:
+      InputError: `verbose` is something else.
+    """
+    if verbose not in _VERBOSE:
+        raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
+    if not verbose or not is_chief or listener() or type(reporting.reporter) is not Reporter:
+        yield reporting
+        return
+    reporter = PlainReporter(sys.stderr) if verbose == 2 else terminal_or_plain(sys.stderr)
+    try:
+        yield dataclasses.replace(reporting, reporter=reporter)
+    except BaseException as error:
+        reporter.close(describe_error(error))
+        raise
+    reporter.close("")
 
 
 class Trainer(Evaluates):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.format import Part, hashed_io
+from tfdist.checkpoint.format import Part, files
 from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, check, merged
 
 SQUARE = np.ones((2, 2), np.float32)
@@ -44,7 +44,7 @@ FILE = "shard-00000.safetensors"
 
 
 def part(offset: tuple[int, ...], shape: tuple[int, ...], file: str = FILE, key: str = "") -> PartEntry:
-    hashes = hashed_io.count(math.prod(shape))  # elements of one byte
+    hashes = files.count(math.prod(shape))  # elements of one byte
     return PartEntry(file, key or f"{offset}{shape}", offset, shape, ("0" * 64,) * hashes)
 
 
@@ -89,7 +89,7 @@ def test_blocks_that_do_not_are_refused(shape, blocks, words):
         check(index(shape, *entries))
 
 
-@pytest.mark.parametrize(("size", "count"), [(0, 0), (1, 1), (hashed_io.PIECE, 1), (hashed_io.PIECE + 1, 2)])
+@pytest.mark.parametrize(("size", "count"), [(0, 0), (1, 1), (files.PIECE, 1), (files.PIECE + 1, 2)])
 def test_each_piece_has_a_hash(size, count):
     one = part((0,), (size,))
     assert len(one.sha256) == count

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.damaging import flip_last
-from tfdist.checkpoint.format import Checkpoint, HostPlacement, Part, copy_holder, multi_host, newest, shard_bytes
+from tfdist.checkpoint.format import Checkpoint, HostPlacement, Part, atomic_write, copy_holder, newest, shard_bytes
 from tfdist.coordination import LocalGroup
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import FileSystem
@@ -157,8 +157,8 @@ def test_all_that_is_said_has_the_deadline(tmp_path, write):
 
 
 def test_an_index_of_any_length_is_told(on_ranks, monkeypatch):
-    monkeypatch.setattr(multi_host, "_MESSAGE", 100)
+    monkeypatch.setattr(atomic_write, "_MESSAGE", 100)
     values = [{"rank": 0}, np.random.default_rng(0).random(400).tolist(), "", None]
-    texts = [multi_host._packed(value) for value in values]
-    assert on_ranks(4, lambda group: multi_host._gathered(group, "index", texts[group.rank], 60.0)) == [texts] * 4
-    assert [multi_host._unpacked(text) for text in texts] == values
+    texts = [atomic_write._packed(value) for value in values]
+    assert on_ranks(4, lambda group: atomic_write._gathered(group, "index", texts[group.rank], 60.0)) == [texts] * 4
+    assert [atomic_write._unpacked(text) for text in texts] == values

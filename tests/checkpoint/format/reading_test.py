@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.damaging import flip_last
-from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, Part, hashed_io
-from tfdist.checkpoint.format.dtypes import DTYPES
+from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, Part, files
+from tfdist.checkpoint.format.files import DTYPES
 
 
 @pytest.fixture(scope="module")
@@ -15,8 +15,8 @@ def arrays() -> dict[str, np.ndarray]:
     found["not finite"] = np.array([np.nan, np.inf, -0.0], np.float32)
     found["scalar"] = np.array(7, np.int64)
     found["empty"] = np.zeros((0, 3), np.float64)
-    found["many pieces"] = random.integers(0, 256, 2 * hashed_io.PIECE + 5).astype(np.uint8)
-    found["of one piece"] = random.integers(0, 256, hashed_io.PIECE).astype(np.uint8)
+    found["many pieces"] = random.integers(0, 256, 2 * files.PIECE + 5).astype(np.uint8)
+    found["of one piece"] = random.integers(0, 256, files.PIECE).astype(np.uint8)
     return found
 
 

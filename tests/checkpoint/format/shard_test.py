@@ -6,8 +6,8 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from tfdist.checkpoint.format import Part, hashed_io, shard, write_shard
-from tfdist.checkpoint.format.dtypes import DTYPES
+from tfdist.checkpoint.format import Part, files, shard, write_shard
+from tfdist.checkpoint.format.files import DTYPES
 from tfdist.checkpoint.format.shard import shard_name
 
 RANDOM = np.random.default_rng(0)
@@ -83,7 +83,7 @@ def test_another_file_is_never_written_over(tmp_path):
 
 
 def test_other_threads_run_while_it_writes(tmp_path):
-    parts = [Part.full("large", np.ones(48 * hashed_io.PIECE, np.uint8))]
+    parts = [Part.full("large", np.ones(48 * files.PIECE, np.uint8))]
 
     def turns(number: int) -> int:
         """Returns the number of turns of another thread meanwhile."""

@@ -7,8 +7,7 @@ import tensorflow as tf
 from tests.collectives import threads
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import Recording
-from tfdist.collectives.algorithms import CATALOG, check_algorithm, groups_of, possible_algorithms
-from tfdist.collectives.algorithms.folding import Folding
+from tfdist.collectives.all_reduce_algorithms import CATALOG, Folding, check_algorithm, groups_of, possible_algorithms
 from tfdist.errors import InputError
 
 TOPOLOGIES = ("2", "1,1", "3", "2,1", "4", "2,2", "3,1", "5", "2,3", "1,1,1,2", "6", "2,2,2", "3,3", "7", "8", "4,4")

@@ -7,9 +7,9 @@ import tensorflow as tf
 import tfdist
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import OneReplica, Recording
-from tfdist.collectives.algorithms import TunedCollectives, tuned_collectives
+from tfdist.collectives.all_reduce_algorithms import TunedCollectives, tuned_collectives
+from tfdist.config.all_reduce import LARGEST, OWN_ALGORITHMS, AlgorithmTable, AllReduce, Band
 from tfdist.errors import InputError
-from tfdist.grammar.all_reduce import LARGEST, OWN_ALGORITHMS, AlgorithmTable, AllReduce, Band
 
 TOPOLOGIES = {2: "2", 3: "2,1", 4: "2,2"}
 VALUES = np.random.default_rng(0).standard_normal((4, 5, 3))

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tests.data.reading import everything
 from tests.selection import quick
-from tfdist.data import ArraySource, Pipeline, StreamSource, augmented
-from tfdist.data.augmentation import RowRandom, geometric, parse_augmentations
+from tfdist.data import ArraySource, Pipeline, StreamSource, augmentations, augmented
+from tfdist.data.augmentations import RowRandom, parse_augmentations
 from tfdist.errors import InputError
 
 ALL = (
@@ -220,11 +220,15 @@ def test_what_is_no_augmentation_is_an_error(chain, says):
 
 
 def test_numbers_of_numpy():
-    chain = [geometric.crop(np.int64(2)), geometric.rotate(np.float32(30)), geometric.flip(probability=np.float32(0.5))]
+    chain = [
+        augmentations.crop(np.int64(2)),
+        augmentations.rotate(np.float32(30)),
+        augmentations.flip(probability=np.float32(0.5)),
+    ]
     given, same = augmented(images(), chain), augmented(images(), "crop(padding=2)|rotate(degrees=30)|flip")
     assert_same(global_batches(given, 1), global_batches(same, 1))
     with pytest.raises(InputError, match=r"in \(0, 180\]. Received: True"):
-        geometric.rotate(True)
+        augmentations.rotate(True)
 
 
 def test_data_that_has_no_images_is_an_error():

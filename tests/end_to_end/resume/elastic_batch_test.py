@@ -13,7 +13,7 @@ from tests.end_to_end.resume.exact_test import tensors
 from tests.selection import quick
 from tfdist import ledger
 from tfdist.checkpoint.format import Checkpoint, newest
-from tfdist.data import shuffle
+from tfdist.data import source
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.optimizers import LARS, WarmupAndDecay
@@ -100,7 +100,7 @@ def assert_as_by_hand(trainer, optimizer, rate, batches):
     keras.utils.set_random_seed(1)
     made, given = model(), RATES[rate]()
     optimizer = OPTIMIZERS[optimizer](0.1)
-    stream = shuffle.indices(tf.range(sum(batches), dtype=tf.int64), SIZE, SEED).numpy()
+    stream = source.indices(tf.range(sum(batches), dtype=tf.int64), SIZE, SEED).numpy()
     for step, batch in enumerate(batches):
         scale = batch / batches[0]
         rows, stream = stream[:batch], stream[batch:]
@@ -129,7 +129,7 @@ def test_three_two_one_and_three_replicas(method, strategies, float64, tmp_path)
         records += [record for record in history.records if record["kind"] == "train"]
         assert trainer.step == end
     assert_as_by_hand(trainer, optimizer, rate, BATCHES)
-    stream = shuffle.indices(tf.range(PLACES[-1], dtype=tf.int64), SIZE, SEED).numpy()
+    stream = source.indices(tf.range(PLACES[-1], dtype=tf.int64), SIZE, SEED).numpy()
     assert used.numbers == stream.tolist()
     assert [record["epoch"] for record in records] == [place / SIZE for place in PLACES[1:]]
     given = RATES[rate]()
@@ -217,7 +217,7 @@ def test_another_fit_begins_where_the_one_before_ended(single):
         assert history.last("train")["learning_rate"] == pytest.approx(0.1)
     trainer.fit((X, Y), batch_size=10, epochs=1, reporting=tfdist.Reporting(ledger=used))
     assert trainer.step == 7
-    assert used.numbers[:40] == shuffle.indices(tf.range(40, dtype=tf.int64), SIZE, SEED).numpy().tolist()
+    assert used.numbers[:40] == source.indices(tf.range(40, dtype=tf.int64), SIZE, SEED).numpy().tolist()
 
 
 def test_a_batch_that_is_not_divided_is_refused(strategies, tmp_path):

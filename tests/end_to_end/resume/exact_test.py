@@ -20,7 +20,7 @@ from tfdist.data import StreamPosition
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale
-from tfdist.trainer.checkpoint_contents import run_variables
+from tfdist.trainer.saved_fit import run_variables
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((40, 6, 6, 1)).astype("float32")

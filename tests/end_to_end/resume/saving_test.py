@@ -20,11 +20,11 @@ from tests.end_to_end.resume import exact_test
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, SAVED_AT, STEPS, fit, small_model, tensors
 from tests.waiting import DEADLINE
 from tfdist import checkpoints
-from tfdist.checkpoint import manager, restore, tiers
+from tfdist.checkpoint import manager, replication, restore
 from tfdist.checkpoint.format import CheckpointError, lock, newest, step_of
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import InputError, Preempted
-from tfdist.trainer.checkpoint_contents import run_variables
+from tfdist.trainer.saved_fit import run_variables
 
 make_trainer = functools.partial(exact_test.make_trainer, make=small_model)
 
@@ -158,13 +158,13 @@ def test_or_is_a_warning_and_tried_again(single, tmp_path, caplog):
 
 def test_training_goes_on_while_a_checkpoint_is_written(single, tmp_path, monkeypatch):
     written, going = threading.Event(), []
-    commit = tiers.commit
+    commit = replication.commit
 
     def slow(*args, **named):
         assert written.wait(DEADLINE)
         return commit(*args, **named)
 
-    monkeypatch.setattr(tiers, "commit", slow)
+    monkeypatch.setattr(replication, "commit", slow)
     fit(
         make_trainer(single), tmp_path, callbacks=[At(STEPS, lambda: (going.append(steps_of(tmp_path)), written.set()))]
     )

@@ -13,7 +13,7 @@ from tests import processes
 from tests.checkpoint.damaging import flip_last
 from tests.coordination.members import members
 from tests.workers import running
-from tfdist.checkpoint import replication, transfer
+from tfdist.checkpoint import replication
 from tfdist.checkpoint.format import Checkpoint, HostPlacement, Part, commit, copy_holder, newest, shard_bytes
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
@@ -197,4 +197,4 @@ def test_where_a_host_cannot_have_the_folder_it_is_left_out(tmp_path) -> None:
 
 def test_a_strategy_without_collectives_between_processes_is_refused(mesh2x2) -> None:
     with pytest.raises(InputError, match="Received: mesh, which has none between processes. Give a --commit_dir"):
-        transfer.ByteTransfer(mesh2x2)
+        replication.ByteTransfer(mesh2x2)

@@ -9,7 +9,7 @@ from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, ten
 from tests.selection import quick
 from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.errors import InputError
-from tfdist.trainer.replica_speeds import ReplicaSpeeds
+from tfdist.trainer.train_state import ReplicaSpeeds
 
 STEPS = 30
 

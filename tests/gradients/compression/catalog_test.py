@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests.gradients.compression.reducers import ARGUMENTS, method, named
 from tfdist.collectives import OneReplica, Recording
+from tfdist.config.spec import Spec
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, ErrorFeedback, Sum
 from tfdist.gradients.compression import (
@@ -22,9 +23,7 @@ from tfdist.gradients.compression import (
     create,
     parse_choice,
 )
-from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
-from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
-from tfdist.grammar.spec import Spec
+from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer
 
 TEXT = "path=.*embedding.*: none; size>=1000: topk(ratio=0.05)|fp16; *: int8"
 SPECS = [

@@ -12,7 +12,7 @@ from tfdist.collectives import Recording
 from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression import Codec
 from tfdist.gradients.compression.methods.casts import BF16
-from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
+from tfdist.gradients.compression.reducers import ReduceScatterReducer
 
 METHODS = ["bf16", "int8(block=64)", "int8(stochastic=True)"]
 SIZE = 1000

@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, OneReplica
+from tfdist.config.rules import parse_rules
 from tfdist.gradients import Reduced, Reducer
 from tfdist.gradients.compression import METHODS, Codec, create
-from tfdist.grammar.rules import parse_rules
 
 ARGUMENTS = {  # of methods that need some
     "topk": "topk(ratio=0.1)",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.pipelining.cut.balance import SLACK, Costs, balanced
+from tfdist.pipelining.cut_points import SLACK, Costs, balanced
 
 
 def additive(single, stages, weights=None):

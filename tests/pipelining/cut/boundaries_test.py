@@ -10,8 +10,8 @@ import tensorflow as tf
 from tests.pipelining.cut.example_models import build
 from tfdist import keras_internals, models
 from tfdist.errors import InputError
-from tfdist.pipelining.cut import cut_model, describe_stages, measure_seconds, trace_model
-from tfdist.pipelining.cut.cutting import assemble
+from tfdist.pipelining.cutting import assemble, cut_model, describe_stages, trace_model
+from tfdist.pipelining.operation_timing import measure_seconds
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was passed an input with a mask attached to it")
 

@@ -9,7 +9,7 @@ from tests.pipelining.cut.example_models import MODELS, build
 from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.layers.recompute import recompute
-from tfdist.pipelining.cut import cut_model
+from tfdist.pipelining.cutting import cut_model
 
 pytestmark = [
     pytest.mark.usefixtures("float64"),

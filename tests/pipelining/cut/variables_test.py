@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.pipelining.cut.example_models import MODELS, build
 from tfdist import keras_internals
 from tfdist.errors import InputError
-from tfdist.pipelining.cut import cut_model, initialize
+from tfdist.pipelining.cutting import cut_model, initialize
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was passed an input with a mask attached to it")
 

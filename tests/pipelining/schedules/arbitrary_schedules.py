@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from tfdist.pipelining.schedules import Action, Schedule, make_schedule
-from tfdist.pipelining.schedules.schedule import result_of
+from tfdist.pipelining.schedule import Action, Schedule, result_of
+from tfdist.pipelining.schedule_catalog import make_schedule
 
 
 @st.composite

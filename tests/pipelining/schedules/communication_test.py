@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tests.pipelining.schedules.arbitrary_schedules import any_schedules, durations, named_schedules
 from tfdist.errors import InputError
-from tfdist.pipelining.schedules import Action, make_schedule, simulate
-from tfdist.pipelining.schedules.communication import Exchange, exchanges
-from tfdist.pipelining.schedules.rendezvous_simulation import run_with_rendezvous
+from tfdist.pipelining.schedule import Action
+from tfdist.pipelining.schedule_catalog import make_schedule
+from tfdist.pipelining.schedule_simulation import Exchange, exchanges, run_with_rendezvous, simulate
 
 
 @given(named_schedules() | any_schedules(), st.data())

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from tests.pipelining.schedules.arbitrary_schedules import any_schedules, named_schedules
 from tfdist.errors import InputError
-from tfdist.pipelining.schedules import Action, check_schedule, make_schedule
-from tfdist.pipelining.schedules.csv_file import parse_csv, to_csv, write_csv
+from tfdist.pipelining.schedule import Action
+from tfdist.pipelining.schedule_catalog import make_schedule, parse_csv, to_csv, write_csv
+from tfdist.pipelining.schedule_simulation import check_schedule
 
 ONE_F_ONE_B = "0F0,0F1,,,0B0,,0B1\n,1F0,1B0,1F1,,1B1,\n"
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.pipelining.schedules.arbitrary_schedules import named_schedules
 from tfdist.errors import InputError
-from tfdist.pipelining.schedules import check_schedule, make_schedule, simulate
+from tfdist.pipelining.schedule_catalog import make_schedule
+from tfdist.pipelining.schedule_simulation import check_schedule, simulate
 
 SIZES = st.tuples(st.integers(1, 7), st.integers(1, 15))
 SECONDS = st.integers(1, 9)
@@ -133,8 +134,8 @@ def test_what_is_refused(spec, processes, micro_batches, message):
 
 def test_schedules_import_neither_tensorflow_nor_matplotlib():
     code = (
-        "import sys\nfrom tfdist.pipelining import schedules\nfrom tfdist.pipelining.schedules import plot\n"
-        "schedules.make_schedule('zb_h1', 4, 8)\n"
+        "import sys\nfrom tfdist.pipelining import schedule_catalog, timeline\n"
+        "schedule_catalog.make_schedule('zb_h1', 4, 8)\n"
         "print(sorted({'tensorflow', 'keras', 'matplotlib', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)

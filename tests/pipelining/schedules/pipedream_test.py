@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.errors import InputError
-from tfdist.pipelining.schedules import FORWARD, Schedule, Span, Timeline, check_schedule, make_schedule, simulate
-from tfdist.pipelining.schedules.pipedream import pipedream
-from tfdist.pipelining.schedules.steady_state import steady_state, steps_until_steady, without_end
+from tfdist.pipelining.schedule import FORWARD, Schedule
+from tfdist.pipelining.schedule_catalog import make_schedule, pipedream, steady_state, steps_until_steady, without_end
+from tfdist.pipelining.schedule_simulation import check_schedule, simulate
+from tfdist.pipelining.timeline import Span, Timeline
 
 
 def weight_versions(schedule: Schedule, *, vertical_sync: bool = False) -> dict[tuple[int, int], int]:

@@ -3,8 +3,9 @@
 import pytest
 from matplotlib.image import imread
 
-from tfdist.pipelining.schedules import make_schedule, simulate
-from tfdist.pipelining.schedules.plot import draw, plot
+from tfdist.pipelining.schedule_catalog import make_schedule
+from tfdist.pipelining.schedule_simulation import simulate
+from tfdist.pipelining.timeline import draw, plot
 
 
 def timeline(spec="1f1b", processes=4, **durations):

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from tests.pipelining.schedules.arbitrary_schedules import any_schedules, durations
 from tfdist.errors import InputError
-from tfdist.pipelining.schedules import Action, Schedule, make_schedule, simulate
+from tfdist.pipelining.schedule import Action, Schedule
+from tfdist.pipelining.schedule_catalog import make_schedule
+from tfdist.pipelining.schedule_simulation import simulate
 
 
 @pytest.mark.parametrize("sends", ["eager", "rendezvous"])

@@ -8,23 +8,23 @@ package does not depend on the contents of a run's state, nor on TensorFlow. Fil
 `tfdist.storage`.
 """
 
-from tfdist.checkpoint.format.atomic_write import commit
-from tfdist.checkpoint.format.background import BackgroundWriter
+from tfdist.checkpoint.format.atomic_write import BackgroundWriter, HostPlacement, commit, copy_holder
 from tfdist.checkpoint.format.directory import (
+    Holder,
+    NoLock,
     checkpoints_at,
     clean_partial,
+    lock,
     newest,
     newest_first,
     remove,
     set_aside,
     set_aside_in,
     step_of,
+    unlocked,
 )
-from tfdist.checkpoint.format.locking import Holder, NoLock, lock, unlocked
-from tfdist.checkpoint.format.multi_host import HostPlacement, copy_holder
-from tfdist.checkpoint.format.part import Part
 from tfdist.checkpoint.format.reading import Checkpoint, LocalFiles, first_readable
-from tfdist.checkpoint.format.shard import shard_bytes, write_shard
+from tfdist.checkpoint.format.shard import Part, shard_bytes, write_shard
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from tfdist.checkpoint.format import dtypes, hashed_io
+from tfdist.checkpoint.format import files
 
 _LONGEST = 2**63 - 1  # maximum number of bytes of an array
 _MOST_AXES = 32  # supported by every version of NumPy
@@ -49,7 +49,7 @@ class TensorEntry:
     @property
     def element(self) -> np.dtype:
         """The NumPy dtype."""
-        return dtypes.DTYPES[self.dtype]
+        return files.DTYPES[self.dtype]
 
     def size_of(self, part: PartEntry) -> int:
         """Returns the size of a block in bytes."""
@@ -112,7 +112,7 @@ def check(index: Index) -> None:
             if (part.file, part.key) in used or part.key == "__metadata__":
                 raise ValueError(f"a key in a shard is one block's; {part.key} of {part.file} is not")
             used.add((part.file, part.key))
-            if len(part.sha256) != (needed := hashed_io.count(tensor.size_of(part))):
+            if len(part.sha256) != (needed := files.count(tensor.size_of(part))):
                 raise ValueError(f"{part.key} of {part.file} has {len(part.sha256)} hashes and needs {needed}")
     if unused := index.shards.keys() - {file for file, _ in used}:
         raise ValueError(f"no tensor is in {min(unused)}")

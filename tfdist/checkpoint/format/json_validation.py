@@ -6,7 +6,7 @@ Each function returns its first argument, or raises a ValueError that names the 
 import re
 from typing import Any
 
-from tfdist.checkpoint.format import dtypes
+from tfdist.checkpoint.format import files
 from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry
 
 _SHARD = re.compile(r"shard-[0-9]{5,9}\.safetensors")  # a name in the checkpoint's own directory, without a path
@@ -74,7 +74,7 @@ def index(value: Any) -> Index:
 def _tensor(value: Any, name: str) -> TensorEntry:
     own = fields(value, name, "dtype", "shape", "parts")
     dtype = text(own["dtype"], f"the type of {name}")
-    if dtype not in dtypes.DTYPES:
+    if dtype not in files.DTYPES:
         raise ValueError(f"the type of {name} is {dtype!r:.40}")
     parts = tuple(_part(part, f"a block of {name}") for part in sequence(own["parts"], f"parts of {name}"))
     return TensorEntry(dtype, _lengths(own["shape"], f"the shape of {name}"), parts)

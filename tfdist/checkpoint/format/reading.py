@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist.checkpoint.format import files, hashed_io, manifest, shard
+from tfdist.checkpoint.format import files, manifest, shard
 from tfdist.checkpoint.format.entries import PartEntry, TensorEntry
 from tfdist.checkpoint.format.manifest import Manifest
 from tfdist.checkpoint.format.shard import ShardPlan
@@ -233,12 +233,10 @@ class Checkpoint:
         path, positions = self.path / file, self._plans[file].positions
         with files.opened(path) as opened:
             each = [
-                piece
-                for block in blocks
-                for piece in hashed_io.pieces(positions[block.part.key], block.size, block.into)
+                piece for block in blocks for piece in files.pieces(positions[block.part.key], block.size, block.into)
             ]
             try:
-                found = iter(hashed_io.read(opened, each, self._threads))
+                found = iter(files.read_hashed(opened, each, self._threads))
             except EOFError as error:
                 raise CorruptCheckpointError(path, "it is too short") from error
         for block in blocks:

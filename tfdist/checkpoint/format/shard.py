@@ -7,6 +7,7 @@ The files are not written by the safetensors package, because it uses one thread
 before or after. The tests read every file with it.
 """
 
+import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,57 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfdist.checkpoint.format import dtypes, hashed_io
+from tfdist.checkpoint.format import files
 from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, merged
-from tfdist.checkpoint.format.part import Part
 from tfdist.storage import StoragePath, storage_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A block of one tensor in one process. The blocks of all processes tile the tensor.
+
+    Attributes:
+      name: name of the tensor, unique in the checkpoint.
+      shape: shape of the complete tensor.
+      offset: start of the block, in elements along each axis.
+      values: the block, C-contiguous, with a dtype of `dtypes.DTYPES`. Must not be modified afterwards.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    values: np.ndarray
+
+    @classmethod
+    def full(cls, name: str, values: np.ndarray) -> "Part":
+        """Returns a complete tensor as a single block."""
+        return cls(name, values.shape, (0,) * values.ndim, values)
+
+    def __post_init__(self) -> None:
+        values = self.values
+        if self.name == "__metadata__":
+            raise ValueError("A tensor must not have a name that safetensors reserves. Received: __metadata__.")
+        if not files.is_known(values.dtype):
+            known = ", ".join(files.DTYPES)
+            raise ValueError(f"{self.name} must have one of the types {known}. Received: {values.dtype!r}.")
+        if not values.flags.c_contiguous:
+            raise ValueError(f"{self.name} must be C-contiguous. Received: strides {values.strides}.")
+        axes = zip(self.offset, values.shape, self.shape, strict=False)
+        if not len(self.shape) == len(self.offset) == values.ndim or any(
+            not 0 <= begin <= begin + size <= whole for begin, size, whole in axes
+        ):
+            raise ValueError(
+                f"A block of {self.name} must be inside it. Received: {values.shape} at {self.offset} of {self.shape}."
+            )
+
+    @property
+    def key(self) -> str:
+        """Name of the block in its shard: that of the tensor, followed by the slices of a proper part."""
+        if self.values.shape == self.shape:
+            return self.name
+        ends = zip(self.offset, self.values.shape, strict=True)
+        return f"{self.name}[{','.join(f'{begin}:{begin + size}' for begin, size in ends)}]"
+
 
 THREADS = 2  # that hash and write during training
 
@@ -58,10 +106,10 @@ def plans(index: Index) -> dict[str, ShardPlan]:
 
 def _plan(blocks: Mapping[str, _Block]) -> ShardPlan:
     header, starts, end = {}, {}, 0
-    for key in sorted(blocks, key=lambda key: (-dtypes.DTYPES[blocks[key].dtype].itemsize, key)):
+    for key in sorted(blocks, key=lambda key: (-files.DTYPES[blocks[key].dtype].itemsize, key)):
         dtype, shape, size = blocks[key]
         starts[key], end = end, end + size
-        header[key] = {"dtype": dtypes.code(dtype), "shape": shape, "data_offsets": (starts[key], end)}
+        header[key] = {"dtype": files.code(dtype), "shape": shape, "data_offsets": (starts[key], end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     first = 8 + len(text)
@@ -126,7 +174,7 @@ def _write(path: StoragePath, plan: ShardPlan, parts: Sequence[Part]) -> dict[st
         each = [
             piece
             for part in ordered
-            for piece in hashed_io.pieces(plan.positions[part.key], part.values.nbytes, part.values)
+            for piece in files.pieces(plan.positions[part.key], part.values.nbytes, part.values)
         ]
-        found = iter(hashed_io.write(file, each, THREADS))
-    return {part.key: tuple(islice(found, hashed_io.count(part.values.nbytes))) for part in ordered}
+        found = iter(files.write_hashed(file, each, THREADS))
+    return {part.key: tuple(islice(found, files.count(part.values.nbytes))) for part in ordered}

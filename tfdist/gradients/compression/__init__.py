@@ -3,7 +3,6 @@
 `methods/` has one method per file, `kernels/` what they share, and `catalog.py` their names.
 """
 
-from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer, seed_of
 from tfdist.gradients.compression.catalog import (
     COMPRESSION_MIN_BYTES,
     EXACT,
@@ -16,6 +15,7 @@ from tfdist.gradients.compression.catalog import (
     parse_choice,
 )
 from tfdist.gradients.compression.codec import Codec
+from tfdist.gradients.compression.reducers import AllGatherReducer, seed_of
 
 __all__ = [
     "COMPRESSION_MIN_BYTES",

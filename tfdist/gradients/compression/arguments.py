@@ -1,7 +1,13 @@
-"""Validation of the parameters of methods."""
+"""Validation of the parameters of methods, and XLA compilation for parts of a method."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_integer
+from tfdist.errors.numbers import is_integer, is_number
 
 
 def checked_integer(method: str, parameter: str, value: int, low: int, high: int, *, multiple: int = 1) -> int:
@@ -34,3 +40,26 @@ def checked_flag(method: str, parameter: str, value: bool) -> bool:
             f"{method} needs {parameter}=True or False. Received: {value!r}. Leave it out for the default."
         )
     return value
+
+
+def checked_ratio(method: str, ratio: float) -> float:
+    """Returns a ratio in (0, 1]; raises `InputError` with the method's name for anything else."""
+    if not is_number(ratio) or not 0 < ratio <= 1:
+        raise InputError(f"{method} needs a ratio in (0, 1]. Received: {ratio!r}. Write, say, {method}(ratio=0.01).")
+    return float(ratio)
+
+
+def kept(ratio: float, size: int) -> int:
+    """Returns how many of `size` elements are sent: max(1, round(ratio size)), or 0 for an empty vector."""
+    return min(size, max(1, round(ratio * size)))
+
+
+@functools.cache
+def compiled(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
+    """Returns a function of tensors, compiled by XLA.
+
+    Args:
+      function: takes the static arguments, then tensors.
+      *static: sizes that determine the shapes of the tensors, so that nothing is traced twice.
+    """
+    return tf.function(functools.partial(function, *static), jit_compile=True, autograph=False)

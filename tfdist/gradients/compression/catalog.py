@@ -10,19 +10,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.config.rules import first_match, parse_rules
+from tfdist.config.spec import Spec, call, load_object, without_mark
 from tfdist.errors import InputError
+from tfdist.errors.suggestions import nearest
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES, SMALL_BYTES, Bucketed
-from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
 from tfdist.gradients.compression.arguments import checked_flag
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
-from tfdist.gradients.error_feedback import ErrorFeedback
-from tfdist.gradients.partitioned import PartitionedReducer
-from tfdist.gradients.reducer import Reducer, Sum
-from tfdist.gradients.sparse import SparseRows
-from tfdist.grammar.rules import first_match, parse_rules
-from tfdist.grammar.spec import Spec, call, load_object, nearest
-from tfdist.grammar.unique_names import without_mark
+from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer
+from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reducer, SparseRows, Sum
 
 # name -> module of this package and class in it; `none` is the exact sum.
 METHODS = {
@@ -145,7 +141,7 @@ def compressed(
 
     Args:
       specs: tensors to sum; names are the paths of variables, which rules match, as of `unique_names`.
-      text: see `tfdist.grammar.rules`. A tensor that no rule matches is summed exactly.
+      text: see `tfdist.config.rules`. A tensor that no rule matches is summed exactly.
       overrides: methods for individual tensors, by name; they take precedence over the rules.
       sparse: names of tensors that may be `tf.IndexedSlices`.
       min_bytes: tensors smaller than this, and scalars, are summed exactly.

@@ -1,11 +1,15 @@
-"""The contract `Codec`: encodes a vector in fewer bytes, and decodes it."""
+"""The contract `Codec`: encodes a vector in fewer bytes, and decodes it; in blocks with scales of their own."""
 
 import abc
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.kernels.row_reductions import peaks
+from tfdist.gradients.compression.arguments import checked_integer
+from tfdist.gradients.compression.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.random_draws import rounding_noise
+from tfdist.gradients.compression.sparse_vector import peaks
 
 
 class Codec(abc.ABC):
@@ -72,3 +76,87 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def payload_bytes(self, size: int) -> int:
         """Returns the bytes of the code of a vector of this length."""
+
+
+LARGEST_BLOCK = 2**20
+
+# Given a shape, returns random numbers in (-1/2, 1/2), for the blocks of a seed.
+Noise = Callable[[tf.TensorShape], tf.Tensor]
+
+
+class Blockwise(Codec):
+    """Codes each element in a few bits, with scales per block of consecutive elements; the last block may be shorter.
+
+    Attributes:
+      bits: bits per element.
+      scales: number of float32 scales per block.
+    """
+
+    bits: int
+    scales: int = 1
+
+    def __init__(self, name: str, block: int):
+        """Sets the block size.
+
+        Args:
+          name: name of the method, for errors.
+          block: elements per block, a multiple of 8.
+        """
+        self._block = checked_integer(name, "block", block, 8, LARGEST_BLOCK, multiple=8)
+
+    @abc.abstractmethod
+    def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Encodes blocks [m, k] float32 as `scales` vectors [m] float32 and numbers [m, k] uint8 below 2**bits."""
+
+    @abc.abstractmethod
+    def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
+        """Decodes numbers [j] uint8, elements of any blocks, given vectors [j] of the scales of their blocks."""
+
+    def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+        """See base class: scales and packed numbers of the full blocks, then those of the remaining elements."""
+        code: list[tf.Tensor] = []
+        start = 0
+        for count, length in self._shapes(x.shape[0]):
+            rows = tf.reshape(x[start : start + count * length], [count, length])
+            scales, numbers = self.encode_rows(rows, _noise_at(seed, start))
+            code += [*scales, pack_bits(tf.reshape(numbers, [-1]), self.bits)]
+            start += count * length
+        return code
+
+    def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
+        """See base class."""
+        return tf.concat(self._pieces(code, size), axis=0)
+
+    def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
+        """See base class: sums by pieces, each of which XLA compiles to one loop."""
+        totals = self._pieces([part[0] for part in codes], size)
+        for rank in range(1, codes[0].shape[0]):
+            pieces = self._pieces([part[rank] for part in codes], size)
+            totals = [total + piece for total, piece in zip(totals, pieces, strict=True)]
+        return tf.concat(totals, axis=0)
+
+    def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See base class: a block's scales are finite if and only if the block is."""
+        found = [part for i, part in enumerate(code) if (i + 1) % (self.scales + 1)]
+        return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in found])
+
+    def payload_bytes(self, size: int) -> int:
+        """See base class."""
+        return sum(4 * self.scales * m + packed_length(m * k, self.bits) for m, k in self._shapes(size))
+
+    def _pieces(self, code: Sequence[tf.Tensor], size: int) -> list[tf.Tensor]:
+        pieces: list[tf.Tensor] = []
+        for group, (count, length) in enumerate(self._shapes(size)):
+            *scales, packed = code[group * (self.scales + 1) :][: self.scales + 1]
+            expanded = [tf.reshape(tf.broadcast_to(scale[:, None], [count, length]), [-1]) for scale in scales]
+            pieces += in_pieces(self.decode_elements, unpack_bits(packed, count * length, self.bits), *expanded)
+        return pieces
+
+    def _shapes(self, size: int) -> list[tuple[int, int]]:
+        """Returns the shape of the full blocks, as rows, then that of the remaining elements, as one row."""
+        whole, rest = divmod(size, self._block)
+        return [shape for shape in ((whole, self._block), (1, rest)) if math.prod(shape)]
+
+
+def _noise_at(seed: tf.Tensor, start: int) -> Noise:
+    return lambda shape: tf.reshape(rounding_noise(seed, shape.num_elements(), start), shape)

@@ -1,8 +1,7 @@
 """Operations without a result that counts."""
 
-from tfdist.row_semantics.labels import REPLICATED
 from tfdist.row_semantics.rules.registry import Call, rule
-from tfdist.row_semantics.values import Value
+from tfdist.row_semantics.values import REPLICATED, Value
 
 
 @rule("NoOp", "Assert", "PrintV2", "ControlTrigger", "WriteScalarSummary", "WriteSummary")

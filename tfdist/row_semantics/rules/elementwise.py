@@ -8,33 +8,31 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.labels import (
+from tfdist.row_semantics.rules.registry import RULES, Call, rule
+from tfdist.row_semantics.sizes import Size
+from tfdist.row_semantics.values import (
     ALL_ROWS,
     REPLICATED,
+    UNWRITTEN,
     AllRows,
     Label,
+    NoRuleError,
     Partial,
     Replicated,
     ReplicatedPlusSum,
     Rows,
-    common_power,
-    is_zero,
-    join,
-    power_of,
-    total,
-    without_base,
-)
-from tfdist.row_semantics.rules.registry import RULES, Call, rule
-from tfdist.row_semantics.sizes import Size
-from tfdist.row_semantics.values import (
-    UNWRITTEN,
-    NoRuleError,
     Value,
     axis_of_rows,
     broadcast_dims,
     broadcast_sizes,
+    common_power,
+    is_zero,
+    join,
     join_values,
     of_numbers,
+    power_of,
+    total,
+    without_base,
 )
 
 _Arithmetic = Callable[[Size, Size], Size | None]

@@ -1,15 +1,28 @@
-"""Slices, gathering and scattering."""
+"""Slices, gathering and scattering, variables and tables."""
 
 import dataclasses
 from typing import NamedTuple
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.labels import ZEROS, Label, Partial, Replicated, Rows, is_zero, total
-from tfdist.row_semantics.rules.elementwise import linear, pointwise
+from tfdist.row_semantics.rules.elementwise import increased, linear, pointwise
 from tfdist.row_semantics.rules.registry import Call, rule
 from tfdist.row_semantics.rules.shapes import moved
 from tfdist.row_semantics.sizes import ONE, Size
-from tfdist.row_semantics.values import Dims, NoRuleError, Value, of_numbers
+from tfdist.row_semantics.values import (
+    ALL_ROWS,
+    REPLICATED,
+    ZEROS,
+    Dims,
+    Label,
+    NoRuleError,
+    Partial,
+    Replicated,
+    Rows,
+    Value,
+    is_zero,
+    of_numbers,
+    total,
+)
 
 
 class _Axis(NamedTuple):
@@ -312,3 +325,59 @@ def _(call: Call) -> Value:
         raise NoRuleError("rows are rows of one matrix")
     added = call.operation.outputs[0].shape.rank - outer
     return Value(value.label, (*value.known_dims[:outer], *[None] * added))
+
+
+@rule("ReadVariableOp")
+def _(call: Call) -> Value:
+    return call.variable(0)
+
+
+@rule("VariableShape")
+def _(call: Call) -> Value:
+    variable = call.variable(0)
+    if variable.dims is None:
+        return Value(variable.label if variable.is_replicated else ALL_ROWS)
+    return of_numbers(sizes.array(variable.dims))
+
+
+@rule("VarIsInitializedOp")
+def _(call: Call) -> Value:
+    return Value(REPLICATED)
+
+
+@rule("AssignVariableOp")
+def _(call: Call) -> list[Value]:
+    call.assign(0, call.inputs[1])
+    return []
+
+
+@rule("AssignAddVariableOp", "AssignSubVariableOp")
+def _(call: Call) -> list[Value]:
+    old, change = call.variable(0), call.inputs[1]
+    dims = old.dims or change.dims
+    if old.dims is None:
+        old = dataclasses.replace(old, dims=dims)
+    call.assign(0, Value(increased(old, change, is_difference=call.kind == "AssignSubVariableOp"), dims))
+    return []
+
+
+@rule("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterNdAdd")
+def _(call: Call) -> list[Value]:
+    old = call.variable(0)
+    indices, updates = call.inputs[1:]
+    if isinstance(old.label, Rows):
+        raise NoRuleError("the variable has rows")
+    change = Value(scattered(updates, indices, of_vectors=call.kind == "ResourceScatterNdAdd"))
+    call.assign(0, Value(increased(old, change, is_difference=call.kind == "ResourceScatterSub"), old.dims))
+    return []
+
+
+@rule("LookupTableFindV2")
+def _(call: Call) -> Value:
+    _, keys, default = call.inputs
+    return Value(pointwise([keys]) if default.is_replicated and call.variable(0).is_replicated else ALL_ROWS, keys.dims)
+
+
+@rule("LookupTableSizeV2")
+def _(call: Call) -> Value:
+    return Value(REPLICATED if call.variable(0).is_replicated else ALL_ROWS)

@@ -3,19 +3,22 @@
 import dataclasses
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.labels import (
+from tfdist.row_semantics.rules.elementwise import linear, pointwise
+from tfdist.row_semantics.rules.registry import Call, rule
+from tfdist.row_semantics.sizes import ONE
+from tfdist.row_semantics.values import (
     ALL_ROWS,
     REPLICATED,
+    Dims,
     Label,
+    NoRuleError,
     Partial,
     Reduction,
     Replicated,
     Rows,
+    Value,
+    of_numbers,
 )
-from tfdist.row_semantics.rules.elementwise import linear, pointwise
-from tfdist.row_semantics.rules.registry import Call, rule
-from tfdist.row_semantics.sizes import ONE
-from tfdist.row_semantics.values import Dims, NoRuleError, Value, of_numbers
 
 _OVER_REPLICAS: dict[str, Reduction] = {"Max": "max", "Min": "min", "All": "all", "Any": "any"}
 

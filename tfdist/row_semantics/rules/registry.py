@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.row_semantics.labels import REPLICATED
-from tfdist.row_semantics.values import NoRuleError, Value
+from tfdist.row_semantics.values import REPLICATED, NoRuleError, Value
 
 
 class Call(NamedTuple):

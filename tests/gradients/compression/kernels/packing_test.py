@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.collectives import OneReplica, Wire
-from tfdist.gradients.compression.kernels.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
-from tfdist.gradients.compression.kernels.byte_packing import Packing
+from tfdist.gradients.compression.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.codec_compiler import Packing
 
 
 @settings(deadline=None, max_examples=60)

@@ -3,9 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdist.gradients.compression.all_gather_reducer import seed_of
-from tfdist.gradients.compression.kernels.counter_rng import folded_in, rounding_noise
-from tfdist.gradients.compression.kernels.levels import relative, rounded
+from tfdist.gradients.compression.random_draws import folded_in, relative, rounded, rounding_noise
+from tfdist.gradients.compression.reducers import seed_of
 
 SIZE = 100_000
 SEED = tf.constant([3, 4])

@@ -6,8 +6,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.gradients.compression.kernels.orthonormal import orthonormal, scaled_rows
-from tfdist.gradients.compression.kernels.row_reductions import bounds, peaks, sums
+from tfdist.gradients.compression.random_draws import orthonormal, scaled_rows
+from tfdist.gradients.compression.sparse_vector import bounds, peaks, sums
 
 
 @settings(deadline=None, max_examples=60)

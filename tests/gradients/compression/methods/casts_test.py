@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from tests.collectives import threads
 from tests.gradients.compression.reducers import SEED, coded, named
 from tfdist.gradients.compression.methods.casts import BF16, FP16
-from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
+from tfdist.gradients.compression.reducers import ReduceScatterReducer
 
 
 def floats(largest):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.gradients.compression.reducers import coded
-from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
 from tfdist.gradients.compression.methods.int8 import Int8
+from tfdist.gradients.compression.reducers import AllGatherReducer
 
 LARGEST = float(np.float32(3.4e38))
 VECTORS = arrays(

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients.compression.kernels.random_signs import sign_bits
 from tfdist.gradients.compression.methods.sketch import Sketch, _estimates, _median, _sketch
+from tfdist.gradients.compression.random_draws import sign_bits
 
 
 @settings(deadline=None, max_examples=20)

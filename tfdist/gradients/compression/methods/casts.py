@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.kernels.row_reductions import peaks
+from tfdist.gradients.compression.sparse_vector import peaks
 
 
 class _Cast(Codec):

@@ -8,13 +8,10 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_number
-from tfdist.gradients.compression.all_gather_reducer import seed_of
-from tfdist.gradients.compression.arguments import checked_integer
-from tfdist.gradients.compression.kernels.sparse_vector import exchange
-from tfdist.gradients.compression.kernels.topk_kernels import Found, filled, largest_sampled, sample_size
-from tfdist.gradients.compression.ratio import checked_ratio, kept
-from tfdist.gradients.compression.vectorwise import ReducedVector, Vectorwise, mark
+from tfdist.errors.numbers import is_number
+from tfdist.gradients.compression.arguments import checked_integer, checked_ratio, kept
+from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, mark, seed_of
+from tfdist.gradients.compression.sparse_vector import Found, exchange, filled, largest_sampled, sample_size
 
 
 class DGC(Vectorwise):

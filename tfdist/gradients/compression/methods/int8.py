@@ -3,9 +3,9 @@
 import tensorflow as tf
 
 from tfdist.gradients.compression.arguments import checked_flag, checked_integer
-from tfdist.gradients.compression.blockwise import Blockwise, Noise
-from tfdist.gradients.compression.kernels.levels import relative, rounded
-from tfdist.gradients.compression.kernels.row_reductions import bounds, peaks
+from tfdist.gradients.compression.codec import Blockwise, Noise
+from tfdist.gradients.compression.random_draws import relative, rounded
+from tfdist.gradients.compression.sparse_vector import bounds, peaks
 
 
 class Int8(Blockwise):

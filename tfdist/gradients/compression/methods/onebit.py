@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.blockwise import Blockwise, Noise
-from tfdist.gradients.compression.kernels.row_reductions import sums
+from tfdist.gradients.compression.codec import Blockwise, Noise
+from tfdist.gradients.compression.sparse_vector import sums
 
 
 class OneBit(Blockwise):

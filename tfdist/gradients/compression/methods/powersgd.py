@@ -8,17 +8,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.collectives.tensor_bytes import tensor_bytes
+from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_integer
+from tfdist.errors.numbers import is_integer
 from tfdist.gradients.bucket import Bucketed
-from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer, like, seed_of
-from tfdist.gradients.compression.arguments import checked_flag
+from tfdist.gradients.compression.arguments import checked_flag, compiled
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.compiled import compiled
-from tfdist.gradients.compression.kernels.orthonormal import orthonormal, scaled_rows
-from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
+from tfdist.gradients.compression.random_draws import orthonormal, scaled_rows
+from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer, like, seed_of
 from tfdist.gradients.reducer import Reduced, Reducer, Sum, specs_of, split_at
 
 

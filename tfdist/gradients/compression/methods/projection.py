@@ -3,11 +3,9 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import checked_flag
-from tfdist.gradients.compression.compiled import compiled
-from tfdist.gradients.compression.kernels.random_signs import flipped, sign_bits
-from tfdist.gradients.compression.ratio import checked_ratio, kept
-from tfdist.gradients.compression.vectorwise import Stochastic, mark
+from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, compiled, kept
+from tfdist.gradients.compression.random_draws import flipped, sign_bits
+from tfdist.gradients.compression.reducers import Stochastic, mark
 
 
 class Projection(Stochastic):

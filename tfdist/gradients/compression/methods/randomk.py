@@ -3,10 +3,9 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import checked_flag
-from tfdist.gradients.compression.kernels.sparse_vector import dense
-from tfdist.gradients.compression.ratio import checked_ratio, kept
-from tfdist.gradients.compression.vectorwise import Stochastic, mark
+from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, kept
+from tfdist.gradients.compression.reducers import Stochastic, mark
+from tfdist.gradients.compression.sparse_vector import dense
 
 
 class RandomK(Stochastic):

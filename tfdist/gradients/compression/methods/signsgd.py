@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
+from tfdist.gradients.compression.bit_packing import pack_bits, packed_length, unpack_bits
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.kernels.bit_packing import pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.reducers import AllGatherReducer
 from tfdist.gradients.reducer import Reduced
 
 

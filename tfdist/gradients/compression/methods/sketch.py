@@ -3,12 +3,10 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import checked_integer
-from tfdist.gradients.compression.compiled import compiled
-from tfdist.gradients.compression.kernels.random_signs import flipped, sign_bits
-from tfdist.gradients.compression.kernels.sparse_vector import dense
-from tfdist.gradients.compression.kernels.topk_kernels import filled, largest_sampled, sample_size
-from tfdist.gradients.compression.vectorwise import Stochastic, mark
+from tfdist.gradients.compression.arguments import checked_integer, compiled
+from tfdist.gradients.compression.random_draws import flipped, sign_bits
+from tfdist.gradients.compression.reducers import Stochastic, mark
+from tfdist.gradients.compression.sparse_vector import dense, filled, largest_sampled, sample_size
 
 
 class Sketch(Stochastic):

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_number
+from tfdist.errors.numbers import is_number
+from tfdist.gradients.compression.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.kernels.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
-from tfdist.gradients.compression.kernels.counter_rng import rounding_noise
-from tfdist.gradients.compression.kernels.levels import relative, rounded
-from tfdist.gradients.compression.kernels.row_reductions import peaks, sums
+from tfdist.gradients.compression.random_draws import relative, rounded, rounding_noise
+from tfdist.gradients.compression.sparse_vector import peaks, sums
 
 
 class TernGrad(Codec):

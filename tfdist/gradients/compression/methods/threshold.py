@@ -8,10 +8,9 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
-from tfdist.errors.number_checks import is_number
-from tfdist.gradients.compression.kernels.sparse_vector import exchange
-from tfdist.gradients.compression.kernels.topk_kernels import magnitudes, reaching
-from tfdist.gradients.compression.vectorwise import ReducedVector, Vectorwise, mark
+from tfdist.errors.numbers import is_number
+from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, mark
+from tfdist.gradients.compression.sparse_vector import exchange, magnitudes, reaching
 
 
 class Threshold(Vectorwise):

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.gradients.compression.arguments import checked_flag
+from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, kept
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.kernels.counter_rng import folded_in
-from tfdist.gradients.compression.kernels.sparse_vector import dense
-from tfdist.gradients.compression.kernels.topk_kernels import filled, largest, largest_sampled, magnitudes, sample_size
-from tfdist.gradients.compression.ratio import checked_ratio, kept
+from tfdist.gradients.compression.random_draws import folded_in
+from tfdist.gradients.compression.sparse_vector import dense, filled, largest, largest_sampled, magnitudes, sample_size
 
 _METHODS = ("exact", "sampled")
 

@@ -1,0 +1,198 @@
+"""Preemption notices are handled immediately, whatever the main thread is doing; real processes and signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.waiting import DEADLINE, read_line
+from tfdist.cluster.signals import TOGETHER_SECONDS, notices
+
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
+
+PROGRAM = """
+import ctypes, os, signal, sys, threading, time
+from tfdist.cluster.signals import notices
+def heard(name):
+    print("heard", name, flush=True)
+{before}
+with notices({callback}):
+    print("ready", flush=True)
+    {body}
+print("done", flush=True)
+"""
+
+
+class Program:
+    def __init__(self, body: str, before: str, callback: str):
+        command = [sys.executable, "-c", PROGRAM.format(body=body, before=before, callback=callback)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.line() == "ready\n"
+
+    def line(self) -> str:
+        return read_line(self.process.stdout)
+
+    def end(self) -> tuple[int, str, str]:
+        """Lets a body that `WAITS` go on; returns the exit code and the outputs."""
+        out, err = self.process.communicate("\n", timeout=DEADLINE)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def program() -> Iterator[Callable[..., Program]]:
+    started: list[Program] = []
+
+    def create(body: str, before: str = "", callback: str = "heard") -> Program:
+        started.append(Program(body, before, callback))
+        return started[-1]
+
+    yield create
+    for one in started:
+        one.process.kill()
+        one.process.communicate(timeout=DEADLINE)
+
+
+WAITS = "sys.stdin.readline()"
+# The main thread waits for a lock in C, which no signal interrupts, as in an engine's collective.
+INSIDE = (
+    "libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64); libc.pthread_mutex_lock(lock); "
+    "libc.pthread_mutex_lock(lock)"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_notice_is_heard_at_once_while_the_main_thread_is_in_c(number: signal.Signals, program) -> None:
+    one = program(INSIDE, callback="lambda name: (heard(name), libc.pthread_mutex_unlock(lock))")
+    time.sleep(0.1)
+    one.process.send_signal(number)
+    assert one.line() == f"heard {number.name}\n"
+    code, out, err = one.end()
+    assert (code, out) == (0, "done\n")
+    assert err == (
+        f"Received {number.name}: saving and stopping at the next agreed step; a second signal exits at once.\n"
+    )
+
+
+@pytest.mark.parametrize("first, second", [("SIGTERM", "SIGTERM"), ("SIGTERM", "SIGINT"), ("SIGINT", "SIGTERM")])
+def test_a_second_signal_ends_at_once_with_its_code(first: str, second: str, program) -> None:
+    one = program(INSIDE)
+    one.process.send_signal(signal.Signals[first])
+    assert one.line() == f"heard {first}\n"
+    time.sleep(TOGETHER_SECONDS)
+    one.process.send_signal(signal.Signals[second])
+    code, out, err = one.end()
+    assert (code, out) == (128 + signal.Signals[second], "")
+    assert err.splitlines()[1:] == [f"Received {second} again: exiting at once."]
+
+
+def test_under_a_launcher_no_signal_cuts_a_save_short(program) -> None:
+    one = program(WAITS, before="os.environ['TFDIST_LAUNCHER_ID'] = 'any'")
+    one.process.send_signal(signal.SIGTERM)
+    assert one.line() == "heard SIGTERM\n"
+    time.sleep(TOGETHER_SECONDS + 0.2)
+    one.process.send_signal(signal.SIGTERM)
+    code, out, err = one.end()
+    assert (code, out) == (0, "done\n")
+    assert [line.partition(";")[2] for line in err.splitlines()] == [
+        " a second signal to the launcher exits at once."
+    ] * 2
+
+
+def test_a_signal_that_a_launcher_passes_on_besides_is_no_second_one(program) -> None:
+    """`systemctl stop` and `scancel` signal every process of the job, including its launcher."""
+    one = program(WAITS, before="from tfdist.cluster import signals as preemption; preemption.TOGETHER_SECONDS = 600.0")
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        one.process.send_signal(number)
+        time.sleep(0.1)
+    assert one.line() == "heard SIGTERM\n"
+    code, out, err = one.end()
+    assert (code, out, len(err.splitlines())) == (0, "done\n", 1)
+
+
+FULL = """
+os.set_blocking(2, False)
+try:
+    while True: os.write(2, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(2, True)
+"""
+
+
+def test_a_notice_is_heard_although_nobody_reads_the_output(program) -> None:
+    """As the pipe to a launcher that is stopped, filled by warnings of the engine."""
+    one = program(WAITS, before=FULL)
+    one.process.send_signal(signal.SIGTERM)
+    assert one.line() == "heard SIGTERM\n"
+    code, out, _ = one.end()
+    assert (code, out) == (0, "done\n")
+
+
+def test_an_engine_s_own_handler_that_came_before_does_not_swallow_it(program) -> None:
+    """TensorFlow's coordination service sets a handler with C's `signal`, which Python does not see."""
+    one = program(WAITS, before="ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))")  # 1 is SIG_IGN
+    one.process.send_signal(signal.SIGTERM)
+    assert one.line() == "heard SIGTERM\n"
+    assert one.end()[0] == 0
+
+
+def test_everything_is_as_before_afterwards() -> None:
+    def handler(number: int, frame: object) -> None:
+        arrived.append(number)
+
+    arrived: list[int] = []
+    noticed: list[str] = []
+    before = signal.signal(signal.SIGTERM, handler)
+    threads = {*threading.enumerate()}
+    try:
+        with notices(noticed.append):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert noticed == ["SIGTERM"] and not arrived  # handled although the context exits right afterwards
+        assert signal.getsignal(signal.SIGTERM) is handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.set_wakeup_fd(-1) == -1 and {*threading.enumerate()} <= threads
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert arrived == [signal.SIGTERM] and noticed == ["SIGTERM"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_was_ignored_stays_so(program) -> None:
+    one = program(WAITS, before="signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    one.process.send_signal(signal.SIGINT)
+    assert one.end() == (0, "done\n", "")
+
+
+def test_other_signals_are_none(program) -> None:
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'own\\n'))"  # `print` may be at work
+    one = program(WAITS, before=handler)
+    one.process.send_signal(signal.SIGUSR1)
+    assert one.end() == (0, "own\ndone\n", "")
+
+
+def test_an_error_in_the_callback_is_logged_and_a_second_signal_still_ends(program) -> None:
+    one = program(WAITS, callback="lambda name: (heard(name), 1 / 0)")
+    one.process.send_signal(signal.SIGTERM)
+    assert one.line() == "heard SIGTERM\n"
+    time.sleep(TOGETHER_SECONDS + 0.2)
+    one.process.send_signal(signal.SIGTERM)
+    code, _, err = one.end()
+    assert code == 143 and "ZeroDivisionError" in err
+
+
+def test_in_another_thread_it_does_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def elsewhere() -> None:
+        with notices(lambda name: None):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    seen: list[object] = []
+    thread = threading.Thread(target=elsewhere, name="of a notebook")
+    thread.start()
+    thread.join()
+    assert seen == [signal.SIG_DFL] and "thread 'of a notebook'" in caplog.text

@@ -1,0 +1,71 @@
+"""A program that uses the library, and a notebook, see their own output, and not what TensorFlow prints when it starts."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tfdist.cluster import quiet_tensorflow
+
+PROGRAM = """\
+import sys, tfdist, importlib.util
+assert importlib.util.find_spec("tensorflow").loader.get_filename("tensorflow")
+import keras, importlib.resources
+assert importlib.resources.files("tensorflow").is_dir()
+sys.ps1 = "> "  # as in a notebook, where TensorFlow prints more
+strategy = tfdist.load_strategy("mirrored", devices=2)
+import tensorflow as tf
+with strategy.scope():
+    variable = tf.Variable(1.0)
+print(strategy)
+"""
+
+
+@pytest.mark.processes
+def test_the_library_starts_silently_unless_a_variable_asks_for_messages():
+    def run(level: dict[str, str]) -> list[str]:
+        inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+        command = [sys.executable, "-c", PROGRAM]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 120}
+        return subprocess.run(command, env=inherited | level, check=True, **options).stdout.splitlines()
+
+    assert run({}) == ["<Mirrored: 2 replicas>"]
+    assert len(run({"TF_CPP_MIN_LOG_LEVEL": "0"})) > 3
+
+
+@pytest.mark.processes
+def test_it_is_imported_without_a_stderr():
+    command = f'"{sys.executable}" -c "import tfdist, tensorflow; print(1)" 2>&-'
+    done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+
+
+def test_without_a_directory_for_temporary_files_everything_is_shown(monkeypatch, capfd):
+    def missing():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", missing)
+    with quiet_tensorflow.filtered_stderr():
+        os.write(2, b"I0000 00:00:1795659360.924996   31137 port.cc:153] oneDNN\n")
+    assert "oneDNN" in capfd.readouterr().err
+
+
+def test_messages_of_others_are_shown(capfd: pytest.CaptureFixture[str]):
+    with quiet_tensorflow.filtered_stderr():
+        os.write(2, b"I0000 00:00:1795659360.924996   31137 port.cc:153] oneDNN custom operations are on.\nmine\n")
+    assert capfd.readouterr().err == "mine\n"
+
+
+def test_everything_is_shown_before_an_exception(capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(ImportError), quiet_tensorflow.filtered_stderr():
+        os.write(2, b"E0000 00:00:1795659360.924996   31137 cuda.cc:1] no driver\n")
+        raise ImportError
+    assert "no driver" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("level", "filters"), [("0", False), ("1", False), ("2", True)])
+def test_the_import_is_filtered_unless_a_variable_asks_for_messages(level: str, filters: bool, monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    spec = quiet_tensorflow._Finder().find_spec("tensorflow")
+    assert isinstance(spec.loader, quiet_tensorflow._FilteringLoader) == filters

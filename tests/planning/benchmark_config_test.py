@@ -1,0 +1,86 @@
+import subprocess
+import sys
+
+import pytest
+from absl import flags as absl_flags
+
+from tfdist.cli import flags
+from tfdist.errors import InputError
+from tfdist.planning.benchmark_config import BenchConfig, parse_operations, parse_sizes
+
+# Users have these names in scripts: names may be added but not renamed.
+NAMES = """
+    all_reduce communication coordinator devices dtype insecure intra_op_threads operations output_dir repeat_seconds repeats
+    sizes start_timeout_seconds strategy token_file topology tpu
+""".split()
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("4", (4,)),
+        ("4,64KB, 1MB", (4, 2**16, 2**20)),
+        ("4b:64", (4, 16, 64)),
+        ("64KiB,1.5MiB", (2**16, 3 * 2**19)),
+        ("1k:20K", (2**10, 2**12, 2**14)),
+        ("1GB", (2**30,)),
+        ("8:8", (8,)),
+    ],
+)
+def test_sizes(text, sizes):
+    assert parse_sizes(text) == sizes
+
+
+def test_the_default_is_from_4_bytes_to_64_mb():
+    sizes = parse_sizes(BenchConfig().sizes)
+    assert (sizes[0], sizes[-1], len(sizes)) == (4, 64 * 2**20, 13)
+
+
+def test_operations():
+    assert parse_operations("") == ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "barrier")
+    assert BenchConfig(operations=" barrier , all_reduce").operations == "barrier,all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sizes": "4X"}, "--sizes: each size must be a number of bytes above 0, such as 512, 64KB or 2GiB; KB and"),
+        ({"sizes": "4,"}, "Received: ''."),
+        ({"sizes": "64:4"}, "--sizes: 64:4 must be a range from a smaller to a larger size."),
+        ({"operations": "all_reduse"}, '--operations: all_reduse is not a known operation. Did you mean "all_reduce"'),
+        ({"dtype": "float31"}, '--dtype=float31 is not known. Did you mean "float32"'),
+        ({"repeats": 0}, "--repeats must be at least 1"),
+        ({"repeat_seconds": -1.0}, "--repeat_seconds must be at least 0"),
+        ({"repeat_seconds": float("nan")}, "--repeat_seconds must be at least 0"),
+        ({"devices": -1}, "--devices must be at least 0"),
+        ({"coordinator": "here"}, "--coordinator: here must be HOST:PORT"),
+        ({"devices": 2, "strategy": "horovod"}, "Received: --devices=2 --strategy=horovod"),
+    ],
+)
+def test_refuses(given, message):
+    with pytest.raises(InputError) as caught:
+        BenchConfig(**given)
+    assert message in str(caught.value)
+
+
+def parsed(*arguments):
+    values = absl_flags.FlagValues()
+    flags.define(values, BenchConfig)
+    assert values(["program", *arguments]) == ["program"]
+    return values
+
+
+def test_the_flag_set_is_pinned():
+    assert sorted(parsed()) == NAMES
+
+
+def test_a_flag_file_says_the_same(tmp_path):
+    config = BenchConfig(operations="all_reduce", sizes="4,1KB", devices=2, repeat_seconds=0.1)
+    path = tmp_path / "flags.txt"
+    path.write_text(flags.flags_text(config), encoding="utf-8")
+    assert flags.config(parsed(f"--flagfile={path}"), BenchConfig) == config
+
+
+def test_imports_no_tensorflow():
+    code = "import sys, tfdist.bench; sys.exit(bool({'tensorflow', 'keras', 'numpy', 'matplotlib'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

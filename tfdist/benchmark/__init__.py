@@ -1,1 +1,0 @@
-"""Benchmarks of `tfdist bench`: time and bandwidth of collectives. Imports TensorFlow only when needed."""

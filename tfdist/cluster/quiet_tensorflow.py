@@ -1,0 +1,141 @@
+"""Environment variables that are set for a while only."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+# Its C++ code writes these messages to the file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so that only the
+# descriptor can hide them.
+
+_STARTUP_MESSAGE = re.compile(
+    rb"WARNING: All log messages before absl::|[IWE]\d{4} [\d:.]+ |To enable the following instructions"
+)
+
+
+def is_wanted() -> bool:
+    """Returns whether TF_CPP_MIN_LOG_LEVEL asks for TensorFlow's INFO or WARNING messages."""
+    return os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1")
+
+
+@contextlib.contextmanager
+def filtered_stderr() -> Iterator[None]:
+    """Holds what is written to the file descriptor of stderr, and then writes it without TensorFlow's messages."""
+    import tempfile  # not needed to import tfdist
+
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            kept = os.dup(2)
+        except OSError:  # no directory for the file, or no stderr
+            file = None
+        if file is None:
+            yield
+            return
+        _flush()
+        os.dup2(file.fileno(), 2)
+        failed = True
+        try:
+            yield
+            failed = False
+        except KeyboardInterrupt:
+            failed = False
+            raise
+        finally:
+            _flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            lines = [line for line in file if failed or not _STARTUP_MESSAGE.match(line)]
+            with contextlib.suppress(OSError):  # it must not hide the exception
+                os.write(2, b"".join(lines))
+
+
+def _flush() -> None:
+    if sys.stderr is not None:
+        sys.stderr.flush()
+
+
+class _Finder:
+    """Finds the module `tensorflow`, until it is imported, with a loader that filters messages meanwhile."""
+
+    _is_searching = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name != "tensorflow" or self._is_searching:
+            return None
+        self._is_searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_searching = False
+        if spec and spec.loader and not is_wanted():
+            # It has the methods that are called.
+            spec.loader = _FilteringLoader(spec.loader, self)  # type: ignore[assignment]
+        return spec
+
+
+class _FilteringLoader:
+    """Loads a module with another loader, and filters messages meanwhile."""
+
+    def __init__(self, loader: Any, finder: _Finder):
+        self._loader = loader
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
+        module.__spec__.loader = module.__loader__ = self._loader  # type: ignore[union-attr]
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self._finder)
+        with filtered_stderr():
+            self._loader.exec_module(module)
+
+
+def filter_stderr_on_import() -> None:
+    """Hides TensorFlow's messages when it is imported for the first time, by whatever module, unless they are wanted."""
+    if "tensorflow" not in sys.modules:
+        sys.meta_path.insert(0, _Finder())
+
+
+def detect_devices() -> None:
+    """Detects the devices, and hides INFO messages of TensorFlow's Python code, which it prints in notebooks only."""
+    import logging
+
+    import tensorflow as tf
+
+    if is_wanted():
+        return
+    logger = tf.get_logger()
+    if logger.level == logging.INFO:
+        logger.setLevel(logging.WARNING)
+    with filtered_stderr():
+        tf.config.list_physical_devices()
+
+
+@contextlib.contextmanager
+def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Context in which environment variables have the given values; restores them at its end.
+
+    For what a library reads when it starts, and neither a later start nor a child process should inherit.
+
+    Args:
+      values: values by name.
+    """
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

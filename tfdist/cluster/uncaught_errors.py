@@ -1,0 +1,71 @@
+"""Errors of tfdist that a user's program does not catch: where they come from, and how they end the ranks of a launcher."""
+
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from types import TracebackType
+
+from tfdist.cluster import exit_status
+from tfdist.cluster.signals import LAUNCHER_VARIABLE
+from tfdist.errors import InputError, TfdistError
+from tfdist.errors.engine_errors import one_line
+
+_log = logging.getLogger(__name__)
+
+
+def located(error: InputError) -> str:
+    """Returns the message of an error about bad input, after the last line of the program's own file that was running."""
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == "__main__"]
+    place = f"{own[-1][0].f_code.co_filename}, line {own[-1][1]}: " if own else ""
+    return f"{place}{error}"
+
+
+def end_with_exit_codes(environment: Mapping[str, str] = os.environ) -> None:
+    """Makes an uncaught error of tfdist end this process with one line and its exit code, if a launcher has started it.
+
+    So the launcher does not restart a program that cannot succeed, and restarts one that was preempted. Processes that are
+    started otherwise are left alone, as Python's traceback is what a program's author expects of an imported library.
+
+    Args:
+      environment: environment variables of this process.
+    """
+    if LAUNCHER_VARIABLE not in environment:
+        return
+    exit_status.watch()  # a rank that fails leaves its group, see `tfdist.coordination.goodbye`
+    before = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, TfdistError):
+            before(kind, error, trace)
+            return
+        _log.debug("Traceback of the error:", exc_info=error)
+        message = located(error) if isinstance(error, InputError) else error
+        with contextlib.suppress(OSError):  # nobody reads the output; the code still counts
+            print(f"tfdist: {one_line(str(message))}", file=sys.stderr)
+        raise SystemExit(int(error.exit_code))  # Python ends with this code
+
+    sys.excepthook = end
+
+
+def call_excepthook(error: BaseException) -> None:
+    """Reports an error that ends this process as Python does, for code that handles it in place of Python.
+
+    Args:
+      error: the error, with the traceback that is to be printed.
+
+    Raises:
+      SystemExit: the hook has raised it, to end the process with its code.
+    """
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as own:
+        for title, each in (("Error in sys.excepthook:", own), ("\nOriginal exception was:", error)):
+            print(title, file=sys.stderr)
+            traceback.print_exception(each)

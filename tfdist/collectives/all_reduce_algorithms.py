@@ -1,0 +1,377 @@
+"""Algorithms of all-reduce: ring, recursive doubling, halving and doubling, and inside hosts first; a choice by size."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdist.cluster.topology import Topology
+from tfdist.collectives.forwarding import ForwardingCollectives
+from tfdist.collectives.interface import Collectives, Op
+from tfdist.config.all_reduce import ALGORITHMS, AUTO, ENGINE, AlgorithmTable, AllReduce
+from tfdist.errors import InputError
+
+
+def padded(vector: tf.Tensor, parts: int) -> tf.Tensor:
+    """Returns a vector with zeros at its end, so that it can be divided into equal parts."""
+    return tf.pad(vector, [[0, -vector.shape[0] % parts]])
+
+
+def receive(collectives: Collectives, like: tf.Tensor, source: int, tag: str) -> tf.Tensor:
+    """Receives a vector of the shape and dtype of another one."""
+    [arrived] = collectives.receive([tf.TensorSpec(like.shape, like.dtype)], source, tag=tag)
+    return arrived
+
+
+def send_receive(collectives: Collectives, tensor: tf.Tensor, partner: int, name: str) -> tf.Tensor:
+    """Sends a vector to a partner, which does the same, and returns the partner's; n sent.
+
+    An engine with a native all-to-all also gathers in one message, in both directions at the same time, while two messages
+    between two ranks would follow each other. On others, a gather is preceded by a message with the numbers of rows.
+    """
+    if not collectives.wire.native_all_to_all:
+        collectives.send([tensor], partner, tag=name)
+        return receive(collectives, tensor, partner, name)
+    pair = collectives.group(sorted((collectives.static_rank, partner)))
+    [both] = pair.all_gather([tensor], name=name)
+    size = tensor.shape[0]
+    return tf.ensure_shape(both[:size] if pair.static_rank else both[size:], tensor.shape)
+
+
+class Folding:
+    """Reduces any number of replicas to a power of two before a sum, as in Thakur et al. (2005), 4.5.
+
+    Of N = P + E replicas, P a power of two, the first 2 E form pairs. In each, the first replica sends its vector to the
+    second one, which sums on behalf of both and returns the result: two more steps, and 2 n bytes for such a pair.
+    """
+
+    def __init__(self, replicas: int):
+        """Initializes the numbering.
+
+        Args:
+          replicas: number of replicas, at least 1.
+        """
+        self.members = 1 << (replicas.bit_length() - 1)  # the largest power of two
+        self._extra = replicas - self.members
+
+    def rank_of(self, member: int) -> int:
+        """Returns the rank of a member, one of the P replicas that sum."""
+        return 2 * member + 1 if member < self._extra else member + self._extra
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Returns the ranks of each pair."""
+        return [(2 * i, 2 * i + 1) for i in range(self._extra)]
+
+    def partners(self) -> list[tuple[int, int]]:
+        """Returns the ranks of members whose numbers differ in one bit, each two in ascending order."""
+        numbers = [(i, i ^ bit) for bit in self.bits() for i in range(self.members) if not i & bit]
+        return [(self.rank_of(i), self.rank_of(j)) for i, j in numbers]
+
+    def bits(self) -> list[int]:
+        """Returns 1, 2, 4, ... below the number of members."""
+        return [1 << i for i in range(self.members.bit_length() - 1)]
+
+    def summed(
+        self,
+        collectives: Collectives,
+        vector: tf.Tensor,
+        sum_over_members: Callable[[tf.Tensor, int], tf.Tensor],
+        name: str,
+    ) -> tf.Tensor:
+        """Returns the sum over all replicas.
+
+        Args:
+          collectives: collectives of all replicas.
+          vector: this replica's vector.
+          sum_over_members: takes a vector and the own number among the members; called on members only.
+          name: names the messages.
+        """
+        rank = collectives.static_rank
+        if rank >= 2 * self._extra:
+            return sum_over_members(vector, rank - self._extra)
+        if rank % 2:
+            both = receive(collectives, vector, rank - 1, f"{name}/fold") + vector
+            total = sum_over_members(both, rank // 2)
+            collectives.send([total], rank - 1, tag=f"{name}/unfold")
+            return total
+        collectives.send([vector], rank + 1, tag=f"{name}/fold")
+        return receive(collectives, vector, rank + 1, f"{name}/unfold")
+
+
+def tree(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
+    """Sums a vector by recursive doubling: along the N binomial trees that end at each of the replicas, at the same time.
+
+    In step i, replicas whose numbers differ in bit i exchange their whole sums and add them: a + b on one is b + a on the
+    other, the same bits.
+
+    Steps: log2 N; if N is not a power of two, two more, see `Folding`. Sent: n log2 N. For small vectors, whose time is
+    that of the steps.
+
+    Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005.
+    """
+    folding = Folding(collectives.size)
+
+    def doubled(total: tf.Tensor, member: int) -> tf.Tensor:
+        for bit in folding.bits():
+            partner = folding.rank_of(member ^ bit)
+            total += send_receive(collectives, total, partner, f"{name}/distance{bit}")
+        return total
+
+    return folding.summed(collectives, vector, doubled, name)
+
+
+def tree_groups(topology: Topology) -> list[tuple[int, ...]]:
+    """Returns the pairs of replicas that communicate."""
+    folding = Folding(topology.size)
+    return [*folding.pairs(), *folding.partners()]
+
+
+def halving_doubling(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
+    """Sums a vector by recursive halving (a reduce-scatter) and recursive doubling (an all-gather).
+
+    In each of log2 N steps, replicas whose numbers differ in one bit, the lowest first, divide what they have: each sends
+    the half that the other one keeps, and adds. Then each has the sum of one part, and in log2 N more steps, the highest bit
+    first, the pairs exchange what they have. The largest messages are between neighbors, usually inside a host.
+
+    Steps: 2 log2 N; if N is not a power of two, two more, see `Folding`. Sent: 2 n (N - 1) / N for a power of two, half of it
+    in the first halving and the last doubling. For vectors of medium size.
+
+    Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
+    """
+    folding = Folding(collectives.size)
+
+    def halved_and_doubled(part: tf.Tensor, member: int) -> tf.Tensor:
+        part = padded(part, folding.members)
+        for bit in folding.bits():
+            lower, upper = tf.split(part, 2)
+            kept, given = (upper, lower) if member & bit else (lower, upper)
+            part = kept + send_receive(collectives, given, folding.rank_of(member ^ bit), f"{name}/halving{bit}")
+        for bit in reversed(folding.bits()):
+            other = send_receive(collectives, part, folding.rank_of(member ^ bit), f"{name}/doubling{bit}")
+            part = tf.concat([other, part] if member & bit else [part, other], 0)
+        return part[: vector.shape[0]]
+
+    return folding.summed(collectives, vector, halved_and_doubled, name)
+
+
+def halving_doubling_groups(topology: Topology) -> list[tuple[int, ...]]:
+    """Returns the pairs of replicas that communicate."""
+    return tree_groups(topology)
+
+
+def hierarchical(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
+    """Sums a vector inside each host, between hosts, and returns it inside each host.
+
+    With L replicas on each of H hosts, a reduce-scatter leaves each replica with the host's sum of one of L parts; the
+    replicas with the same part, one per host, sum it; an all-gather inside the host joins the parts.
+
+    Steps: those of the engine's reduce-scatter, all-reduce and all-gather. Sent by a host to others: 2 n (H - 1) / H, by each
+    of its replicas 1 / L of it. A ring in rank order sends 2 n (N - 1) / N from each host to the next, so that this is
+    0.67 of it on 2 x 2 replicas. For hosts between which links are slower than inside.
+
+    Where hosts have different numbers of replicas, the first one of each host has the host's sum (an all-reduce inside),
+    sums it with the other first ones, and broadcasts it inside.
+
+    Horovod's HOROVOD_HIERARCHICAL_ALLREDUCE: Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in
+    TensorFlow", 2018.
+    """
+    rank = collectives.static_rank
+    mine = topology.ranks_of(topology.host_of[rank])
+    inside = collectives.group(mine)
+    if not _is_even(topology):
+        [total] = inside.all_reduce([vector], name=f"{name}/inside")
+        if rank == mine[0]:
+            [total] = collectives.group(_leaders(topology)).all_reduce([total], name=f"{name}/between")
+        [total] = inside.broadcast([total], name=f"{name}/return")
+        return total
+    [part] = inside.reduce_scatter([padded(vector, len(mine))], name=f"{name}/inside")
+    between = [topology.ranks_of(host)[mine.index(rank)] for host in range(topology.hosts)]
+    [part] = collectives.group(between).all_reduce([part], name=f"{name}/between")
+    [whole] = inside.all_gather([part], name=f"{name}/return")
+    return tf.ensure_shape(whole, [part.shape[0] * len(mine)])[: vector.shape[0]]
+
+
+def hierarchical_groups(topology: Topology) -> list[tuple[int, ...]]:
+    """Returns the replicas of each host, and those that communicate between hosts."""
+    inside = [tuple(topology.ranks_of(host)) for host in range(topology.hosts)]
+    return [*inside, *(zip(*inside, strict=True) if _is_even(topology) else [tuple(_leaders(topology))])]
+
+
+def _is_even(topology: Topology) -> bool:
+    return len({len(topology.ranks_of(host)) for host in range(topology.hosts)}) == 1
+
+
+def _leaders(topology: Topology) -> list[int]:
+    return [topology.ranks_of(host)[0] for host in range(topology.hosts)]
+
+
+def ring(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
+    """Sums a vector around a ring in rank order; replica r sends to r + 1 and receives from r - 1 only.
+
+    The vector is divided into N parts. In each of N - 1 steps, a replica sends one part and adds its own to the one that it
+    receives, after which it has the sum of one part; in N - 1 more steps, the sums go around. Each part is summed in the
+    order in which it passes the replicas, and only once, so all replicas have the same bits.
+
+    Steps: 2 (N - 1). Sent: 2 n (N - 1) / N, the least possible, by every replica at the same time. A host is entered and
+    left once if its ranks are consecutive. For large vectors.
+
+    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009.
+    """
+    size, rank = collectives.size, collectives.static_rank
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    parts = tf.split(padded(vector, size), size)
+    for step in range(size - 1):
+        tag = f"{name}/reduce{step}"
+        collectives.send([parts[(rank - step) % size]], following, tag=tag)
+        mine = (rank - step - 1) % size
+        parts[mine] = receive(collectives, parts[mine], previous, tag) + parts[mine]
+    for step in range(size - 1):
+        tag = f"{name}/gather{step}"
+        collectives.send([parts[(rank + 1 - step) % size]], following, tag=tag)
+        complete = (rank - step) % size
+        parts[complete] = receive(collectives, parts[complete], previous, tag)
+    return tf.concat(parts, 0)[: vector.shape[0]]
+
+
+def ring_groups(topology: Topology) -> list[tuple[int, ...]]:
+    """Returns the neighbors on the ring."""
+    size = topology.size
+    return [tuple(sorted((rank, (rank + 1) % size))) for rank in range(size)]
+
+
+class Algorithm(NamedTuple):
+    """A way to sum a vector over all replicas.
+
+    Attributes:
+      sum: takes the collectives of all replicas, this replica's vector, the places of the replicas, and a name; returns the
+        sum, with the same bits on every replica.
+      groups: returns the groups of ranks that communicate; some occur more than once.
+    """
+
+    sum: Callable[[Collectives, tf.Tensor, Topology, str], tf.Tensor]
+    groups: Callable[[Topology], list[tuple[int, ...]]]
+
+
+CATALOG: Mapping[str, Algorithm] = {
+    "ring": Algorithm(ring, ring_groups),
+    "tree": Algorithm(tree, tree_groups),
+    "halving_doubling": Algorithm(halving_doubling, halving_doubling_groups),
+    "hierarchical": Algorithm(hierarchical, hierarchical_groups),
+}
+
+
+def groups_of(names: Iterable[str], topology: Topology) -> list[tuple[int, ...]]:
+    """Returns the groups of ranks that some algorithms need, in the same order on every process; names may be other words."""
+    wanted = {group for name in names if name in CATALOG for group in CATALOG[name].groups(topology)}
+    return sorted(group for group in wanted if len(group) > 1)
+
+
+class TunedCollectives(ForwardingCollectives):
+    """Collectives with algorithms for sums and means, inside `tf.function`, of floating-point tensors with static shapes.
+
+    The tensors of a call that have the same dtype are sent as one message. Everything else is the engine's: other
+    operations and dtypes, sizes that may change from step to step, and eager calls, in which a message that waits for
+    another one would wait forever. All replicas choose the same algorithm, because shapes and dtypes are equal.
+
+    Attributes:
+      topology: the hosts of the replicas.
+      table: the algorithms by size in bytes.
+      is_measured: whether the table is to be replaced by a measured one.
+    """
+
+    def __init__(self, engine: Collectives, topology: Topology, table: AlgorithmTable, *, is_measured: bool = False):
+        """Wraps the collectives of an engine.
+
+        Args:
+          engine: collectives of all replicas of the job.
+          topology: see class attributes.
+          table: see class attributes.
+          is_measured: see class attributes.
+        """
+        super().__init__(engine)
+        self.topology = topology
+        self.table = table
+        self.is_measured = is_measured
+
+    def with_table(self, table: AlgorithmTable) -> "TunedCollectives":
+        """Returns the same collectives with other algorithms."""
+        return TunedCollectives(self._inner, self.topology, table, is_measured=self.is_measured)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class; the cost is that of the algorithm."""
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        results: dict[int, tf.Tensor] = {}
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if self._takes(tensor, op)):
+            members = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype and self._takes(tensor, op)]
+            given = [tensors[i] for i in members]
+            elements = sum(tensor.shape.num_elements() for tensor in given)
+            algorithm = self.table.algorithm_for(elements * dtype.size)
+            if algorithm != ENGINE:
+                # TensorFlow rejects a message of another size with the same name, even of another function.
+                totals = self._summed(algorithm, given, op, f"{name}/{algorithm}/{dtype.name}_{elements}")
+                results |= zip(members, totals, strict=True)
+        rest = [i for i in range(len(tensors)) if i not in results]
+        if rest:
+            results |= zip(rest, self._inner.all_reduce([tensors[i] for i in rest], op, name=name), strict=True)
+        return [results[i] for i in range(len(tensors))]
+
+    def _takes(self, tensor: tf.Tensor, op: Op) -> bool:
+        """Returns whether an algorithm may sum a tensor."""
+        carried = self.wire.reduces & self.wire.gathers
+        is_one = tensor.dtype.is_floating and tensor.dtype in carried and op != "max"
+        return is_one and tensor.shape.is_fully_defined() and not tf.executing_eagerly()
+
+    def _summed(self, algorithm: str, tensors: Sequence[tf.Tensor], op: Op, name: str) -> list[tf.Tensor]:
+        """Sums tensors of one dtype as one vector."""
+        with tf.name_scope(algorithm):  # in profiles
+            flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
+            vector = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+            total = CATALOG[algorithm].sum(self._inner, vector, self.topology, name)
+            if op == "mean":
+                total /= tf.cast(self.size, total.dtype)
+            parts = tf.split(total, [tensor.shape.num_elements() for tensor in tensors])
+            return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def tuned_collectives(
+    engine: Collectives, choice: AllReduce, topology: Topology, table: AlgorithmTable | None = None
+) -> TunedCollectives | None:
+    """Returns collectives whose sums use the chosen algorithms; None for the engine's own, and for one replica.
+
+    Args:
+      engine: collectives of all replicas of the job.
+      choice: as in `--all_reduce`.
+      topology: the hosts of the replicas.
+      table: the table of the file that `choice` names, if it does.
+
+    Raises:
+      InputError: the algorithm does not exist on these hosts.
+    """
+    if choice.name == ENGINE or engine.size == 1:
+        return None
+    if choice.name == AUTO:
+        return TunedCollectives(engine, topology, table or AlgorithmTable(), is_measured=table is None)
+    check_algorithm(choice.name, topology)
+    return TunedCollectives(engine, topology, AlgorithmTable.of(choice.name))
+
+
+def possible_algorithms(topology: Topology) -> tuple[str, ...]:
+    """Returns the algorithms that exist on these hosts, the engine first."""
+    return tuple(name for name in ALGORITHMS if name != "hierarchical" or _has_levels(topology))
+
+
+def check_algorithm(name: str, topology: Topology) -> None:
+    """Raises `InputError` for hierarchical sums on one host, or with one replica on each."""
+    if name != "hierarchical" or _has_levels(topology):
+        return
+    hosts, replicas = topology.hosts, topology.size
+    received = f"one host with {replicas} replicas" if hosts == 1 else f"{hosts} hosts with one replica each"
+    raise InputError(
+        "--all_reduce=hierarchical needs several hosts, and several replicas on one of them. Received: "
+        f"{received}. Give --topology, such as 2,2, or use another algorithm."
+    )
+
+
+def _has_levels(topology: Topology) -> bool:
+    """Returns whether there are several hosts, and several replicas on one of them."""
+    return 1 < topology.hosts < topology.size

@@ -1,0 +1,161 @@
+"""Parses how sums over replicas are computed, `--all_reduce`, and the table of algorithms by size, a CSV file."""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import NamedTuple, Self
+
+from tfdist.config.spec import parse
+from tfdist.errors import InputError
+from tfdist.errors.suggestions import nearest
+
+ENGINE = "engine"
+AUTO = "auto"
+OWN_ALGORITHMS = ("ring", "tree", "halving_doubling", "hierarchical")
+ALGORITHMS = (ENGINE, *OWN_ALGORITHMS)
+LARGEST = 2**63 - 1
+_PARAMETERS = ("table",)
+_BARE_TABLE = re.compile(rf"\s*{AUTO}\s*\(\s*table\s*=\s*([^'\",()]*?)\s*\)\s*")
+_COLLECTIVE = "allreduce"  # as NCCL's tuner plugins name it
+_COLUMNS = "collective,min_bytes,max_bytes,algorithm"
+
+
+class Band(NamedTuple):
+    """The algorithm for messages whose size is in a range.
+
+    Attributes:
+      min_bytes: size of the smallest message.
+      max_bytes: size of the largest message.
+      algorithm: one of `ALGORITHMS`.
+    """
+
+    min_bytes: int
+    max_bytes: int
+    algorithm: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmTable:
+    """The algorithms of all-reduces by size in bytes; sizes in no band are the engine's.
+
+    Attributes:
+      bands: ranges of sizes that do not overlap, in ascending order.
+
+    Raises:
+      InputError: the bands overlap, are not in order, or name an unknown algorithm.
+    """
+
+    bands: tuple[Band, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Validates the bands."""
+        end = -1
+        for band in self.bands:
+            if band.algorithm not in ALGORITHMS:
+                raise InputError(
+                    f"{band.algorithm} is not an all-reduce algorithm.{nearest(band.algorithm, ALGORITHMS)}"
+                )
+            if not end < band.min_bytes <= band.max_bytes:
+                raise InputError(
+                    "Ranges of sizes must ascend and must not overlap. Received: "
+                    f"{band.min_bytes} to {band.max_bytes} after {end if end >= 0 else 'nothing'}. Sort them."
+                )
+            end = band.max_bytes
+
+    @classmethod
+    def of(cls, algorithm: str) -> Self:
+        """Returns the table in which messages of all sizes have one algorithm."""
+        return cls((Band(0, LARGEST, algorithm),))
+
+    def algorithm_for(self, size: int) -> str:
+        """Returns the algorithm for a message of `size` bytes."""
+        return next((band.algorithm for band in self.bands if band.min_bytes <= size <= band.max_bytes), ENGINE)
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The algorithms that it names, each once, in the order of `ALGORITHMS`."""
+        named = {band.algorithm for band in self.bands}
+        return tuple(name for name in ALGORITHMS if name in named)
+
+    def to_csv(self, notes: Iterable[str] = ()) -> str:
+        """Returns the text of a file that `parse_table` reads; `notes` become lines that it skips."""
+        rows = [f"{_COLLECTIVE},{band.min_bytes},{band.max_bytes},{band.algorithm}" for band in self.bands]
+        return "\n".join([*(f"# {note}" for note in notes), _COLUMNS, *rows, ""])
+
+
+def parse_table(text: str, source: str) -> AlgorithmTable:
+    """Parses a table of algorithms.
+
+    The first columns are those of the files of NCCL's tuner plugins: collective, min_bytes, max_bytes, algorithm. Further
+    columns, lines that begin with #, and collectives other than allreduce are skipped.
+
+    Args:
+      text: lines of comma-separated values.
+      source: name of the file, for errors.
+
+    Raises:
+      InputError: a line is invalid; the message has its number.
+    """
+    bands: list[Band] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("#") or not line.strip() or line.strip().startswith(_COLUMNS):
+            continue
+        collective, *values = [cell.strip() for cell in line.split(",")]
+        if len(values) < 3 or not all(value.isascii() and value.isdigit() for value in values[:2]):
+            raise InputError(
+                f"{source}, line {number}: must be {_COLUMNS}, with sizes in bytes. Received: {line.strip()[:80]}. Write, for "
+                f"example, {_COLLECTIVE},0,65536,tree."
+            )
+        if collective == _COLLECTIVE:
+            try:
+                bands = [*AlgorithmTable((*bands, Band(int(values[0]), int(values[1]), values[2]))).bands]
+            except InputError as error:
+                raise InputError(f"{source}, line {number}: {error}") from error
+    if not bands:
+        raise InputError(f"{source} must have at least one line {_COLLECTIVE},MIN,MAX,ALGORITHM. Received: none.")
+    return AlgorithmTable(tuple(bands))
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduce:
+    """How sums over replicas are computed.
+
+    Attributes:
+      name: one of `ALGORITHMS`, or `AUTO`.
+      table: file with a table of algorithms, for `AUTO`; empty to measure one.
+    """
+
+    name: str = ENGINE
+    table: str = ""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether algorithms are chosen by measurements on the job's own links."""
+        return self.name == AUTO and not self.table
+
+
+def parse_all_reduce(text: str) -> AllReduce:
+    """Parses `engine`, the name of an algorithm, `auto` or `auto(table=FILE)`.
+
+    Raises:
+      InputError: `text` is none of these.
+    """
+    spec = parse(_with_quoted_table(text))
+    if spec.name not in (*ALGORITHMS, AUTO):
+        raise InputError(f"{spec.name} is not an all-reduce algorithm.{nearest(spec.name, (*ALGORITHMS, AUTO))}")
+    known: tuple[str, ...] = _PARAMETERS if spec.name == AUTO else ()
+    for name, value in spec.args.items():
+        if name not in known:
+            hint = nearest(name, known) if known else " It has none."
+            raise InputError(f'{spec.name} has no parameter "{name}".{hint}')
+        if not isinstance(value, str) or not value:
+            raise InputError(
+                f"table must be the name of a file. Received: {value!r}. Write auto(table='all_reduce.csv')."
+            )
+    return AllReduce(spec.name, str(spec.args.get("table", "")))
+
+
+def _with_quoted_table(text: str) -> str:
+    """Returns `auto(table=FILE)` with quotes around the file, which has characters that no literal has."""
+    found = _BARE_TABLE.fullmatch(text)
+    return f"{AUTO}(table={found[1]!r})" if found else text

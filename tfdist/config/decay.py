@@ -1,0 +1,299 @@
+"""Parses `--decay`, the learning-rate schedule of a run. Does not import TensorFlow."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from tfdist.config.monitor import MODES
+from tfdist.config.spec import Spec, call, parse
+from tfdist.errors import InputError
+from tfdist.errors.numbers import is_integer, is_number
+from tfdist.errors.suggestions import nearest
+
+ANNEALS = ("cosine", "linear")
+_LEAST_T_MUL = 1.1  # cycles that become longer more slowly would be too many to tabulate
+_WORDS = ("monitor", "mode", "anneal")  # may be without quotes, as in --best
+
+
+class Decay:
+    """Base class of learning-rate schedules; the fields of subclasses are the parameters in the flag.
+
+    Attributes:
+      without_warmup: why there must be no warmup, as a clause; empty if there may be one.
+    """
+
+    without_warmup: ClassVar[str] = ""
+
+    @property
+    def needs_total(self) -> bool:
+        """Whether the number of steps of the run must be known."""
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDecay(Decay):
+    """A constant learning rate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Falling(Decay):
+    """A decay from the end of the warmup to the end of the run.
+
+    Attributes:
+      to: final learning rate as a fraction of the peak, in [0, 1].
+    """
+
+    to: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_number(_name(self), "to", self.to, 0, 1)
+
+    @property
+    def needs_total(self) -> bool:
+        """See base class."""
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine(Falling):
+    """Cosine decay (Loshchilov and Hutter, arXiv:1608.03983)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Falling):
+    """Linear decay."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial(Falling):
+    """Polynomial decay: what remains above the final rate is (1 - progress) to a power.
+
+    Attributes:
+      power: above 0; 1 is linear.
+    """
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_number("polynomial", "power", self.power, 1e-6, 1e6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponential(Decay):
+    """Continuous multiplication by a factor.
+
+    Attributes:
+      factor: what remains after `every` steps, in (0, 1].
+      every: number of steps, counted from the end of the warmup; 0 for those from there to the end of the run.
+    """
+
+    factor: float = 0.01
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        _check_number("exponential", "factor", self.factor, 1e-30, 1)
+        _check_integer("exponential", "every", self.every, 0, "steps, or 0 for the length of the run")
+
+    @property
+    def needs_total(self) -> bool:
+        """See base class."""
+        return not self.every
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Decay):
+    """Repeated multiplication by a factor.
+
+    Attributes:
+      every: number of steps between multiplications, counted from the first step of the run; at least 1.
+      factor: in [0, 1].
+    """
+
+    every: int
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_integer("step", "every", self.every, 1, "steps")
+        _check_number("step", "factor", self.factor, 0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineRestarts(Decay):
+    """Cosine decay with warm restarts (SGDR, Loshchilov and Hutter, arXiv:1608.03983), from the end of the warmup.
+
+    Attributes:
+      first: number of steps of the first cycle.
+      t_mul: how many times as long as the last one each cycle is; 1, or at least 1.1.
+      m_mul: how many times as high the rate at the start of each cycle is; in [0, 1].
+      to: rate at the end of a cycle as a fraction of the peak, in [0, 1].
+    """
+
+    first: int
+    t_mul: float = 2.0
+    m_mul: float = 1.0
+    to: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_integer("cosine_restarts", "first", self.first, 1, "steps")
+        if self.t_mul != 1:
+            _check_number("cosine_restarts", "t_mul, unless it is 1,", self.t_mul, _LEAST_T_MUL, 1000)
+        _check_number("cosine_restarts", "m_mul", self.m_mul, 0, 1)
+        _check_number("cosine_restarts", "to", self.to, 0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneCycle(Decay):
+    """The one-cycle policy (Smith and Topin, arXiv:1708.07120): up to the peak and down to almost 0, once in a run.
+
+    The momentum moves in the opposite direction. Names and defaults are those of PyTorch's `OneCycleLR`.
+
+    Attributes:
+      pct_start: fraction of the run in which the rate rises, in (0, 1).
+      div_factor: the run begins with the peak divided by this; at least 1.
+      final_div_factor: it ends with the rate of its beginning divided by this; at least 1.
+      anneal: "cosine", or "linear" as in the paper: the form of rise and fall.
+      cycle_momentum: whether to change the momentum of optimizers that have one, and `beta_1` of the Adam family.
+      max_momentum: momentum at the beginning and at the end, in [0, 1).
+      base_momentum: momentum at the peak of the rate, in [0, 1).
+    """
+
+    without_warmup: ClassVar[str] = "one_cycle begins with a rise of its own, pct_start of the run"
+    pct_start: float = 0.3
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    anneal: str = "cosine"
+    cycle_momentum: bool = True
+    max_momentum: float = 0.95
+    base_momentum: float = 0.85
+
+    def __post_init__(self) -> None:
+        _check_number("one_cycle", "pct_start", self.pct_start, 1e-6, 1 - 1e-6)
+        _check_number("one_cycle", "div_factor", self.div_factor, 1, math.inf)
+        _check_number("one_cycle", "final_div_factor", self.final_div_factor, 1, math.inf)
+        _check_choice("one_cycle", "anneal", self.anneal, ANNEALS)
+        if type(self.cycle_momentum) is not bool:
+            raise InputError(f"one_cycle: cycle_momentum must be True or False. Received: {self.cycle_momentum!r}.")
+        for name in ("max_momentum", "base_momentum"):
+            _check_number("one_cycle", name, getattr(self, name), 0, 1 - 1e-6)
+
+    @property
+    def needs_total(self) -> bool:
+        """See base class."""
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Plateau(Decay):
+    """A constant rate that is multiplied by a factor whenever a metric stops improving.
+
+    Names and defaults are those of `keras.callbacks.ReduceLROnPlateau`.
+
+    Attributes:
+      monitor: name of the metric; `val_` and its name for one of an evaluation.
+      mode: "min" or "max", what is better; "auto" to infer it from the metric.
+      factor: in [0, 1).
+      patience: number of evaluations without an improvement before the rate falls.
+      min_delta: smallest change that counts as an improvement.
+      cooldown: number of evaluations after a fall that do not count.
+      min_lr: smallest learning rate.
+    """
+
+    without_warmup: ClassVar[str] = "plateau changes a rate that is constant otherwise"
+    monitor: str = "val_loss"
+    mode: str = "auto"
+    factor: float = 0.1
+    patience: int = 10
+    min_delta: float = 1e-4
+    cooldown: int = 0
+    min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.monitor, str) or not re.fullmatch(r"\w+", self.monitor):
+            raise InputError(
+                f"plateau: monitor must be the name of a metric, such as val_loss. Received: {self.monitor!r}."
+            )
+        _check_choice("plateau", "mode", self.mode, MODES)
+        _check_number("plateau", "factor", self.factor, 0, 1 - 1e-6)
+        _check_integer("plateau", "patience", self.patience, 0, "evaluations")
+        _check_number("plateau", "min_delta", self.min_delta, 0, math.inf)
+        _check_integer("plateau", "cooldown", self.cooldown, 0, "evaluations")
+        _check_number("plateau", "min_lr", self.min_lr, 0, math.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(Decay):
+    """A schedule of the user's own, `package.module:function(...)`.
+
+    Attributes:
+      spec: the function and its arguments.
+    """
+
+    spec: Spec
+
+
+DECAYS: Mapping[str, type[Decay]] = {
+    "none": NoDecay,
+    "cosine": Cosine,
+    "cosine_restarts": CosineRestarts,
+    "exponential": Exponential,
+    "linear": Linear,
+    "one_cycle": OneCycle,
+    "plateau": Plateau,
+    "polynomial": Polynomial,
+    "step": Step,
+}
+
+
+def parse_decay(text: str) -> Decay:
+    """Parses a name in `DECAYS` with its arguments, such as `cosine(to=0.0)`, or `package.module:function(...)`.
+
+    Raises:
+      InputError: the name or a parameter is unknown or out of range.
+    """
+    spec = _spec(text)
+    if ":" in spec.name:
+        return Own(spec)
+    if spec.name not in DECAYS:
+        raise InputError(
+            f"{spec.name} is not a known decay.{nearest(spec.name, DECAYS)} Your own is package.module:function"
+        )
+    return call(DECAYS[spec.name], spec)
+
+
+def normalized_decay(text: str) -> str:
+    """Returns a decay in the form of the common grammar; raises `InputError` if it does not follow it."""
+    return str(_spec(text))
+
+
+def _spec(text: str) -> Spec:
+    is_own = ":" in text.partition("(")[0]
+    return parse(text, () if is_own else _WORDS)
+
+
+def _name(decay: Decay) -> str:
+    return next(name for name, kind in DECAYS.items() if kind is type(decay))
+
+
+def _check_number(decay: str, name: str, value: object, least: float, most: float) -> None:
+    if is_number(value) and least <= value <= most and math.isfinite(value):
+        return
+    if math.isinf(most):
+        rule = f"a finite number of at least {least:g}"
+    elif 0 < least < 1e-5:
+        rule = f"a number above 0 and {'below 1' if most < 1 else f'at most {most:g}'}"
+    else:
+        rule = "a number in [0, 1)" if most < 1 else f"a number in [{least:g}, {most:g}]"
+    raise InputError(f"{decay}: {name} must be {rule}. Received: {value!r}.")
+
+
+def _check_integer(decay: str, name: str, value: object, least: int, of: str) -> None:
+    if not is_integer(value) or value < least:
+        raise InputError(f"{decay}: {name} must be an integer of {of}, at least {least}. Received: {value!r}.")
+
+
+def _check_choice(decay: str, name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{decay}: {name} must be {', '.join(choices[:-1])} or {choices[-1]}. Received: {value!r}.")

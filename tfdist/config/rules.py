@@ -1,0 +1,142 @@
+"""Parses rules per variable, `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16`, and lists and chains of values."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from tfdist.config.spec import Spec, parse
+from tfdist.errors import InputError
+
+# Rules are tried from left to right, and the first whose condition holds applies. A text without a condition is one rule
+# for all variables.
+
+_CONDITION = re.compile(r"\s*(\*|path=(?P<path>.+?)|size>=(?P<size>\d{1,18}))\s*", re.DOTALL)
+_GRAMMAR = (
+    "Rules are CONDITION: METHOD, separated by ;. A condition is path=REGEX, size>=ELEMENTS or *. A method is "
+    "name(key=value, ...); methods separated by | are applied one after the other."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+      path: regular expression that must match a variable's whole path; None for any.
+      size: minimum number of elements.
+      methods: methods to apply one after the other.
+    """
+
+    path: str | None
+    size: int
+    methods: tuple[Spec, ...]
+
+    def __str__(self) -> str:
+        """Returns the methods as text."""
+        return "|".join(map(str, self.methods))
+
+    def holds(self, path: str, size: int) -> bool:
+        """Returns whether the rule applies to a variable with this path and number of elements."""
+        return size >= self.size and (self.path is None or re.fullmatch(self.path, path) is not None)
+
+
+def parse_rules(text: str) -> list[Rule]:
+    """Parses rules.
+
+    Raises:
+      InputError: `text` does not follow the grammar.
+    """
+    rules = [_rule(part) for part in split_outside_brackets(text, ";") if part.strip()]
+    if not rules:
+        raise InputError(f"{text!r} names no method. {_GRAMMAR}")
+    return rules
+
+
+def own_code(text: str) -> set[str]:
+    """Returns the `package.module:name` values in rules."""
+    return {spec.name for rule in parse_rules(text) for spec in rule.methods if ":" in spec.name}
+
+
+def first_match(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
+    """Returns the rule for a variable, or None."""
+    return next((rule for rule in rules if rule.holds(path, size)), None)
+
+
+def _rule(text: str) -> Rule:
+    condition, *rest = split_outside_brackets(text, ":")
+    if not rest:
+        condition, *rest = text.split(":", 1)  # an expression with an unclosed bracket, whose error is reported below
+    found = _CONDITION.fullmatch(condition) if rest else None
+    path, size, methods = (found["path"], int(found["size"] or 0), ":".join(rest)) if found else (None, 0, text)
+    if path is not None:
+        try:
+            re.compile(path)
+        except re.error as error:
+            raise InputError(f"path={path} is not a regular expression: {error}. {_GRAMMAR}") from error
+    return Rule(path, size, tuple(parse(method) for method in split_outside_brackets(methods, "|")))
+
+
+def split_outside_brackets(text: str, separator: str) -> list[str]:
+    """Splits at a separator outside brackets and quotes, because it may occur in a value or in the expression of a path."""
+    parts, start, depth, quote = [], 0, 0, ""
+    for at, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == separator and not depth:
+            parts.append(text[start:at])
+            start = at + 1
+    return [*parts, text[start:]]
+
+
+def parse_specs(text: str) -> list[Spec]:
+    """Returns the specs in a text; see `parse`. Commas in parentheses or quotes belong to a spec.
+
+    Raises:
+      InputError: a spec does not follow the grammar, or a name is there twice.
+    """
+    specs = [parse(part) for part in split_outside(text)]
+    names = [spec.name for spec in specs]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InputError(f"{twice[0]} is given twice")
+    return specs
+
+
+def split_outside(text: str) -> list[str]:
+    """Splits a text at commas outside of parentheses and quotes; without parts that are empty."""
+    return [part.strip() for part in split_outside_brackets(text, ",") if part.strip()]
+
+
+def parse_chain(text: str) -> tuple[Spec, ...]:
+    """Parses specs with `|` between them; an empty text is an empty chain.
+
+    Raises:
+      InputError: `text` does not follow the grammar.
+    """
+    parts = split_outside_brackets(text, "|") if text.strip() else []
+    if not all(part.strip() for part in parts):
+        raise InputError(f"{text} must be specs with | between them. Write flip|crop(padding=4)")
+    return tuple(map(parse, parts))
+
+
+OF_GRADIENTS = ("signsgd", "dgc")  # what they send has no size, or a momentum of its own: it is for an optimizer
+
+
+def is_chosen(text: str) -> bool:
+    """Returns whether methods are chosen by measurement: `auto`; `text` as in `--compression`."""
+    return "auto" in _names(text)
+
+
+def is_for_gradients(text: str) -> bool:
+    """Returns whether a method is for gradients only, so that weights cannot be exchanged by it; `text` as `--compression`."""
+    return not _names(text).isdisjoint(OF_GRADIENTS)
+
+
+def _names(text: str) -> set[str]:
+    return {method.name for rule in parse_rules(text) for method in rule.methods}

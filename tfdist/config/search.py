@@ -1,0 +1,150 @@
+"""Parses what `--find` searches for, and numbers of bytes."""
+
+import dataclasses
+import math
+import re
+from typing import Any, ClassVar
+
+from tfdist.config.spec import parse
+from tfdist.errors import InputError
+from tfdist.errors.numbers import as_python, is_integer, is_number
+from tfdist.errors.suggestions import nearest
+
+UNITS_HELP = "KB and KiB are 1024 bytes"
+_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])i?B?|B)?\s*", re.IGNORECASE)
+
+
+def parse_byte_size(size: int | str, name: str) -> int:
+    """Returns a number of bytes.
+
+    Units are powers of 1024, as sizes of memory and of messages are; `64KB`, `64KiB`, `64K` and `64kb` are the same.
+
+    Args:
+      size: the number, or a text such as "2GiB", "1.5 GiB" or "500MB".
+      name: what the size is, for the error message.
+
+    Raises:
+      InputError: it is something else, or less than 1.
+    """
+    found = _SIZE.fullmatch(str(size))
+    power = " KMGT".index((found[2] or " ").upper()) if found else 0
+    count = int(float(found[1]) * 1024**power) if found else 0
+    if isinstance(size, bool) or count < 1:
+        raise InputError(
+            f"{name} must be a number of bytes above 0, such as 512, 64KB or 2GiB; {UNITS_HELP}. Received: {size!r}."
+        )
+    return count
+
+
+_WORDS = ("memory", "launcher")  # may be without quotes
+_FEWEST_RATES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningRateSearch:
+    """A search for the learning rate.
+
+    Attributes:
+      min: learning rate of the first step, greater than 0.
+      max: learning rate of the last step, greater than `min`.
+      steps: number of steps, at least 10.
+
+    Raises:
+      InputError: a value is out of range.
+    """
+
+    name: ClassVar[str] = "learning_rate"
+    min: float = 1e-7
+    max: float = 10.0
+    steps: int = 100
+
+    def __post_init__(self) -> None:
+        """Validates the values."""
+        _check_whole(self, steps=_FEWEST_RATES)
+        for name in ("min", "max"):
+            value = getattr(self, name)
+            if not is_number(value) or not (value > 0 and math.isfinite(value)):
+                raise InputError(f"{name} must be a learning rate greater than 0. Received: {value!r}.")
+            object.__setattr__(self, name, as_python(value))
+        if self.min >= self.max:
+            raise InputError(f"min must be less than max. Received: min={self.min:g}, max={self.max:g}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizeSearch:
+    """A search for the batch size.
+
+    Attributes:
+      memory: bytes that the processes of a trial may use together, as a number or such as "2GiB"; "" for what is available.
+      max: largest global batch size to try; 0 for the number of training examples.
+      steps: least number of steps of a trial, at least 4; the second half is timed. There are more if they take less than a
+        second.
+      processes: number of processes of a trial, on this host.
+      launcher: how these find each other, see `Job`, which checks it.
+
+    Raises:
+      InputError: a value is out of range.
+    """
+
+    name: ClassVar[str] = "batch_size"
+    memory: int | str = ""
+    max: int = 0
+    steps: int = 20
+    processes: int = 1
+    launcher: str = "tensorflow"
+
+    def __post_init__(self) -> None:
+        """Validates the values."""
+        _check_whole(self, max=0, steps=4, processes=1)
+        if self.memory != "":
+            object.__setattr__(self, "memory", parse_byte_size(self.memory, "memory"))
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory in bytes; None for what is available."""
+        return self.memory if isinstance(self.memory, int) else None
+
+
+Search = LearningRateSearch | BatchSizeSearch
+_KINDS: dict[str, type[LearningRateSearch] | type[BatchSizeSearch]] = {
+    kind.name: kind for kind in (LearningRateSearch, BatchSizeSearch)
+}
+
+
+def parse_search(text: str) -> Search:
+    """Parses a search.
+
+    Args:
+      text: `name` or `name(key=value, ...)`; the keys are the attributes of the class of that name.
+
+    Raises:
+      InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
+    """
+    spec = parse(text, _WORDS)
+    kind = _KINDS.get(spec.name)
+    if kind is None:
+        raise InputError(f"{spec.name} cannot be searched for.{nearest(spec.name, _KINDS)}")
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in spec.args:
+        if name not in known:
+            raise InputError(f'{spec.name} has no parameter "{name}".{nearest(name, known)}')
+    try:
+        return kind(**spec.args)
+    except InputError as error:
+        raise InputError(f"{text}: {error}") from error
+
+
+def search_text(text: str) -> str:
+    """Returns the text of a search in its normal form; "" for none."""
+    if not text:
+        return ""
+    parse_search(text)
+    return str(parse(text, _WORDS))
+
+
+def _check_whole(search: Any, **least: int) -> None:
+    for name, value in least.items():
+        given = getattr(search, name)
+        if not is_integer(given) or given < value:
+            raise InputError(f"{name} must be an integer of at least {value}. Received: {given!r}.")
+        object.__setattr__(search, name, int(given))

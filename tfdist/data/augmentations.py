@@ -1,0 +1,432 @@
+"""Augmentations: images that are changed at random, each row by draws of its own, when they are used for training."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.config.rules import parse_chain
+from tfdist.config.spec import Spec, call, call_own, load_object
+from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, as_is, chain
+from tfdist.data.row_partition import IndexedBatch, RowPartition
+from tfdist.errors import InputError, names_arguments
+from tfdist.errors.numbers import is_integer, is_number
+from tfdist.errors.suggestions import nearest
+
+_ROUNDS = 12  # as in tfdist.data.shuffle
+_PHILOX = 1
+_BITS = 53
+_FRACTION_BITS = 24  # of a float32
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRandom:
+    """Random numbers that depend on (seed, stream, epoch, example) alone.
+
+    Attributes:
+      places: int64 [n], epoch * examples + example of each row, below 2**53.
+      seed: any integer.
+      stream: number of the independent stream, at least 0: each augmentation of a chain has its own.
+    """
+
+    places: tf.Tensor
+    seed: int
+    stream: int = 0
+
+    def uniform(self, count: int) -> tf.Tensor:
+        """Returns numbers in [0, 1), float32 [n, count]; the same in each call."""
+        fractions = tf.bitwise.right_shift(self._words(count), tf.constant(_BITS - _FRACTION_BITS, tf.int64))
+        return tf.cast(fractions, tf.float32) / 2**_FRACTION_BITS
+
+    @property
+    def seeds(self) -> tf.Tensor:
+        """Seeds of each row for `tf.random.stateless_uniform` and the like, int32 [n, 2]."""
+        return tf.cast(tf.bitwise.bitwise_and(self._words(2), tf.constant(2**31 - 1, tf.int64)), tf.int32)
+
+    def _words(self, count: int) -> tf.Tensor:
+        """Returns int64 [n, count] in [0, 2**53): the places under keyed permutations, one for each column."""
+        keys = tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[count, 4],
+            key=tf.constant([self.seed % 2**64], tf.uint64),
+            # The second word separates the keys from those of the order of examples, whose second word is 0.
+            counter=tf.constant([0, 1 + self.stream], tf.uint64),
+            alg=tf.constant(_PHILOX),
+            dtype=tf.uint32,
+        )
+        largest = tf.constant(2**_BITS - 1, tf.int64)
+        columns = [
+            tf.raw_ops.RandomIndexShuffle(index=self.places, seed=keys[column, :3], max_index=largest, rounds=_ROUNDS)
+            for column in range(count)
+        ]
+        return tf.stack(columns, axis=1)
+
+
+# (images [n, height, width, channels], random numbers of the rows) -> images of the same shape and dtype; row by row.
+Augmentation = Callable[[tf.Tensor, RowRandom], tf.Tensor]
+
+
+def fraction(name: str, argument: str, value: Any) -> float:
+    """Returns a number in [0, 1].
+
+    Raises:
+      InputError: the value is something else.
+    """
+    if not is_number(value) or not 0 <= value <= 1:
+        raise InputError(f"{name}: {argument} must be in [0, 1]. Received: {value!r}.")
+    return float(value)
+
+
+def integer(name: str, argument: str, value: Any) -> int:
+    """Returns an integer of at least 1.
+
+    Raises:
+      InputError: the value is something else.
+    """
+    if not is_integer(value) or value < 1:
+        raise InputError(f"{name}: {argument} must be an integer of at least 1. Received: {value!r}.")
+    return int(value)
+
+
+def interval(name: str, argument: str, value: Sequence[float], most: float = float("inf")) -> tuple[float, float]:
+    """Returns (smallest, largest), positive numbers.
+
+    Raises:
+      InputError: the value is something else.
+    """
+    both = tuple(value) if isinstance(value, list | tuple) else ()
+    is_valid = len(both) == 2 and all(map(is_number, both))
+    if not is_valid or not 0 < both[0] <= both[1] <= most or both[1] == float("inf"):
+        limit = "" if most == float("inf") else f", at most {most}"
+        raise InputError(f"{name}: {argument} must be (smallest, largest), positive{limit}. Received: {value!r}.")
+    return float(both[0]), float(both[1])
+
+
+def brightness(delta: float = 0.2) -> Augmentation:
+    """Adds a random number in [-delta, delta] to all pixels, and clips them to [0, 1].
+
+    Args:
+      delta: in [0, 1].
+    """
+    delta = fraction("brightness", "delta", delta)
+
+    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
+        added = _of_rows((2 * random.uniform(1)[:, 0] - 1) * delta, images)
+        return tf.clip_by_value(images + added, 0, 1)
+
+    return apply
+
+
+def contrast(delta: float = 0.2) -> Augmentation:
+    """Multiplies the distance of all pixels from the middle gray, 0.5, by a random factor in [1 - delta, 1 + delta].
+
+    Args:
+      delta: in [0, 1].
+    """
+    delta = fraction("contrast", "delta", delta)
+
+    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
+        factor = _of_rows(1 + (2 * random.uniform(1)[:, 0] - 1) * delta, images)
+        return tf.clip_by_value((images - 0.5) * factor + 0.5, 0, 1)
+
+    return apply
+
+
+def _of_rows(values: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+    return tf.cast(values, images.dtype)[:, None, None, None]
+
+
+def cutout(size: int = 8) -> Augmentation:
+    """Sets a square around a random pixel to 0; it may extend beyond the image (DeVries, Taylor 2017, arXiv:1708.04552).
+
+    Args:
+      size: pixels on each side, at least 1.
+    """
+    size = integer("cutout", "size", size)
+
+    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
+        height, width = images.shape[1:3]
+        middle = tf.cast(random.uniform(2) * [float(height), float(width)], tf.int32)
+        first = middle - size // 2
+        return _without(images, first, first + size)
+
+    return apply
+
+
+def erase(
+    probability: float = 0.5, scale: Sequence[float] = (0.02, 0.33), ratio: Sequence[float] = (0.3, 3.3)
+) -> Augmentation:
+    """Sets a rectangle to 0 with a probability (random erasing, Zhong et al. 2017, arXiv:1708.04896).
+
+    Args:
+      probability: in [0, 1].
+      scale: smallest and largest area, as a fraction of the image's, in (0, 1].
+      ratio: smallest and largest ratio of height and width; drawn uniformly in its logarithm.
+    """
+    probability = fraction("erase", "probability", probability)
+    scale, ratio = interval("erase", "scale", scale, most=1), interval("erase", "ratio", ratio)
+
+    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
+        height, width = images.shape[1:3]
+        chance, area, aspect, top, left = tf.unstack(random.uniform(5), axis=1)
+        pixels = (scale[0] + area * (scale[1] - scale[0])) * height * width
+        aspect = ratio[0] * (ratio[1] / ratio[0]) ** aspect
+        rows, columns = tf.minimum(tf.sqrt(pixels * aspect), height), tf.minimum(tf.sqrt(pixels / aspect), width)
+        sizes = tf.cast(tf.round(tf.stack([rows, columns], axis=1)), tf.int32)
+        free = tf.constant([height, width]) - sizes + 1
+        first = tf.cast(tf.stack([top, left], axis=1) * tf.cast(free, tf.float32), tf.int32)
+        return _without(images, first, first + tf.where((chance < probability)[:, None], sizes, 0))
+
+    return apply
+
+
+def _without(images: tf.Tensor, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    """Returns images with 0 in rows and columns [first, end), int32 [n, 2]."""
+    rows, columns = (tf.range(images.shape[1 + axis]) for axis in (0, 1))
+    in_rows = (rows >= first[:, :1]) & (rows < end[:, :1])
+    in_columns = (columns >= first[:, 1:]) & (columns < end[:, 1:])
+    kept = tf.cast(~(in_rows[:, :, None] & in_columns[:, None, :]), images.dtype)
+    return images * kept[..., None]
+
+
+_AXES = {"horizontal": 1, "vertical": 0}
+
+
+def flip(axis: str = "horizontal", probability: float = 0.5) -> Augmentation:
+    """Mirrors an image with a probability.
+
+    Args:
+      axis: horizontal (left and right are exchanged) or vertical.
+      probability: in [0, 1].
+    """
+    if axis not in _AXES:
+        raise InputError(f"flip: axis must be horizontal or vertical. Received: {axis!r}.")
+    probability = fraction("flip", "probability", probability)
+
+    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
+        chosen = random.uniform(1)[:, 0] < probability
+        # A third of the time of a reversed batch and `tf.where`, whose broadcast is slow.
+        return tf.map_fn(flipped, (images, chosen), fn_output_signature=tf.TensorSpec(images.shape[1:], images.dtype))
+
+    def flipped(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        image, is_chosen = row
+        return tf.cond(is_chosen, lambda: tf.reverse(image, [_AXES[axis]]), lambda: image)
+
+    return apply
+
+
+def crop(padding: int = 4) -> Augmentation:
+    """Pads an image with zeros on each side, and cuts an image of its size out at a random place (He et al. 2015).
+
+    Args:
+      padding: number of pixels, at least 1.
+    """
+    padding = integer("crop", "padding", padding)
+
+    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
+        moves = tf.cast(random.uniform(2) * (2 * padding + 1), tf.int32)
+        padded = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
+        spec = tf.TensorSpec(images.shape[1:], images.dtype)
+        return tf.map_fn(lambda row: _part(row[0], row[1], spec.shape), (padded, moves), fn_output_signature=spec)
+
+    return apply
+
+
+def resized_crop(scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (0.75, 4 / 3)) -> Augmentation:
+    """Cuts a part of random area and aspect ratio out, and resizes it (bilinear) to the size of the image.
+
+    Szegedy et al. 2014, arXiv:1409.4842. A part that would be higher or wider than the image is cut to its size.
+
+    Args:
+      scale: smallest and largest area, as a fraction of the image's, in (0, 1].
+      ratio: smallest and largest ratio of width and height, relative to the image's; drawn uniformly in its logarithm.
+    """
+    scale = interval("resized_crop", "scale", scale, most=1)
+    ratio = interval("resized_crop", "ratio", ratio)
+
+    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
+        area, aspect, top, left = tf.unstack(random.uniform(4), axis=1)
+        area = scale[0] + area * (scale[1] - scale[0])
+        aspect = ratio[0] * (ratio[1] / ratio[0]) ** aspect
+        height, width = tf.minimum(tf.sqrt(area / aspect), 1), tf.minimum(tf.sqrt(area * aspect), 1)
+        top, left = top * (1 - height), left * (1 - width)
+        rows = tf.range(tf.shape(images)[0])
+        boxes = tf.stack([top, left, top + height, left + width], axis=1)
+        return tf.cast(tf.image.crop_and_resize(images, boxes, rows, images.shape[1:3]), images.dtype)
+
+    return apply
+
+
+def rotate(degrees: float = 15.0) -> Augmentation:
+    """Rotates an image around its center by a random angle (bilinear); what comes into view is 0.
+
+    Args:
+      degrees: largest angle in either direction, in (0, 180].
+    """
+    if not is_number(degrees) or not 0 < degrees <= 180:
+        raise InputError(f"rotate: degrees must be in (0, 180]. Received: {degrees!r}.")
+    largest = float(degrees) * 3.141592653589793 / 180
+
+    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
+        angle = (2 * random.uniform(1)[:, 0] - 1) * largest
+        cos, sin = tf.cos(angle), tf.sin(angle)
+        middle_y, middle_x = (images.shape[1] - 1) / 2, (images.shape[2] - 1) / 2
+        zero = tf.zeros_like(angle)
+        from_x = [cos, -sin, middle_x - cos * middle_x + sin * middle_y]
+        from_y = [sin, cos, middle_y - sin * middle_x - cos * middle_y]
+        turned = tf.raw_ops.ImageProjectiveTransformV3(
+            images=images,
+            transforms=tf.stack([*from_x, *from_y, zero, zero], axis=1),
+            output_shape=images.shape[1:3],
+            fill_value=0.0,
+            interpolation="BILINEAR",
+            fill_mode="CONSTANT",
+        )
+        return tf.ensure_shape(turned, images.shape)
+
+    return apply
+
+
+def _part(image: tf.Tensor, first: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Returns the part of an image that begins at a row and a column, int32 [2]."""
+    return tf.slice(image, tf.concat([first, [0]], axis=0), shape)
+
+
+AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
+    "brightness": brightness,
+    "contrast": contrast,
+    "crop": crop,
+    "cutout": cutout,
+    "erase": erase,
+    "flip": flip,
+    "resized_crop": resized_crop,
+    "rotate": rotate,
+}
+
+
+def parse_augmentations(text: str) -> tuple[Augmentation, ...]:
+    """Returns the augmentations of a chain, in order.
+
+    Args:
+      text: names with `|` between them, each optionally with arguments, or a user-defined `package.module:function`,
+        which is called with `images`, `random` and its arguments, and returns images.
+
+    Raises:
+      InputError: a name is unknown, or its arguments are invalid.
+    """
+    return tuple(map(_augmentation, parse_chain(text)))
+
+
+def _augmentation(spec: Spec) -> Augmentation:
+    if spec.name in AUGMENTATIONS:
+        return call(AUGMENTATIONS[spec.name], spec)
+    if ":" in spec.name:
+        return _own(spec)
+    raise InputError(f"--augment={spec.name} is not known.{nearest(spec.name, AUGMENTATIONS)}")
+
+
+def _own(spec: Spec) -> Augmentation:
+    function = load_object(spec.name)
+
+    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
+        return tf.convert_to_tensor(call_own("--augment", function, spec, images=images, random=random))
+
+    return apply
+
+
+class Augmented(WrappedExamples):
+    """Examples whose x is one image, changed in training and unchanged in evaluation.
+
+    What happens to an example depends on the seed of the run, the epoch and the example's index: not on the batch size,
+    the number of replicas, or the step at which a run resumes.
+    """
+
+    def __init__(self, examples: Examples, augmentations: Sequence[Augmentation], transform: Transform = as_is):
+        """Wraps the examples.
+
+        Args:
+          examples: x is an image, floating-point [height, width, channels] in [0, 1].
+          augmentations: applied in order.
+          transform: applied to batches afterwards; see `Examples.map`.
+
+        Raises:
+          InputError: x is something else, or an augmentation changes its shape or dtype.
+        """
+        super().__init__(examples, examples.size)
+        self._augmentations, self._transform = tuple(augmentations), transform
+        x = examples.element_spec[0]
+        if not (
+            isinstance(x, tf.TensorSpec) and x.shape.rank == 3 and x.shape.is_fully_defined() and x.dtype.is_floating
+        ):
+            found = f"{x.dtype.name}{list(x.shape)}" if isinstance(x, tf.TensorSpec) else type(x).__name__
+            raise InputError(
+                f"--augment changes images, floating-point [height, width, channels] of known size. Received: x of {found}. "
+                "Leave it out for this data set."
+            )
+        with tf.Graph().as_default():  # traces the augmentations as a check
+            self._changed(tf.zeros([1, *x.shape], x.dtype), tf.zeros([1], tf.int64), seed=0)
+
+    @property
+    def element_spec(self) -> Any:
+        """See base class."""
+        return self._examples.map(self._transform).element_spec
+
+    @property
+    def sample(self) -> Examples:
+        """See base class."""
+        return Augmented(self._examples.sample, self._augmentations, self._transform)
+
+    def in_order(self) -> "Augmented":
+        """See base class."""
+        return Augmented(self._examples.in_order(), self._augmentations, self._transform)
+
+    def map(self, transform: Transform) -> "Augmented":
+        """See base class."""
+        return Augmented(self._examples, self._augmentations, chain(self._transform, transform))
+
+    def look_at(self, rows: int) -> Element:
+        """See base class."""
+        return self._examples.map(self._transform).look_at(rows)
+
+    def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
+        """See base class."""
+        if seed is None:
+            return self._examples.map(self._transform).indexed_batches(partition, None)
+
+        @keras_internals.without_autograph
+        def change(element: tf.Tensor, batch: IndexedBatch) -> IndexedBatch:
+            epochs = partition.positions(element) // self.size
+            x, *rest = batch.batch
+            x = self._changed(x, epochs * self.size + batch.numbers, seed)
+            return IndexedBatch(keras_internals.with_autograph(self._transform)(x, *rest), batch.numbers)
+
+        batches = self._examples.indexed_batches(partition, seed).enumerate()
+        return batches.map(change, num_parallel_calls=tf.data.AUTOTUNE)
+
+    @keras_internals.without_autograph
+    def _changed(self, images: tf.Tensor, places: tf.Tensor, seed: int) -> tf.Tensor:
+        for stream, augmentation in enumerate(self._augmentations):
+            found = keras_internals.with_autograph(augmentation)(images, RowRandom(places, seed, stream))
+            if found.dtype != images.dtype or not found.shape.is_compatible_with(images.shape):
+                raise InputError(
+                    f"An augmentation must keep shape and dtype. Received: {images.dtype.name}{list(images.shape)} became "
+                    f"{found.dtype.name}{list(found.shape)}, by number {stream + 1} of --augment."
+                )
+            images = tf.ensure_shape(found, images.shape)
+        return images
+
+
+@names_arguments
+def augmented(examples: Examples, augment: str | Sequence[Augmentation]) -> Examples:
+    """Returns examples whose images are changed at random in training, or the examples themselves if nothing is to change.
+
+    Args:
+      examples: see `Augmented`.
+      augment: a chain as in `--augment`, such as `flip|crop(padding=4)`; or functions of (images, `RowRandom`).
+
+    Raises:
+      InputError: a name or an argument is invalid, or x is no image.
+    """
+    chosen = parse_augmentations(augment) if isinstance(augment, str) else tuple(augment)
+    return Augmented(examples, chosen) if chosen else examples

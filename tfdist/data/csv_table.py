@@ -1,0 +1,285 @@
+"""Columns and labels of a CSV file, encoded as numbers as learned from the training part."""
+
+import collections
+import csv
+import dataclasses
+import gzip
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TextIO
+
+import numpy as np
+
+from tfdist.errors import InputError
+from tfdist.errors.numbers import is_integer
+from tfdist.errors.suggestions import nearest
+
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))  # a cell without a value, in lower case
+
+
+class Table(NamedTuple):
+    """A table.
+
+    Attributes:
+      path: its file.
+      columns: the cells of each column, by its name, in order.
+      lines: line of the file that each row is on, from 1.
+    """
+
+    path: str
+    columns: dict[str, list[str]]
+    lines: list[int]
+
+    def column(self, name: str | int, what: str) -> str:
+        """Returns the name of a column, given its name or, counted from 0 or from the end, its number.
+
+        Args:
+          name: name or number.
+          what: what needs it, for the error.
+
+        Raises:
+          InputError: there is no such column.
+        """
+        if is_integer(name) and -len(self.columns) <= int(name) < len(self.columns):
+            return list(self.columns)[int(name)]
+        if str(name) in self.columns:
+            return str(name)
+        names = list(self.columns)
+        raise InputError(f"{what} must be a column of {self.path}. Received: {name!r}.{nearest(str(name), names[:30])}")
+
+    def without_missing(self, names: Sequence[str]) -> "Table":
+        """Returns the rows that have a value in each of some columns."""
+        kept = [all(self.columns[name][row].lower() not in MISSING for name in names) for row in range(len(self.lines))]
+        columns = {name: list(itertools.compress(cells, kept)) for name, cells in self.columns.items()}
+        return Table(self.path, columns, list(itertools.compress(self.lines, kept)))
+
+
+def read_table(path: str, delimiter: str, header: bool) -> Table:
+    """Reads a file, which is in UTF-8 and, if its name ends in .gz, compressed.
+
+    Args:
+      path: the file.
+      delimiter: character between cells.
+      header: whether the first line has the names of the columns; otherwise they are numbers from 0.
+
+    Raises:
+      InputError: the file is not such a table; names the line.
+    """
+    if not (isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'):
+        raise InputError(f"delimiter must be one character. Received: {delimiter!r}.")
+    try:
+        with _opened(path) as file:
+            return _table(path, _rows(path, file, delimiter), header)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise InputError(f"A CSV file must be readable UTF-8 text. Received: {path}: {error}.") from error
+
+
+def _opened(path: str) -> TextIO:
+    if path.lower().endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def _rows(path: str, file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields line and cells of each row that is not empty; all rows have equally many cells."""
+    reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+    width = 0
+    for cells in reader:
+        if not cells:
+            continue
+        width = width or len(cells)
+        if len(cells) != width:
+            raise InputError(
+                f"Every row of a CSV file must have as many values as the first. Received: {path}, line "
+                f"{reader.line_num}: {len(cells)} values instead of {width}. Check the quotes, or set delimiter."
+            )
+        yield reader.line_num, [cell.strip() for cell in cells]
+
+
+def _table(path: str, rows: Iterator[tuple[int, list[str]]], header: bool) -> Table:
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"A CSV file must have rows. Received: {path}, which is empty.")
+    names = first[1] if header else [str(number) for number in range(len(first[1]))]
+    if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
+        raise InputError(
+            f"The first line must have different names of columns. Received: {path} with {twice[0]!r} twice. For a file "
+            "without names, add header=False."
+        )
+    cells = list(rows) if header else [first, *rows]
+    if not cells:
+        raise InputError(f"A CSV file must have rows. Received: {path}, which has a line of names only.")
+    columns = dict(zip(names, map(list, zip(*(row for _, row in cells), strict=True)), strict=True))
+    return Table(path, columns, [line for line, _ in cells])
+
+
+_MOST_CATEGORIES = 100  # more would rather be identifiers or text
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnEncoding:
+    """The encoding of the columns of x: numbers as they are or standardized, texts as one-hot vectors.
+
+    Attributes:
+      categories: of each column, in order, its different texts, sorted; None for a column of numbers.
+      mean: what is subtracted from each number, float64 [features].
+      scale: what it is then divided by, float64 [features].
+    """
+
+    categories: dict[str, tuple[str, ...] | None]
+    mean: np.ndarray
+    scale: np.ndarray
+
+    def encoded(self, table: Table) -> np.ndarray:
+        """Returns the rows of a table, float32 [rows, features]; a text that training data lacks is a vector of zeros.
+
+        Raises:
+          InputError: a column is missing, or a cell of a column of numbers is not one.
+        """
+        return ((_features(table, self.categories) - self.mean) / self.scale).astype(np.float32)
+
+
+def column_encoding(table: Table, names: Sequence[str], standardize: bool) -> ColumnEncoding:
+    """Returns the encoding of some columns of the training part.
+
+    Args:
+      table: training rows.
+      names: the columns.
+      standardize: whether each column of numbers gets mean 0 and standard deviation 1.
+
+    Raises:
+      InputError: a cell has no value, or a column has too many different texts.
+    """
+    categories = {name: _categories(table, name) for name in names}
+    x = _features(table, categories)
+    width, mean, scale = x.shape[1], np.zeros(x.shape[1]), np.ones(x.shape[1])
+    if standardize:
+        numeric = np.concatenate([np.full(len(known or ["number"]), known is None) for known in categories.values()])
+        deviation = np.where(numeric, x.std(axis=0), 1.0)
+        mean, scale = np.where(numeric, x.mean(axis=0), mean), np.where(deviation > 0, deviation, 1.0)
+    assert mean.shape == scale.shape == (width,)
+    return ColumnEncoding(categories, mean, scale)
+
+
+def numbers(table: Table, name: str) -> np.ndarray:
+    """Returns a column of numbers, float64 [rows].
+
+    Raises:
+      InputError: a cell is not a finite number; names the line.
+    """
+    cells = table.columns[name]
+    try:
+        found = np.array(cells, np.float64)
+    except ValueError:
+        found = np.array([_number(cell) for cell in cells], np.float64)
+    wrong = np.flatnonzero(~np.isfinite(found))
+    if len(wrong):
+        cell, line = cells[wrong[0]], table.lines[wrong[0]]
+        what = "no value" if cell.lower() in MISSING else f"{cell!r}"
+        raise InputError(
+            f"Every row must have a number in a column of numbers. Received: {what} in column {name!r}, line {line} of "
+            f"{table.path}. Fill it in, or leave out such rows (drop_missing=True) or the column (drop)."
+        )
+    return found
+
+
+def is_numeric(table: Table, name: str) -> bool:
+    """Returns whether all values of a column that are not missing are numbers."""
+    cells = table.columns[name]
+    try:
+        np.array(cells, np.float64)
+    except ValueError:
+        present = [cell for cell in cells if cell.lower() not in MISSING]
+        return bool(present) and all(np.isfinite(_number(cell)) for cell in present)
+    return True
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return float("nan")
+
+
+def _categories(table: Table, name: str) -> tuple[str, ...] | None:
+    if is_numeric(table, name):
+        return None
+    found = tuple(sorted(set(table.columns[name])))
+    if len(found) > _MOST_CATEGORIES:
+        cells = table.columns[name]
+        first = next(row for row, cell in enumerate(cells) if not np.isfinite(_number(cell)))
+        raise InputError(
+            f"A column of text must have at most {_MOST_CATEGORIES} different values. Received: {len(found)} in column "
+            f"{name!r} of {table.path}; the first that is not a number is {cells[first]!r}, in line {table.lines[first]}. "
+            f"Leave the column out with drop=({name!r},)."
+        )
+    return found
+
+
+def _features(table: Table, categories: dict[str, tuple[str, ...] | None]) -> np.ndarray:
+    parts = []
+    for name, known in categories.items():
+        table.column(name, "Each column of the training data")
+        parts.append(numbers(table, name)[:, None] if known is None else _one_hot(table.columns[name], known))
+    return np.concatenate(parts, axis=1)
+
+
+def _one_hot(cells: Sequence[str], known: Sequence[str]) -> np.ndarray:
+    place = {text: number for number, text in enumerate(known)}
+    places = np.array([place.get(cell, -1) for cell in cells])
+    return (places[:, None] == np.arange(len(known))).astype(np.float64)
+
+
+_MOST = 10_000  # more different labels are hardly classes
+
+
+class ClassLabels(NamedTuple):
+    """The classes of a data set.
+
+    Attributes:
+      names: names in the order of their numbers.
+    """
+
+    names: tuple[str, ...]
+
+    def numbers(self, values: Sequence[str], where: str) -> np.ndarray:
+        """Returns the number of each label's class, int32 [n].
+
+        Args:
+          values: names of classes.
+          where: where they are from, for the error.
+
+        Raises:
+          InputError: a name is not that of a class.
+        """
+        number_of = {name: number for number, name in enumerate(self.names)}
+        for value in values:
+            if value not in number_of:
+                raise InputError(
+                    f"Every label must be one of the training data. Received: {value!r} in {where}."
+                    f"{nearest(str(value), self.names[:20])}"
+                )
+        return np.array([number_of[value] for value in values], np.int32)
+
+
+def class_labels(values: Sequence[str], where: str) -> ClassLabels:
+    """Returns the classes: the different values, numbers by size and names by their characters.
+
+    Args:
+      values: label of each training example.
+      where: where they are from, for the error.
+
+    Raises:
+      InputError: there are too many.
+    """
+    different = set(values)
+    if len(different) > _MOST:
+        raise InputError(
+            f"A label must be one of at most {_MOST} classes. Received: {len(different)} different values in {where}. "
+            "For numbers to predict, add regression=True."
+        )
+    try:
+        return ClassLabels(tuple(sorted(different, key=lambda value: (int(value), value))))
+    except ValueError:
+        return ClassLabels(tuple(sorted(different)))

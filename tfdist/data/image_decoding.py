@@ -1,0 +1,124 @@
+"""Decodes JPEG, PNG, BMP and GIF files to tensors of one shape."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.errors import InputError
+from tfdist.errors.numbers import is_integer
+
+_CHANNELS = (1, 3, 4)
+_CONTEXT = re.compile(r"\{\{.*?\}\} ?")  # where TensorFlow ran an operation
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageDecoding:
+    """How encoded images become tensors of one shape, float32 in [0, 1].
+
+    Attributes:
+      height: height of every decoded image.
+      width: width of every decoded image.
+      channels: 1 (gray), 3 (RGB) or 4 (RGBA); files with other channels are converted.
+      resizes: whether images of other sizes are resized, as Keras does (bilinear); otherwise they are errors.
+      crops: whether a resized image keeps its aspect ratio, and what is beyond the middle is cut off.
+    """
+
+    height: int
+    width: int
+    channels: int
+    resizes: bool
+    crops: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of a decoded image."""
+        return self.height, self.width, self.channels
+
+    def decoded(self, files: tf.Tensor) -> tf.Tensor:
+        """Returns images, float32 [n, height, width, channels], in [0, 1].
+
+        Args:
+          files: contents of files, string [n].
+        """
+        kind = tf.float32 if self.resizes else tf.uint8
+        images = tf.map_fn(self._one, files, fn_output_signature=tf.TensorSpec(self.shape, kind))
+        return tf.cast(images, tf.float32) / 255
+
+    def _one(self, content: tf.Tensor) -> tf.Tensor:
+        image = _decode(content, self.channels)
+        if self.resizes:
+            if self.crops:
+                image = _middle(image, self.width / self.height)
+            image = tf.image.resize(image, (self.height, self.width))
+        return tf.ensure_shape(image, self.shape)
+
+
+def image_decoding(
+    size: int | Sequence[int] | None, channels: int, crop_to_aspect_ratio: bool, name: str, first: bytes
+) -> ImageDecoding:
+    """Returns how the images of a data set are decoded.
+
+    Args:
+      size: height and width, or one number for both; None for the size of the first image, which all must have.
+      channels: see `ImageDecoding`.
+      crop_to_aspect_ratio: see `ImageDecoding.crops`.
+      name: where the first image is from, for the error.
+      first: content of the first file, which is decoded as a check.
+
+    Raises:
+      InputError: an argument is out of range, or the first image cannot be decoded.
+    """
+    if channels not in _CHANNELS:
+        raise InputError(f"channels must be 1 (gray), 3 (RGB) or 4 (RGBA). Received: {channels!r}.")
+    shape = decoded_shape(name, first, channels)
+    height, width = shape[:2] if size is None else _size(size)
+    return ImageDecoding(height, width, channels, size is not None, bool(crop_to_aspect_ratio))
+
+
+def decoded_shape(name: str, content: bytes, channels: int) -> tuple[int, ...]:
+    """Decodes one image as a check, and returns its shape.
+
+    Args:
+      name: the file, for the error.
+      content: its content.
+      channels: see `ImageDecoding`.
+
+    Raises:
+      InputError: it cannot be decoded; the message names the file.
+    """
+    try:
+        with tf.device("CPU:0"):
+            return tuple(_decode(tf.constant(content), channels).shape)
+    except tf.errors.InvalidArgumentError as error:
+        cause = without_context(error.message) if content else "it is empty"
+        raise InputError(
+            f"Images must be valid JPEG, PNG, BMP or GIF files. Received: {name}, which cannot be decoded: "
+            f"{cause}. Remove or replace it."
+        ) from error
+
+
+def without_context(message: str) -> str:
+    """Returns the cause in an error message of TensorFlow, without the operation that failed."""
+    return _CONTEXT.sub("", message).partition(" [Op:")[0].split("\n")[0].strip().rstrip(".")
+
+
+def _decode(content: tf.Tensor, channels: int) -> tf.Tensor:
+    return tf.io.decode_image(content, channels=channels, expand_animations=False)
+
+
+def _size(size: int | Sequence[int]) -> tuple[int, int]:
+    both = (size, size) if is_integer(size) else size
+    if not isinstance(both, list | tuple) or len(both) != 2 or not all(is_integer(n) and n >= 1 for n in both):
+        raise InputError(f"size must be a number of pixels, or (height, width). Received: {size!r}.")
+    return int(both[0]), int(both[1])
+
+
+def _middle(image: tf.Tensor, ratio: float) -> tf.Tensor:
+    """Returns the largest centered part of an image in which width / height is `ratio`, as Keras chooses it."""
+    height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.float64))
+    rows = tf.cast(tf.minimum(height, width / ratio), tf.int32)
+    columns = tf.cast(tf.minimum(width, height * ratio), tf.int32)
+    top, left = (tf.cast(height, tf.int32) - rows) // 2, (tf.cast(width, tf.int32) - columns) // 2
+    return image[top : top + rows, left : left + columns]

@@ -1,0 +1,227 @@
+"""Images in folders, one folder per class."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.config.data_set_files import checksum_of, existing
+from tfdist.data.examples import DataSet, Element, Origins, inputs_alone
+from tfdist.data.image_decoding import ImageDecoding, decoded_shape, image_decoding
+from tfdist.data.reading_errors import first_unreadable
+from tfdist.data.source import Source
+from tfdist.data.split import held_out
+from tfdist.errors import InputError
+from tfdist.errors.suggestions import nearest
+
+_ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+_TRAIN = "train"
+_TEST_FOLDERS = ("test", "validation", "val")
+_KIND = "images"
+
+
+class ImageFiles(Source):
+    """Image files, with labels or without; read and decoded when they are used, several batches in parallel."""
+
+    def __init__(self, folder: str, paths: Sequence[str], labels: np.ndarray | None, decoding: ImageDecoding):
+        """Keeps the paths.
+
+        Args:
+          folder: the folder in which all files are; its name may differ between processes.
+          paths: files, at least one.
+          labels: int32 [n], the class of each; None for examples without targets.
+          decoding: how they are decoded.
+        """
+        self.size = len(paths)
+        self._folder, self._names = folder, list(paths)
+        self._decoding = decoding
+        with tf.device("CPU:0"):
+            self._paths = tf.constant(self._names)
+            self._labels = None if labels is None else tf.constant(labels, tf.int32)
+
+    def fetch(self, indices: tf.Tensor) -> Element:
+        """See base class."""
+        contents = tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices))
+        x = self._decoding.decoded(contents)
+        return inputs_alone(x) if self._labels is None else (x, tf.gather(self._labels, indices))
+
+    @property
+    def origins(self) -> Origins:
+        """See base class."""
+        return Origins("file", [os.path.relpath(path, self._folder) for path in self._names])
+
+    @property
+    def checksum(self) -> int:
+        """See base class; of the names of the files."""
+        return checksum_of("\0".join(path.removeprefix(self._folder) for path in self._names).encode())
+
+    def explain(self, error: Exception) -> InputError | None:
+        """See base class; decodes files until one fails."""
+        return first_unreadable(lambda index: _check_file(self._names[index], self._decoding), self.size)
+
+
+def images(
+    path: str,
+    size: int | Sequence[int] | None = None,
+    channels: int = 3,
+    crop_to_aspect_ratio: bool = False,
+    validation_split: float = 0.0,
+    labels: bool = True,
+    data_dir: str | None = None,
+) -> DataSet:
+    """JPEG, PNG, BMP and GIF files, a folder per class; x is float32 in [0, 1].
+
+    Classes are numbered in the order of their folders' names. If the folder has a folder `train` that itself has folders,
+    the classes are in there, and the test part in `test`, `validation` or `val` next to it, if there is one.
+
+    Args:
+      path: the folder.
+      size: height and width to which images are resized, or one number for both; None if all have one size.
+      channels: 1 (gray), 3 (RGB) or 4 (RGBA).
+      crop_to_aspect_ratio: whether resized images keep their aspect ratio and lose what is beyond the middle.
+      validation_split: fraction of the images, in [0, 1), that becomes the test part; the same in every run.
+      labels: False for images without classes, to predict for: all in the folder and in those inside it, as both parts.
+      data_dir: folder in which a relative path is looked for.
+
+    Raises:
+      InputError: a folder is missing or empty, the first image of a class cannot be decoded, or an argument is invalid.
+    """
+    folder = existing(_KIND, path, data_dir, "folder")
+    if not labels:
+        return _without_labels(path, folder, size, channels, crop_to_aspect_ratio)
+    train_folder, test_folder = _parts(folder)
+    by_class = _files_by_class(train_folder)
+    classes = tuple(by_class)
+    paths, numbers = _flat(by_class, classes)
+    decoding = _decoding(paths[0], size, channels, crop_to_aspect_ratio)
+    for files in by_class.values():
+        _check_file(files[0], decoding)
+    train, held = held_out(numbers, validation_split)
+    test = ImageFiles(folder, [paths[i] for i in held], numbers[held], decoding) if len(held) else None
+    if test_folder:
+        if validation_split:
+            raise InputError(
+                f"validation_split is for folders without a test part. Received: validation_split={validation_split}, "
+                f"and {test_folder}. Leave it out."
+            )
+        test = ImageFiles(folder, *_flat(_files_by_class(test_folder, classes), classes), decoding)
+    source = ImageFiles(folder, [paths[i] for i in train], numbers[train], decoding)
+    return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
+
+
+def _without_labels(path: str, folder: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -> DataSet:
+    files = _image_files(folder)
+    if not files:
+        raise InputError(
+            f"The data set {_KIND} must have images ({', '.join(_ENDINGS)}). Received: {folder}, which has none. Give another "
+            "folder."
+        )
+    source = ImageFiles(folder, files, None, _decoding(files[0], size, channels, crop_to_aspect_ratio))
+    return DataSet(f"{_KIND}:{path}", source, source, tuple(source.element_spec[0].shape), None)
+
+
+def _decoding(path: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -> ImageDecoding:
+    return image_decoding(size, channels, crop_to_aspect_ratio, path, _content(path))
+
+
+def _parts(folder: str) -> tuple[str, str | None]:
+    """Returns the folders of the training part and of the test part, if there is one."""
+    train = os.path.join(folder, _TRAIN)
+    if not (os.path.isdir(train) and _folders(train)):
+        return folder, None
+    others = (os.path.join(folder, name) for name in _TEST_FOLDERS)
+    return train, next(filter(os.path.isdir, others), None)
+
+
+def _files_by_class(folder: str, known: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Returns the files of each class's folder, in sorted order.
+
+    Args:
+      folder: the folder with the classes' folders.
+      known: classes of the training part, for the test part; None for the training part.
+    """
+    classes = _folders(folder)
+    if not classes:
+        raise InputError(
+            f"The data set {_KIND} must be a folder that has a folder of images for each class. Received: {folder}, which "
+            f"has {len(_image_files(folder))} images but no folders. Move the images of each class into a folder of its own "
+            "or, to predict, add labels=False."
+        )
+    files = {name: _image_files(os.path.join(folder, name)) for name in classes}
+    unknown = next((name for name in classes if known is not None and name not in known and files[name]), None)
+    if known is not None and unknown is not None:
+        raise InputError(
+            f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown)}."
+            f"{nearest(unknown, known[:20])}"
+        )
+    empty = [name for name, found in files.items() if not found]
+    if empty and (known is None or len(empty) == len(files)):
+        raise InputError(
+            f"The folder of a class must have images ({', '.join(_ENDINGS)}). Received: {os.path.join(folder, empty[0])}, "
+            "which has none. Add images or remove the folder."
+        )
+    return files
+
+
+def _folders(folder: str) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _image_files(folder: str) -> list[str]:
+    """Returns the images in a folder and in the folders inside it, sorted, so that the order is the same everywhere.
+
+    A folder that has several names by links is listed once: it may be part of itself.
+
+    Raises:
+      InputError: a folder cannot be read, or a name is that of a pipe, for example, which would never be read to its end.
+    """
+    found, left, seen = [], [folder], set()
+    while left:
+        inside = left.pop()
+        if (place := os.path.realpath(inside)) in seen:
+            continue
+        seen.add(place)
+        with _readable(inside), os.scandir(inside) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    left.append(entry.path)
+                elif entry.name.lower().endswith(_ENDINGS):
+                    if not entry.is_file():
+                        raise InputError(f"Images must be regular files. Received: {entry.path}. Remove or replace it.")
+                    found.append(entry.path)
+    return sorted(found)
+
+
+def _flat(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    number_of = {name: number for number, name in enumerate(classes)}
+    pairs = [(path, number_of[name]) for name, files in by_class.items() for path in files]
+    return [path for path, _ in pairs], np.array([label for _, label in pairs], np.int32)
+
+
+def _check_file(path: str, decoding: ImageDecoding) -> None:
+    """Raises `InputError` if a file cannot be read or decoded, or does not have the size of the others."""
+    shape = decoded_shape(path, _content(path), decoding.channels)
+    if not decoding.resizes and shape != decoding.shape:
+        raise InputError(
+            f"Images must have one size, unless they are resized. Received: {path} of {shape[0]} x {shape[1]} pixels, and "
+            f"others of {decoding.height} x {decoding.width}. Add size={decoding.height}, for example."
+        )
+
+
+def _content(path: str) -> bytes:
+    with _readable(path), open(path, "rb") as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"Images must be readable. Received: {path}: {error.strerror}.") from error

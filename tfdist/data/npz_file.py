@@ -1,0 +1,124 @@
+"""NumPy archives (.npz) with arrays for training and, optionally, for testing."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tfdist.config.data_set_files import existing
+from tfdist.data.csv_table import class_labels
+from tfdist.data.examples import DataSet, Transform, as_is
+from tfdist.data.images import scaled
+from tfdist.data.source import ArraySource
+from tfdist.data.split import held_out
+from tfdist.errors import InputError
+
+_KIND = "npz"
+_TRAIN = (("x_train", "y_train"), ("x", "y"))
+_TEST = (("x_test", "y_test"), ("x_val", "y_val"))
+_RULE = "An .npz file must have arrays x and y, or x_train and y_train and optionally x_test and y_test"
+
+
+def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -> DataSet:
+    """Arrays `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`, as in the files of `keras.datasets`.
+
+    uint8 is scaled to float32 in [0, 1], where [n, height, width] are gray images and get a dim for channels; other
+    numbers are converted to float32. Integer labels are classes, and so are texts; y of shape [n, 1] becomes [n].
+
+    Args:
+      path: the file.
+      validation_split: fraction of the examples, in [0, 1), that becomes the test part; the same in every run.
+      data_dir: folder in which a relative path is looked for.
+
+    Raises:
+      InputError: the file is missing or is no archive of such arrays.
+    """
+    file = existing(_KIND, path, data_dir)
+    arrays = _arrays(file)
+    train, test = _pair(_TRAIN, arrays, file), _pair(_TEST, arrays, file)
+    if train is None:
+        raise InputError(f"{_RULE}. Received: {file} with {', '.join(arrays) or 'no arrays'}.")
+    if test is not None and validation_split:
+        raise InputError(
+            f"validation_split is for files without a test part. Received: validation_split={validation_split}, and "
+            f"{file} with test arrays. Leave it out."
+        )
+    x, y = _numbered(*train, file)
+    names: tuple[str, ...] = ()
+    if y.dtype.kind == "U":
+        classes = class_labels(y.tolist(), file)
+        y, names = classes.numbers(y.tolist(), file), classes.names
+        test = None if test is None else (test[0], classes.numbers(test[1].reshape(-1).tolist(), file))
+    kept, held = held_out(y if _is_label(y) else np.zeros(len(y), np.int32), validation_split)
+    if test is None:
+        test = (x[held], y[held]) if len(held) else None
+    else:
+        test = _numbered(*test, file)
+        if test[0].shape[1:] != x.shape[1:]:
+            raise InputError(
+                f"Test examples must have the shape of the training examples. Received: {file} with x of "
+                f"{list(x.shape[1:])} and test x of {list(test[0].shape[1:])}."
+            )
+    source = _source((x[kept], y[kept]) if len(held) else (x, y))
+    spec = source.element_spec[0]
+    return DataSet(
+        f"{_KIND}:{path}",
+        source,
+        None if test is None else _source(test),
+        tuple(spec.shape),
+        len(names) or (int(y.max()) + 1 if _is_label(y) else None),
+        names,
+    )
+
+
+def _arrays(file: str) -> dict[str, np.ndarray]:
+    try:
+        with open(file, "rb") as content:  # which NumPy leaves open after an error
+            archive = np.load(content, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array")
+            names = [name for pair in (*_TRAIN, *_TEST) for name in pair if name in archive]
+            return {name: archive[name] for name in names or archive}
+    except Exception as error:  # NumPy, zipfile and zlib have a dozen for damaged files; a false shape needs any memory
+        cause = "it is no archive, or has Python objects" if "pickle" in str(error) else str(error).rstrip(".")
+        raise InputError(f"{_RULE}. Received: {file}, which cannot be read: {cause}.") from error
+
+
+def _pair(
+    known: Sequence[tuple[str, str]], arrays: Mapping[str, np.ndarray], file: str
+) -> tuple[np.ndarray, np.ndarray] | None:
+    found = next(((x, y) for x, y in known if x in arrays or y in arrays), None)
+    if found is None:
+        return None
+    if missing := [name for name in found if name not in arrays]:
+        raise InputError(f"{_RULE}. Received: {file} with {', '.join(arrays)} but without {missing[0]}.")
+    return arrays[found[0]], arrays[found[1]]
+
+
+def _numbered(x: np.ndarray, y: np.ndarray, file: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the arrays in the forms that models take."""
+    if x.ndim < 1 or y.ndim < 1 or len(x) != len(y) or not len(x):
+        raise InputError(
+            f"Arrays must have the same first dim, at least 1. Received: {file} with x of {list(x.shape)} and y of "
+            f"{list(y.shape)}."
+        )
+    if x.dtype.kind not in "iufb" or y.dtype.kind not in "iufbU":
+        raise InputError(
+            f"x must be numbers, and y numbers or text. Received: {file} with x of {x.dtype} and y of {y.dtype}."
+        )
+    if x.dtype == np.uint8 and x.ndim == 3:
+        x = x[..., None]
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    y = y.astype(np.int32) if y.dtype.kind in "iub" else y.astype(np.float32) if y.dtype.kind == "f" else y
+    if _is_label(y) and y.min() < 0:
+        raise InputError(f"Integer labels must be at least 0. Received: {int(y.min())} in {file}.")
+    return x if x.dtype == np.uint8 else x.astype(np.float32), y
+
+
+def _is_label(y: np.ndarray) -> bool:
+    return y.dtype.kind == "i" and y.ndim == 1
+
+
+def _source(arrays: tuple[np.ndarray, np.ndarray]) -> ArraySource:
+    transform: Transform = scaled(255) if arrays[0].dtype == np.uint8 else as_is
+    return ArraySource(arrays, transform)

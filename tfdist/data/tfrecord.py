@@ -1,0 +1,408 @@
+"""TFRecord files of `tf.train.Example`, with random access by an index that is built when they are opened."""
+
+import dataclasses
+import math
+import mmap
+import os
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.config.data_set_files import checksum_of, matching_files
+from tfdist.config.rules import split_outside_brackets
+from tfdist.data.examples import DataSet, Element
+from tfdist.data.image_decoding import ImageDecoding, image_decoding, without_context
+from tfdist.data.reading_errors import first_unreadable
+from tfdist.data.source import Source
+from tfdist.data.split import held_out
+from tfdist.errors import InputError
+from tfdist.errors.suggestions import did_you_mean, nearest
+
+# A record is its length (8 bytes), a checksum of the length (4), the data, and a checksum of the data (4). Only the lengths
+# are read, which takes some microseconds per record.
+
+_HEADER, _FOOTER = 12, 4
+_CRC32C = 0x82F63B78  # reversed polynomial of Castagnoli's CRC
+_MASK = 0xA282EAD8
+_COMPRESSED = (b"\x1f\x8b", b"x\x9c", b"x\x01", b"x\xda")
+
+
+class RecordIndex(NamedTuple):
+    """Where records are.
+
+    Attributes:
+      files: the files.
+      file: index of each record's file, int32 [records].
+      number: index of each record in its file, int64 [records].
+      offset: place of its data in the file, in bytes, int64 [records].
+      length: number of its bytes, int64 [records].
+    """
+
+    files: tuple[str, ...]
+    file: np.ndarray
+    number: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+
+    def part(self, records: np.ndarray) -> "RecordIndex":
+        """Returns the index of some of the records."""
+        return RecordIndex(self.files, *(values[records] for values in self[1:]))
+
+    def read(self, records: np.ndarray) -> np.ndarray:
+        """Reads records; returns their bytes, an array of objects."""
+        found = np.empty(len(records), object)
+        for place, record in enumerate(records):
+            with open(self.files[self.file[record]], "rb", buffering=0) as file:
+                found[place] = os.pread(file.fileno(), int(self.length[record]), int(self.offset[record]))
+        return found
+
+    def described(self, record: int) -> str:
+        """Names a record, for errors."""
+        return f"record {self.number[record]} of {self.files[self.file[record]]}"
+
+
+def record_index(files: Sequence[str]) -> RecordIndex:
+    """Returns the index of all records of some files, in order.
+
+    Raises:
+      InputError: a file is not a complete, uncompressed TFRecord file; or there are no records.
+    """
+    places = [_places(file) for file in files]
+    counts = [len(offsets) for offsets, _ in places]
+    if not sum(counts):
+        raise InputError(f"TFRecord files must have records. Received: {len(files)} empty files, such as {files[0]}.")
+    return RecordIndex(
+        tuple(files),
+        np.repeat(np.arange(len(files), dtype=np.int32), counts),
+        np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
+        np.concatenate([offsets for offsets, _ in places]),
+        np.concatenate([lengths for _, lengths in places]),
+    )
+
+
+def _places(path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns offset and length of each record's data in a file."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                return np.zeros(0, np.int64), np.zeros(0, np.int64)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                _check_first(path, content[:_HEADER])
+                begins, lengths, headers = _walk(content, size)
+    except OSError as error:
+        raise InputError(f"TFRecord files must be readable. Received: {path}: {error.strerror}.") from error
+    is_valid = _masked_crc(headers[:, :8]) == headers[:, 8:].copy().view("<u4")[:, 0]
+    if not is_valid.all():
+        raise _damaged(path, f"the header of record {int(np.argmin(is_valid))} has a wrong checksum")
+    if begins[-1] + _HEADER + lengths[-1] + _FOOTER != size:
+        raise _damaged(path, f"its last record, {len(begins) - 1}, is incomplete")
+    return begins + _HEADER, lengths
+
+
+def _walk(content: mmap.mmap, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns place, length and header of each record; the last may be incomplete or damaged."""
+    begins, lengths, headers, at = [], [], [], 0
+    unpack = struct.Struct("<Q").unpack_from
+    while at < size:
+        header = content[at : at + _HEADER].ljust(_HEADER, b"\0")
+        (length,) = unpack(header)
+        begins.append(at)
+        lengths.append(min(length, 2**62))
+        headers.append(header)
+        at += _HEADER + length + _FOOTER
+    table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER)
+    return np.array(begins, np.int64), np.array(lengths, np.int64), table
+
+
+def _check_first(path: str, header: bytes) -> None:
+    """Raises `InputError` if a file does not begin with a record."""
+    table = np.frombuffer(header.ljust(_HEADER, b"\0"), np.uint8)[None]
+    if _masked_crc(table[:, :8])[0] == table[:, 8:].copy().view("<u4")[0, 0]:
+        return
+    if header.startswith(_COMPRESSED):
+        raise InputError(
+            f"TFRecord files must not be compressed, so that records can be read in any order. Received: {path}. Write it "
+            "without compression."
+        )
+    raise InputError(f"Files must be TFRecord files. Received: {path}, which does not begin with a record.")
+
+
+def _damaged(path: str, cause: str) -> InputError:
+    return InputError(f"TFRecord files must be complete. Received: {path}: {cause}. Write or copy it again.")
+
+
+def _masked_crc(content: np.ndarray) -> np.ndarray:
+    """Returns the masked CRC-32C of each row of bytes, uint8 [n, bytes], as TFRecord files have it."""
+    crc = np.full(len(content), 0xFFFFFFFF, np.uint32)
+    for column in content.T:
+        crc = _TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
+    crc = ~crc
+    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK)
+
+
+def _table() -> np.ndarray:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(_CRC32C), table >> np.uint32(1))
+    return table.astype(np.uint32)
+
+
+_TABLE = _table()
+
+
+IMAGE, RAW = "image", "uint8"
+_STORED = {"int64": tf.int64, "float32": tf.float32, "string": tf.string, IMAGE: tf.string, RAW: tf.string}
+_FEATURE = re.compile(r"(?P<name>[\w./-]+)\s*:\s*(?P<kind>\w+)\s*(\[(?P<dims>[\d,\s]*)\])?")
+_GRAMMAR = (
+    "features are comma-separated NAME:TYPE or NAME:TYPE[DIMS], where TYPE is int64, float32, string, image (an encoded "
+    "image) or uint8 (bytes of an array)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A feature of a record.
+
+    Attributes:
+      kind: int64, float32, string, image or uint8.
+      shape: shape of one example; of an image, ().
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def stored(self) -> tf.io.FixedLenFeature:
+        """How it is stored in a record."""
+        return tf.io.FixedLenFeature(() if self.kind == RAW else self.shape, _STORED[self.kind])
+
+    def of_bytes(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the arrays that are stored as bytes, scaled to float32 in [0, 1]: string [n] to [n, *shape]."""
+        flat = tf.io.decode_raw(values, tf.uint8)
+        return tf.cast(tf.reshape(flat, [tf.shape(values)[0], *self.shape]), tf.float32) / 255
+
+
+def parse_features(text: str) -> dict[str, Feature]:
+    """Parses features.
+
+    Args:
+      text: such as `image:image, label:int64` or `pixels:uint8[28,28,1], label:int64`.
+
+    Raises:
+      InputError: `text` does not follow the grammar, or has fewer than two features.
+    """
+    features: dict[str, Feature] = {}
+    for part in split_outside_brackets(text, ",") if isinstance(text, str) else []:
+        found = _FEATURE.fullmatch(part.strip())
+        if not found:
+            raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in features={text!r}.")
+        name, kind = found["name"], found["kind"]
+        if kind not in _STORED:
+            raise InputError(f"{_GRAMMAR}. Received: {kind!r} in features={text!r}.{did_you_mean(kind, _STORED)}")
+        if name in features:
+            raise InputError(f"A feature is given once. Received: {name!r} twice in features={text!r}.")
+        shape = tuple(int(dim) for dim in (found["dims"] or "").replace(" ", "").split(",") if dim)
+        if (kind == RAW) != bool(shape) and kind in (RAW, IMAGE) or math.prod(shape) < 1:
+            raise InputError(
+                f"uint8 needs the shape of the array, such as uint8[28,28,1], and image has none. Received: {part.strip()!r}."
+            )
+        features[name] = Feature(kind, shape)
+    if len(features) < 2:
+        raise InputError(
+            f"A record needs at least two features, of which the last is the label: {_GRAMMAR}. Received: {text!r}."
+        )
+    return features
+
+
+def check_record(record: bytes, features: dict[str, Feature], where: str) -> None:
+    """Checks that a record has the features.
+
+    Args:
+      record: serialized `tf.train.Example`.
+      features: what it must have.
+      where: which record it is, for the error.
+
+    Raises:
+      InputError: the record is something else, or a feature is missing or has another type or number of values.
+    """
+    try:
+        there = tf.train.Example.FromString(record).features.feature
+    except Exception as error:  # protobuf has several implementations, each with its own error
+        raise InputError(f"Records must be serialized tf.train.Example. Received: {where}.") from error
+    known = {name: _described(value) for name, value in sorted(there.items())}
+    listed = ", ".join(f"{name}:{kind}[{count}]" for name, (kind, count) in known.items()) or "no features"
+    for name, feature in features.items():
+        if name not in known:
+            raise InputError(
+                f"Each feature must be in the records. Received: {name!r}, but {where} has {listed}.{did_you_mean(name, known)}"
+            )
+        kind, count = known[name]
+        stored = feature.stored
+        if kind != stored.dtype.name or count != math.prod(stored.shape):
+            raise InputError(
+                f"Each feature must have the type and the number of values that records have. Received: {name}:{feature.kind}"
+                f"{list(feature.shape) or ''}, but {where} has {name}:{kind}[{count}]."
+            )
+        if feature.kind == RAW and len(there[name].bytes_list.value[0]) != math.prod(feature.shape):
+            raise InputError(
+                f"A uint8 feature must have as many bytes as its shape. Received: {name}:uint8{list(feature.shape)}, but "
+                f"{where} has {len(there[name].bytes_list.value[0])} bytes."
+            )
+
+
+def _described(feature: tf.train.Feature) -> tuple[str, int]:
+    """Returns type and number of values."""
+    kinds = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
+    field = feature.WhichOneof("kind")
+    return (kinds[field], len(getattr(feature, field).value)) if field else ("nothing", 0)
+
+
+_KIND = "tfrecord"
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordParser:
+    """Turns records into examples.
+
+    Attributes:
+      features: what is read of a record, by name.
+      label: name of the feature that is y; the others are x: a tensor, or a dict if there are several.
+      decodings: how images are decoded, by feature.
+    """
+
+    features: Mapping[str, Feature]
+    label: str
+    decodings: Mapping[str, ImageDecoding]
+
+    def parsed(self, records: tf.Tensor) -> Element:
+        """Returns a batch of examples: string [n] to (x, y)."""
+        stored = tf.io.parse_example(records, {name: feature.stored for name, feature in self.features.items()})
+        values = {name: self._value(name, stored[name]) for name in self.features}
+        y = values.pop(self.label)
+        return (next(iter(values.values())) if len(values) == 1 else values), y
+
+    def _value(self, name: str, stored: tf.Tensor) -> tf.Tensor:
+        feature = self.features[name]
+        if feature.kind == IMAGE:
+            return self.decodings[name].decoded(stored)
+        return feature.of_bytes(stored) if feature.kind == RAW else stored
+
+
+class Records(Source):
+    """Records of files; read, parsed and decoded when they are used, several batches in parallel."""
+
+    def __init__(self, index: RecordIndex, parser: RecordParser):
+        """Keeps the index.
+
+        Args:
+          index: where the records are; at least one.
+          parser: turns records into examples.
+        """
+        self.size = len(index.offset)
+        self._index, self._parser = index, parser
+
+    def fetch(self, indices: tf.Tensor) -> Element:
+        """See base class."""
+        records = tf.numpy_function(self._index.read, [indices], tf.string, stateful=False)
+        return self._parser.parsed(tf.ensure_shape(records, indices.shape))
+
+    @property
+    def checksum(self) -> int:
+        """See base class; of the places of the records."""
+        return checksum_of(self._index.offset.tobytes() + self._index.length.tobytes())
+
+    def explain(self, error: Exception) -> InputError | None:
+        """See base class; parses records until one fails."""
+        return first_unreadable(self._check, self.size)
+
+    def _check(self, number: int) -> None:
+        """Raises `InputError` if a record cannot be read or parsed."""
+        where = self._index.described(number)
+        try:
+            [record] = self._index.read(np.array([number]))
+            check_record(record, dict(self._parser.features), where)
+            self._parser.parsed(tf.constant([record]))
+        except (OSError, tf.errors.OpError) as error:
+            cause = without_context(getattr(error, "message", str(error)))
+            raise InputError(f"Records must be readable. Received: {where}: {cause}.") from error
+
+
+def tfrecord(
+    path: str,
+    features: str | None = None,
+    label: str | None = None,
+    classes: int | None = None,
+    size: int | Sequence[int] | None = None,
+    channels: int = 3,
+    crop_to_aspect_ratio: bool = False,
+    test: str | None = None,
+    validation_split: float = 0.0,
+    data_dir: str | None = None,
+) -> DataSet:
+    """Records of `tf.train.Example` in one or several files; images and arrays of bytes are float32 in [0, 1].
+
+    Args:
+      path: a file, or a pattern such as `train-*.tfrecord`; the files are used in sorted order.
+      features: what is read of a record, such as `image:image, label:int64`: NAME:TYPE or NAME:TYPE[DIMS], where TYPE is
+        int64, float32, string, image (an encoded image) or uint8 (the bytes of an array of shape DIMS).
+      label: feature that is y; by default the last. The others are x, a dict if there are several.
+      classes: number of classes, for the model.
+      size: height and width to which images are resized, or one number for both; None if all have one size.
+      channels: channels of images: 1 (gray), 3 (RGB) or 4 (RGBA).
+      crop_to_aspect_ratio: whether resized images keep their aspect ratio and lose what is beyond the middle.
+      test: a file or pattern of the test part.
+      validation_split: fraction of the records, in [0, 1), that becomes the test part; the same in every run.
+      data_dir: folder in which relative paths are looked for.
+
+    Raises:
+      InputError: files are missing, compressed or damaged, or their first record has other features.
+    """
+    if test and validation_split:
+        raise InputError(
+            f"Give test or validation_split, not both. Received: test={test!r}, validation_split={validation_split}."
+        )
+    index = record_index(matching_files(_KIND, path, data_dir))
+    [first] = index.read(np.array([0]))
+    parser = _parser(features, label, first, index.described(0), (size, channels, crop_to_aspect_ratio))
+    other = record_index(matching_files(_KIND, test, data_dir)) if test else None
+    if other is not None:
+        check_record(other.read(np.array([0]))[0], dict(parser.features), other.described(0))
+    else:
+        kept, held = held_out(np.zeros(len(index.offset), np.int32), validation_split)
+        if len(held):
+            other, index = index.part(held), index.part(kept)
+    source = Records(index, parser)
+    x = source.element_spec[0]
+    return DataSet(
+        f"{_KIND}:{path}",
+        source,
+        None if other is None else Records(other, parser),
+        tuple(x.shape) if isinstance(x, tf.TensorSpec) else (),
+        classes,
+    )
+
+
+def _parser(features: Any, label: Any, first: bytes, where: str, images: tuple[Any, Any, Any]) -> RecordParser:
+    if features is None:
+        there = ", ".join(sorted(tf.train.Example.FromString(first).features.feature))
+        raise InputError(
+            f"The data set {_KIND} needs the features to read from each record. Received: none. Add features=..., such as "
+            f'features="image:image, label:int64"; {where} has {there or "none"}.'
+        )
+    found = parse_features(features)
+    target = list(found)[-1] if label is None else label
+    if target not in found:
+        raise InputError(f"label must be one of the features. Received: {label!r}.{nearest(str(label), found)}")
+    check_record(first, found, where)
+    values = tf.train.Example.FromString(first).features.feature
+    decodings = {
+        name: image_decoding(*images, f"{name} in {where}", values[name].bytes_list.value[0])
+        for name, feature in found.items()
+        if feature.kind == IMAGE
+    }
+    return RecordParser(found, target, decodings)

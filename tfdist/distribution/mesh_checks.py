@@ -1,0 +1,115 @@
+"""What is refused on a mesh: calls of models outside of its programs, and operations with which DTensor fails."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from tfdist import keras_internals
+from tfdist.distribution.strategy import in_replica_function
+from tfdist.errors import InputError
+
+
+@functools.cache
+def refuse_calls_outside() -> None:
+    """Makes calls of layers with weights on a mesh raise `InputError` outside of replica functions, from now on.
+
+    Building a model, which computes nothing, is not affected, and neither are the user's own programs of DTensors.
+    """
+    keras_internals.check_layer_calls(_check)
+
+
+def _check(layer: keras.Layer, inputs: Sequence[Any]) -> None:
+    if in_replica_function() or any(_may_be_of_a_mesh(x) for x in inputs):
+        return
+    # A compiled model may not have been built in the scope, where its optimizer was created.
+    optimizer = layer.optimizer if isinstance(layer, keras.Model) and layer.compiled else None
+    variables = [*layer.weights, *(optimizer.variables if optimizer is not None else [])]
+    if any(isinstance(keras_internals.value_of(variable), dtensor.DVariable) for variable in variables):
+        raise InputError(
+            f"A model on a mesh computes only in programs that are compiled for the mesh. Received: a call of {layer.name} "
+            "outside of them. Call tfdist.distribute(model) before its fit, evaluate, predict and ..._on_batch (instead of "
+            "model(x), use predict_on_batch), or use tfdist.Trainer."
+        )
+
+
+def _may_be_of_a_mesh(x: Any) -> bool:
+    """Returns True for a DTensor, and for an argument of a user's function that is being traced, which may be one."""
+    if not isinstance(x, tf.Tensor):
+        return False
+    if hasattr(x, "numpy"):
+        with tf.init_scope():
+            return dtensor.is_dtensor(x)
+    return x.op.type == "Placeholder" and not keras_internals.in_keras_function()
+
+
+class _Rule(NamedTuple):
+    """Operations of these types to which `applies` applies are refused; the message may name them and their inputs' shapes."""
+
+    types: tuple[str, ...]
+    applies: Callable[[tf.Operation], bool]
+    message: str
+
+
+def refuse_unsafe_operations(graph: tf.Graph) -> None:
+    """Raises `InputError` for an operation of a function, or of one that it calls, that DTensor must not compile."""
+    for operation in keras_internals.operations_of(graph):
+        for rule in _RULES:
+            if operation.type in rule.types and rule.applies(operation):
+                shapes = [x.shape for x in operation.inputs]
+                raise InputError(rule.message.format(name=operation.name, shapes=shapes))
+
+
+def _adds_a_dim_to_unnamed_dims(operation: tf.Operation) -> bool:
+    new, ellipsis = operation.get_attr("new_axis_mask"), operation.get_attr("ellipsis_mask")
+    rank, entries = operation.inputs[0].shape.rank, operation.inputs[1].shape[0]
+    named = (entries or 0) - new.bit_count() - ellipsis.bit_count()
+    behind_the_ellipsis = ellipsis and new & -new > ellipsis  # x[..., None] does not crash
+    return bool(new) and (rank is None or named < rank) and not behind_the_ellipsis
+
+
+def _has_strides_of_its_own(operation: tf.Operation) -> bool:
+    strides = tf.get_static_value(operation.inputs[3])
+    return (strides is None or bool((strides != 1).any())) and not keras_internals.is_laid_out(operation)
+
+
+def _has_a_negative_axis(operation: tf.Operation) -> bool:
+    *parts, axis = operation.inputs
+    dim = tf.get_static_value(axis)  # it is positive in what was laid out
+    return dim is not None and bool(dim < 0) and not keras_internals.may_be_shapes(parts)
+
+
+def _has_a_scalar_condition(operation: tf.Operation) -> bool:
+    condition, *others = (x.shape.rank for x in operation.inputs)
+    return condition == 0 and all(others)
+
+
+_TRACED = (
+    "must be traced within the step, which lays it out; otherwise, DTensor gives wrong results. Received: {name}. Avoid "
+    "tf.raw_ops, and tf.function around code that is also called outside of the model."
+)
+_RULES = (
+    _Rule(
+        ("While", "StatelessWhile"),
+        lambda _: True,
+        "A model on a mesh must not contain loops: DTensor confuses their bodies. Received: {name}. Build recurrent layers "
+        "with unroll=True, and use operations on whole batches instead of vectorized_map.",
+    ),
+    _Rule(
+        ("StridedSlice",),
+        _adds_a_dim_to_unnamed_dims,
+        "On a mesh x[None] must name every dim, as in x[None, :, :]; DTensor ends the process otherwise. Received: {name} of a "
+        "tensor {shapes[0]}. Use tf.expand_dims or keras.ops.expand_dims.",
+    ),
+    _Rule(("StridedSlice",), _has_strides_of_its_own, f"On a mesh, a slice with strides {_TRACED}"),
+    _Rule(("ConcatV2",), _has_a_negative_axis, f"On a mesh, a concatenation with a negative axis {_TRACED}"),
+    _Rule(
+        ("SelectV2",),
+        _has_a_scalar_condition,
+        "On a mesh tf.where must not have a scalar condition; DTensor ends the process otherwise. Received: {name} of tensors "
+        "{shapes[1]}. Broadcast the condition to their shape.",
+    ),
+)

@@ -1,0 +1,226 @@
+"""Sparse vectors as pairs of index and value, the largest magnitudes of a vector, and reductions of rows."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdist.collectives import Collectives
+from tfdist.gradients.compression.arguments import compiled
+
+# Found by measurement: a halving step fits into registers, and the remaining loop is short.
+_WIDE = 128
+_NARROW = 16
+
+
+def peaks(rows: tf.Tensor) -> tf.Tensor:
+    """Returns the largest magnitude of each row, which is finite if and only if the row is.
+
+    Args:
+      rows: [m, k], of a floating dtype of 2 or 4 bytes, k at least 1.
+
+    Returns:
+      [m] of that dtype: NaN if a row has one, else inf if it has one.
+    """
+    # Interpreted as integers, magnitudes have the order of the floats, and NaN is above inf.
+    integers = tf.int16 if rows.dtype.size == 2 else tf.int32
+    bits = tf.bitwise.bitwise_and(tf.bitcast(rows, integers), tf.constant(integers.max, integers))
+    return tf.bitcast(_folded(bits, tf.maximum, tf.reduce_max), rows.dtype)
+
+
+def bounds(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the minimum and maximum of each row, which are both finite if and only if the row is.
+
+    Args:
+      rows: [m, k] float32, k at least 1.
+
+    Returns:
+      Two tensors [m] float32.
+    """
+    ordered = _ordered(tf.bitcast(rows, tf.int32))
+    low, high = _folded(ordered, tf.minimum, tf.reduce_min), _folded(ordered, tf.maximum, tf.reduce_max)
+    return tf.bitcast(_ordered(low), tf.float32), tf.bitcast(_ordered(high), tf.float32)
+
+
+def sums(rows: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of each row of `rows`, [m, k], k at least 1."""
+    return _folded(rows, tf.add, tf.reduce_sum)
+
+
+def _ordered(bits: tf.Tensor) -> tf.Tensor:
+    """Maps the bits of floats to integers of the same order, with NaN at both ends; its own inverse."""
+    magnitude = tf.constant(tf.int32.max, tf.int32)
+    return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, magnitude), bits)
+
+
+def _folded(rows: tf.Tensor, join: Callable[..., tf.Tensor], reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
+    """Reduces rows. The last operation is a reduction, because XLA does not recompute reductions for each user."""
+    count, width = rows.shape
+    whole = width // _WIDE * _WIDE
+    results = [reduce(rows[:, whole:], axis=1)] if whole < width else []
+    if whole:
+        pieces = tf.reshape(rows[:, :whole], [count, whole // _WIDE, _WIDE])
+        while pieces.shape[2] > _NARROW:
+            half = pieces.shape[2] // 2
+            pieces = join(pieces[..., :half], pieces[..., half:])
+        results.append(reduce(pieces, axis=[1, 2]))
+    return results[0] if len(results) == 1 else join(*results)
+
+
+_ROW = 8
+_SHORT = 32768  # below this length, the plain search is fast enough
+
+
+class Found(NamedTuple):
+    """Elements of a vector.
+
+    Attributes:
+      indices: [m] int32, distinct.
+      values: [m] float32.
+    """
+
+    indices: tf.Tensor
+    values: tf.Tensor
+
+
+def magnitudes(x: tf.Tensor) -> tf.Tensor:
+    """Returns the bits of |x| as int32, which have the order of |x|, NaNs above; denormals are not flushed to zero."""
+    return tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), 0x7FFFFFFF)
+
+
+def largest(x: tf.Tensor, k: int | tf.Tensor) -> Found:
+    """Finds the k largest |x| of x [n] float32, in any order; some 50 ns per element for large n."""
+    indices = tf.math.top_k(magnitudes(x), k, sorted=False).indices
+    return Found(indices, tf.gather(x, indices))
+
+
+def reaching(x: tf.Tensor, threshold: int | tf.Tensor) -> Found:
+    """Finds the elements of x [n] float32 whose `magnitudes` are at least `threshold`, above 0, in the order of x."""
+    if x.shape[0] <= _SHORT:
+        places = tf.where(magnitudes(x) >= threshold)[:, 0]
+        return Found(tf.cast(places, tf.int32), tf.gather(x, places))
+    if x.shape[0] % _ROW:
+        x = tf.pad(x, [[0, -x.shape[0] % _ROW]])
+    # A search for rows with such an element comes first: the search for elements is slower.
+    rows = tf.where(compiled(_rows_that_reach, x.shape[0])(x, tf.convert_to_tensor(threshold)))[:, 0]
+    near = tf.reshape(tf.gather(tf.reshape(x, [-1, _ROW]), rows), [-1])
+    places = tf.where(magnitudes(near) >= threshold)[:, 0]
+    return Found(tf.cast(tf.gather(rows, places // _ROW) * _ROW + places % _ROW, tf.int32), tf.gather(near, places))
+
+
+def sample_size(ratio: float) -> int:
+    """Returns the size of a sample that contains about 256 of the largest elements, `ratio` of all; 8192 to 65536."""
+    return min(65536, max(8192, round(256 / ratio)))
+
+
+def largest_sampled(x: tf.Tensor, k: int | tf.Tensor, seed: tf.Tensor, sample: int) -> Found:
+    """Finds the k largest |x|, with high probability, in 2 ns per element.
+
+    A threshold is taken from a random sample, three standard deviations below its expected value, and the largest
+    elements are selected among those that reach it. If fewer than k do, only those are returned. Zeros are left out.
+
+    Args:
+      x: [n] float32, n static.
+      k: at most n.
+      seed: [2] int32.
+      sample: size of the sample; vectors of up to four times that size are searched completely, by `largest`.
+    """
+    size = x.shape[0]
+    if size <= 4 * sample:
+        return largest(x, k)
+    drawn = magnitudes(tf.gather(x, tf.random.stateless_uniform([sample], seed, 0, size, tf.int32)))
+    hits = tf.cast(k, tf.float32) * (sample / size)
+    threshold = tf.maximum(_nth(drawn, tf.cast(hits + 3 * tf.sqrt(hits), tf.int32)), 1)
+    candidates = reaching(x, threshold)
+    bits = magnitudes(candidates.values)
+    chosen = tf.where(bits >= _nth(bits, k - 1))[:k, 0]
+    return Found(*(tf.gather(part, chosen) for part in candidates))
+
+
+def filled(found: Found, k: int) -> Found:
+    """Pads to exactly k elements; an index of -1 marks an unused entry."""
+    spare = [[0, k - tf.size(found.indices)]]
+    padded = tf.pad(found.indices, spare, constant_values=-1), tf.pad(found.values, spare)
+    return Found(*(tf.ensure_shape(part, [k]) for part in padded))
+
+
+def _nth(x: tf.Tensor, n: int | tf.Tensor) -> tf.Tensor:
+    """Returns the element of x [m] int32, nonnegative, that follows n others in descending order; 0 if m <= n."""
+    return tf.raw_ops.NthElement(input=tf.concat([x, [0]], 0), n=tf.minimum(n, tf.size(x)), reverse=True)
+
+
+def _rows_that_reach(size: int, x: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_any(magnitudes(tf.reshape(x, [size // _ROW, _ROW])) >= threshold, axis=1)
+
+
+_FEW = 4096  # XLA saves 0.2 us per entry, and compiling takes 0.2 s
+
+
+def dense(indices: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
+    """Sums sparse vectors one after the other, so that the order of summation is the same on any device.
+
+    Args:
+      indices: [vectors, k] int32, static; distinct within a vector. A negative index marks an unused entry.
+      values: [vectors, k] float32.
+      size: length of the vectors.
+
+    Returns:
+      Their sum, [size] float32.
+    """
+    vectors, k = indices.shape
+    if vectors * k <= _FEW:
+        return _dense(size, vectors, k, indices, values)
+    return compiled(_dense, size, vectors, k)(indices, values)
+
+
+def _dense(size: int, vectors: int, _: int, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    total = tf.zeros([size])
+    for vector in range(vectors):
+        total = _added(total, indices[vector], values[vector])
+    return total
+
+
+def _added(total: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    unused = indices < 0
+    places, summands = tf.where(unused, 0, indices), tf.where(unused, 0.0, values)
+    return tf.tensor_scatter_nd_add(total, places[:, None], summands)
+
+
+class Exchanged(NamedTuple):
+    """The result of `exchange`.
+
+    Attributes:
+      total: [size] float32, the sum over replicas, bitwise equal on all.
+      checks: [replicas] float32, the check of each replica.
+    """
+
+    total: tf.Tensor
+    checks: tf.Tensor
+
+
+def exchange(
+    indices: tf.Tensor, values: tf.Tensor, check: tf.Tensor, size: int, collectives: Collectives, *, name: str
+) -> Exchanged:
+    """Sums sparse vectors over the replicas; the number of entries may differ between replicas.
+
+    One all-gather of unequal sizes, of rows (index, bits of the value); each replica's first row is (number of entries,
+    bits of the check), so no other message is needed to split the gathered rows. Cost: m entries are 8 (m + 1) bytes.
+
+    Args:
+      indices: [m] int32, distinct; m need not be static. A negative index marks an unused entry.
+      values: [m] float32.
+      check: scalar float32, sent to all replicas.
+      size: length of the vectors.
+      collectives: collectives of the replica.
+      name: names the message.
+    """
+    head = tf.stack([tf.size(indices), tf.bitcast(check, tf.int32)])
+    entries = tf.stack([indices, tf.bitcast(values, tf.int32)], axis=1)
+    [rows] = collectives.all_gather([tf.concat([head[None], entries], axis=0)], name=name)
+    total, checks, start = tf.zeros([size]), [], 0
+    for _ in range(collectives.size):
+        first, start = start + 1, start + 1 + rows[start, 0]
+        mine = rows[first:start]
+        checks.append(tf.bitcast(rows[first - 1, 1], tf.float32))
+        total = _added(total, mine[:, 0], tf.bitcast(mine[:, 1], tf.float32))
+    return Exchanged(total, tf.stack(checks))

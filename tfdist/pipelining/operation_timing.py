@@ -1,0 +1,121 @@
+"""Measures how long each call of a model takes on this device, for a balance by time."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, run_abstractly
+
+_SECONDS = 0.02  # in which a call is measured at least
+
+
+def measure_seconds(graph: Graph, *, rows: int = 1, repeats: int = 5) -> list[float]:
+    """Returns the seconds of a forward and a backward pass of each call by itself, compiled, on this device.
+
+    Calls of equal layers with inputs of equal shapes are measured once. Variables need no values: they and the inputs are
+    small random numbers, of one call at a time. Costs about `repeats + 2` steps, and a trace and 20 ms for each different call.
+
+    Args:
+      graph: graph of the model.
+      rows: rows of a micro-batch.
+      repeats: least number of measured passes, of which the shortest counts: others waited for the machine.
+
+    Returns:
+      One number for each of `graph.calls`, from 0. Ranks that measure differ: let one measure for all.
+    """
+    run = run_abstractly(graph, rows)
+    overhead = least_seconds(tf.function(tf.identity), [tf.zeros([])], repeats)
+    known: dict[str, float] = {}
+    found = []
+    for i, call in enumerate(graph.calls):
+        key = _key(graph, run, i)
+        if key not in known:
+            known[key] = 0.0 if call.is_entry else max(_seconds(graph, run, i, repeats) - overhead, 0.0)
+        found.append(known[key])
+    return found
+
+
+def _key(graph: Graph, run: AbstractRun, index: int) -> str:
+    """Returns a text that is equal for calls that take equally long."""
+    call = graph.calls[index]
+    if call.layer is None:
+        return str(index)
+    try:
+        config = {name: value for name, value in call.layer.get_config().items() if name != "name"}
+        text = json.dumps(config, sort_keys=True, default=repr)
+    except NotImplementedError:
+        return str(index)
+    given = [(run.shapes[x], graph.tensors[x].dtype, x in run.trained) for x in call.inputs]
+    held = [(*variable.shape, variable.dtype, variable.trainable) for variable in run.usage[index].read.values()]
+    remade = keras_internals.is_rematerialized(call.layer)
+    return f"{type(call.layer)} {text} {call.options} {given} {held} {remade}"
+
+
+def _seconds(graph: Graph, run: AbstractRun, index: int, repeats: int) -> float:
+    call = graph.calls[index]
+    variables = list(run.usage[index].read.values())
+    inputs = [small_numbers(graph.tensors[x].dtype, run.shapes[x]) for x in call.inputs]
+    values = [small_numbers(variable.dtype, variable.shape) for variable in variables]
+    return least_seconds(_pass(graph, run, call, index, variables), [*inputs, *values], repeats)
+
+
+def _pass(
+    graph: Graph, run: AbstractRun, call: Call, index: int, variables: Sequence[keras.Variable]
+) -> Callable[..., Any]:
+    """Returns a compiled function of the inputs and variables of a call: its forward and backward pass."""
+
+    def forward(tensors: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
+        values: dict[int, Any] = {}
+        for x, tensor in zip(call.inputs, tensors, strict=True):
+            values[x] = tf.identity(tensor)
+            if x in run.masks_seen[index] and x in run.mask_shapes:
+                shape, dtype = run.mask_shapes[x]
+                sizes = [run.shapes[x][i] if size is None else size for i, size in enumerate(shape)]
+                keras_internals.set_mask_and_logits(values[x], tf.ones(sizes, dtype), None)
+        call.run(values, training)
+        return [values[x] for x in call.outputs]
+
+    body = keras_internals.Body("measured", graph.model, [call.layer] if call.layer else [], forward)
+
+    def step(*tensors: tf.Tensor) -> Any:
+        inputs, values = tensors[: len(call.inputs)], tensors[len(call.inputs) :]
+        sources = [tensor for tensor, x in zip(inputs, call.inputs, strict=True) if x in run.trained]
+        sources += [value for value, variable in zip(values, variables, strict=True) if variable.trainable]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+                outputs = body(list(inputs), training=True)
+        targets = [x for x in outputs if x.dtype.is_floating]
+        gradients = tape.gradient(targets, sources) if targets and sources else []
+        return outputs, [x for x in gradients if x is not None]
+
+    return tf.function(step, autograph=False)
+
+
+def small_numbers(dtype: str, shape: Sequence[int]) -> tf.Tensor:
+    """Returns random numbers in [0.01, 0.1), or zeros of other dtypes."""
+    kind = tf.as_dtype(dtype)
+    if not kind.is_floating:
+        return tf.zeros(shape, kind)
+    return tf.cast(tf.random.stateless_uniform(list(shape), seed=[0, 1], minval=0.01, maxval=0.1), kind)
+
+
+def least_seconds(function: Callable[..., Any], inputs: Sequence[tf.Tensor], repeats: int) -> float:
+    """Returns the least seconds of a call of a compiled function, of at least `repeats` calls and 20 ms."""
+    function(*inputs)  # traces
+    function(*inputs)
+    times: list[float] = []
+    while len(times) < repeats or sum(times) < _SECONDS:
+        start = time.perf_counter()
+        keras.tree.map_structure(_wait, function(*inputs))
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _wait(result: Any) -> None:
+    (result.values if isinstance(result, tf.IndexedSlices) else result).numpy()

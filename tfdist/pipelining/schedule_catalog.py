@@ -1,0 +1,306 @@
+"""Schedules by name, as in `--pipeline_schedule`, and from CSV files."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from tfdist.config import pipeline_schedule as grammar
+from tfdist.errors import InputError
+from tfdist.errors.numbers import is_integer
+from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
+from tfdist.pipelining.schedule_simulation import check_schedule
+from tfdist.pipelining.timeline import Timeline
+from tfdist.storage import AnyPath, path_of, storage_of
+from tfdist.storage.registry import read_text
+
+# All compute the gradients of a stage in the order of micro-batches, so that their sums are equal bit for bit. The share of
+# idle time, the bubble, is given for equal stages and without messages; F, B, I and W are the durations of the actions.
+
+
+def gpipe(processes: int, micro_batches: int) -> Schedule:
+    """All forward passes, then all backward passes.
+
+        time = (M + S - 1)(F + B),  bubble = (S - 1) / (M + S - 1),  live activations = M
+
+    Huang et al., GPipe, arXiv:1811.06965.
+    """
+    rows = [
+        [Action(kind, process, m) for kind in (FORWARD, BACKWARD) for m in range(micro_batches)]
+        for process in range(processes)
+    ]
+    return _schedule("gpipe", rows, processes, micro_batches)
+
+
+def one_f_one_b(processes: int, micro_batches: int) -> Schedule:
+    """1F1B: process s computes min(S - 1 - s, M) forward passes, then one forward and one backward pass in turn.
+
+        time = (M + S - 1)(F + B),  bubble = (S - 1) / (M + S - 1),  live activations = min(S - s, M)
+
+    The order is that of PipeDream (Harlap et al., arXiv:1806.03377), with a flush after each batch, so that all
+    micro-batches use the same weights (Narayanan et al., arXiv:2104.04473, section 2.2.1).
+    """
+    rows = []
+    for process in range(processes):
+        forward = [Action(FORWARD, process, m) for m in range(micro_batches)]
+        backward = [Action(BACKWARD, process, m) for m in range(micro_batches)]
+        rows.append(_alternate(forward, backward, warmup=processes - 1 - process))
+    return _schedule("1f1b", rows, processes, micro_batches)
+
+
+def interleaved(processes: int, micro_batches: int, chunks: int = 2) -> Schedule:
+    """1F1B with C chunks of the model in each process: chunk c of process s is stage c * S + s.
+
+    S micro-batches pass through a chunk before the process turns to its next chunk. Process s computes
+    2 (S - 1 - s) + (C - 1) S forward passes first. With F and B of all chunks of a process together,
+
+        time = M (F + B) + (S - 1)(F + B) / C,  bubble / (1 - bubble) = (S - 1) / (C M)
+
+    at C times the messages. Narayanan et al., arXiv:2104.04473, section 2.2.2.
+
+    Raises:
+      InputError: M is not divisible by S.
+    """
+    if micro_batches % processes:
+        below = micro_batches - micro_batches % processes
+        nearest = [str(count) for count in (below, below + processes) if count]
+        raise InputError(
+            f"The interleaved schedule needs a number of micro-batches that is divisible by the {processes} stages of the "
+            f"mesh. Received: {micro_batches}. Use {' or '.join(nearest)}, or the schedule 1f1b."
+        )
+    rows = []
+    for process in range(processes):
+        order = [
+            (chunk, first + within)
+            for first in range(0, micro_batches, processes)
+            for chunk in range(chunks)
+            for within in range(processes)
+        ]
+        forward = [Action(FORWARD, chunk * processes + process, m) for chunk, m in order]
+        backward = [Action(BACKWARD, (chunks - 1 - chunk) * processes + process, m) for chunk, m in order]
+        rows.append(_alternate(forward, backward, warmup=2 * (processes - 1 - process) + (chunks - 1) * processes))
+    return _schedule(f"interleaved(chunks={chunks})", rows, processes, micro_batches)
+
+
+def zb_h1(processes: int, micro_batches: int) -> Schedule:
+    """Zero-bubble H1: 1F1B with the backward pass in two parts, of which the gradient of the weights fills the bubble.
+
+    Process s computes the gradient of the weights s micro-batches after that of the input, on which the previous stage
+    waits; so no process keeps more than the S micro-batches that process 0 keeps in 1F1B. With W <= min(F, I) and M >= S,
+
+        time = M (F + I + W) + (S - 1)(F + I - W),  live activations = S
+
+    If F = I = W, this is a third of the bubble of 1F1B. Qi et al., arXiv:2401.10241, section 2.
+    """
+    rows = []
+    for process in range(processes):
+        forward = [Action(FORWARD, process, m) for m in range(micro_batches)]
+        inputs = [Action(INPUT_GRADIENT, process, m) for m in range(micro_batches)]
+        weights = [Action(WEIGHT_GRADIENT, process, m) for m in range(micro_batches)]
+        warmup = processes - 1 - process
+        row = forward[:warmup]
+        for m in range(micro_batches):
+            row += [*forward[warmup + m : warmup + m + 1], inputs[m]]
+            row += weights[m - process : m - process + 1] if m >= process else []
+        rows.append(row + weights[max(micro_batches - process, 0) :])
+    return _schedule("zb_h1", rows, processes, micro_batches)
+
+
+def _alternate(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[Action]:
+    """Returns some forward passes, then one forward and one backward pass in turn, then the rest of the backward passes."""
+    row = list(forward[:warmup])
+    for one_forward, one_backward in zip(forward[warmup:], backward, strict=False):
+        row += [one_forward, one_backward]
+    return row + list(backward[max(len(forward) - warmup, 0) :])
+
+
+def _schedule(name: str, rows: Sequence[Sequence[Action]], processes: int, micro_batches: int) -> Schedule:
+    stages = 1 + max(action.stage for row in rows for action in row)
+    return Schedule(name, processes, stages, micro_batches, tuple(map(tuple, rows)))
+
+
+# The order of 1F1B does not end with a step: process s of S is S - 1 - s micro-batches ahead with its forward passes, and
+# begins
+# the forward passes of a batch before the update of the batch before it. All micro-batches of a batch use the weights that
+# are the newest ones when the first of them begins, so that the weights of batch t in stage s are
+#
+#     delay D_s = ceil((S - 1 - s) / M) updates old                            `pipedream`, weight stashing
+#
+# The backward passes of a batch use the weights of its forward passes, and the newest weights are updated:
+#
+#     w_s(t + 1) = update(w_s(t), gradient_s(w_0(t - D_0), w_1(t - D_1), ..., w_{S-1}(t - D_{S-1}))),   w_s(v) = w_s(0) for v <
+#     0
+#
+#     M = 1:  w_s(t + 1) = update(w_s(t), gradient_s(w_0(t - S + 1), w_1(t - S + 2), ..., w_{S-1}(t)))
+#
+# With vertical sync, all stages use weights as old as those of the first one, D_s = ceil((S - 1) / M). If M >= S - 1, this is
+#
+#     w(t + 1) = update(w(t), gradient(w(t - 1)))                                      `2bw`
+#
+# for which two versions of the weights suffice. So 2BW is PipeDream with vertical sync and enough micro-batches.
+#
+# Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP 2019 (doi:10.1145/3341301.3359646).
+# Harlap et al., PipeDream: Fast and Efficient Pipeline Parallel DNN Training, 2018 (arXiv:1806.03377).
+# Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (arXiv:2006.09503).
+
+
+def pipedream(processes: int, micro_batches: int, vertical_sync: bool = False) -> Schedule:
+    """Returns the order of 1F1B from an empty pipeline until it is empty, with the delays of PipeDream.
+
+        time of a step = M (F + B),  live activations = S - s,  versions of the weights = D_s + 1
+
+    Args:
+      processes: number of processes, S.
+      micro_batches: number of micro-batches, M.
+      vertical_sync: whether all stages compute a batch with weights of the same age.
+    """
+    ahead = [processes - 1 if vertical_sync else processes - 1 - stage for stage in range(processes)]
+    return dataclasses.replace(
+        one_f_one_b(processes, micro_batches),
+        name="pipedream(vertical_sync=True)" if vertical_sync else "pipedream",
+        delays=tuple(-(-each // micro_batches) for each in ahead),
+    )
+
+
+def two_bw(processes: int, micro_batches: int) -> Schedule:
+    """Returns the order of 1F1B from an empty pipeline until it is empty, with the delay of 2BW.
+
+        time of a step = M (F + B),  live activations = S - s,  versions of the weights = 2
+
+    Raises:
+      InputError: M < S - 1.
+    """
+    if micro_batches < processes - 1:
+        raise InputError(
+            f"2bw needs at least {processes - 1} micro-batches, one less than the {processes} stages of the mesh, so that two "
+            f"versions of the weights suffice. Received: {micro_batches}. Raise --micro_batches, or use pipedream."
+        )
+    delays = (min(processes - 1, 1),) * processes
+    return dataclasses.replace(one_f_one_b(processes, micro_batches), name="2bw", delays=delays)
+
+
+def steps_until_steady(schedule: Schedule) -> int:
+    """Returns a number of steps of `schedule` after which all stages have been in the midst of training for one of them."""
+    return 3 - (1 - schedule.processes) // schedule.micro_batches
+
+
+def without_end(schedule: Schedule, steps: int) -> Schedule:
+    """Returns the order of a pipeline without a flush from its first forward pass to the end of a number of its steps.
+
+    Process s begins with S - 1 - s forward passes, and then computes a forward and a backward pass in turn. Micro-batches of
+    later steps have larger numbers.
+    """
+    processes, count = schedule.processes, steps * schedule.micro_batches
+    whole = one_f_one_b(processes, count + processes - 1)
+    rows = tuple(row[: processes - 1 - process + 2 * count] for process, row in enumerate(whole.actions))
+    return dataclasses.replace(whole, name=schedule.name, actions=rows)
+
+
+def steady_state(timeline: Timeline, micro_batches: int) -> Timeline:
+    """Returns as much of a timeline as a step takes, from when all processes are in the midst of training.
+
+    Args:
+      timeline: timeline of `steps_until_steady` steps without a flush; forward passes before the first step may be missing.
+      micro_batches: number of micro-batches of a step.
+    """
+    of_step = 2 * micro_batches
+    first = timeline.spans[0]
+    seconds = first[-1].end - first[-1 - of_step].end
+    start = min(row[-1].end for row in timeline.spans) - seconds
+    return timeline.between(start, start + seconds)
+
+
+# One line for each process, one cell for each action in order: `0F0,0F1,,0B0`. A cell is the stage, the kind (F; B, or I and
+# W)
+# and the micro-batch; empty cells show idle time and have no effect. Cells of communication (`0SEND_F0`, `1RECV_F0`), which
+# `_dump_csv` writes as well, are skipped, as messages follow from the actions.
+
+_ACTION = re.compile(r"([0-9]{1,6})([FBIW])([0-9]{1,6})")
+_SKIPPED = re.compile(r"[0-9]*(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*|")
+
+
+def to_csv(schedule: Schedule) -> str:
+    """Returns the text of a file that `parse_csv` reads, and torch.distributed.pipelining's `_load_csv`."""
+    return "".join(",".join(map(str, row)) + "\n" for row in schedule.actions)
+
+
+def parse_csv(processes: int, micro_batches: int, text: str, source: str) -> Schedule:
+    """Returns the schedule in a file, which `check_schedule` has yet to check.
+
+    Args:
+      processes: number of processes.
+      micro_batches: number of micro-batches.
+      text: contents of the file.
+      source: its path, for errors.
+
+    Raises:
+      InputError: a cell is not an action; the message has the number of its line.
+    """
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        actions = []
+        for cell in map(str.strip, line.split(",")):
+            found = _ACTION.fullmatch(cell)
+            if found:
+                actions.append(Action(found[2], int(found[1]), int(found[3])))
+            elif not _SKIPPED.fullmatch(cell):
+                raise InputError(
+                    f"{source}, line {number}: a cell must be stage, F, B, I or W, and micro-batch, such as 0F0, or empty. "
+                    f"Received: {cell[:40]}. Write the schedule with a line for each process."
+                )
+        rows.append(tuple(actions))
+    while rows and not rows[-1]:
+        rows.pop()
+    stages = 1 + max((action.stage for row in rows for action in row), default=-1)
+    if not stages:
+        raise InputError(
+            f"{source} must have a line of actions for each process. Received: none. Write 0F0,0F1,0B0,0B1."
+        )
+    return Schedule(f"csv:{source}", processes, stages, micro_batches, tuple(rows))
+
+
+def read_csv(processes: int, micro_batches: int, file: AnyPath) -> Schedule:
+    """Reads a schedule; see `parse_csv`.
+
+    Raises:
+      InputError: there is no such file, or it contains something else.
+    """
+    rule = "csv:FILE must name a file with a schedule, a line for each process."
+    text = read_text(file, rule, "Write, for example, csv:schedule.csv.")
+    return parse_csv(processes, micro_batches, text, str(file))
+
+
+def write_csv(schedule: Schedule, file: AnyPath) -> None:
+    """Writes a schedule as a file that `read_csv` reads."""
+    path = path_of(file)
+    storage_of(path).replace(path, to_csv(schedule).encode())
+
+
+# Functions of the numbers of processes and micro-batches, and of the parameters in the flag.
+_SCHEDULES: Mapping[type[grammar.PipelineSchedule], Callable[..., Schedule]] = {
+    grammar.GPipe: gpipe,
+    grammar.OneFOneB: one_f_one_b,
+    grammar.Interleaved: interleaved,
+    grammar.ZBH1: zb_h1,
+    grammar.PipeDream: pipedream,
+    grammar.TwoBW: two_bw,
+    grammar.FromCSV: read_csv,
+}
+
+
+def make_schedule(spec: str | grammar.PipelineSchedule, processes: int, micro_batches: int) -> Schedule:
+    """Returns a schedule, checked.
+
+    Args:
+      spec: "gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1", "pipedream", "2bw" or "csv:FILE", or what
+        `parse_pipeline_schedule` makes of it.
+      processes: number of processes of a pipeline, at least 1.
+      micro_batches: number of micro-batches of a batch, at least 1.
+
+    Raises:
+      InputError: the spec is unknown, its file is invalid, or the numbers do not suit it.
+    """
+    for name, number in (("processes", processes), ("micro_batches", micro_batches)):
+        if not is_integer(number) or number < 1:
+            raise InputError(f"{name} must be an integer of at least 1. Received: {number!r}. Use 4, for example.")
+    kind = grammar.parse_pipeline_schedule(spec) if isinstance(spec, str) else spec
+    return check_schedule(_SCHEDULES[type(kind)](processes, micro_batches, **dataclasses.asdict(kind)))

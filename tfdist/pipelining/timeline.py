@@ -1,0 +1,175 @@
+"""Timelines: when each process computes which action, predicted or measured; and their pictures."""
+
+import dataclasses
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
+from tfdist.storage import AnyPath, path_of, storage_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Span(NamedTuple):
+    """The time of one action.
+
+    Attributes:
+      action: what is computed.
+      start: seconds from the beginning of the timeline.
+      end: seconds from the beginning of the timeline.
+    """
+
+    action: Action
+    start: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """The actions of all processes over time.
+
+    Attributes:
+      spans: the actions of each process with their times, in their order. Times are those of one clock.
+      live_activations: the most activations that each process keeps; see `Schedule.live_activations`.
+    """
+
+    spans: tuple[tuple[Span, ...], ...]
+    live_activations: tuple[float, ...] = ()
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the start of the first action to the end of the last one."""
+        starts = [span.start for row in self.spans for span in row]
+        return max((span.end for row in self.spans for span in row), default=0.0) - min(starts, default=0.0)
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """Seconds in which each process computes."""
+        return tuple(sum(span.end - span.start for span in row) for row in self.spans)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the time of all processes in which they do not compute, in [0, 1)."""
+        total = self.makespan * len(self.spans)
+        return 1 - sum(self.busy) / total if total else 0.0
+
+    def between(self, start: float, end: float) -> Self:
+        """Returns the part of a timeline between two times; actions at its borders are cut."""
+        rows = tuple(
+            tuple(
+                span._replace(start=max(span.start, start), end=min(span.end, end))
+                for span in row
+                if span.start < end and start < span.end
+            )
+            for row in self.spans
+        )
+        return dataclasses.replace(self, spans=rows)
+
+
+# One hue for each kind of action. The first chunk of a process has its full color, the last one its lightest.
+_COLORS = {FORWARD: "#2f6fae", BACKWARD: "#c55a11", INPUT_GRADIENT: "#d9a514", WEIGHT_GRADIENT: "#4f8f3a"}
+_LABELS = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    INPUT_GRADIENT: "gradient of the input",
+    WEIGHT_GRADIENT: "gradient of the weights",
+}
+_IDLE = "#efefef"
+_LIGHTEST = 0.6  # how far the last chunk's color is from the full one to white
+_WIDTH, _ROW = 12.0, 0.36  # inches
+_DIGIT = 0.085  # inches
+
+
+def plot(timelines: Mapping[str, Timeline], path: AnyPath) -> None:
+    """Writes a picture of timelines as a PNG file; see `draw`."""
+    storage_of(path_of(path)).replace(path_of(path), png(timelines))
+
+
+def png(timelines: Mapping[str, Timeline]) -> bytes:
+    """Returns a picture of timelines as the contents of a PNG file; see `draw`."""
+    picture = io.BytesIO()
+    draw(timelines).savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def draw(timelines: Mapping[str, Timeline]) -> "Figure":
+    """Returns a figure with a panel for each timeline, below each other on one axis of time.
+
+    A panel has a row for each process, and in it a box for each action with the number of its micro-batch; idle time is gray,
+    and lighter colors are later chunks. The figure has no window and does not use matplotlib's global state.
+
+    Args:
+      timelines: by title, such as `{"1f1b, predicted": ..., "1f1b, measured": ...}`; at least one.
+    """
+    # Imported late, because it takes 0.4 s.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rows = [len(timeline.spans) for timeline in timelines.values()]
+    height = sum(_ROW * count + 0.45 for count in rows) + 0.8
+    figure = Figure(figsize=(_WIDTH, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels: list[Axes] = [*figure.subplots(len(rows), 1, squeeze=False, sharex=True, height_ratios=rows)[:, 0]]
+    end = max(timeline.makespan for timeline in timelines.values()) or 1.0
+    factor, unit = (1e3, "ms") if end < 1 else (1.0, "s")
+    for axes, (title, timeline) in zip(panels, timelines.items(), strict=True):
+        _panel(axes, timeline, end, factor)
+        bubble = f"{timeline.makespan * factor:.4g} {unit}, bubble {timeline.bubble:.1%}"
+        axes.set_title(f"{title}: {bubble}".replace("$", r"\$"), loc="left", fontsize="medium", fontweight="bold")
+    panels[-1].set_xlabel(unit)
+    kinds = {span.action.kind for timeline in timelines.values() for row in timeline.spans for span in row}
+    handles = [Patch(color=_COLORS[kind], label=label) for kind, label in _LABELS.items() if kind in kinds]
+    if max(map(_chunks, timelines.values())) > 1:
+        handles.append(Patch(color="#bbbbbb", label="lighter: later chunks"))
+    handles.append(Patch(color=_IDLE, label="idle"))
+    figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+def _panel(axes: "Axes", timeline: Timeline, end: float, factor: float) -> None:
+    processes = len(timeline.spans)
+    first = min((span.start for row in timeline.spans for span in row), default=0.0)
+    chunks = _chunks(timeline)
+    inches = (_WIDTH - 1.2) / end  # of a second
+    for process, row in enumerate(timeline.spans):
+        axes.barh(process, timeline.makespan * factor, height=0.84, color=_IDLE, linewidth=0)
+        for span in row:
+            start, duration = (span.start - first) * factor, (span.end - span.start) * factor
+            color = _color(span, processes, chunks)
+            axes.barh(process, duration, left=start, height=0.84, color=color, edgecolor="white", linewidth=0.6)
+            text = str(span.action.micro_batch)
+            if (span.end - span.start) * inches > _DIGIT * (len(text) + 0.5):
+                dark = span.action.stage // processes > (chunks - 1) / 2
+                axes.text(
+                    start + duration / 2,
+                    process,
+                    text,
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color="#222222" if dark else "white",
+                )
+    axes.set_yticks(range(processes), labels=[f"process {process}" for process in range(processes)])
+    axes.set_ylim(processes - 0.5, -0.5)
+    axes.set_xlim(0, end * factor)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _chunks(timeline: Timeline) -> int:
+    """Returns the number of stages in each process."""
+    return 1 + max((span.action.stage for row in timeline.spans for span in row), default=0) // max(
+        len(timeline.spans), 1
+    )
+
+
+def _color(span: Span, processes: int, chunks: int) -> tuple[float, ...]:
+    """Returns the color of an action's kind, the lighter the later its chunk."""
+    from matplotlib.colors import to_rgb
+
+    white = _LIGHTEST * (span.action.stage // processes) / max(chunks - 1, 1)
+    return tuple(channel + (1 - channel) * white for channel in to_rgb(_COLORS[span.action.kind]))

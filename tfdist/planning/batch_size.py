@@ -1,0 +1,192 @@
+"""The search for the batch size, of a command or of a program of your own (`find_batch_size`)."""
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfdist.config.search import BatchSizeSearch
+from tfdist.errors import InputError, names_arguments
+from tfdist.errors.engine_errors import described
+from tfdist.errors.numbers import byte_size, is_integer, is_number
+from tfdist.launcher import pickled_call, spawn_entry
+from tfdist.launcher.job import Job
+from tfdist.planning.trials import SECONDS, Prepared, Trial, Trials, available_bytes
+
+_AS_FAST = 0.95  # a size with this part of the highest speed counts as the fastest if it is the smallest such size
+_FINEST = 8  # sizes between a power of two and the next
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizes:
+    """The result of a search for the batch size.
+
+    Attributes:
+      trials: the trials, ascending by size.
+      memory_bytes: memory limit.
+      most: largest size that could have been tried.
+    """
+
+    trials: list[Trial]
+    memory_bytes: int
+    most: int
+
+    @property
+    def usable(self) -> list[Trial]:
+        """The trials of sizes that can be used."""
+        return [trial for trial in self.trials if not trial.failure]
+
+    @property
+    def largest(self) -> int | None:
+        """The largest size that can be used; None if there is none."""
+        return max((trial.batch_size for trial in self.usable), default=None)
+
+    @property
+    def fastest(self) -> Trial | None:
+        """The smallest size with 95% of the highest speed; None if none can be used."""
+        highest = max((trial.examples_per_second for trial in self.usable), default=0.0)
+        return next((t for t in self.usable if t.examples_per_second >= _AS_FAST * highest), None)
+
+    def __repr__(self) -> str:
+        fastest = self.fastest and self.fastest.batch_size
+        return f"<BatchSizes: largest {self.largest}, fastest {fastest}, {len(self.trials)} trials>"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what was found as values of JSON."""
+        return {
+            "largest": self.largest,
+            "fastest": self.fastest and self.fastest.batch_size,
+            "memory_limit_bytes": self.memory_bytes,
+            "trials": [trial._asdict() for trial in self.trials],
+        }
+
+    def describe(self) -> str:
+        """Returns what was found, in a few sentences."""
+        limit = byte_size(self.memory_bytes)
+        if self.fastest is None:
+            return f"No batch size fits: even {self.trials[0].batch_size} needs {self.trials[0].failure}."
+        if any(trial.failure for trial in self.trials):
+            largest = f"Largest that fits into {limit}: {self.largest}."
+        else:
+            largest = (
+                f"All sizes fit into {limit}; the largest that was tried is {self.largest}, of at most {self.most}."
+            )
+        speed = f"{self.fastest.examples_per_second:.0f} examples/s"
+        return f"{largest} Fastest: {self.fastest.batch_size}, with {speed}."
+
+
+def search(
+    run: Callable[[int], Trial],
+    first: int,
+    most: Callable[[], int],
+    memory: int,
+    on_trial: Callable[[Trial], object] = lambda trial: None,
+) -> BatchSizes:
+    """Tries batch sizes: doubles the first while it fits, then refines; or halves it until it fits.
+
+    All larger sizes are multiples of the first, so that replicas which can share it equally can share them.
+
+    Args:
+      run: tries a size.
+      first: the first size.
+      most: returns the largest size to try; called after the first trial.
+      memory: memory limit of the trials in bytes, for the result.
+      on_trial: called with each trial.
+    """
+    trials: dict[int, Trial] = {}
+
+    def fits(size: int) -> bool:
+        trials[size] = run(size)
+        on_trial(trials[size])
+        return not trials[size].failure
+
+    size, bound = first, None
+    if fits(first):
+        while bound is None and 2 * size <= most():
+            if fits(2 * size):
+                size *= 2
+            else:
+                bound = 2 * size
+        unit = first * max(1, size // first // _FINEST)
+        while bound is not None and bound - size > unit:
+            middle = size + (bound - size) // (2 * unit) * unit
+            if fits(middle):
+                size = middle
+            else:
+                bound = middle
+    else:
+        with contextlib.suppress(InputError):  # of a size that the devices cannot share
+            while size > 1 and size % 2 == 0 and not fits(size // 2):
+                size //= 2
+    return BatchSizes([trials[tried] for tried in sorted(trials)], memory, max(most(), first))
+
+
+@names_arguments
+def find_batch_size(
+    fn: Callable[..., float],
+    batch_size: int = 64,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    max: int,
+    memory: int | str = "",
+    seconds: float = SECONDS,
+    processes: int = 1,
+    launcher: str = "tensorflow",
+) -> BatchSizes:
+    """Searches for the largest batch size that fits into memory, and for the fastest.
+
+    Each size is tried in new processes, as by `tfdist.spawn`, which are ended when they have more memory than the limit.
+    This process's model, data and devices are not used. Sizes are doubled until one does not fit, and then refined.
+
+    Args:
+      fn: called as `fn(batch_size, *args, **kwargs)` in each process of a trial; trains some steps, and returns the
+        examples per second, of which rank 0's count. It is pickled as by `tfdist.spawn`.
+      batch_size: the first size, of which all larger ones are multiples; if it does not fit, it is halved.
+      args: further positional arguments.
+      kwargs: keyword arguments.
+      max: the largest size to try.
+      memory: bytes that the processes of a trial may have together, as a number or such as "2GiB"; by default 90% of what
+        is available.
+      seconds: a trial that takes longer is ended, and its size counts as too large.
+      processes: number of processes of a trial.
+      launcher: how they find each other: "tensorflow" (TF_CONFIG) or "horovod".
+
+    Returns:
+      The trials, the largest and the fastest size.
+
+    Raises:
+      InputError: an argument is invalid, or cannot be pickled.
+      TrialError: a trial failed for another reason than memory.
+    """
+    asked = BatchSizeSearch(memory=memory, max=max, processes=processes, launcher=launcher)
+    job = Job(processes=asked.processes, launcher=asked.launcher)
+    if not is_integer(batch_size) or not 1 <= batch_size <= max:
+        raise InputError(f"batch_size must be an integer from 1 to max. Received: {batch_size!r}, with max={max}.")
+
+    def prepare(size: int, folder: pathlib.Path) -> Prepared:
+        pickled_call.write_call(folder, fn, (size, *args), kwargs or {})
+        return Prepared(
+            spawn_entry.command(folder),
+            lambda: _speed(folder),
+            lambda rank: _error(folder, rank),
+        )
+
+    limit = asked.memory_bytes or available_bytes()
+    with Trials(prepare, job, memory=limit, seconds=seconds) as trials:
+        return search(trials, int(batch_size), lambda: asked.max, limit)
+
+
+def _speed(folder: pathlib.Path) -> float:
+    result = pickled_call.read_result(folder, 0)
+    value = result.value if result else None
+    if not is_number(value) or not math.isfinite(value) or value < 0:
+        raise InputError(f"The function must return the examples per second. Received: {value!r} in rank 0.")
+    return float(value)
+
+
+def _error(folder: pathlib.Path, rank: int) -> str:
+    result = pickled_call.read_result(folder, rank)
+    return described(result.error) if result and result.error else ""

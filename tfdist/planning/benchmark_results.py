@@ -1,0 +1,190 @@
+"""Measurements of collectives, with bandwidths as in the NCCL tests, as a table and as a picture. Without TensorFlow."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfdist.config.all_reduce import ALGORITHMS, ENGINE
+from tfdist.errors.numbers import byte_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+SCHEMA = 2
+
+# By operation: bytes on the busiest link per byte of the operation, with N replicas. Makes bandwidths comparable
+# between operations, and with that of the hardware.
+TRAFFIC: Mapping[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "barrier": lambda n: 0.0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The measured time of one operation.
+
+    Attributes:
+      operation: a key of `TRAFFIC`.
+      bytes: size as in the NCCL tests: of each replica's tensor for all_reduce and broadcast, of the result on every
+        replica for all_gather, of the input of every replica for reduce_scatter and all_to_all, 0 for barrier.
+      dtype: dtype of the elements.
+      strategy: strategy, as in `--strategy`.
+      replicas: number of replicas.
+      calls: number of consecutive calls per repeat.
+      seconds: seconds per call, by repeat: the mean over its calls, on the slowest process.
+      algorithm: all-reduce algorithm, if several are compared; empty for the engine's operation.
+    """
+
+    operation: str
+    bytes: int
+    dtype: str
+    strategy: str
+    replicas: int
+    calls: int
+    seconds: tuple[float, ...]
+    algorithm: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name of what was measured, among others of the same benchmark."""
+        return self.algorithm or self.operation
+
+    @property
+    def median(self) -> float:
+        """Seconds per call, median over the repeats."""
+        return statistics.median(self.seconds)
+
+    @property
+    def least(self) -> float:
+        """Seconds per call, minimum over the repeats."""
+        return min(self.seconds)
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes per second, by the median."""
+        return self.bytes / self.median
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes per second on the busiest link, by the median, assuming an optimal algorithm."""
+        return self.algorithm_bandwidth * TRAFFIC[self.operation](self.replicas)
+
+    def record(self) -> dict[str, Any]:
+        """Returns one line of collectives.jsonl."""
+        return {
+            "schema": SCHEMA,
+            **dataclasses.asdict(self),
+            "algorithm": self.algorithm or ENGINE,
+            "seconds": list(self.seconds),
+            "seconds_median": self.median,
+            "seconds_min": self.least,
+            "algorithm_bytes_per_second": self.algorithm_bandwidth,
+            "bus_bytes_per_second": self.bus_bandwidth,
+        }
+
+
+# One color per operation or algorithm (ColorBrewer's "Dark2"), the same in every plot.
+_PALETTE = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666")
+_TICKS = {
+    4**i: text for i, text in zip(range(1, 16, 2), ("4", "64", "1K", "16K", "256K", "4M", "64M", "1G"), strict=True)
+}
+
+
+def draw(measured: Sequence[Measured]) -> "Figure":
+    """Returns the figure, which has no window and does not use matplotlib's global state.
+
+    Args:
+      measured: measurements with the same strategy and dtype; at least one.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    one = measured[0]
+    figure.suptitle(f"{one.strategy}, {one.replicas} replicas, {one.dtype}", x=0.01, ha="left", fontsize="medium")
+    labels = ALGORITHMS if one.algorithm else TRAFFIC
+    for name, colour in zip(labels, _PALETTE, strict=False):
+        points = [m for m in measured if m.label == name]
+        if name == "barrier":
+            for point in points:
+                left.axhline(point.median * 1e3, color=colour, linewidth=1.2, linestyle="--", label=name)
+        elif points:
+            points = sorted(points, key=lambda m: m.bytes)
+            sizes = [m.bytes for m in points]
+            style = {"color": colour, "linewidth": 1.6, "marker": "o", "markersize": 4, "label": name}
+            left.plot(sizes, [m.median * 1e3 for m in points], **style)
+            left.fill_between(
+                sizes,
+                [m.least * 1e3 for m in points],
+                [max(m.seconds) * 1e3 for m in points],
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+            )
+            right.plot(sizes, [m.bus_bandwidth / 1e9 for m in points], **style)
+    left.set_yscale("log")
+    title = "Time of an all-reduce" if one.algorithm else "Time of a call"
+    _format_axes(left, title, "milliseconds: median, and the range of the repeats", measured)
+    _format_axes(right, "Bus bandwidth", "GB/s, by the median", measured)
+    right.set_ylim(bottom=0)
+    left.legend(frameon=False)
+    return figure
+
+
+def _format_axes(axes: "Axes", title: str, unit: str, measured: Sequence[Measured]) -> None:
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel("bytes")
+    axes.set_ylabel(unit)
+    sizes = [m.bytes for m in measured if m.bytes] or [4]
+    axes.set_xscale("log", base=2)
+    shown = {size: text for size, text in _TICKS.items() if min(sizes) <= size <= max(sizes)}
+    if len(shown) > 1:
+        axes.set_xticks(list(shown), labels=list(shown.values()))
+    axes.minorticks_off()
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+_COLUMNS = (
+    ("operation", 16),
+    ("size", 11),
+    ("median ms", 12),
+    ("min ms", 12),
+    ("algorithm GB/s", 16),
+    ("bus GB/s", 12),
+)
+
+
+def header(first: str = _COLUMNS[0][0]) -> str:
+    """Returns the header line; `first` is the title of the first column."""
+    return _aligned(first, *(title for title, _ in _COLUMNS[1:]))
+
+
+def row(measured: Measured) -> str:
+    """Returns the line of one measurement; a barrier has no size and no bandwidth."""
+    from tfdist.reporting.plain_reporter import rounded  # late: the flags of a command do not load NumPy
+
+    bandwidths = [measured.algorithm_bandwidth, measured.bus_bandwidth]
+    return _aligned(
+        measured.label,
+        byte_size(measured.bytes) if measured.bytes else "-",
+        rounded(measured.median * 1e3),
+        rounded(measured.least * 1e3),
+        *(rounded(bandwidth / 1e9) if measured.bytes else "-" for bandwidth in bandwidths),
+    )
+
+
+def _aligned(first: str, *others: str) -> str:
+    cells = [other.rjust(width) for other, (_, width) in zip(others, _COLUMNS[1:], strict=True)]
+    return first.ljust(_COLUMNS[0][1]) + "".join(cells)

@@ -1,0 +1,694 @@
+"""Plans what the axis `model` of a pipeline shards over the devices of a process: variables, and their communication."""
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.layers import MixtureOfExperts
+from tfdist.sharding.layouts import Layout, Placement, Shard, given_way, idle, laid_out, parse_layout
+from tfdist.sharding.mesh import Mesh
+from tfdist.sharding.variable_layouts import ATTENTIONS, Dims, dims_of_uninitialized, is_gathered_in_turn, placement
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """Layout of one tensor between layers.
+
+    Attributes:
+      axes: for each dim, the axis over which it is sharded, or None.
+      bytes: bytes per device.
+    """
+
+    axes: tuple[str | None, ...]
+    bytes: int
+
+    @property
+    def sequence_axes(self) -> list[str]:
+        """Axes over which the dims between rows and features are sharded."""
+        return [axis for axis in self.axes[1:-1] if axis]
+
+
+class Activations:
+    """Layouts of the layers' inputs and outputs as far as dim names are known; otherwise only rows are sharded."""
+
+    def __init__(
+        self,
+        layers: Sequence[keras.Layer],
+        variables: Mapping[int, Dims],
+        mesh: Mesh,
+        rules: Mapping[str, str],
+        rows: int,
+    ):
+        """Propagates names through layers.
+
+        Args:
+          layers: layers in the order of computation, with known inputs and outputs.
+          variables: dim names of each variable, by its id.
+          mesh: mesh with its axes.
+          rules: axis by dim.
+          rows: number of rows of a global batch.
+        """
+        self._mesh, self._rules, self._rows = mesh, rules, rows
+        self._names: dict[int, Dims] = {}
+        for layer in layers:
+            if not keras.tree.flatten(layer.input):  # an input layer
+                continue
+            if constrained := getattr(layer, "tfdist_dims", None):
+                self._names[id(layer.output)] = self._checked(layer, constrained)
+                continue
+            names = self._names_of(first(layer.input))
+            for tensor in keras.tree.flatten(layer.output):
+                self._names[id(tensor)] = _names_behind(layer, names, tensor, variables)
+
+    def _checked(self, layer: keras.Layer, dims: Dims) -> Dims:
+        """Returns the names given by a constraint; raises `InputError` if they cannot be laid out."""
+        names = tuple(given_way(dims, self._rules))
+        laid_out(layer.name, names, _shape(layer.output, self._rows), self._rules, self._mesh, lenient=("batch",))
+        return names
+
+    def is_kept(self, layer: keras.Layer) -> bool:
+        """Returns whether a layer's output has the layout of its input, as for a constraint without effect."""
+        return hasattr(layer, "tfdist_dims") and self.of(layer.input) == self.of(layer.output)
+
+    @property
+    def dims(self) -> set[str]:
+        """All names."""
+        return {name for names in self._names.values() for name in names if name}
+
+    def of(self, tensors: object) -> Activation:
+        """Returns the layout of the first tensor of a structure."""
+        tensor = first(tensors)
+        axes: list[str | None] = []
+        for name, size in zip(self._names_of(tensor), _shape(tensor, self._rows), strict=True):
+            axis = self._rules.get(name) if name else None
+            fits = self._mesh.splits(axis) and axis not in axes and not size % self._mesh.axes[axis]
+            axes.append(axis if fits else None)
+        return Activation(tuple(axes), self.bytes_with(tensor, axes))
+
+    def bytes_with(self, tensor: keras.KerasTensor, axes: Sequence[str | None]) -> int:
+        """Returns the bytes per device of a tensor with these axes."""
+        parts = math.prod(self._mesh.axes[axis] for axis in axes if axis)
+        return math.prod(_shape(tensor, self._rows)) * tf.as_dtype(tensor.dtype).size // parts
+
+    def bytes(self, tensors: object) -> int:
+        """Returns the bytes per device of all tensors of a structure."""
+        return sum(self.of(tensor).bytes for tensor in keras.tree.flatten(tensors))
+
+    def _names_of(self, tensor: keras.KerasTensor) -> Dims:
+        return self._names.get(id(tensor)) or _rows_alone(tensor)
+
+
+def _names_behind(layer: keras.Layer, names: Dims, output: keras.KerasTensor, variables: Mapping[int, Dims]) -> Dims:
+    """Returns the names of a layer's output, given those of its first input."""
+    found = names if tuple(first(layer.input).shape) == tuple(output.shape) else _rows_alone(output)
+    if isinstance(layer, MixtureOfExperts):
+        found = ("batch", None, names[-1])
+    elif isinstance(layer, keras.layers.Embedding):
+        found = (*names, variables[id(keras_internals.kernel_of(layer))][-1])
+    elif isinstance(layer, keras.layers.Dense):
+        found = (*names[:-1], variables[id(keras_internals.kernel_of(layer))][-1])
+    elif isinstance(layer, ATTENTIONS):
+        found = (*names[:-1], None)
+    return found if len(found) == len(output.shape) else _rows_alone(output)
+
+
+def _rows_alone(tensor: keras.KerasTensor) -> Dims:
+    """Returns the names of a tensor of which nothing else is known."""
+    return ("batch", *[None] * (len(tensor.shape) - 1)) if tensor.shape else ()
+
+
+def first(tensors: object) -> keras.KerasTensor:
+    """Returns the first tensor of a structure."""
+    return keras.tree.flatten(tensors)[0]
+
+
+def _shape(tensor: keras.KerasTensor, rows: int) -> list[int]:
+    """Returns the shape with this number of rows; other unknown sizes count as 1."""
+    return [rows if i == 0 else size or 1 for i, size in enumerate(tensor.shape)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """One collective of a step, or several of one kind that the engine combines.
+
+    Attributes:
+      what: purpose.
+      kind: operation.
+      axis: axis along which devices communicate; several are joined by &.
+      bytes: bytes of a device's tensor.
+    """
+
+    what: str
+    kind: str
+    axis: str
+    bytes: int
+
+
+_KEYS = ("key", "value")  # projections in Keras's attention layers
+
+
+def between_layers(
+    model: keras.Model, layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules: Mapping[str, str]
+) -> Iterator[Sent]:
+    """Yields the communication of the layers in a forward and a backward pass."""
+    batch = rules["batch"]
+    given = _without_gradients(model, layers)
+    yield from _gradients_of_lookups(layers, held)
+    for layer in layers:
+        is_learned = any(id(tensor) not in given for tensor in keras.tree.flatten(layer.input))
+        if isinstance(layer, keras.layers.Embedding):
+            yield from _lookup(layer, held, mesh)
+        elif isinstance(layer, ATTENTIONS):
+            yield from _attention(layer, held, mesh, rules, given)
+        elif isinstance(layer, MixtureOfExperts):
+            yield from _experts(layer, held, mesh, batch)
+        elif isinstance(layer, keras.layers.Dense):
+            yield from _dense(layer, held, mesh, batch, is_learned)
+        elif isinstance(layer, keras.layers.BatchNormalization) and mesh.splits(batch):
+            size = keras_internals.bytes_of(layer.moving_mean)
+            yield Sent(f"moments of {layer.path}, and their gradients", "all-reduce", batch, 2 * size)
+        elif getattr(layer, "tfdist_dims", None):
+            yield from _constraint(layer, held, is_learned)
+    for output in keras.tree.flatten(model.outputs):
+        for axis in held.of(output).axes[1:]:
+            if axis:
+                rows = (held.of(output).axes[0], *[None] * (len(output.shape) - 1))
+                yield Sent("outputs, for the loss", "all-gather", axis, held.bytes_with(output, rows))
+
+
+def unclear(layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules: Mapping[str, str]) -> Iterator[str]:
+    """Yields the paths of layers whose layout is chosen by the engine.
+
+    These are dense layers whose kernel is sharded along its inputs while their input is replicated, attention with a
+    sharded context and a replicated input, constraints that move an axis to another dim, LoRA, and other layers with a
+    sharded input and an output whose layout is not fully known.
+    """
+    context = rules.get("context")
+    for layer in layers:
+        if not keras.tree.flatten(layer.input):
+            continue
+        asks = isinstance(layer, ATTENTIONS) and mesh.splits(context)
+        if _is_unclear(layer, held, mesh) or (asks and context not in held.of(layer.input).sequence_axes):
+            yield keras_internals.path_of(layer)
+
+
+def _is_unclear(layer: keras.Layer, held: Activations, mesh: Mesh) -> bool:
+    given, made = held.of(layer.input).axes, held.of(layer.output).axes
+    if getattr(layer, "lora_enabled", False):
+        return True
+    if isinstance(layer, keras.layers.Dense):
+        rows = keras_internals.layout_of(keras_internals.kernel_of(layer)).computed.axes[0]
+        return mesh.splits(rows) and given[-1] != rows
+    if hasattr(layer, "tfdist_dims"):
+        return any(axis and axis in made and made.index(axis) != i for i, axis in enumerate(given))
+    is_known = isinstance(layer, (keras.layers.Embedding, MixtureOfExperts, *ATTENTIONS))
+    return not is_known and any(axis and axis not in made for axis in given[1:])
+
+
+def of_gradients(
+    layers: Sequence[keras.Layer],
+    held: Activations,
+    mesh: Mesh,
+    batch_axis: str,
+    sizes: Mapping[int, int],
+    shard: Shard,
+) -> Iterator[Sent]:
+    """Yields the sums of gradients over axes along which their layers have different rows or parts of a sequence.
+
+    Args:
+      layers: layers with known inputs.
+      held: activations of these layers.
+      mesh: mesh with its axes.
+      batch_axis: axis over which the gradients of all variables are summed.
+      sizes: by id of each trainable variable, bytes per device in the layout of its computation.
+      shard: sharding of the state; sharded gradients are not combined, as that would require all of them at the same
+        time.
+    """
+    summed: dict[tuple[str, ...], int] = collections.Counter()
+    axes_of: dict[int, list[str]] = {}
+    constrained = {id(first(layer.input)): held.of(layer.output) for layer in layers if hasattr(layer, "tfdist_dims")}
+    for layer in (layer for layer in layers if layer.variables):
+        for variable in layer.variables:
+            axes_of.setdefault(id(variable), _axes_of_tokens(layer, held.of(layer.input)))
+        behind = constrained.get(id(layer.output))
+        # It is added in the layout of the output.
+        if behind and isinstance(layer, keras.layers.Dense) and layer.use_bias:
+            axes_of[id(layer.bias)] = list(dict.fromkeys([*axes_of[id(layer.bias)], *behind.sequence_axes]))
+    for variable, size in sizes.items():
+        over = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
+        summed[tuple(axis for axis in over if mesh.splits(axis))] += size
+    for axes, total in summed.items():
+        if axes:
+            how = "together" if shard.sums_together else "one by one"
+            yield Sent(f"gradients, {how}", "all-reduce", "&".join(axes), total)
+
+
+def _axes_of_tokens(layer: keras.Layer, given: Activation) -> list[str]:
+    """Returns the axes besides that of rows over which devices have different tokens and gather nothing."""
+    return [] if isinstance(layer, MixtureOfExperts | keras.layers.Embedding) else given.sequence_axes
+
+
+def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set[int]:
+    """Returns the ids of tensors that are known not to depend on trainable weights."""
+    found = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
+    for layer in layers:
+        given = keras.tree.flatten(layer.input)
+        if not layer.trainable_variables and all(id(tensor) in found for tensor in given):
+            found |= {id(tensor) for tensor in keras.tree.flatten(layer.output)}
+    return found
+
+
+def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str, is_learned: bool) -> Iterator[Sent]:
+    """Yields partial sums over a sharded contracted dim (Megatron's f and g)."""
+    rows, columns = (
+        axis if axis != batch and mesh.splits(axis) else None
+        for axis in keras_internals.layout_of(keras_internals.kernel_of(layer)).computed.axes
+    )
+    given, whole = held.of(layer.input), first(layer.input)
+    if given.axes[-1] and columns == given.axes[-1] and rows != columns:
+        yield Sent(f"input of {layer.path}", "all-gather", columns, held.bytes_with(whole, (*given.axes[:-1], None)))
+    elif axis := rows or given.axes[-1]:
+        yield Sent(f"output of {layer.path}", "all-reduce", axis, held.of(layer.output).bytes)
+    if columns and is_learned:
+        gradient = held.bytes_with(whole, (*given.axes[:-1], rows))
+        yield Sent(f"gradient of the input of {layer.path}", "all-reduce", columns, gradient)
+
+
+def _attention(
+    layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping[str, str], without_gradients: set[int]
+) -> Iterator[Sent]:
+    heads, tensors = rules.get("heads"), {id(tensor): tensor for tensor in keras.tree.flatten(layer.input)}
+    if heads != rules["batch"] and mesh.splits(heads):
+        yield Sent(f"output of {layer.path}", "all-reduce", heads, held.of(layer.output).bytes)
+        for tensor in (tensor for key, tensor in tensors.items() if key not in without_gradients):
+            yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, held.of(tensor).bytes)
+    keys = list(tensors.values())[-1]
+    lies = held.of(keys)
+    context = rules.get("context", rules["batch"])
+    split = [*lies.sequence_axes, *([context] if context != rules["batch"] and mesh.splits(context) else [])]
+    for axis in dict.fromkeys(split):
+        tokens = held.bytes_with(keys, (lies.axes[0], *[None] * (len(lies.axes) - 1))) // keys.shape[-1]
+        kernels = [keras_internals.kernel_of(x) for x in keras_internals.layers_of(layer) if x.name in _KEYS]
+        repeats = getattr(layer, "num_repeats", 1)  # grouped queries share keys, which Keras repeats before attention
+        size = tokens * repeats * sum(_width(kernel, mesh) for kernel in kernels)
+        yield Sent(f"keys and values of {layer.path}", "all-gather", axis, size)
+        yield Sent(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
+
+
+def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
+    """Yields the exchange of tokens with experts, and gradients; or partial sums if each device has all tokens."""
+    given, source = held.of(layer.input), first(layer.input)
+    whole = held.bytes_with(source, (given.axes[0], None, None))
+    if mesh.splits(batch):
+        yield Sent(f"load of {layer.path}", "all-reduce", batch, keras_internals.bytes_of(layer.load.tokens))
+    for sequence in given.sequence_axes:
+        yield Sent(f"tokens of {layer.path}", "all-gather", sequence, whole)
+    size = whole // source.shape[1] * layer.experts * layer.capacity(source.shape[1], training=True)
+    experts, _, width = keras_internals.layout_of(layer.in_kernel).computed.axes
+    parts = mesh.axes[experts] if experts else 1
+    if mesh.splits(width):
+        own = size if experts == batch else size // parts  # of all rows, or those of the device
+        yield Sent(f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * own)
+    if parts > 1 and experts == batch:
+        gathers = any(keras_internals.layout_of(variable).is_gathered for variable in layer.trainable_variables)
+        times = 3 if gathers else 2  # such a layer is recomputed in the backward pass
+        for what in ("tokens to the experts", "tokens from the experts"):
+            yield Sent(f"{what} of {layer.path}, and their gradients", "all-to-all", experts, times * size)
+    elif parts > 1:
+        yield Sent(f"output of {layer.path}, and gradients of its tokens", "all-reduce", experts, 2 * whole)
+        weights = whole // source.shape[2] * layer.experts
+        yield Sent(f"gradients of the weights of tokens of {layer.path}", "all-gather", experts, weights)
+
+
+def _width(kernel: keras.Variable, mesh: Mesh) -> int:
+    """Returns the numbers per token and device after a projection [embed, heads, head_dim]."""
+    parts = Layout((None, *keras_internals.layout_of(kernel).computed.axes[1:])).parts(mesh)
+    return kernel.shape[1] * kernel.shape[2] // parts
+
+
+def _constraint(layer: keras.Layer, held: Activations, is_learned: bool) -> Iterator[Sent]:
+    """Yields a gather for each axis that a constraint removes and, for the gradient, for each axis that it adds."""
+    before, after = held.of(layer.input), held.of(layer.output)
+    tensor = first(layer.input)
+    for i, (old, new) in enumerate(zip(before.axes, after.axes, strict=True)):
+        if old and old != new:
+            rest = (*before.axes[:i], None, *before.axes[i + 1 :])
+            yield Sent(f"tensor in {layer.name}", "all-gather", old, held.bytes_with(tensor, rest))
+        if new and old != new and is_learned and keras.backend.is_float_dtype(tensor.dtype):
+            rest = (*after.axes[:i], None, *after.axes[i + 1 :])
+            yield Sent(f"gradient in {layer.name}", "all-gather", new, held.bytes_with(tensor, rest))
+
+
+def _gradients_of_lookups(layers: Sequence[keras.Layer], held: Activations) -> Iterator[Sent]:
+    """Yields the gathers by which DTensor sums the gradient of a table; one for several tables whose rows are added."""
+    sums = [layer for layer in layers if isinstance(layer, keras.layers.Add)]
+    added = {id(term): layer for layer in sums for term in keras.tree.flatten(layer.input)}
+    reported = set()
+    for layer in (layer for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.trainable_variables):
+        given = added.get(id(layer.output), layer)
+        rows = held.of(layer.output).axes[:1]
+        for axis in held.of(layer.input).axes[1:]:
+            if axis and (id(given), axis) not in reported:
+                reported.add((id(given), axis))
+                size = held.bytes_with(layer.output, (*rows, *[None] * (len(layer.output.shape) - 1)))
+                yield Sent(f"gradient of the output of {keras_internals.path_of(given)}", "all-gather", axis, size)
+
+
+def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Iterator[Sent]:
+    """Yields the gathers for lookups: DTensor needs the full table, and tokens that are sharded along rows only."""
+    tokens = held.of(layer.input)
+    for axis in tokens.axes[1:]:
+        if axis:
+            size = held.bytes_with(first(layer.input), tokens.axes[:1])
+            yield Sent(f"tokens of {layer.path}", "all-gather", axis, size)
+    variable = keras_internals.kernel_of(layer)
+    vocabulary, *others = keras_internals.layout_of(variable).computed.axes
+    if mesh.splits(vocabulary):
+        whole = Layout((None, *others)).parts(mesh)
+        yield Sent(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // whole)
+
+
+_MOST_LAYOUTS = 20_000
+_UNCOUNTED = ("embed", "head_dim")  # if sharded, operations between layers communicate, too
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """The plan of one variable.
+
+    Attributes:
+      path: path of the variable.
+      dims: names of its dims, with * for a dim without a name.
+      shape: static shape.
+      bytes: bytes of the unsharded variable.
+      placement: its layouts.
+      slots: number of variables of this shape in the optimizer's state.
+      trainable: whether it has a gradient.
+    """
+
+    path: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    bytes: int
+    placement: Placement
+    slots: int
+    trainable: bool
+
+    def on_a_device(self, mesh: Mesh) -> dict[str, int]:
+        """Returns the bytes per device of the variable between steps, of its gradient, and of its optimizer state."""
+
+        def part(layout: Layout) -> int:
+            return self.bytes // layout.parts(mesh)
+
+        gradient = part(self.placement.gradient) if self.trainable else 0
+        return {
+            "parameters": part(self.placement.stored),
+            "gradients": gradient,
+            "slots": self.slots * part(self.placement.slots),
+        }
+
+    def is_replicated(self, mesh: Mesh) -> bool:
+        """Returns whether nothing of it is sharded."""
+        held = (self.placement.stored, self.placement.gradient, *([self.placement.slots] if self.slots else []))
+        return all(layout.parts(mesh) == 1 for layout in held)
+
+    def bytes_of_gradient(self, mesh: Mesh, is_table: bool) -> int:
+        """Returns the bytes per device of the computed gradient; that of an embedding table has all rows."""
+        computed = self.placement.computed
+        return self.bytes // (Layout((None, *computed.axes[1:])) if is_table else computed).parts(mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The plan of a step; see `AbstractModel.plan`.
+
+    Attributes:
+      mesh: mesh with its axes.
+      variables: the model's variables.
+      sent: communication of a step.
+      activations: bytes of the layers' outputs for the rows of one device.
+      dims: names of the dims of variables and activations, to which rules may refer.
+      unknown: nested layers, whose inputs and outputs have no known shape: their communication and memory are not
+        counted.
+      unclear: layers whose layout is chosen by the engine: their communication is not completely counted.
+    """
+
+    mesh: Mesh
+    variables: list[Planned]
+    sent: list[Sent]
+    activations: int
+    dims: frozenset[str]
+    unknown: list[str]
+    unclear: list[str]
+
+    def totals(self) -> dict[str, int]:
+        """Returns the bytes per device."""
+        each = [variable.on_a_device(self.mesh) for variable in self.variables]
+        found = {kind: sum(one[kind] for one in each) for kind in ("parameters", "gradients", "slots")}
+        return {**found, "activations": self.activations}
+
+
+class AbstractModel:
+    """A model with uninitialized variables, to be planned under one or more layouts.
+
+    Attributes:
+      model: the model.
+      slots: number of variables of the optimizer's state for each variable, by the variable's id.
+    """
+
+    def __init__(self, make: Callable[[], tuple[keras.Model, keras.Optimizer]]):
+        """Calls `make`, which creates a functional or sequential model, and its optimizer, which is not built."""
+        newborns: list[keras_internals.UninitializedVariable] = []
+        with keras_internals.deferred_creation(newborns, newborns.append):
+            self.model, optimizer = make()
+        own = {id(variable) for variable in self.model.variables}
+        self._uninitialized = [uninitialized for uninitialized in newborns if id(uninitialized.variable) in own]
+        if not self._uninitialized:
+            raise InputError(
+                f"A plan needs a model whose variables exist when it is created. Received: {self.model.name}, which "
+                "has none. Give it an Input."
+            )
+        self.slots = _slots(self.model, optimizer)
+        self._layers, self._unknown = _layers_of(self.model)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The model's variables, in the order of those of a `Plan`."""
+        return [uninitialized.variable for uninitialized in self._uninitialized]
+
+    @property
+    def dims(self) -> list[str]:
+        """Names of all dims to which a rule may refer, in the order of the variables."""
+        return list(
+            dict.fromkeys(
+                dim for uninitialized in self._uninitialized for dim in dims_of_uninitialized(uninitialized) if dim
+            )
+        )
+
+    def plan(self, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int) -> Plan:
+        """Plans a step.
+
+        Args:
+          mesh: mesh with its axes.
+          rules: axis by dim, including `batch`.
+          shard: sharding of the state.
+          batch_size: number of rows of a global batch.
+
+        Raises:
+          InputError: a rule cannot be applied.
+        """
+        variables = [self._planned(uninitialized, mesh, rules, shard) for uninitialized in self._uninitialized]
+        names = {
+            id(uninitialized.variable): dims_of_uninitialized(uninitialized) for uninitialized in self._uninitialized
+        }
+        held = Activations(self._layers, names, mesh, rules, batch_size)
+        tables = {id(table) for table in keras_internals.embeddings(self.model)}
+        computed = {
+            id(uninitialized.variable): planned.bytes_of_gradient(mesh, id(uninitialized.variable) in tables)
+            for uninitialized, planned in zip(self._uninitialized, variables, strict=True)
+            if planned.trainable and rules["batch"] not in planned.placement.computed.axes
+        }
+        sent = [
+            *between_layers(self.model, self._layers, held, mesh, rules),
+            *of_gradients(self._layers, held, mesh, rules["batch"], computed, shard),
+            *self._of_parts(variables, mesh, shard),
+        ]
+        activations = sum(held.bytes(layer.output) for layer in self._layers if not held.is_kept(layer))
+        attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
+        dims = frozenset(held.dims | attends | set(self.dims))
+        doubtful = list(unclear(self._layers, held, mesh, rules))
+        return Plan(mesh, variables, sent, activations, dims, self._unknown, doubtful)
+
+    def _planned(
+        self, uninitialized: keras_internals.UninitializedVariable, mesh: Mesh, rules: Mapping[str, str], shard: Shard
+    ) -> Planned:
+        variable = uninitialized.variable
+        keras_internals.set_layout(variable, None)
+        place = placement(uninitialized, rules, mesh, shard)
+        keras_internals.set_layout(variable, place)
+        size = keras_internals.bytes_of(variable)
+        dims = tuple(dim or "*" for dim in dims_of_uninitialized(uninitialized))
+        slots = self.slots.get(id(variable), 0)
+        return Planned(variable.path, dims, tuple(variable.shape), size, place, slots, variable.trainable)
+
+    def _of_parts(self, variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
+        """Yields the communication of sharded state."""
+        twice = {
+            uninitialized.variable.path for uninitialized in self._uninitialized if is_gathered_in_turn(uninitialized)
+        }
+        trainable = [variable for variable in variables if variable.trainable]
+        parts = [v for v in trainable if v.placement.is_gathered]
+        for what, split in (
+            ("updated variables", [v for v in trainable if v.placement.slots != v.placement.stored]),
+            ("variables, forward", parts),
+            ("variables, backward", [v for v in parts if v.path in twice]),
+        ):
+            if split:
+                total = sum(v.bytes // v.placement.computed.parts(mesh) for v in split)
+                yield Sent(what, "all-gather", shard.axis, total)
+
+
+def cheapest(
+    abstract_model: AbstractModel, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int, memory: float
+) -> tuple[dict[str, str], Plan]:
+    """Returns the layout with the least communication that fits into memory.
+
+    Tries all assignments of dims to axes other than the batch's, except dims whose sharding makes more operations
+    communicate than layers with weights; see `uncounted`.
+
+    Args:
+      abstract_model: the model.
+      mesh: mesh with its axes.
+      rules: given rules, which are kept, including `batch`.
+      shard: sharding of the state.
+      batch_size: number of rows of a global batch.
+      memory: bytes per device, for state and activations.
+
+    Returns:
+      The rules and their plan. Plans with the fewest unclear layers are preferred, then those with the least
+        communication, then the least memory, then the fewest rules.
+
+    Raises:
+      InputError: there are too many assignments, or none fits.
+    """
+    free = [dim for dim in abstract_model.dims if dim not in (*rules, *_UNCOUNTED) and not dim.startswith("spatial_")]
+    axes = [axis for axis, size in mesh.axes.items() if size > 1 and axis != rules["batch"]]
+    if (len(axes) + 1) ** len(free) > _MOST_LAYOUTS:
+        raise InputError(
+            f"--layout=auto tries every assignment of dims to axes, at most {_MOST_LAYOUTS}. Received: {len(free)} dims "
+            f"({', '.join(free)}) and {len(axes)} axes. Give rules for some in --layout, without auto."
+        )
+    found = []
+    for chosen in itertools.product((None, *axes), repeat=len(free)):
+        tried = {**rules, **{dim: axis for dim, axis in zip(free, chosen, strict=True) if axis}}
+        with contextlib.suppress(InputError):
+            plan = abstract_model.plan(mesh, tried, shard, batch_size)
+            sent, held = sum(one.bytes for one in plan.sent), sum(plan.totals().values())
+            found.append((len(plan.unclear), sent, held, len(tried), tried, plan))
+    fitting = [one for one in found if one[2] <= memory]
+    if not fitting:
+        least = min((one[2] for one in found), default=math.inf)
+        raise InputError(
+            f"--memory_gb must be enough for at least one layout. Received: {memory / 2**30:g}, with {len(found)} "
+            f"layouts of which the smallest takes {least / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
+            "more memory."
+        )
+    *_, tried, plan = min(fitting, key=lambda one: one[:4])
+    return tried, plan
+
+
+def uncounted(rules: Mapping[str, str]) -> list[str]:
+    """Returns the rules whose communication is not completely known: embed, head_dim, and most on the batch's axis."""
+    batch = rules["batch"]
+    own = ("batch", "experts")
+    return [f"{d}:{axis}" for d, axis in rules.items() if d not in own and (d in _UNCOUNTED or axis == batch)]
+
+
+def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
+    """Returns the number of optimizer variables for each variable, by the variable's id."""
+    for variable in model.trainable_variables:
+        keras_internals.set_layout(variable, variable)  # which Keras passes on to its optimizer variables
+    kept = [keras_internals.layout_of(slot) for slot in keras_internals.slots_of(optimizer, model.trainable_variables)]
+    return dict(collections.Counter(id(variable) for variable in kept if variable is not None))
+
+
+def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
+    """Returns the layers whose inputs and outputs have known shapes, and the paths of those that are not counted.
+
+    The projections of an attention layer are counted with it. Layers of a nested model are not counted, because their
+    tensors are not those of the outer model.
+    """
+    layers = [layer for layer in keras_internals.layers_of(model) if layer.variables or layer in model.layers]
+    own = [layer for layer in model.layers if not isinstance(layer, keras.Model)]
+    known = [layer for layer in layers if layer in own and keras_internals.has_shapes(layer)]
+    attentions = [layer for layer in known if isinstance(layer, ATTENTIONS)]
+    counted = {id(x) for x in known} | {id(part) for x in attentions for part in keras_internals.layers_of(x)}
+    return known, [keras_internals.path_of(layer) for layer in layers if id(layer) not in counted]
+
+
+@dataclasses.dataclass(frozen=True)
+class SpreadPlan:
+    """The plan of the devices of a process.
+
+    Attributes:
+      plan: layouts of the variables of all stages, and the communication of a micro-batch.
+      rules: the axis by dim.
+      of_variables: the plan of each variable, by the variable's id.
+    """
+
+    plan: Plan
+    rules: Mapping[str, str]
+    of_variables: Mapping[int, Planned]
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of a process."""
+        return self.plan.mesh.size
+
+    @property
+    def sharded(self) -> list[Planned]:
+        """The variables of which each device has a part: trainable ones, as the others stay on the host."""
+        return [v for v in self.plan.variables if v.trainable and not v.is_replicated(self.plan.mesh)]
+
+    @property
+    def replicated(self) -> list[Planned]:
+        """The trainable variables that every device has as a whole."""
+        return [v for v in self.plan.variables if v.trainable and v.is_replicated(self.plan.mesh)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Rules without effect, and an axis that is not used."""
+        return idle(self.rules, self.plan.dims, Shard(), self.plan.mesh)
+
+    def device_bytes(self, variable: keras.Variable) -> int:
+        """Returns the bytes of a variable on each device."""
+        planned = self.of_variables[id(variable)]
+        parts = planned.placement.stored.parts(self.plan.mesh) if planned.trainable else 1
+        return keras_internals.bytes_of(variable) // parts
+
+
+def plan_spread(abstract_model: AbstractModel, devices: int, layout: str, rows: int) -> SpreadPlan:
+    """Plans how a model's stages are spread over the devices of their processes.
+
+    Args:
+      abstract_model: the model.
+      devices: number of devices of a process.
+      layout: what is sharded over the axis model, as in `--layout`.
+      rows: rows of a micro-batch.
+
+    Raises:
+      InputError: a rule cannot be applied.
+    """
+    mesh = Mesh({"data": 1, "model": devices})
+    rules = parse_layout(layout, mesh)
+    plan = abstract_model.plan(mesh, rules, Shard(), rows)
+    own = {dim: axis for dim, axis in rules.items() if dim != "batch"}
+    return SpreadPlan(plan, own, dict(zip(map(id, abstract_model.variables), plan.variables, strict=True)))

@@ -1,0 +1,209 @@
+"""The search for the learning rate: a sweep over rates on a trainer, which is restored afterwards."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from tfdist import keras_internals
+from tfdist.config.search import LearningRateSearch
+from tfdist.data import Examples, Pipeline, explained_reading
+from tfdist.errors import InputError, names_arguments
+from tfdist.planning.rate_curve import LearningRates, divergence, learning_rates, rates_between
+from tfdist.reporting import RunPlan
+from tfdist.step.compiled_loop import not_finite
+from tfdist.step.data_mismatch import must_fit
+from tfdist.step.validation import check_same_data, inner_optimizer
+from tfdist.trainer.data_warnings import check_examples
+from tfdist.trainer.fit_arguments import check_fit, fit_arguments
+from tfdist.trainer.options import Checks, Reporting, Schedule
+from tfdist.trainer.program import Program
+from tfdist.trainer.trainer import Trainer, reported, takes_one_hot
+
+_SYNC_POINT = "find/learning_rate"
+
+
+@names_arguments
+def find_learning_rate(
+    trainer: Trainer,
+    x: Any,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    shuffle: bool = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Any = None,
+    steps_per_epoch: int | None = None,
+    *,
+    min: float = LearningRateSearch.min,
+    max: float = LearningRateSearch.max,
+    steps: int = LearningRateSearch.steps,
+    schedule: Schedule | None = None,
+    checks: Checks | None = None,
+) -> LearningRates:
+    """Searches for a learning rate by training with rates that grow at each step, as Smith describes (arXiv:1506.01186).
+
+    Step i, counted from 0, has the rate min * (max / min) ** (i / (steps - 1)), in place of the optimizer's own rate or
+    schedule. The search ends when the loss has diverged: when it is not finite, or its running mean is more than four times
+    the lowest one, or twice the first loss. Everything else is as in `fit`, with the same strategy, batches and options of
+    the trainer. Every process must call it, and gets the same result.
+
+    Afterwards the trainer is as before, bit for bit: weights, optimizer, statistics, the step and the position in the
+    data, even if the search fails. A copy of all variables is kept in the memory of the host meanwhile.
+
+    Args:
+      trainer: trainer with any weights; it is built if it has not been.
+      x: data to train on, as for `Trainer.fit`; not a generator, which could not be read again.
+      y: as for `Trainer.fit`.
+      batch_size: as for `Trainer.fit`. The best rate depends on it.
+      verbose: as for `Trainer.fit`.
+      shuffle: as for `Trainer.fit`.
+      class_weight: as for `Trainer.fit`.
+      sample_weight: as for `Trainer.fit`.
+      steps_per_epoch: as for `Trainer.fit`.
+      min: learning rate of the first step.
+      max: learning rate of the last step.
+      steps: number of steps, at least 10.
+      schedule: only `steps_per_call` applies.
+      checks: only the watchdog applies.
+
+    Returns:
+      The losses by rate, and the suggestion.
+
+    Raises:
+      InputError: an argument is invalid.
+      NotFiniteError: the first loss is inf or NaN.
+    """
+    search = LearningRateSearch(min, max, steps)
+    check_fit(None, class_weight, schedule, checks, None, None)
+    given = fit_arguments(
+        x,
+        y,
+        batch_size,
+        steps=steps,
+        shuffle=shuffle,
+        class_weight=class_weight,
+        one_hot=takes_one_hot(trainer.model),
+        sample_weight=sample_weight,
+        steps_per_epoch=steps_per_epoch,
+    )
+    examples, strategy = given.data.train, trainer.strategy
+    if not examples.can_be_read_again:
+        raise InputError(
+            "A search for the learning rate needs data that can be read again. Received: a generator. Give arrays, a "
+            "tf.data.Dataset or a PyDataset."
+        )
+    check_same_data(strategy, examples)
+    trainer.batch_schedule(examples.size, batch_size=given.batch_size)  # raises for a batch that cannot be divided
+    program = trainer.build(examples)
+    check_examples(strategy, trainer.model, examples, None, program.settings, program.dependence)
+    with (
+        reported(Reporting(), verbose, strategy.is_chief) as reporting,
+        (checks or Checks()).watchdog(strategy.group) as watchdog,
+    ):
+        sweep = _Sweep(program, search, examples, given.batch_size, trainer.step)
+        per_call = (schedule or Schedule()).steps_per_call
+        reporting.reporter.start(RunPlan(total_steps=steps, batch_size=given.batch_size))
+        with sweep, explained_reading(examples):
+            while not sweep.is_over:
+                done = sweep.taken
+                watchdog.begin(done, done + per_call)
+                sweep.call(per_call)
+                watchdog.reached(sweep.taken)
+                if sweep.losses:
+                    last = len(sweep.losses) - 1
+                    fields = {"loss": sweep.losses[last], "learning_rate": sweep.rates[last]}
+                    reporting.reporter.progress(len(sweep.losses), fields)
+    return learning_rates(sweep.rates, sweep.losses, given.batch_size)
+
+
+class _Sweep:
+    """The steps of a search: a context, on whose exit all variables have the values that they had before."""
+
+    def __init__(self, program: Program, search: LearningRateSearch, examples: Examples, batch_size: int, step: int):
+        """Compiles nothing yet, but creates the state of the steps.
+
+        Args:
+          program: what is trained.
+          search: range and number of rates.
+          examples: data to train on.
+          batch_size: global batch size.
+          step: number of updates done before, from which random layers draw.
+        """
+        self.rates = rates_between(search.min, search.max, search.steps)
+        self.losses: list[float] = []
+        self.taken = 0
+        self._program, self._examples, self._batch_size, self._first = program, examples, batch_size, step
+        self._may_continue = True
+        model, strategy = program.model, program.strategy
+        optimizer = inner_optimizer(model.optimizer)
+        before = int(strategy.local(keras_internals.value_of(optimizer.iterations))[0])
+        self._loop = program.steps.loop_at_rate(batch_size, _ExponentialRate(search, before))
+        variables = [*model.variables, *model.optimizer.variables, *program.metrics.variables]
+        own = [keras_internals.value_of(variable) for variable in keras_internals.with_values_only(variables)]
+        self._variables = [*own, *(variable for _, variable in program.store.items())]
+
+    def __enter__(self) -> "_Sweep":
+        program = self._program
+        program.drain()
+        self._restore = program.strategy.blocks.snapshot(self._variables)
+        pipeline = Pipeline(self._examples.sample, self._batch_size, program.settings.seed)
+        self._iterator = program.strategy.distribute(pipeline.numbered)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._iterator  # stops the threads that read ahead
+        self._restore()  # nothing that communicates, since this rank may be the only one that failed
+
+    @property
+    def _has_diverged(self) -> bool:
+        return divergence(self.losses, len(self.rates)) is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rates have been tried, or the loss has diverged."""
+        return not self._may_continue or len(self.losses) == len(self.rates) or self._has_diverged
+
+    def call(self, count: int) -> None:
+        """Runs up to this many steps, in one call of the compiled loop.
+
+        A step that a loss scale skips has no place in the curve: its rate is tried again.
+        """
+        count = min(count, len(self.rates) - len(self.losses))
+        with must_fit(self._examples.element_spec):
+            result = self._loop(
+                self._iterator,
+                tf.constant(self._first + self.taken, tf.int64),
+                tf.constant(count),
+                tf.constant(False),
+            )
+        losses, counted = result.losses.numpy(), result.counted.numpy()
+        if not result.may_continue and not self.losses and not counted.any():
+            variables, scale = self._program.model.trainable_variables, self._program.loss_scale
+            raise not_finite(self._first + self.taken + len(losses) - 1, losses[-1], result, variables, scale)
+        self.taken += len(losses)
+        self._may_continue = bool(result.may_continue)
+        mine = [float(loss) for loss, counts in zip(losses, counted, strict=True) if counts]
+        if not self._may_continue and not counted[-1]:
+            mine.append(math.inf)
+        # The losses are the same on all ranks. So that a search can never end on some of them only, rank 0's decide.
+        sent = [loss if np.isfinite(loss) else None for loss in mine]
+        received = self._program.strategy.group.broadcast(_SYNC_POINT, sent)
+        self.losses += [math.inf if loss is None else loss for loss in received]
+
+
+class _ExponentialRate:
+    """The learning rate of an update as a function of the number of updates before it."""
+
+    def __init__(self, search: LearningRateSearch, before: int):
+        """Initializes the function; `before`: number of updates before the search."""
+        self._first, self._before = search.min, before
+        self._exponent = math.log(search.max / search.min) / (search.steps - 1)
+
+    def __call__(self, iterations: Any) -> tf.Tensor:
+        done = ops.cast(ops.cast(iterations, "int64") - self._before, keras.config.floatx())
+        return self._first * ops.exp(self._exponent * done)

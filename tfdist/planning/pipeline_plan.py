@@ -1,0 +1,333 @@
+"""Plans a pipeline before anything runs: what each stage has and sends, and idle time and memory of each schedule."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import keras
+
+from tfdist import keras_internals
+from tfdist.collectives.replica_context import ReplicaContextCollectives
+from tfdist.config.pipeline_options import check_without_flush
+from tfdist.errors import InputError
+from tfdist.pipelining.activation_compression import METHODS, ActivationCompression, message_bytes
+from tfdist.pipelining.cutting import Cut, TracedModel, cut_model, describe_stages, trace_model
+from tfdist.pipelining.operation_graph import Graph
+from tfdist.pipelining.operation_timing import measure_seconds
+from tfdist.pipelining.schedule import Schedule
+from tfdist.pipelining.schedule_catalog import make_schedule
+from tfdist.pipelining.schedule_simulation import simulate
+from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossings_of, measure_stage
+from tfdist.sharding.balanced_parts import sizes_of_parts
+
+COMPARED = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
+
+
+@dataclasses.dataclass(frozen=True)
+class SentTensor:
+    """A tensor that a stage sends to the next, for one micro-batch.
+
+    Attributes:
+      name: name of the tensor.
+      shape: its static shape.
+      dtype: its element type.
+      bytes: its size in a message.
+      has_gradient: whether its gradient, of the same size, is sent back.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    has_gradient: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """The plan of one stage.
+
+    Attributes:
+      first: name of its first call of a layer.
+      last: name of its last call of a layer; cut after it to repeat this stage.
+      parameters: number of elements of its trainable variables.
+      variable_bytes: bytes of its variables, on each device.
+      gradient_bytes: bytes of the gradients of its trainable variables, on each device.
+      optimizer_bytes: bytes of the optimizer's state for them, on each device.
+      reduced_bytes: bytes of the gradients that are summed over replicas: whole ones.
+      activation_bytes: bytes that it keeps of each micro-batch for the backward pass, with what it received.
+      operations: multiplications and additions of the forward pass of a micro-batch.
+      sent: what it sends to the next stage for each micro-batch.
+      seconds: measured times of a micro-batch; None if they were not measured.
+    """
+
+    first: str
+    last: str
+    parameters: int
+    variable_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    reduced_bytes: int
+    activation_bytes: int
+    operations: int
+    sent: tuple[SentTensor, ...]
+    seconds: StageSeconds | None
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that it sends to the next stage for each micro-batch."""
+        return sum(tensor.bytes for tensor in self.sent)
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulePlan:
+    """The plan of one schedule.
+
+    Attributes:
+      name: the schedule, as in `--pipeline_schedule`.
+      idle: share of the time of all processes in which they do not compute, predicted from the costs of the stages.
+      live: for each process, the most micro-batches of its stages whose activations it keeps at the same time.
+      process_bytes: for each process, bytes of variables, gradients, optimizer state, older versions and live activations, on
+        each device; if the optimizer's state is sharded over replicas, in the replica with the largest part.
+      older_weights_bytes: for each process, those of older versions of its weights, which schedules without a flush keep.
+      message_bytes: for each process, bytes that it sends to others of its pipeline in a step: activations, their gradients,
+        and gradients of shared variables.
+      step_seconds: predicted time of all micro-batches; None if stages were not measured.
+    """
+
+    name: str
+    idle: float
+    live: tuple[int, ...]
+    process_bytes: tuple[int, ...]
+    older_weights_bytes: tuple[int, ...]
+    message_bytes: tuple[int, ...]
+    step_seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedVariable:
+    """A variable that several stages use.
+
+    Attributes:
+      path: path of the variable.
+      bytes: its size.
+      stages: numbers of these stages.
+    """
+
+    path: str
+    bytes: int
+    stages: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelinePlan:
+    """The plan of a pipeline.
+
+    Attributes:
+      stages: stages of the requested schedule.
+      shared: variables that several of them use.
+      optimizer_parts: for each process of a pipeline that uses the requested schedule, bytes of the optimizer's state in each
+        replica that has a part of it; one number if each replica has all of it.
+      schedules: the requested schedule and those to compare it with.
+      impossible: for each schedule that cannot be used, the reason.
+      has_loops: whether there are loops, whose operations and activations are not counted.
+    """
+
+    stages: tuple[StagePlan, ...]
+    shared: tuple[SharedVariable, ...]
+    optimizer_parts: tuple[tuple[int, ...], ...]
+    schedules: tuple[SchedulePlan, ...]
+    impossible: Mapping[str, str]
+    has_loops: bool
+
+
+def plan_pipeline(
+    model: keras.Model,
+    slots: Mapping[int, int],
+    *,
+    schedule: str,
+    processes: int,
+    micro_batches: int,
+    rows: int,
+    cut: str = "auto",
+    activation_compression: str = "none",
+    shards: int = 1,
+    measures: bool = False,
+    device_bytes: Callable[[keras.Variable], int] = keras_internals.bytes_of,
+) -> PipelinePlan:
+    """Plans the training of a model in stages, each in a process of its own.
+
+    Args:
+      model: functional or sequential model, whose variables need no values.
+      slots: number of variables of the optimizer's state for each variable, by the variable's id.
+      schedule: schedule to use, as in `--pipeline_schedule`.
+      processes: number of processes of a pipeline.
+      micro_batches: number of micro-batches of a step.
+      rows: rows of a micro-batch.
+      cut: where the model is cut, as in `--cut`.
+      activation_compression: compression of messages, as in `--activation_compression`.
+      shards: number of replicas over which the optimizer's state of each process is sharded; 1 if it is not.
+      measures: whether to measure the time of each stage on this device.
+      device_bytes: returns the bytes of a variable on each device of a process.
+
+    Raises:
+      InputError: the model cannot be cut in this way, the schedule cannot be used, or the state cannot be sharded.
+    """
+    compression = METHODS[activation_compression]()
+    planner = _Planner(trace_model(model), slots, processes, rows, cut, compression, shards, measures, device_bytes)
+    requested = make_schedule(schedule, processes, micro_batches)
+    found, impossible = {requested.name: planner.plan(requested)}, {}
+    for name in COMPARED:
+        try:
+            compared = make_schedule(name, processes, micro_batches)
+            found.setdefault(compared.name, planner.plan(compared))
+        except InputError as error:
+            impossible[name] = str(error)
+    stages = planner.stages(requested.stages)
+    check_without_flush(requested.name, shared=next((variable.path for variable, _ in stages.cut.shared), ""))
+    ordered = sorted(found.values(), key=lambda each: COMPARED.index(each.name) if each.name in COMPARED else -1)
+    shared = tuple(
+        SharedVariable(variable.path, keras_internals.bytes_of(variable), numbers)
+        for variable, numbers in stages.cut.shared
+    )
+    parts = planner.optimizer_parts(requested)
+    return PipelinePlan(stages.plans, shared, parts, tuple(ordered), impossible, stages.has_loops)
+
+
+def idle_and_makespan(schedule: Schedule, forward: Sequence[float], backward: Sequence[float]) -> tuple[float, float]:
+    """Returns the share of idle time, and the time of a step; without a flush, in the midst of training."""
+    if schedule.has_flush:
+        timeline = simulate(schedule, forward=forward, backward=backward)
+        return timeline.bubble, timeline.makespan
+    each = [sum(both) for both in zip(forward, backward, strict=True)]
+    return 1 - sum(each) / len(each) / max(each), schedule.micro_batches * max(each)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stages:
+    cut: Cut
+    plans: tuple[StagePlan, ...]
+    has_loops: bool
+
+
+class _Planner:
+    """Plans schedules, which may need different numbers of stages."""
+
+    def __init__(
+        self,
+        traced: TracedModel,
+        slots: Mapping[int, int],
+        processes: int,
+        rows: int,
+        cut: str,
+        compression: ActivationCompression,
+        shards: int,
+        measures: bool,
+        device_bytes: Callable[[keras.Variable], int],
+    ):
+        self._traced, self._slots, self._rows, self._cut, self._measures = traced, slots, rows, cut, measures
+        self._compression, self._shards, self._device_bytes = compression, shards, device_bytes
+        self._seconds: Callable[[Graph], Sequence[float]] = functools.cache(measure_seconds)
+        self._known: dict[int, _Stages] = {}
+
+    def stages(self, count: int) -> _Stages:
+        """Returns the plans of the stages of a model that is cut into `count`."""
+        if count not in self._known:
+            cut = cut_model(self._traced, self._cut, count, seconds=self._seconds)  # as for training
+            operations = [count_operations(cut, stage, self._rows) for stage in cut.stages]
+            plans = tuple(self._stage(cut, number, each.operations) for number, each in enumerate(operations))
+            self._known[count] = _Stages(cut, plans, any(each.has_loops for each in operations))
+        return self._known[count]
+
+    def plan(self, schedule: Schedule) -> SchedulePlan:
+        """Plans a schedule."""
+        stages = self.stages(schedule.stages)
+        seconds = [plan.seconds for plan in stages.plans if plan.seconds]
+        forward = [each.forward for each in seconds] or [float(plan.operations) for plan in stages.plans]
+        backward = [each.backward for each in seconds] or [2 * each for each in forward]
+        idle, makespan = idle_and_makespan(schedule, forward, backward)
+        activations = schedule.live_activations([plan.activation_bytes for plan in stages.plans])
+        state = [self._state_bytes(stages.cut, schedule.stages_of(process)) for process in range(schedule.processes)]
+        delays = schedule.delays or (0,) * schedule.processes
+        versions = [delay * plan.gradient_bytes for plan, delay in zip(stages.plans, delays, strict=False)]
+        held = zip(state, versions, activations, strict=True)
+        return SchedulePlan(
+            schedule.name,
+            idle,
+            tuple(int(count) for count in schedule.live_activations()),
+            tuple(own + older + int(live) for own, older, live in held),
+            tuple(versions),
+            sent_in_a_step(schedule, stages.plans, stages.cut),
+            makespan if seconds else None,
+        )
+
+    def _stage(self, cut: Cut, number: int, operations: int) -> StagePlan:
+        stage, described = cut.stages[number], describe_stages(cut)[number]
+        trainable = stage.variables.trainable
+        return StagePlan(
+            first=described.calls[0],
+            last=described.calls[-1],
+            parameters=described.parameters,
+            variable_bytes=sum(map(self._device_bytes, stage.variables.all)),
+            gradient_bytes=sum(map(self._device_bytes, trainable)),
+            optimizer_bytes=sum(self._slot_bytes(variable) for variable in trainable),
+            reduced_bytes=sum(map(keras_internals.bytes_of, trainable)),
+            activation_bytes=self._rows * (described.activation_bytes + described.received_bytes),
+            operations=operations,
+            sent=tuple(
+                SentTensor(
+                    found.name,
+                    tuple(crossing.spec.shape),
+                    crossing.spec.dtype.name,
+                    message_bytes(crossing.spec, self._compression, ReplicaContextCollectives.wire),
+                    crossing.has_gradient,
+                )
+                for found, crossing in zip(stage.sent, crossings_of(stage.sent, self._rows), strict=True)
+            ),
+            seconds=measure_stage(cut, stage, self._rows) if self._measures else None,
+        )
+
+    def optimizer_parts(self, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+        """Returns the bytes of the optimizer's state by process and replica; see `PipelinePlan`."""
+        cut = self.stages(schedule.stages).cut
+        return tuple(
+            tuple(self._parts(self._variables(cut, schedule.stages_of(process))))
+            for process in range(schedule.processes)
+        )
+
+    def _state_bytes(self, cut: Cut, numbers: Sequence[int]) -> int:
+        """Returns the bytes of variables, gradients and optimizer state in a process; a variable counts once."""
+        variables = self._variables(cut, numbers)
+        sizes = [self._device_bytes(variable) * (2 if variable.trainable else 1) for variable in variables]
+        return sum(sizes) + max(self._parts(variables))
+
+    def _variables(self, cut: Cut, numbers: Sequence[int]) -> list[keras.Variable]:
+        """Returns the variables of some stages, in the order of the model."""
+        own = {id(variable) for number in numbers for variable in cut.stages[number].variables.all}
+        return [variable for variable in self._traced.graph.model.variables if id(variable) in own]
+
+    def _parts(self, variables: Sequence[keras.Variable]) -> list[int]:
+        trained = [variable for variable in variables if variable.trainable]
+        return sizes_of_parts(
+            [self._device_bytes(variable) for variable in trained],
+            [*map(self._slot_bytes, trained)],
+            self._shards,
+        )
+
+    def _slot_bytes(self, variable: keras.Variable) -> int:
+        return self._slots.get(id(variable), 0) * self._device_bytes(variable)
+
+
+def sent_in_a_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cut) -> tuple[int, ...]:
+    """Returns for each process the bytes of its messages in a step; see `SchedulePlan`."""
+    sent = [0] * schedule.processes
+    for number, stage in enumerate(stages[:-1]):
+        process, after = schedule.process_of(number), schedule.process_of(number + 1)
+        if process != after:
+            sent[process] += schedule.micro_batches * stage.sent_bytes
+            sent[after] += schedule.micro_batches * sum(tensor.bytes for tensor in stage.sent if tensor.has_gradient)
+    for variable, numbers in cut.shared:
+        first, *others = sorted({schedule.process_of(number) for number in numbers})
+        for other in others:  # a part of the gradient to the first process, and the sum back
+            sent[first] += keras_internals.bytes_of(variable)
+            sent[other] += keras_internals.bytes_of(variable)
+    return tuple(sent)

@@ -1,0 +1,259 @@
+"""The losses of a search for the learning rate: smoothing, divergence, the suggestion, and pictures of them."""
+
+import dataclasses
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfdist.errors.numbers import byte_size
+from tfdist.planning.batch_size import BatchSizes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+DIVERGED = 4.0  # times the lowest mean of the loss, as in fastai and Lightning
+_WORSE = 2.0  # times the first loss: further rates tell nothing
+_WINDOW = 20.0  # a loss counts in the means of a twentieth of all steps
+_LEAST_SMOOTHING = 0.5
+_LEAST_FALL = 2.0  # times the usual difference between two losses
+_FEWEST = 4  # losses from which a slope is computed
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningRates:
+    """The result of a search for the learning rate.
+
+    Attributes:
+      rates: learning rate of each step, ascending.
+      losses: loss of each step before its update.
+      smoothed: means of the losses, at most the first one each, weighted by distance; see `smooth`.
+      suggestion: rate at which the smoothed loss falls fastest, with two digits; None if it falls nowhere.
+      lowest: rate with the lowest smoothed loss; None without a loss.
+      diverged: rate at which the loss diverged; None if it did not.
+      batch_size: global batch size.
+    """
+
+    rates: list[float]
+    losses: list[float]
+    smoothed: list[float]
+    suggestion: float | None
+    lowest: float | None
+    diverged: float | None
+    batch_size: int
+
+    def __repr__(self) -> str:
+        return (
+            f"<LearningRates: suggestion {self.suggestion}, lowest {self.lowest}, diverged {self.diverged}, "
+            f"{len(self.losses)} steps>"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the attributes as values of JSON."""
+        return dataclasses.asdict(self)
+
+    def describe(self) -> str:
+        """Returns what was found, in a sentence."""
+        if self.suggestion is None:
+            where = f" between {self.rates[0]:.2g} and {self.rates[-1]:.2g}" if self.rates else ""
+            return (
+                f"No learning rate is suggested, as the loss falls nowhere{where}: search another range, or more steps."
+            )
+        assert self.lowest is not None
+        if self.diverged is None:
+            end = "and does not diverge: a larger max would show where it does"
+        else:
+            end = f"and diverges at {self.diverged:.2g}"
+        return (
+            f"Suggested learning rate: {self.suggestion:g}. The loss falls fastest there; it is lowest at "
+            f"{self.lowest:.2g} {end}."
+        )
+
+
+def rates_between(first: float, last: float, steps: int) -> list[float]:
+    """Returns the rates of a search: they grow by the same factor at each step."""
+    return [first * (last / first) ** (step / (steps - 1)) for step in range(steps)]
+
+
+def smoothing(steps: int) -> float:
+    """Returns the weight of a loss in the mean of its neighbor, for a search of this many steps: 0.8 for 100 steps."""
+    return max(_LEAST_SMOOTHING, 1 - _WINDOW / steps)
+
+
+def divergence(losses: Sequence[float], steps: int) -> int | None:
+    """Returns the number of the first loss that has diverged; None if none has.
+
+    A loss has diverged if it is not finite, or if the mean so far, in which each loss counts `smoothing(steps)` times as
+    much as the next, is more than four times the lowest such mean, or more than twice the first loss.
+
+    Args:
+      losses: losses by step.
+      steps: number of steps of the whole search.
+    """
+    weight = smoothing(steps)
+    total = count = 0.0
+    lowest = math.inf
+    for step, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            return step
+        total, count = weight * total + loss, weight * count + 1
+        mean = total / count
+        lowest = min(lowest, mean)
+        if lowest > 0 and (mean > DIVERGED * lowest or mean > _WORSE * losses[0]):
+            return step
+    return None
+
+
+def smooth(losses: Sequence[float] | np.ndarray, weight: float) -> np.ndarray:
+    """Returns means of losses in which a loss d steps away, before or after, has the weight `weight` ** d.
+
+    The usual running mean over earlier losses lags by several steps, which would move the suggestion up.
+
+    Args:
+      losses: finite losses by step.
+      weight: at least 0 and less than 1.
+
+    Returns:
+      [losses], float64.
+    """
+    steps = np.arange(len(losses))
+    weights = weight ** np.abs(steps[:, None] - steps[None, :])
+    return weights @ np.asarray(losses, np.float64) / weights.sum(1)
+
+
+def learning_rates(rates: Sequence[float], losses: Sequence[float], batch_size: int) -> LearningRates:
+    """Returns the result of a search.
+
+    The suggestion is the rate of the steepest descent of the smoothed loss over the logarithm of the rate, before its
+    lowest value (Smith, arXiv:1506.01186, reads it from the plot).
+
+    Args:
+      rates: learning rates of all steps, evenly spaced on a logarithmic scale.
+      losses: losses by step, of the steps that were done; those from the divergence on are left out.
+      batch_size: global batch size.
+    """
+    end = divergence(losses, len(rates))
+    kept = list(losses[:end])
+    # Losses above the first one would hide the descent before them in the means.
+    smoothed = smooth(np.minimum(kept, kept[0]), smoothing(len(rates))) if kept else np.zeros(0)
+    lowest = int(np.argmin(smoothed)) if kept else None
+    steepest = None if lowest is None else _steepest(kept[: lowest + 1], smoothed[: lowest + 1])
+    return LearningRates(
+        rates=list(rates[: len(kept)]),
+        losses=kept,
+        smoothed=smoothed.tolist(),
+        suggestion=None if steepest is None else float(f"{rates[steepest]:.2g}"),
+        lowest=None if lowest is None else rates[lowest],
+        diverged=None if end is None else rates[end],
+        batch_size=batch_size,
+    )
+
+
+def _steepest(losses: Sequence[float], smoothed: np.ndarray) -> int | None:
+    """Returns the step of the steepest descent up to the lowest loss; None if the loss falls no more than by chance."""
+    if len(losses) < _FEWEST:
+        return None
+    usual = float(np.median(np.abs(np.diff(losses))))
+    if not smoothed[0] - smoothed[-1] > _LEAST_FALL * usual:
+        return None
+    return int(np.argmin(np.gradient(smoothed)))
+
+
+_GIB = 2**30
+_LIGHT, _DARK, _MARK, _GRAY = "#7fb3d9", "#12598f", "#c55a11", "#888888"
+
+
+def plot_learning_rates(result: LearningRates, title: str = "") -> bytes:
+    """Returns the picture of a search for the learning rate as a PNG file.
+
+    Args:
+      result: what was found.
+      title: title of the picture.
+    """
+    figure, axes = _figure(title or f"Loss by learning rate, batch size {result.batch_size}")
+    axes.set_xscale("log")
+    axes.plot(result.rates, result.losses, color=_LIGHT, linewidth=1.2, label="loss of each step")
+    axes.plot(result.rates, result.smoothed, color=_DARK, linewidth=2.0, label="smoothed")
+    if (suggestion := result.suggestion) is not None:
+        at = min(range(len(result.rates)), key=lambda i: abs(math.log(result.rates[i] / suggestion)))
+        label = f"suggestion: {suggestion:g}"
+        axes.axvline(suggestion, color=_MARK, linewidth=1.0, linestyle="--")
+        axes.plot([suggestion], [result.smoothed[at]], "o", color=_MARK, markersize=8, zorder=3, label=label)
+    if result.diverged is not None:
+        axes.axvline(
+            result.diverged, color=_GRAY, linewidth=1.0, linestyle=":", label=f"diverged: {result.diverged:.2g}"
+        )
+    if result.smoothed:
+        # A few huge losses before the divergence would flatten all others.
+        low, high = min(result.smoothed), max(result.smoothed)
+        margin = 0.15 * (high - low) or 0.1
+        axes.set_ylim(min(low, *_inside(result.losses, high + margin)) - margin, high + 2 * margin)
+    axes.set_xlabel("learning rate (logarithmic)")
+    axes.set_ylabel("loss")
+    axes.legend(frameon=False)
+    return _png(figure)
+
+
+def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
+    """Returns the picture of a search for the batch size as a PNG file: speed and memory by size.
+
+    Args:
+      result: what was found.
+      title: title of the picture.
+    """
+    sizes = [trial.batch_size for trial in result.usable]
+    speeds = [trial.examples_per_second for trial in result.usable]
+    refused = [trial.batch_size for trial in result.trials if trial.failure]
+    limit = result.memory_bytes / _GIB
+    figure, left = _figure(title)
+    right = left.twinx()
+    left.set_xscale("log", base=2)
+    left.plot(sizes, speeds, color=_DARK, linewidth=1.8, marker="o", markersize=5, label="examples/s")
+    if best := result.fastest:
+        label = f"fastest: {best.batch_size}"
+        left.plot([best.batch_size], [best.examples_per_second], "*", color=_MARK, markersize=15, zorder=3, label=label)
+    memory = [trial.memory_bytes / _GIB for trial in result.usable]
+    right.plot(sizes, memory, color=_LIGHT, linewidth=1.4, marker="s", markersize=4, label="memory")
+    right.axhline(limit, color=_GRAY, linewidth=1.0, linestyle=":", label=f"limit: {byte_size(result.memory_bytes)}")
+    if refused:
+        right.plot(refused, [limit] * len(refused), "x", color=_GRAY, markersize=8, label="does not fit")
+    left.set_xticks([*sizes, *refused], [str(size) for size in (*sizes, *refused)], rotation=45)
+    left.minorticks_off()
+    left.set_xlabel("global batch size (examples)")
+    left.set_ylabel("examples/s")
+    right.set_ylabel("memory (GiB)")
+    left.set_ylim(bottom=0)
+    right.set_ylim(bottom=0)
+    right.spines["top"].set_visible(False)
+    handles = [handle for axes in (left, right) for handle in axes.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=5)
+    return _png(figure)
+
+
+def _inside(losses: Sequence[float], high: float) -> list[float]:
+    return [loss for loss in losses if loss <= high]
+
+
+def _figure(title: str) -> "tuple[Figure, Axes]":
+    # Imported late, because it takes 0.4 s.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.8), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set_title(title.replace("$", r"\$"), loc="left", fontweight="bold")
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _png(figure: "Figure") -> bytes:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
