@@ -31,7 +31,6 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         return 0
     seconds = tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, run
-    from tfdist.cli.run import check_metrics, make_callbacks
     from tfdist.trainer.data_warnings import check_examples
     from tfdist.trainer.options import Checks, Schedule
 
@@ -42,11 +41,11 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
             if opened.strategy.is_chief:
                 print(target.finished)
             return 0
-        callbacks = make_callbacks(target.config)
+        callbacks = run.make_callbacks(target.config)
         with showing("Building the model ...") if opened.strategy.is_chief else contextlib.nullcontext():
             trainer = run.make_trainer(opened, opened.strategy)
             program = trainer.build(opened.data.train)
-        check_metrics(config, callbacks, trainer, evaluates=opened.data.test is not None)
+        run.check_metrics(config, callbacks, trainer, evaluates=opened.data.test is not None)
         # Refuses data before there is a directory; `fit` logs what is suspicious.
         examples, options = (opened.data.train, opened.data.test), (program.settings, program.dependence)
         findings = check_examples(opened.strategy, trainer.model, *examples, *options)

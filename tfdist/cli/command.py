@@ -30,6 +30,7 @@ from tfdist.errors import ExitCode, InputError, Interrupted, TfdistError, naming
 from tfdist.errors.engine_errors import one_line, out_of_memory
 from tfdist.errors.suggestions import did_you_mean
 
+# Names that flags have in other libraries, for messages about unknown flags.
 # They are those of Lightning, Accelerate, DeepSpeed, torchrun, Horovod, Transformers, Megatron and Keras; none is accepted.
 
 SAME = {  # other names of our flags

@@ -281,9 +281,9 @@ def last_error(text: str) -> str:
     return cause
 
 
+# The cache of Horovod's wheels: directories in which only their user may write, and a hash next to each wheel.
 # The hash, in a file for `sha256sum --check`, shows that a wheel is incomplete or was changed. It is no protection from
-# somebody
-# who can change both files; owner and mode of the directories are.
+# somebody who can change both files; owner and mode of the directories are.
 
 
 def make_private(folder: pathlib.Path) -> None:

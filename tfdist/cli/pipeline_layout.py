@@ -89,9 +89,6 @@ def facts(spread: "SpreadPlan | None") -> dict[str, Any]:
     }
 
 
-# tensors between two stages
-
-
 def main(config: LayoutConfig, output: Output) -> int:
     """Prints the plan."""
     grid = _grid(config)

@@ -10,6 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+# Hides what TensorFlow prints when it starts; messages of others, and what comes before an exception, are shown.
 # Its C++ code writes these messages to the file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so that only the
 # descriptor can hide them.
 

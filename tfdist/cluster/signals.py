@@ -46,6 +46,7 @@ def caller_location() -> str:
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
 
+# Handles signals immediately, whatever the main thread is doing.
 # Python's own handlers would wait until a call of the engine returns.
 
 _NOBODY = -1  # instead of a file descriptor

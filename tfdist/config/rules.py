@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from tfdist.config.spec import Spec, parse
 from tfdist.errors import InputError
 
-# Rules are tried from left to right, and the first whose condition holds applies. A text without a condition is one rule
-# for all variables.
+# Parses rules per variable: `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16; *: int8`.
+# Rules are tried from left to right, and the first whose condition holds applies. A text without a condition is one rule for
+# all variables.
 
 _CONDITION = re.compile(r"\s*(\*|path=(?P<path>.+?)|size>=(?P<size>\d{1,18}))\s*", re.DOTALL)
 _GRAMMAR = (

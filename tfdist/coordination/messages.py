@@ -190,14 +190,12 @@ def _decode(line: bytes) -> Message:
     return message
 
 
+# Mutual authentication of a connection by a token that both ends know, and that is never sent.
 # Each end sends a nonce in clear: the one that connects in its hello, the one that listens in its challenge. From the token
-# and
-# these two messages both derive one key for each direction. Every later message carries its HMAC-SHA256 (RFC 2104) under the
-# key
-# of its direction, over its number and its bytes. Without the token nobody can send, alter, repeat, reorder or reflect a
-# message,
-# of this connection or of another one; what remains is to cut the connection, which counts as a loss. Messages are not
-# encrypted.
+# and these two messages both derive one key for each direction. Every later message carries its HMAC-SHA256 (RFC 2104) under
+# the key of its direction, over its number and its bytes. Without the token nobody can send, alter, repeat, reorder or reflect
+# a message, of this connection or of another one; what remains is to cut the connection, which counts as a loss. Messages are
+# not encrypted.
 #
 # Cost: 65 bytes and a few microseconds per message.
 

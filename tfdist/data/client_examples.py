@@ -14,6 +14,7 @@ from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.data.source import InOrder, Source
 from tfdist.errors import InputError
 
+# Virtual clients: who has which examples of a data set, and which clients train in a round, and on which batches.
 # All draws use the raw integers of NumPy's bit generators, which are the same in every version and on every machine.
 
 _SPLIT, _SHARDS, _CLIENTS, _BATCHES = range(1, 5)  # purposes of random numbers

@@ -35,6 +35,7 @@ from tfdist.data.stream import StreamSource, shares_of, transformed
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import refusal_inside
 
+# Data that comes in batches, as Keras's `fit` takes it: `tf.data`, `keras.utils.PyDataset`, generators.
 # Its rows are one stream, which is cut into global batches again, so that every step has a full batch.
 
 _FOREVER = 2**62  # rows of data without an end

@@ -101,6 +101,7 @@ class ReplicaRows(NamedTuple):
         return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[: next(counts)], self.batch)
 
 
+# Allocations: how many rows of a global batch each replica computes; the rows of a replica are consecutive.
 # The loss divides by the rows of the whole batch, so that the allocation affects results by rounding only.
 
 

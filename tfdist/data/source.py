@@ -15,6 +15,7 @@ from tfdist.data.examples import Element, Examples, Origins, Transform, as_is, c
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.errors import InputError
 
+# The order of examples: concatenated permutations of epochs, as a pure function of a position, without state.
 # Position p of the stream is index p % size of epoch p // size. Step k of a run with a global batch of B examples uses
 # positions k * B to (k + 1) * B - 1; see `tfdist.data.stream` for a run whose batch size changes.
 

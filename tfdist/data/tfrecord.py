@@ -22,6 +22,7 @@ from tfdist.data.split import held_out
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import did_you_mean, nearest
 
+# Finds where each record of a TFRecord file begins, so that records can be read in any order.
 # A record is its length (8 bytes), a checksum of the length (4), the data, and a checksum of the data (4). Only the lengths
 # are read, which takes some microseconds per record.
 

@@ -142,9 +142,10 @@ def _timeline(schedule: Schedule, times: Sequence[Sequence[Sequence[float]]]) ->
     return Timeline(rows, schedule.live_activations())
 
 
-# The same compiled step is timed as it is and with collectives that send nothing: the difference is the communication
-# that is not hidden by computation. The difference to a third timing, also without compression, is the time spent in
-# encoders and decoders. These probe steps leave weights, optimizer state and all other state unchanged.
+# Measures how long a step waits for communication, and how long compression takes.
+# The same compiled step is timed as it is and with collectives that send nothing: the difference is the communication that is
+# not hidden by computation. The difference to a third timing, also without compression, is the time spent in encoders and
+# decoders. These probe steps leave weights, optimizer state and all other state unchanged.
 
 MUCH = 0.2  # fraction of a step
 EARLY = 100  # step of the first measurement, if the period is longer

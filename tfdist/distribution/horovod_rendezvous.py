@@ -114,10 +114,11 @@ def _functions() -> ctypes.CDLL:
     return ctypes.CDLL(str(pathlib.Path(hvd.__file__).with_name(f"mpi_lib{get_ext_suffix()}")))
 
 
+# The library of Horovod's collectives that `--communication=auto` takes: MPI where each rank has a core for it, else Gloo.
 # Between processes of one host, MPI has a fraction of Gloo's latency, but waits by polling, which takes a core from computing.
 # The decision depends only on facts that are the same in every run of a command on the same machine, not on how busy its cores
-# are or on a measurement at the start: another library may sum in another order, and Horovod cannot replace the library of
-# a process that it has started with.
+# are or on a measurement at the start: another library may sum in another order, and Horovod cannot replace the library of a
+# process that it has started with.
 
 ELASTIC_VARIABLES = (ELASTIC_VARIABLE, "HOROVOD_ELASTIC")  # of `launch` and of horovodrun
 CORES = 2  # of each rank, for MPI: one that polls, and one that computes meanwhile

@@ -166,6 +166,7 @@ def describe_error(error: BaseException) -> str:
     return MEANINGS[error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED]
 
 
+# Errors of the library name arguments (`batch_size=7`), those of commands the flags (`--batch_size=7`).
 # Messages are written for commands, and translated where a public function of the library raises them.
 
 P = ParamSpec("P")

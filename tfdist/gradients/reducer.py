@@ -130,6 +130,7 @@ class PartitionedReducer(Reducer):
         return Reduced(totals, sent, new_state, witnesses)
 
 
+# Error feedback: what a lossy sum left out of a step is added to the next one.
 #     x = g + e,   total = sum over replicas of sent(x),   e' = x - sent(x)
 #
 # What was sent and the remaining error add up to the sum of all gradients so far, so nothing is lost, only delayed. Each

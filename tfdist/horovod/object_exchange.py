@@ -23,11 +23,10 @@ from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
 
+# Signatures of the pickled objects that ranks exchange, since unpickling runs code, and the engine authenticates nobody.
 # A signature is an HMAC-SHA256 under a key of the job. The ranks of a process set exchange nonces before their first object,
-# and
-# the key depends on all of them: for no rank, an object from before it has started the engine is valid. The operation, the
-# call's
-# name, its number among the calls with this name, the sender's rank, and the object are signed.
+# and the key depends on all of them: for no rank, an object from before it has started the engine is valid. The operation, the
+# call's name, its number among the calls with this name, the sender's rank, and the object are signed.
 #
 # Cost: 32 bytes and about a second per GB on each side; one small all-gather per process set and start of the engine.
 

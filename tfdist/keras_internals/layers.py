@@ -215,9 +215,9 @@ def products_keep_dims() -> Iterator[None]:
         keras_numpy.matmul, keras_numpy.einsum = matmul, einsum
 
 
-# TensorFlow seeds an operation by its graph, so processes with the same seed draw the same numbers, and Keras's
-# generators outside of a model are variables that replicas would share. Inside `keyed`, each replica draws different
-# numbers.
+# Random numbers that user code draws in a replica function, by `keras.random` or `tf.random`.
+# TensorFlow seeds an operation by its graph, so processes with the same seed draw the same numbers, and Keras's generators
+# outside of a model are variables that replicas would share. Inside `keyed`, each replica draws different numbers.
 
 # Functions that use the graph's seed, and their stateless equivalents. Arguments that both have are passed by name.
 _STATELESS = {

@@ -47,8 +47,9 @@ class ExpertLoad(keras.metrics.Metric):
         return {"load_cv": variation, "dropped": tf.math.divide_no_nan(dropped, total + dropped), **each}
 
 
-# Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961); Lepikhin et al., GShard, 2020 (arXiv:2006.16668); Zoph et
-# al., ST-MoE, 2022 (arXiv:2202.08906).
+# Routing of tokens to experts: choices, capacity, overflow, and the losses that balance the load.
+# Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961); Lepikhin et al., GShard, 2020 (arXiv:2006.16668); Zoph et al.,
+# ST-MoE, 2022 (arXiv:2202.08906).
 
 OVERFLOWS = ("drop", "spill")
 

@@ -12,8 +12,9 @@ from tfdist import keras_internals
 from tfdist.distribution.strategy import strategy_in_use
 from tfdist.errors import InputError
 
-# Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174). A layer's sharded variables are
-# gathered for each of the two passes, like the units of FSDP.
+# Rematerialization: a layer's activations are dropped after the forward pass and recomputed for the backward pass.
+# Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174). A layer's sharded variables are gathered
+# for each of the two passes, like the units of FSDP.
 
 
 def rematerialize(layer: keras.Layer) -> None:

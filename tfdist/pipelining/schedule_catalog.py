@@ -13,6 +13,7 @@ from tfdist.pipelining.timeline import Timeline
 from tfdist.storage import AnyPath, path_of, storage_of
 from tfdist.storage.registry import read_text
 
+# The schedules that `--pipeline_schedule` names: one function each, from S processes and M micro-batches to a `Schedule`.
 # All compute the gradients of a stage in the order of micro-batches, so that their sums are equal bit for bit. The share of
 # idle time, the bubble, is given for equal stages and without messages; F, B, I and W are the durations of the actions.
 
@@ -118,17 +119,17 @@ def _schedule(name: str, rows: Sequence[Sequence[Action]], processes: int, micro
     return Schedule(name, processes, stages, micro_batches, tuple(map(tuple, rows)))
 
 
+# PipeDream and 2BW: 1F1B without a flush, and the versions of the weights that it uses.
 # The order of 1F1B does not end with a step: process s of S is S - 1 - s micro-batches ahead with its forward passes, and
-# begins
-# the forward passes of a batch before the update of the batch before it. All micro-batches of a batch use the weights that
-# are the newest ones when the first of them begins, so that the weights of batch t in stage s are
+# begins the forward passes of a batch before the update of the batch before it. All micro-batches of a batch use the weights
+# that are the newest ones when the first of them begins, so that the weights of batch t in stage s are
 #
 #     delay D_s = ceil((S - 1 - s) / M) updates old                            `pipedream`, weight stashing
 #
 # The backward passes of a batch use the weights of its forward passes, and the newest weights are updated:
 #
-#     w_s(t + 1) = update(w_s(t), gradient_s(w_0(t - D_0), w_1(t - D_1), ..., w_{S-1}(t - D_{S-1}))),   w_s(v) = w_s(0) for v <
-#     0
+#     w_s(t + 1) = update(w_s(t), gradient_s(w_0(t - D_0), w_1(t - D_1), ..., w_{S-1}(t - D_{S-1}))),
+#     w_s(v) = w_s(0) for v < 0
 #
 #     M = 1:  w_s(t + 1) = update(w_s(t), gradient_s(w_0(t - S + 1), w_1(t - S + 2), ..., w_{S-1}(t)))
 #
@@ -139,8 +140,8 @@ def _schedule(name: str, rows: Sequence[Sequence[Action]], processes: int, micro
 # for which two versions of the weights suffice. So 2BW is PipeDream with vertical sync and enough micro-batches.
 #
 # Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP 2019 (doi:10.1145/3341301.3359646).
-# Harlap et al., PipeDream: Fast and Efficient Pipeline Parallel DNN Training, 2018 (arXiv:1806.03377).
-# Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (arXiv:2006.09503).
+# Harlap et al., PipeDream: Fast and Efficient Pipeline Parallel DNN Training, 2018 (arXiv:1806.03377). Narayanan et al.,
+# Memory-Efficient Pipeline-Parallel DNN Training, 2021 (arXiv:2006.09503).
 
 
 def pipedream(processes: int, micro_batches: int, vertical_sync: bool = False) -> Schedule:
@@ -209,9 +210,9 @@ def steady_state(timeline: Timeline, micro_batches: int) -> Timeline:
     return timeline.between(start, start + seconds)
 
 
+# Schedules as CSV files, in the format of torch.distributed.pipelining and of torchtitan's `pipeline_parallel_schedule_csv`.
 # One line for each process, one cell for each action in order: `0F0,0F1,,0B0`. A cell is the stage, the kind (F; B, or I and
-# W)
-# and the micro-batch; empty cells show idle time and have no effect. Cells of communication (`0SEND_F0`, `1RECV_F0`), which
+# W) and the micro-batch; empty cells show idle time and have no effect. Cells of communication (`0SEND_F0`, `1RECV_F0`), which
 # `_dump_csv` writes as well, are skipped, as messages follow from the actions.
 
 _ACTION = re.compile(r"([0-9]{1,6})([FBIW])([0-9]{1,6})")

@@ -88,28 +88,23 @@ def run_eagerly(
     return tuple(map(tuple, spans))
 
 
+# An order of messages in which no process waits forever, even if each send waits until its message is received.
 # If each process receives what an action needs just before it, and sends the results just after it, 1F1B deadlocks: process 0
 # sends the activations of micro-batch 1 while process 1 sends the gradients of micro-batch 0, and neither receives.
 #
 # Therefore messages are ordered as they would be ready if sends did not wait, F took 1, and B took 2: a timeline that is the
-# same
-# in all processes. A process starts a message at its time in this order, between the action that ends before and the one that
-# starts after. The messages between two actions of a process are one `Exchange`: they are started together, and the next
-# action
-# begins when all have ended. In 1F1B this fuses activations with the gradients that cross them, as Megatron-LM's
+# same in all processes. A process starts a message at its time in this order, between the action that ends before and the one
+# that starts after. The messages between two actions of a process are one `Exchange`: they are started together, and the next
+# action begins when all have ended. In 1F1B this fuses activations with the gradients that cross them, as Megatron-LM's
 # `send_forward_recv_backward` does.
 #
 # It cannot deadlock, however long actions and messages really take. Of all actions and messages that have not ended, consider
-# the
-# first in the order of that timeline. All that comes before it has ended, in each of its processes; so it is started there,
-# and
-# ends. By induction all end.
+# the first in the order of that timeline. All that comes before it has ended, in each of its processes; so it is started
+# there, and ends. By induction all end.
 #
 # With equal stages and free messages, sends that wait cost nothing with GPipe, 1F1B and ZB-H1. Interleaved schedules of at
-# most
-# 8 processes and 4 S micro-batches take up to 1.44 times as long as with eager sends (simulated on 2026-11-26), because a
-# process
-# waits until its neighbor has computed, while it could compute itself.
+# most 8 processes and 4 S micro-batches take up to 1.44 times as long as with eager sends (simulated on 2026-11-26), because a
+# process waits until its neighbor has computed, while it could compute itself.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_runner import CapturedJobs, last_line, read_log
 from tfdist.launcher.supervision import Stop, deadline
 
+# A memory limit for the processes of a job, which are ended together when they exceed it.
 # TensorFlow reserves several times the address space that it uses, so that a resource limit of the kernel, which counts what
 # is reserved, would end a process that needs little. What is resident is read from time to time instead.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tfdist.row_semantics.sizes import ONE, Size
 
+# Labels: how the values that replicas compute from their rows make up the value that one device computes from all of them.
 # Replica r has COUNT_r >= 1 rows of a batch of COUNT = sum of COUNT_r; t_r is a tensor as it computes it, and t as one device
 # does. Powers of COUNT are carried along, since code divides by the number of rows: a mean is a sum times COUNT^-1.
 

@@ -251,6 +251,7 @@ def idle(rules: Mapping[str, str], dims: Collection[str], shard: Shard, mesh: Me
     ]
 
 
+# The processes of a pipelined job as a grid: each has a stage and, in it, an index among the replicas of the data.
 # The devices of a process are the axis `model`.
 
 _AXES = ("stage", "data", "model")

@@ -12,9 +12,10 @@ from tfdist.keras_internals import UninitializedVariable, layers_of, layout_of
 from tfdist.sharding.layouts import Placement, Shard, laid_out, placed
 from tfdist.sharding.mesh import Mesh
 
-# The rules of a layout refer to dim names, so only variables whose dims have names can be sharded by rules. Variables of
-# Keras layers get names from the layers' types; `name_dims` overrides them where a dim has a special meaning in a model
-# (the `out` of a perceptron's first layer is its `ffn`).
+# Names of the dims of a model's variables, from the types of its layers and from a table given by the model.
+# The rules of a layout refer to dim names, so only variables whose dims have names can be sharded by rules. Variables of Keras
+# layers get names from the layers' types; `name_dims` overrides them where a dim has a special meaning in a model (the `out`
+# of a perceptron's first layer is its `ffn`).
 
 Dims = tuple[str | None, ...]  # None for a dim that is replicated in every layout
 

@@ -13,6 +13,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.validation import inner_optimizer
 
+# Means of what replicas or micro-steps have computed from their rows, such as moving statistics.
 # They are computed in float64: means of equal numbers, such as counters of steps, are exact, and those of the lowest float32
 # are finite.
 

@@ -20,6 +20,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.loss import floating
 
+# Scalars in Keras's means, such as a metric function that returns the mean of its batch.
 # `keras.metrics.Mean` counts a scalar as 1. That is right for a whole batch, but on a replica the scalar is a mean over the
 # replica's own rows: it must count as these rows do.
 

@@ -14,6 +14,7 @@ from tfdist.step import randomness
 from tfdist.step.averaged_values import means_over_replicas
 from tfdist.step.validation import statistics_of_all_replicas
 
+# Refuses steps that assign a `tf.Variable` that all replicas of a process share.
 # A Keras variable has a copy on each replica. A `tf.Variable` that is created outside of a strategy's scope has none: each
 # replica assigns it, so that a counter, for example, counts every step once per replica.
 

@@ -84,6 +84,7 @@ class BackgroundCall(Generic[_T]):
             self._future.set_result(result)
 
 
+# A fragment of the weights that is exchanged by itself, in three parts: what is sent, the exchange, and its use.
 # With the notation of `exchange`, of the weights of one fragment, sent at step t and used at step u = t + delay:
 #
 #     d = sum over r of n_r (x - w_r(t)) / sum over r of n_r,        x' = outer(x, d)

@@ -38,8 +38,9 @@ from tfdist.synchronization import Exchanges
 from tfdist.synchronization.catalog import make_exchanges
 from tfdist.trainer.data_warnings import check_evaluation, check_form, dependence_of, warn_of_evaluation
 
-# A rank with a different model would wait forever in a collective that no other rank enters or, worse, sum tensors that
-# do not correspond. Unless something differs, only hashes are sent.
+# Checks before training that ranks have the same code, versions, model and optimizer, and names what differs.
+# A rank with a different model would wait forever in a collective that no other rank enters or, worse, sum tensors that do not
+# correspond. Unless something differs, only hashes are sent.
 
 _LONGEST = 500  # values are compared up to this number of characters
 _PRIVATE = ("name", "seed", "input_layers", "output_layers")  # layer settings that Keras numbers or draws at random

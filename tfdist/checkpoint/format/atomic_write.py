@@ -25,9 +25,10 @@ from tfdist.coordination import Group, Json
 from tfdist.errors import CheckpointError
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
-# Each host has the manifest, the files of its own ranks, and copies of files of others. Replicated data is in one file
-# that each host writes for itself, so that it is not sent. The parts of a single rank are in a file on its host, and on
-# the next host, to which the bytes are sent. So if one host is lost, the others have everything.
+# Writes a checkpoint to several hosts without a shared directory.
+# Each host has the manifest, the files of its own ranks, and copies of files of others. Replicated data is in one file that
+# each host writes for itself, so that it is not sent. The parts of a single rank are in a file on its host, and on the next
+# host, to which the bytes are sent. So if one host is lost, the others have everything.
 
 _MESSAGE = 1 << 19  # characters per message of a group, without its framing
 

@@ -103,9 +103,9 @@ def code(name: str) -> str:
     return _CODES[name]
 
 
-# A block is hashed in pieces of fixed size, each with its own SHA-256, so that even a single large tensor is divided
-# between threads. The expensive operations (hashing, reading, writing) release the GIL, so that training continues
-# meanwhile.
+# Writes and reads bytes while computing their hashes, in several threads.
+# A block is hashed in pieces of fixed size, each with its own SHA-256, so that even a single large tensor is divided between
+# threads. The expensive operations (hashing, reading, writing) release the GIL, so that training continues meanwhile.
 
 PIECE = 4 << 20  # bytes of a block with one hash; part of the format
 CHUNK = 1 << 18  # bytes of a piece that are hashed while they are in the processor's cache

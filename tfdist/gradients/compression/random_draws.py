@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# The hash is two rounds of shift, xor and multiply (Wellons's lowbias32), on vectors under XLA. It takes 2 ms for 8 M
-# numbers, for which TensorFlow's stateless generators take 37 ms. For rounding, not for cryptography.
+# Counter-based random numbers: stateless, and cheap enough to draw one per element of a gradient.
+# The hash is two rounds of shift, xor and multiply (Wellons's lowbias32), on vectors under XLA. It takes 2 ms for 8 M numbers,
+# for which TensorFlow's stateless generators take 37 ms. For rounding, not for cryptography.
 #
 # Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011.
 

@@ -79,9 +79,10 @@ def seed_of(name: str, draws: Any, rank: Any) -> tf.Tensor:
     return folded_in(folded_in(tf.constant([key, key ^ 0x5BD1E995], tf.int32), draws), rank)
 
 
-# All-to-all of the encoded shares, decode and sum in float32, encode the sum, all-gather. With a code of c bytes this
-# sends 2 c (N - 1) / N, like a ring all-reduce, whereas sending each code to all costs c (N - 1). The price is a second
-# coding error; it is attributed to the replica that made it, so error feedback loses nothing.
+# The reduce-scatter reducer: each replica sums one share of the vector and encodes the sum for the others.
+# All-to-all of the encoded shares, decode and sum in float32, encode the sum, all-gather. With a code of c bytes this sends 2
+# c (N - 1) / N, like a ring all-reduce, whereas sending each code to all costs c (N - 1). The price is a second coding error;
+# it is attributed to the replica that made it, so error feedback loses nothing.
 
 # TensorFlow takes slices at multiples of this many float32 elements without a copy.
 _GRAIN = 16

@@ -201,6 +201,7 @@ def _(call: Call) -> list[Value]:
     return [Value(label, logits.known_dims[:1]), Value(label, logits.dims)]
 
 
+# Random numbers.
 # Those of rows are other numbers of the same law on each replica. What is drawn once for a batch is drawn with the same seed.
 
 
