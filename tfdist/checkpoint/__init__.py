@@ -1,4 +1,6 @@
 """Saves and restores runs: checkpoints on disk and in memory, and the state of a run that they contain.
 
-`tfdist.checkpoint.format` writes and reads a checkpoint's files, and does not depend on runs.
+`manager` saves a run at its intervals and when a signal asks for its end, `restore` restores it, and `replication` copies
+checkpoints in memory between hosts. `tfdist.checkpoint.format` writes and reads a checkpoint's files, and does not depend on
+runs.
 """

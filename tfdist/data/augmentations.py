@@ -15,7 +15,7 @@ from tfdist.errors import InputError, names_arguments
 from tfdist.errors.numbers import is_integer, is_number
 from tfdist.errors.suggestions import nearest
 
-_ROUNDS = 12  # as in tfdist.data.shuffle
+_ROUNDS = 12  # as in tfdist.data.source
 _PHILOX = 1
 _BITS = 53
 _FRACTION_BITS = 24  # of a float32

@@ -217,7 +217,7 @@ def start_horovod(
       cluster: this process in the job.
       join: joins the job's group; called once, when the group's address is known.
       communication: the library of its collectives, "gloo" or "mpi"; "auto" for the environment's choice, or
-        that of `horovod_automatic.choose`; empty for the environment's choice, or Gloo.
+        that of `choose`; empty for the environment's choice, or Gloo.
       stall_seconds: seconds after which Horovod aborts an operation that a rank does not submit.
       planned_sets: returns the process sets, which Horovod must know when it starts; called once, with the group unless it
         is joined through Horovod. Without any, those of `options` are used.

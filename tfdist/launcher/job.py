@@ -34,11 +34,11 @@ class Job:
       start_timeout_seconds: for all launchers to connect, and for all ranks to join, if they use tfdist.
       log_dir: directory of the ranks' logs; empty for a new one under runs/.
       grace_seconds: for the processes to save and end when the job is asked to end, before they are killed.
-      max_restarts: how many times all processes are restarted after a failure; see `restarts.Restarts`. None for never
+      max_restarts: how many times all processes are restarted after a failure; see `Restarts`. None for never
         or, in an elastic job, without limit.
       max_preemptions: the same after an end with code 75, or by SIGTERM, that was not requested from this launcher.
       restart_backoff_seconds: before the first restart; doubles with each failure, up to 60 s.
-      rejoin_seconds: in an elastic job, before a failed process is started again; see `slots.Slots`.
+      rejoin_seconds: in an elastic job, before a failed process is started again; see `Slots`.
       elastic_timeout_seconds: how long an elastic job waits for its minimum of processes; 0 for no limit.
     """
 

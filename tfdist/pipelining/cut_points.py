@@ -244,7 +244,7 @@ def _end(ordered: Sequence[Call], name: str) -> int:
 
 
 def crossing_bytes(graph: Graph, run: AbstractRun) -> list[int]:
-    """Returns the bytes per row that cross a cut after each position of `graph.order`; see `boundaries`."""
+    """Returns the bytes per row that cross a cut after each position of `graph.order`."""
     last = last_uses(graph, {call: position for position, call in enumerate(graph.order)}, len(graph.order) - 1)
     change = [0] * (len(graph.order) + 1)
     for position, i in enumerate(graph.order):

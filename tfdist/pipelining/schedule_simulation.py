@@ -206,7 +206,7 @@ class _Process:
         return self._place != before
 
     def waits_for(self, started: dict[tuple[Message, int], float]) -> tuple[str, int]:
-        """Returns what the process waits for, in the form of `deadlock`."""
+        """Returns what the process waits for, in the form of the error."""
         step = self._program[self._place]
         assert isinstance(step, Exchange)
         message = next(m for m in step.messages if self._other_end(m) not in started)
@@ -244,7 +244,7 @@ def simulate(
         backward pass in two parts costs no more than a whole one.
       message: duration of a message between stage v and stage v + 1, in either direction; one for all v, or one for each.
       sends: "eager" if a process continues after a send at once, as TensorFlow's graphs do; "rendezvous" if it waits until the
-        message has been received, in the order of `communication.exchanges`.
+        message has been received, in the order of `exchanges`.
 
     Raises:
       InputError: processes wait for each other, and the message names the cycle; or an argument is out of range.
@@ -293,7 +293,7 @@ def check_schedule(schedule: Schedule) -> Schedule:
     """Returns the schedule if it computes a batch.
 
     Every stage is in its process; computes F, and either B or both I and W, once with each micro-batch; and no actions wait for
-    each other. Then `communication.exchanges` is an order of messages that cannot deadlock.
+    each other. Then `exchanges` is an order of messages that cannot deadlock.
 
     Raises:
       InputError: it does not; the message names the action.

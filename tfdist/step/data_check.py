@@ -303,7 +303,7 @@ def findings(model: keras.Model, examples: Any) -> list[Finding]:
 
 
 def not_finite(examples: Any) -> list[str]:
-    """Returns where in (x, y) or (x, y, sample_weight) there is NaN or inf, as in `input_rules.where_not_finite`."""
+    """Returns where in (x, y) or (x, y, sample_weight) there is NaN or inf, as in `where_not_finite`."""
     named = zip(("x", "y", "sample_weight"), examples, strict=False)
     arrays = [each for name, part in named for each in _flat(part, name)]
     places = [where_not_finite(Inputs(name, array, True)) for name, array in arrays]

@@ -3,7 +3,7 @@
     rank 0: a partial directory -> every rank: its shard and its index, as files -> rank 0: the manifest, one rename
 
 Shards and indices go through the storage; the processes only exchange small messages, one after each stage. If
-there is no directory shared by all ranks, the first rank of each host does the work of rank 0 there (`multi_host.py`).
+there is no directory shared by all ranks, the first rank of each host does the work of rank 0 there.
 """
 
 import base64

@@ -22,7 +22,7 @@ class PartEntry:
       key: name of the block in the shard.
       offset: start of the block in the tensor, in elements along each axis.
       shape: shape of the block.
-      sha256: hash of each piece of `hashed_io.PIECE` bytes of the block, in hexadecimal.
+      sha256: hash of each piece of `files.PIECE` bytes of the block, in hexadecimal.
     """
 
     file: str
@@ -37,7 +37,7 @@ class TensorEntry:
     """A tensor.
 
     Attributes:
-      dtype: a key of `dtypes.DTYPES`.
+      dtype: a key of `files.DTYPES`.
       shape: shape of the complete tensor.
       parts: blocks, ordered by offset, which contain each element once.
     """

@@ -29,7 +29,7 @@ class Part:
       name: name of the tensor, unique in the checkpoint.
       shape: shape of the complete tensor.
       offset: start of the block, in elements along each axis.
-      values: the block, C-contiguous, with a dtype of `dtypes.DTYPES`. Must not be modified afterwards.
+      values: the block, C-contiguous, with a dtype of `files.DTYPES`. Must not be modified afterwards.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Gradient compression: quantization, sparsification, low-rank factorization and sketching.
 
-`methods/` has one method per file, `kernels/` what they share, and `catalog.py` their names.
+`methods/` has one method per file; what they share is here, and `catalog.py` has their names.
 """
 
 from tfdist.gradients.compression.catalog import (

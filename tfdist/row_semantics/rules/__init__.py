@@ -10,10 +10,6 @@ __all__ = [
     "elementwise",
     "indexing",
     "linear_algebra",
-    "lists",
-    "networks",
-    "random",
     "reductions",
     "shapes",
-    "state",
 ]

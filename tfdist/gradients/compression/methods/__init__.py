@@ -1,4 +1,4 @@
 """Compression methods, one file each, with the equation, the cost in bytes and the paper.
 
-A method combines `kernels`; `catalog.py`, in the package above, has their names.
+What methods share, and `catalog.py` with their names, are in the package above.
 """
