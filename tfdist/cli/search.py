@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def search_learning_rate(config: TrainConfig, search: LearningRateSearch, place: Place) -> int:
-    """Searches on all processes of the job; rank 0 prints and writes what was found. Returns the exit code.
+    """Searches on all processes of the job; rank 0 prints and writes the result. Returns the exit code.
 
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.
@@ -48,16 +48,16 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, place:
                 checks=Checks.of(config),
             )
         if strategy.is_chief:
-            picture = plot_learning_rates(result)
-            write(folder, search.name, result.to_json(), config, picture)
+            figure = plot_learning_rates(result)
+            write(folder, search.name, result.to_json(), config, figure)
             print(result.describe())
             if result.suggestion is not None:
-                print(_use(config, result.suggestion))
+                print(_usage(config, result.suggestion))
             print(folder / f"{search.name}.png", flush=True)
     return 0
 
 
-def _use(config: TrainConfig, rate: float) -> str:
+def _usage(config: TrainConfig, rate: float) -> str:
     """Returns how to train with a learning rate, given the flags that change it."""
     from tfdist.optimizers.learning_rate import SCALINGS
 
@@ -73,7 +73,7 @@ def _use(config: TrainConfig, rate: float) -> str:
 
 
 def run(config: TrainConfig, place: Place) -> int:
-    """Searches as `--find` says, prints what was found, and writes it to the output directory; returns the exit code.
+    """Searches as `--find` says, prints the result, and writes it to the output directory; returns the exit code.
 
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.

@@ -19,7 +19,7 @@ from tfdist.errors import InputError
 
 
 def extra(module: str, purpose: str, name: str = "examples") -> ModuleType:
-    """Imports a module of an extra.
+    """Imports a module that an optional extra of tfdist installs.
 
     Args:
       module: name of the module.
@@ -46,9 +46,9 @@ _FASHION["test"] = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 
 def digits() -> DataSet:
     """1437 + 360 handwritten digits of 8 x 8, from scikit-learn; x in [0, 1]."""
-    found = extra("sklearn.datasets", "The data set digits").load_digits()
-    images = found.images.astype(np.uint8)
-    return _split("digits", images, found.target, test_size=360, white=16)
+    bunch = extra("sklearn.datasets", "The data set digits").load_digits()
+    images = bunch.images.astype(np.uint8)
+    return _split("digits", images, bunch.target, test_size=360, white=16)
 
 
 def mnist5k() -> DataSet:
@@ -71,18 +71,18 @@ def fashion_mnist(data_dir: str | None = None) -> DataSet:
       InputError: the files were not found; names the package that contains them.
     """
     keras_home = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
-    places = [data_dir] if data_dir else []
-    places += [SYSTEM_FOLDER, os.path.join(keras_home, "datasets", "fashion-mnist")]
-    for place in places:
-        if all(os.path.exists(os.path.join(place, name)) for pair in _FASHION.values() for name in pair):
+    directories = [data_dir] if data_dir else []
+    directories += [SYSTEM_FOLDER, os.path.join(keras_home, "datasets", "fashion-mnist")]
+    for directory in directories:
+        if all(os.path.exists(os.path.join(directory, name)) for pair in _FASHION.values() for name in pair):
             train, test = (
-                (_read_idx(os.path.join(place, images)), _read_idx(os.path.join(place, labels)))
+                (_read_idx(os.path.join(directory, images)), _read_idx(os.path.join(directory, labels)))
                 for images, labels in _FASHION.values()
             )
             return _images("fashion_mnist", train, test, white=255)
     raise InputError(
         f"The data set fashion_mnist must be on this machine. Received: its four idx .gz files are not in "
-        f"{', '.join(places)}. Install the Debian package dataset-fashion-mnist or set --data_dir."
+        f"{', '.join(directories)}. Install the Debian package dataset-fashion-mnist or set --data_dir."
     )
 
 

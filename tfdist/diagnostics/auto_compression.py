@@ -59,11 +59,11 @@ class Auto(Inspection):
         steps = self._run_view.steps
         link = measure(steps.strategy)
         costs = {spec.name: self._costs(spec) for spec in steps.compressible()}
-        choice = {name: fastest(link, found) for name, found in costs.items()}
+        choice = {name: fastest(link, candidates) for name, candidates in costs.items()}
         choice = steps.strategy.peers.broadcast("auto", choice, LONG_SECONDS)
         steps.choose(choice, self._candidates)
         if steps.strategy.is_chief:
-            _explain(link, costs, choice)
+            _log_choice(link, costs, choice)
         return {}
 
     def _costs(self, spec: tf.TensorSpec) -> dict[str, Cost]:
@@ -103,13 +103,13 @@ def break_even(link: Link, cost: Cost, plain: Cost) -> float | None:
     return saved / extra if saved > 0 and extra > 0 else None
 
 
-def _explain(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mapping[str, str]) -> None:
+def _log_choice(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mapping[str, str]) -> None:
     _log.info(
         "auto: the link takes %.3g ms per message and transfers %.3g Mbit/s per replica.",
         1e3 * link.latency, 8e-6 * link.bandwidth
     )  # fmt: skip
     for name, method in choice.items():
         table = ", ".join(f"{m} {1e3 * _seconds(link, cost):.3g} ms" for m, cost in costs[name].items())
-        edge = break_even(link, costs[name][method], costs[name][EXACT]) if method != EXACT else None
-        until = f", up to {8e-6 * edge:.3g} Mbit/s" if edge else ""
+        max_bandwidth = break_even(link, costs[name][method], costs[name][EXACT]) if method != EXACT else None
+        until = f", up to {8e-6 * max_bandwidth:.3g} Mbit/s" if max_bandwidth else ""
         _log.info("auto: %s is sent with %s%s. Predicted: %s.", name, method, until, table)

@@ -1,15 +1,15 @@
-"""`ShardedOptimizer`: each replica has a part of the optimizer's state, and updates that part of the weights.
+"""`ShardedOptimizer`: each replica holds a part of the optimizer's state and updates the corresponding weights.
 
 This is stage 1 of ZeRO (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
 arXiv:1910.02054). With weights w of which replica r owns w_r, slots s_r, and gradients g that are summed over replicas as
-always:
+usual:
 
     w_r, s_r = update(w_r, s_r, g_r)        on replica r
     w = all_gather(w_r)
 
-A part consists of whole variables, as in PyTorch's `ZeroRedundancyOptimizer`, so that updates that are no elementwise
-functions (LARS, LAMB, Muon, Adafactor) are the same. Everything before the update sees all gradients, so that results are
-bitwise equal to those without shards. Memory: 1/N of the slots, if no variable is larger than that. Cost: P (N - 1) / N
+A part consists of whole variables, as in PyTorch's `ZeroRedundancyOptimizer`, so that updates that are not elementwise
+(LARS, LAMB, Muon, Adafactor) are the same. Everything before the update sees all gradients, so results are bitwise equal to
+those without sharding. Memory: 1/N of the slots, if no variable is larger than that. Cost: P (N - 1) / N
 elements received in a step in addition to the all-reduce of the gradients, for P parameters and N replicas.
 """
 
@@ -29,11 +29,11 @@ from tfdist.sharding.balanced_parts import Message, balanced_owners, messages
 if TYPE_CHECKING:
     from tfdist.distribution.strategy import Strategy
 
-_LEAST_BYTES = 2**22  # of a message: small variables share one
+_MIN_MESSAGE_BYTES = 2**22  # small variables share a message
 
 
 class ShardedOptimizer(OptimizerShards):
-    """The optimizer's state, divided by trained variables among replicas in processes of their own."""
+    """The optimizer's state, divided among replicas, each in a process of its own, by trained variable."""
 
     _strategy: "Strategy"
 
@@ -60,25 +60,28 @@ class ShardedOptimizer(OptimizerShards):
         return keras_internals.without_optimizer(model)
 
     def build(self, model: keras.Model) -> None:
-        """See base class; the same division on every process, without communication.
+        """See base class; every process computes the same division, without communication.
 
         Raises:
           InputError: there are fewer trained variables than replicas.
         """
         variables = list(model.trainable_variables)
         owners = balanced_owners([keras_internals.bytes_of(variable) for variable in variables], self.parts)
-        mine = {number for number, owner in enumerate(owners) if owner == self._rank}
+        own_numbers = {number for number, owner in enumerate(owners) if owner == self._rank}
         with self._strategy.process_device():
-            slots = keras_internals.build_for_some(model.optimizer, variables, mine)
+            slots = keras_internals.build_for_some(model.optimizer, variables, own_numbers)
         self._owners = {id(variable): owner for variable, owner in zip(variables, owners, strict=True)}
         self._owners |= {slot: owners[number] for slot, number in slots.items()}
 
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """See base class; the weights whose state this replica has."""
-        mine = [variable for variable in variables if self.is_here_only(variable)]
-        with keras_internals.averages_of(optimizer, mine), keras_internals.updating_some(optimizer, mine):
+        """See base class; updates the weights whose optimizer state this replica owns."""
+        own_variables = [variable for variable in variables if self.is_here_only(variable)]
+        with (
+            keras_internals.averages_of(optimizer, own_variables),
+            keras_internals.updating_some(optimizer, own_variables),
+        ):
             super().apply(optimizer, gradients, variables)
 
     def exchange(self, variables: Sequence[keras.Variable]) -> None:
@@ -91,14 +94,14 @@ class ShardedOptimizer(OptimizerShards):
                 keras_internals.value_of(variables[i]).assign(updated[i])
 
     def state_bytes(self, optimizer: keras.Optimizer) -> list[int]:
-        """See base class; those of variables that all have count in each."""
+        """See base class; variables that every replica holds are counted in each part."""
         owned = [
             (self._owners.get(id(variable)), keras_internals.bytes_of(variable)) for variable in optimizer.variables
         ]
         return [sum(count for owner, count in owned if owner in (None, part)) for part in range(self.parts)]
 
     def is_here_only(self, variable: keras.Variable) -> bool:
-        """See base class; also whether this replica updates a trained variable."""
+        """See base class; for a trained variable, whether this replica updates it."""
         return self._owners.get(id(variable)) == self._rank
 
     def is_of_all(self, variable: keras.Variable) -> bool:
@@ -108,34 +111,36 @@ class ShardedOptimizer(OptimizerShards):
     def from_owners(
         self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor], name: str
     ) -> list[tf.Tensor]:
-        """See base class; in vectors of a few variables of each owner."""
-        found = list(values)
+        """See base class; each message is a vector of several variables per owner."""
+        results = list(values)
         for dtype in dict.fromkeys(value.dtype for value in values):
             numbers = [i for i, value in enumerate(values) if value.dtype == dtype]
             sizes = [values[i].shape.num_elements() for i in numbers]
             owners = [self._owners[id(variables[i])] for i in numbers]
-            plan = messages(sizes, owners, self.parts, _LEAST_BYTES // dtype.size)
+            plan = messages(sizes, owners, self.parts, _MIN_MESSAGE_BYTES // dtype.size)
             own = [values[i] for i in numbers]
-            for place, message in enumerate(plan):
-                for number, value in self._exchanged(message, own, f"optimizer/{name}/{dtype.name}/{place}").items():
-                    found[numbers[number]] = value
-        return found
+            for message_number, message in enumerate(plan):
+                for number, value in self._exchanged(
+                    message, own, f"optimizer/{name}/{dtype.name}/{message_number}"
+                ).items():
+                    results[numbers[number]] = value
+        return results
 
     def _exchanged(self, message: Message, values: Sequence[tf.Tensor], name: str) -> dict[int, tf.Tensor]:
         """Returns the values of the variables in a message that others own, by number."""
         collectives = self._strategy.collectives
-        mine = [tf.reshape(values[piece.number], [-1]) for piece in message.pieces[self._rank]]
+        own_vectors = [tf.reshape(values[piece.number], [-1]) for piece in message.pieces[self._rank]]
         dtype = values[0].dtype
-        padding = message.length - sum(vector.shape[0] for vector in mine)
-        vector = tf.concat([*mine, tf.zeros([padding], dtype)], 0)
-        [whole] = collectives.all_gather([to_transferable(vector, collectives)], name=name)
-        found = {}
+        padding = message.length - sum(vector.shape[0] for vector in own_vectors)
+        vector = tf.concat([*own_vectors, tf.zeros([padding], dtype)], 0)
+        [gathered] = collectives.all_gather([to_transferable(vector, collectives)], name=name)
+        received = {}
         for owner, pieces in enumerate(message.pieces):
             for number, start in pieces if owner != self._rank else ():
                 begin = owner * message.length + start
-                part = whole[begin : begin + values[number].shape.num_elements()]
-                found[number] = tf.cast(tf.reshape(part, values[number].shape), dtype)
-        return found
+                part = gathered[begin : begin + values[number].shape.num_elements()]
+                received[number] = tf.cast(tf.reshape(part, values[number].shape), dtype)
+        return received
 
     @contextlib.contextmanager
     def complete(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
@@ -157,12 +162,12 @@ class ShardedOptimizer(OptimizerShards):
         strategy = self._strategy
 
         def send() -> tf.Tensor:
-            held = keras_internals.value_of(variable)
-            own = tf.zeros(variable.shape, variable.dtype) if held is None else tf.identity(held)
-            sent = [to_transferable(own, strategy.collectives)]
-            return tf.cast(strategy.collectives.broadcast(sent, owner, name="optimizer/complete")[0], own.dtype)
+            tf_variable = keras_internals.value_of(variable)
+            value = tf.zeros(variable.shape, variable.dtype) if tf_variable is None else tf.identity(tf_variable)
+            message = [to_transferable(value, strategy.collectives)]
+            return tf.cast(strategy.collectives.broadcast(message, owner, name="optimizer/complete")[0], value.dtype)
 
-        # As a concrete function, because TensorFlow warns of retracing if one line makes several functions.
+        # As a concrete function, because TensorFlow warns about retracing if one line creates several functions.
         traced = tf.function(lambda: strategy.run(send), autograph=False).get_concrete_function()
         return strategy.local(traced())[0]
 

@@ -1,7 +1,6 @@
 """Exchange of Python objects between the ranks, signed, and broadcast of variables.
 
-Objects are sent pickled, by cloudpickle, and signed (`tfdist.horovod.object_exchange`); without a valid signature, they are
-refused and not unpickled.
+Objects are pickled by cloudpickle and signed. An object without a valid signature is refused and never unpickled.
 """
 
 import collections
@@ -25,15 +24,15 @@ from tfdist.horovod.process_sets import global_process_set
 
 # Signatures of the pickled objects that ranks exchange, since unpickling runs code, and the engine authenticates nobody.
 # A signature is an HMAC-SHA256 under a key of the job. The ranks of a process set exchange nonces before their first object,
-# and the key depends on all of them: for no rank, an object from before it has started the engine is valid. The operation, the
-# call's name, its number among the calls with this name, the sender's rank, and the object are signed.
+# and the key depends on all of them, so no rank accepts an object that was signed before it started the engine. The signature
+# covers the operation, the call's name, its number among the calls with this name, the sender's rank, and the object.
 #
 # Cost: 32 bytes and about a second per GB on each side; one small all-gather per process set and start of the engine.
 
 SIGNATURE = 32  # bytes
 _NONCE = 16  # bytes
 
-_all: weakref.WeakKeyDictionary[Engine, dict[tuple[int, ...], "Signatures"]] = weakref.WeakKeyDictionary()
+_signatures: weakref.WeakKeyDictionary[Engine, dict[tuple[int, ...], "Signatures"]] = weakref.WeakKeyDictionary()
 
 
 class Call:
@@ -46,16 +45,16 @@ class Call:
           key: key of the ranks that take part.
           operation: name of the function.
           name: name of the call.
-          number: number of earlier calls with both names.
+          number: number of earlier calls of this operation with this name.
         """
-        self._key, self._name, self._described = key, name, (operation, name, number)
+        self._key, self._name, self._identity = key, name, (operation, name, number)
 
     def signed(self, pickled: bytes, sender: int) -> np.ndarray:
-        """Returns a pickled object of rank `sender` behind its signature, as bytes."""
+        """Returns the signature and the pickled object of rank `sender`, as bytes."""
         return np.frombuffer(self._signature(pickled, sender) + pickled, np.uint8)
 
     def verified(self, received: np.ndarray, sender: int) -> memoryview:
-        """Returns the pickled object that rank `sender` has signed; raises `InputError` if it has not signed this."""
+        """Returns the pickled object that rank `sender` has signed; raises `InputError` if that rank has not signed it."""
         data = memoryview(received.tobytes())
         if not hmac.compare_digest(data[:SIGNATURE], self._signature(data[SIGNATURE:], sender)):
             raise InputError(
@@ -66,7 +65,7 @@ class Call:
         return data[SIGNATURE:]
 
     def _signature(self, pickled: bytes | memoryview, sender: int) -> bytes:
-        mac = hmac.new(self._key, repr((*self._described, sender)).encode() + b"\0", "sha256")
+        mac = hmac.new(self._key, repr((*self._identity, sender)).encode() + b"\0", "sha256")
         mac.update(pickled)
         return mac.digest()
 
@@ -75,7 +74,7 @@ class Signatures:
     """The calls of a process set, from one start of the engine to its end."""
 
     def __init__(self) -> None:
-        """Initializes without calls."""
+        """Initializes the signatures; no call has been made yet."""
         self._session = b""  # the ranks and their nonces, once they are exchanged
         self._numbers: collections.Counter[tuple[str, str]] = collections.Counter()
         self._preparing = threading.Lock()
@@ -95,17 +94,17 @@ class Signatures:
 
 def next_call(operation: str, name: str, process_set: Any) -> Call:
     """Returns the next call on a process set; see `Signatures.next_call`."""
-    signatures = _all.setdefault(engine(), {}).setdefault(tuple(process_set.ranks), Signatures())
+    signatures = _signatures.setdefault(engine(), {}).setdefault(tuple(process_set.ranks), Signatures())
     return signatures.next_call(operation, name, process_set)
 
 
 def _new_session(process_set: Any) -> bytes:
     """Returns the ranks of a set and their nonces, which are not authenticated, except for this rank's own."""
-    own, ranks = secrets.token_bytes(_NONCE), list(process_set.ranks)
-    sent = tf.constant(np.frombuffer(own, np.uint8))
+    nonce, ranks = secrets.token_bytes(_NONCE), list(process_set.ranks)
+    sent = tf.constant(np.frombuffer(nonce, np.uint8))
     nonces = allgather(sent, "object_nonces", process_set=process_set).numpy().tobytes()
-    place = ranks.index(engine().rank) * _NONCE
-    return repr(ranks).encode() + b"\0" + nonces[:place] + own + nonces[place + _NONCE :]
+    offset = ranks.index(engine().rank) * _NONCE
+    return repr(ranks).encode() + b"\0" + nonces[:offset] + nonce + nonces[offset + _NONCE :]
 
 
 def broadcast_object(
@@ -159,15 +158,15 @@ def allgather_object(
     sizes = SIGNATURE + allgather(tf.constant([len(pickled)], tf.int64), f"{name}.sz", process_set=process_set).numpy()
     call = next_call("allgather_object", name, process_set)
     signed = tf.constant(call.signed(pickled, engine().rank), tf.uint8)
-    everything = allgather(signed, f"{name}.t", process_set=process_set).numpy()
-    parts = zip(np.split(everything, np.cumsum(sizes)[:-1]), process_set.ranks, strict=True)
+    gathered = allgather(signed, f"{name}.t", process_set=process_set).numpy()
+    parts = zip(np.split(gathered, np.cumsum(sizes)[:-1]), process_set.ranks, strict=True)
     return [cloudpickle.loads(call.verified(part, sender)) for part, sender in parts]
 
 
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: Any = global_process_set, inplace: bool = False
 ) -> Any:
-    """Sets variables to those of one rank, on every rank.
+    """Sets variables to the values of one rank, on every rank.
 
     Args:
       variables: Keras or TensorFlow variables, with the same shapes and dtypes in the same order on every rank; a list,
@@ -180,27 +179,27 @@ def broadcast_variables(
       In a graph, the operation that assigns all of them, for `tf.control_dependencies`; None if the call runs eagerly,
       in which case it is complete on return.
     """
-    return tf.group(*_assigned(variables, root_rank, None, process_set))
+    return tf.group(*_assign_broadcast(variables, root_rank, None, process_set))
 
 
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: Any = global_process_set
 ) -> list[tf.Tensor]:
-    """Sets variables to those of one rank; returns their values, available once they are assigned."""
-    return [tf.convert_to_tensor(value) for value in _assigned(variables, root_rank, name, process_set)]
+    """Sets variables to the values of one rank; returns their values, available once they are assigned."""
+    return [tf.convert_to_tensor(value) for value in _assign_broadcast(variables, root_rank, name, process_set)]
 
 
-def _assigned(variables: Any, root_rank: int, name: str | None, process_set: Any) -> list[Any]:
-    """Returns the results of the assignments of the root's values."""
+def _assign_broadcast(variables: Any, root_rank: int, name: str | None, process_set: Any) -> list[Any]:
+    """Assigns the root's values to variables; returns the results of the assignments."""
     return [
         variable.assign(
             broadcast(tf.convert_to_tensor(variable), root_rank, name and f"{name}_{number}", process_set=process_set)
         )
-        for number, variable in enumerate(_listed(variables))
+        for number, variable in enumerate(_variable_list(variables))
     ]
 
 
-def _listed(variables: Any) -> Sequence[Any]:
+def _variable_list(variables: Any) -> Sequence[Any]:
     """Returns the variables, or the result of a custom optimizer's method `variables`."""
     return variables() if callable(variables) and not isinstance(variables, list) else variables
 

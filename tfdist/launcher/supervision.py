@@ -1,4 +1,4 @@
-"""Supervises the processes of one launcher: passes on their output, and ends all when one fails."""
+"""Supervises the processes of one launcher: forwards their output, and ends all when one fails."""
 
 import selectors
 import signal
@@ -14,7 +14,7 @@ from tfdist.launcher.job import Outcome, root_cause
 from tfdist.launcher.output_forwarding import Channel
 
 POLL_SECONDS = 0.02
-SETTLE_SECONDS = 0.7  # for the cause to appear after a consequence was seen
+SETTLE_SECONDS = 0.7  # for the cause to appear after a consequence
 FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL after a failure
 DRAIN_SECONDS = 0.5  # for the last output to arrive
 
@@ -50,7 +50,7 @@ class Watched(NamedTuple):
     Attributes:
       stops: polled for a reason to end the processes.
       look: called periodically.
-      hurry: returns whether the user has asked again for the end.
+      hurry: returns whether the user has repeated the request to end.
       loss: returns the first loss in the ranks' group.
       on_stop: called with a failure before the processes are ended.
       grace: seconds to wait for the other processes after the first one has exited with code 75; then they have failed.
@@ -96,13 +96,13 @@ class Supervisor:
             if stop:
                 self._watched.on_stop(stop.outcome)
                 self._let_lost_rank_end()
-                if stop.asked and self._cause().code == ExitCode.PREEMPTED:  # all are ending already, without a signal
+                if stop.asked and self._cause().code == ExitCode.PREEMPTED:  # all already end without a signal
                     stop = stop._replace(wait=max(stop.wait, stop.seconds), seconds=FAILURE_SECONDS)
-                self._until(lambda: self._all_ended() or self._watched.hurry(), stop.wait)
-                self._end(stop.seconds)
+                self._wait_until(lambda: self._all_ended() or self._watched.hurry(), stop.wait)
+                self._terminate(stop.seconds)
             return self._conclude(stop)
         except BaseException:
-            self._end(FAILURE_SECONDS)
+            self._terminate(FAILURE_SECONDS)
             raise
         finally:
             for child in self._children:
@@ -110,16 +110,18 @@ class Supervisor:
             self._drain()
 
     def _wait_for_a_stop(self) -> Stop | None:
-        self._until(lambda: self._stop() or self._cause().code or self._all_ended())
+        self._wait_until(lambda: self._poll_stops() or self._cause().code or self._all_ended())
         if self._cause().code == ExitCode.PEER_LOST:  # a consequence, so wait for the cause
-            self._until(lambda: self._stop() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
+            self._wait_until(lambda: self._poll_stops() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
         elif self._watched.together and ExitCode.DONE < self._cause().code < min(
             ExitCode.PREEMPTED, exceptions.SIGNALLED
         ):
-            self._until(lambda: self._stop() or self._all_ended(), SETTLE_SECONDS)
-        if self._cause().code == ExitCode.PREEMPTED:  # a signal would be their second one, and keep them from saving
-            self._until(
-                lambda: self._stop() or self._all_ended() or self._cause().code != ExitCode.PREEMPTED,
+            self._wait_until(lambda: self._poll_stops() or self._all_ended(), SETTLE_SECONDS)
+        if (
+            self._cause().code == ExitCode.PREEMPTED
+        ):  # a signal would be the processes' second, and keep them from saving
+            self._wait_until(
+                lambda: self._poll_stops() or self._all_ended() or self._cause().code != ExitCode.PREEMPTED,
                 self._watched.grace,
             )
         cause = self._cause()
@@ -131,8 +133,9 @@ class Supervisor:
         """Waits for a process that has said goodbye: its exit handlers may record why it failed."""
         loss = self._watched.loss()
         leaving = [child for child in self._children if loss and loss.code and child.rank == loss.rank]
-        self._until(
-            lambda: self._stop() or self._watched.hurry() or all(child.poll() for child in leaving), FAILURE_SECONDS
+        self._wait_until(
+            lambda: self._poll_stops() or self._watched.hurry() or all(child.poll() for child in leaving),
+            FAILURE_SECONDS,
         )
 
     def _hanging(self, preempted: Outcome) -> Outcome:
@@ -141,16 +144,16 @@ class Supervisor:
         late = f"{name_ranks(ranks)} did not end within {self._watched.grace:g} s (--grace_seconds)"
         return Outcome(ExitCode.PEER_LOST, f"{late}, although {preempted.reason}", ranks[0])
 
-    def _stop(self) -> bool:
-        for ask in self._watched.stops:
-            self._stopped = self._stopped or ask()
+    def _poll_stops(self) -> bool:
+        for check in self._watched.stops:
+            self._stopped = self._stopped or check()
         return self._stopped is not None
 
-    def _end(self, seconds: float) -> None:
+    def _terminate(self, seconds: float) -> None:
         self._signal(signal.SIGTERM)
-        self._until(lambda: self._all_ended() or self._watched.hurry(), seconds)
+        self._wait_until(lambda: self._all_ended() or self._watched.hurry(), seconds)
         self._signal(signal.SIGKILL)
-        self._until(self._all_ended, FAILURE_SECONDS)
+        self._wait_until(self._all_ended, FAILURE_SECONDS)
 
     def _conclude(self, stop: Stop | None) -> Outcome:
         """Returns the outcome; the cause may have appeared only while the processes were being ended."""
@@ -170,9 +173,9 @@ class Supervisor:
         return cause
 
     def _requested(self, stop: Stop) -> Stop:
-        """Returns the user's request if it arrived during a resize, whose processes have not all saved then."""
-        stops = [ask() for ask in self._watched.stops] if stop.outcome.code == ExitCode.PREEMPTED else []
-        return next((later for later in stops if later and later.final), stop)
+        """Returns the user's request if one arrived during a resize, in which case not all processes have saved."""
+        requests = [check() for check in self._watched.stops] if stop.outcome.code == ExitCode.PREEMPTED else []
+        return next((request for request in requests if request and request.final), stop)
 
     def _cause(self) -> Outcome:
         return root_cause(self._children, self._watched.loss())
@@ -184,8 +187,8 @@ class Supervisor:
         for child in self._children:
             child.signal(number)
 
-    def _until(self, condition: Callable[[], object], seconds: float = float("inf")) -> None:
-        """Passes on output until the condition holds, or the time is over."""
+    def _wait_until(self, condition: Callable[[], object], seconds: float = float("inf")) -> None:
+        """Forwards output until the condition holds or the time is up."""
         end = time.monotonic() + seconds
         while True:
             self._watched.look()
@@ -196,7 +199,7 @@ class Supervisor:
             self._pump()
 
     def _drain(self) -> None:
-        """Passes on the remaining output, for a limited time: a process outside its group may keep a pipe open."""
+        """Forwards the remaining output, for a limited time: a process outside its group may keep a pipe open."""
         end = time.monotonic() + DRAIN_SECONDS
         while self._selector.get_map() and time.monotonic() < end:
             self._pump()

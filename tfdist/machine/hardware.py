@@ -12,20 +12,20 @@ from tfdist.cluster.affinity import cpu_quota
 from tfdist.errors.numbers import byte_size
 from tfdist.machine.report import Finding, Section, Status, one_of
 
-_MEMORY_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")  # in version 2 of control groups
+_MEMORY_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")  # cgroup v2
 _SHARED_MEMORY = "/dev/shm"
-_LEAST_MEMORY = 2 << 30  # free; a process with TensorFlow takes 0.5 GiB before it has a model
-_LEAST_SHARED_MEMORY = 128 << 20  # free; containers have 64 MiB unless told otherwise
-_LEAST_DISK = 1 << 30  # free
+_MIN_FREE_MEMORY = 2 << 30  # a process with TensorFlow takes 0.5 GiB before it has a model
+_MIN_FREE_SHARED_MEMORY = 128 << 20  # containers have 64 MiB by default
+_MIN_FREE_DISK = 1 << 30
 
 
 def section() -> Section:
-    """Returns what the hardware has, and what of it this process may use."""
+    """Returns the resources of this machine, and how much of them this process may use."""
     usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
     memory, limit = psutil.virtual_memory(), memory_limit()
     free = min(memory.available, limit or memory.available)
     directory = os.getcwd()
-    disk, shared = _space(directory), _space(_SHARED_MEMORY)
+    disk, shared = _disk_space(directory), _disk_space(_SHARED_MEMORY)
     facts = {
         "cpu": {
             "cores": os.cpu_count(),
@@ -40,14 +40,18 @@ def section() -> Section:
     cores += f", with a CPU quota of {quota:g} cores" if math.isfinite(quota) else ""
     memory_text = f"{byte_size(memory.total)} of memory, {byte_size(memory.available)} free"
     memory_text += f"; the container may use {byte_size(limit)}" if limit else ""
-    little = f"only {byte_size(free)} of memory are free: a process with TensorFlow takes 0.5 GiB before it has a model"
+    low_memory = (
+        f"only {byte_size(free)} of memory are free: a process with TensorFlow takes 0.5 GiB before it has a model"
+    )
     findings = [
         Finding(Status.OK, cores),
         one_of(
-            little if free < _LEAST_MEMORY else "", "End other programs, or raise the container's limit.", memory_text
+            low_memory if free < _MIN_FREE_MEMORY else "",
+            "End other programs, or raise the container's limit.",
+            memory_text,
         ),
-        _of_space(shared, _LEAST_SHARED_MEMORY, "Free space there, or start the container with --shm-size=1g."),
-        _of_space(disk, _LEAST_DISK, "Free space there, or pass an --output_dir elsewhere."),
+        _space_finding(shared, _MIN_FREE_SHARED_MEMORY, "Free space there, or start the container with --shm-size=1g."),
+        _space_finding(disk, _MIN_FREE_DISK, "Free space there, or pass an --output_dir elsewhere."),
     ]
     return Section("machine", facts, findings)
 
@@ -56,11 +60,11 @@ def memory_limit() -> int | None:
     """Returns how many bytes of memory the container of this process may use; None if unlimited or unknown."""
     try:
         return int(_MEMORY_LIMIT.read_text())
-    except (OSError, ValueError):  # "max" instead of a number, or another version of control groups
+    except (OSError, ValueError):  # "max" instead of a number, or no cgroup v2
         return None
 
 
-def _space(path: str) -> dict[str, Any]:
+def _disk_space(path: str) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "path": path,
         "total_bytes": None,
@@ -74,11 +78,11 @@ def _space(path: str) -> dict[str, Any]:
     return facts | {"total_bytes": usage.total, "free_bytes": usage.free}
 
 
-def _of_space(facts: dict[str, Any], least: int, remedy: str) -> Finding:
+def _space_finding(facts: dict[str, Any], minimum: int, remedy: str) -> Finding:
     path, free = facts["path"], facts["free_bytes"]
     if free is None or not facts["is_writable"]:
         return Finding(
             Status.WARNING, f"{path} cannot be written", f"Make {path} a directory that this user may write."
         )
-    problem = f"only {byte_size(free)} are free in {path}" if free < least else ""
+    problem = f"only {byte_size(free)} are free in {path}" if free < minimum else ""
     return one_of(problem, remedy, f"{byte_size(free)} free in {path}")

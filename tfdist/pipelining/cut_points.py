@@ -15,7 +15,7 @@ from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph
 
-SLACK = 0.05  # of the smallest possible cost of the most expensive stage, which is given up for fewer bytes
+SLACK = 0.05  # fraction by which the most expensive stage may exceed its minimum, to send fewer bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,18 +42,18 @@ class Costs:
 
 
 def balanced(costs: Costs, crossing: np.ndarray, allowed: np.ndarray) -> list[int] | None:
-    """Returns where the stages begin, except the first: the indices of the elements before which is cut.
+    """Returns where the stages other than the first begin: the indices of the elements before which to cut.
 
-    The highest cost of a stage is at most 5% above the least possible; under this condition, the fewest bytes cross in
-    total. O(stages * n^2) by dynamic programming.
+    The highest cost of a stage is at most 5% above the minimum; subject to that, the total of bytes that cross cuts is
+    minimal. O(stages * n^2) by dynamic programming.
 
     Args:
       costs: costs of n elements.
       crossing: [n + 1]; bytes that cross a cut before each element.
-      allowed: [n + 1] bool; before which elements may be cut.
+      allowed: [n + 1] bool; whether a cut before each element is allowed.
 
     Returns:
-      stages - 1 ascending indices; None if there are not enough places.
+      stages - 1 ascending indices; None if too few cuts are allowed.
     """
     stages, n = len(costs.weights), len(costs.single)
     tables = [costs.of(stage) for stage in range(stages)]
@@ -83,9 +83,8 @@ def balanced(costs: Costs, crossing: np.ndarray, allowed: np.ndarray) -> list[in
     return places[::-1][1:]
 
 
-_MOST_BYTES = (
-    4.0  # that cross a cut of a balance, as a multiple of the median over all places, unless there is no other
-)
+# Maximum bytes that cross a balanced cut, as a multiple of the median over all places, unless no other cut is possible.
+_MAX_RELATIVE_BYTES = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +108,7 @@ def places(
     load: Load,
     seconds: Callable[[Graph], Sequence[float]],
 ) -> list[int]:
-    """Returns the first position in `graph.order` of each stage but the first.
+    """Returns the first position in `graph.order` of each stage except stage 0.
 
     Args:
       graph: graph of the model.
@@ -131,17 +130,17 @@ def places(
         )
     inseparable = [*_with_state(graph, run), *_not_sendable(graph, run)]
     if isinstance(cut, AfterLayers):
-        found = _after_layers(graph, cut, stages)
+        positions = _after_layers(graph, cut, stages)
         for calls in inseparable:
-            if any(calls.first < place <= calls.last for place in found):
+            if any(calls.first < place <= calls.last for place in positions):
                 raise calls.refused(str(cut))
-        return found
+        return positions
     allowed = _allowed(graph)
     for calls in inseparable:
         allowed[calls.first + 1 : calls.last + 1] = False
     crossing = np.array([0.0, *crossing_bytes(graph, run)])
     costs = _costs(graph, run, cut, load, seconds, stages)
-    sensible = allowed & (crossing <= _MOST_BYTES * (np.median(crossing[allowed]) if allowed.any() else 0.0))
+    sensible = allowed & (crossing <= _MAX_RELATIVE_BYTES * (np.median(crossing[allowed]) if allowed.any() else 0.0))
     balanced_places = balanced(costs, crossing, sensible) or balanced(costs, crossing, allowed)
     if balanced_places is None:
         any_calls = _Inseparable(_STATE, graph.model.name, 0, 0)
@@ -153,7 +152,7 @@ class _Inseparable(NamedTuple):
     """Calls that must be in one stage.
 
     Attributes:
-      rule: the reason, with places for what was received and for the name.
+      rule: the reason, a format string with the fields `received` and `name`.
       name: name of a call.
       first: position of the first call.
       last: position of the last call.
@@ -180,24 +179,24 @@ _NOT_SENDABLE = (
 
 
 def _allowed(graph: Graph) -> np.ndarray:
-    """Returns before which positions may be cut: not before the first, nor directly after the entry of a nested model."""
+    """Returns whether a cut before each position is allowed: not before the first, nor just after a nested model's entry."""
     ordered = [graph.calls[i] for i in graph.order]
     return np.array([False, *(not call.is_entry for call in ordered[:-1]), False])
 
 
 def _with_state(graph: Graph, run: AbstractRun) -> list[_Inseparable]:
-    """Returns for each variable that a training step assigns and several calls use: these calls."""
-    written = {key for used in run.usage for key in used.written}
+    """Returns, for each variable that a training step assigns, the calls that use it, if there are several."""
+    written = {key for usage in run.usage for key in usage.written}
     users: dict[int, list[int]] = {}
     for position, i in enumerate(graph.order):
         for key in written.intersection(run.usage[i].variables):
             users.setdefault(key, []).append(position)
     several = [positions for positions in users.values() if len(positions) > 1]
-    return [_Inseparable(_STATE, graph.calls[graph.order[found[0]]].name, found[0], found[-1]) for found in several]
+    return [_Inseparable(_STATE, graph.calls[graph.order[calls[0]]].name, calls[0], calls[-1]) for calls in several]
 
 
 def _not_sendable(graph: Graph, run: AbstractRun) -> list[_Inseparable]:
-    """Returns for each tensor that cannot be sent: from the call that makes it to the last one that uses it."""
+    """Returns, for each tensor that cannot be sent, the calls from the one that computes it to the last one that uses it."""
     last = last_uses(graph, {call: position for position, call in enumerate(graph.order)}, len(graph.order) - 1)
     return [
         _Inseparable(_NOT_SENDABLE, graph.calls[i].name, position, last[tensor])
@@ -214,22 +213,22 @@ def _after_layers(graph: Graph, cut: AfterLayers, stages: int) -> list[int]:
             f"{stages - 1} layer{'s'[: stages != 2]}, or use --cut=auto."
         )
     ordered = [graph.calls[i] for i in graph.order]
-    found = [_end(ordered, name) for name in cut.names]
-    for before, name, place in zip([0, *found], cut.names, found, strict=False):
+    positions = [_end(ordered, name) for name in cut.names]
+    for before, name, place in zip([0, *positions], cut.names, positions, strict=False):
         if place <= before or place == len(ordered):
             earlier = [call.name for call in ordered[: len(ordered) - 1] if not call.is_entry]
             raise InputError(
                 f"--cut must name layers in the order of the model, and not its last one. Received: {cut}, with {name} "
                 f"out of order. The order is {', '.join(earlier)}."
             )
-    return found
+    return positions
 
 
 def _end(ordered: Sequence[Call], name: str) -> int:
     """Returns the position after a layer, or after all layers of a nested model, by its name."""
     for pattern in (re.escape(name), rf".*/{re.escape(name)}"):  # a layer of a nested model may be named without it
         matches = [re.fullmatch(rf"({pattern}(?: \(\d+\))?)(?:/.*)?", call.name) for call in ordered]
-        called = {found[1] for found in matches if found}
+        called = {match[1] for match in matches if match}
         if called:
             break
     else:
@@ -240,7 +239,7 @@ def _end(ordered: Sequence[Call], name: str) -> int:
             f"--cut must name layers that are called once. Received: {name}, which means {', '.join(sorted(called))}. "
             "Name a layer next to it."
         )
-    return max(i for i, found in enumerate(matches) if found) + 1
+    return max(i for i, match in enumerate(matches) if match) + 1
 
 
 def crossing_bytes(graph: Graph, run: AbstractRun) -> list[int]:
@@ -257,11 +256,11 @@ def crossing_bytes(graph: Graph, run: AbstractRun) -> list[int]:
 
 def last_uses(graph: Graph, place_of_call: dict[int, int], end: int) -> dict[int, int]:
     """Returns the last place in which each tensor is used, given the places of calls; outputs are used at the end."""
-    found = {tensor: end for tensor in graph.outputs}
+    last = {tensor: end for tensor in graph.outputs}
     for i, call in enumerate(graph.calls):
         for tensor in call.inputs:
-            found[tensor] = max(found.get(tensor, 0), place_of_call[i])
-    return found
+            last[tensor] = max(last.get(tensor, 0), place_of_call[i])
+    return last
 
 
 def _costs(
@@ -284,14 +283,14 @@ def _costs(
 def _variable_bytes(graph: Graph, run: AbstractRun) -> np.ndarray:
     """Returns the bytes of the variables of a stage from position i to before j; each is counted once."""
     n = len(graph.order)
-    held = [run.usage[i].variables for i in graph.order]
+    variables = [run.usage[i].variables for i in graph.order]
     sizes = np.zeros((n + 1, n + 1))
     for start in range(n):
-        seen: set[int] = set()
+        counted: set[int] = set()
         total = 0
         for position in range(start, n):
-            new = {key: variable for key, variable in held[position].items() if key not in seen}
-            seen.update(new)
+            new = {key: variable for key, variable in variables[position].items() if key not in counted}
+            counted.update(new)
             total += sum(keras_internals.bytes_of(variable) for variable in new.values())
             sizes[start, position + 1] = total
     return sizes
@@ -308,7 +307,7 @@ class Crossing:
       name: name of the tensor, followed by "/mask" for a Keras mask and "/logits" for the logits of an output.
       shape: static shape; None for the number of rows, and for other unknown sizes.
       dtype: element type.
-      stage: stage that makes it; the stages after it pass it on.
+      stage: stage that computes it; the stages after it pass it on.
       has_gradient: whether its gradient must be sent back. It is zero where the tape returns None.
       bytes: bytes per row.
       kind: "value", "mask" or "logits".
@@ -327,7 +326,7 @@ class Crossing:
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
-    """What crosses from the stage before to a stage.
+    """What one stage receives from the previous one.
 
     Attributes:
       crossings: tensors, in the same order for sender and receiver.
@@ -339,7 +338,7 @@ class Boundary:
 
 
 def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[Boundary]:
-    """Returns what each stage gets from the one before; nothing for the first.
+    """Returns what each stage receives from the previous one; nothing for the first.
 
     A mask that a later call sees is sent with its tensor, once if several tensors have the same one. An output with
     attached logits is sent with these, because Keras's losses use them. Inputs of the model do not cross: every stage has
@@ -355,7 +354,7 @@ def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: 
     producer = graph.producers()
     first = {tensor: stage_of[producer[tensor]] for tensor in last if tensor in producer}
     masked = _masked(graph, run, stage_of, stages)
-    found = [Boundary()]
+    results = [Boundary()]
     for stage in range(1, stages):
         tensors = sorted(tensor for tensor, origin in first.items() if origin < stage <= last[tensor])
         later = [tensor for tensor in tensors if any(tensor in masked[after] for after in range(stage, stages))]
@@ -363,8 +362,8 @@ def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: 
         outputs = [tensor for tensor in tensors if tensor in run.logits and tensor in graph.outputs]
         kinds = ((VALUE, tensors), (MASK, sorted(carriers.values())), (LOGITS, outputs))
         crossing = (_crossing(graph, run, tensor, first[tensor], kind) for kind, some in kinds for tensor in some)
-        found.append(Boundary(tuple(crossing), frozenset(masked[stage].intersection(tensors))))
-    return found
+        results.append(Boundary(tuple(crossing), frozenset(masked[stage].intersection(tensors))))
+    return results
 
 
 def _masked(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[set[int]]:

@@ -19,7 +19,7 @@ from tfdist.storage.registry import read_text
 
 
 def gpipe(processes: int, micro_batches: int) -> Schedule:
-    """All forward passes, then all backward passes.
+    """GPipe: all forward passes, then all backward passes.
 
         time = (M + S - 1)(F + B),  bubble = (S - 1) / (M + S - 1),  live activations = M
 
@@ -180,7 +180,7 @@ def two_bw(processes: int, micro_batches: int) -> Schedule:
 
 
 def steps_until_steady(schedule: Schedule) -> int:
-    """Returns a number of steps of `schedule` after which all stages have been in the midst of training for one of them."""
+    """Returns a number of steps of `schedule` that includes one during which the pipeline is full."""
     return 3 - (1 - schedule.processes) // schedule.micro_batches
 
 
@@ -191,29 +191,29 @@ def without_end(schedule: Schedule, steps: int) -> Schedule:
     later steps have larger numbers.
     """
     processes, count = schedule.processes, steps * schedule.micro_batches
-    whole = one_f_one_b(processes, count + processes - 1)
-    rows = tuple(row[: processes - 1 - process + 2 * count] for process, row in enumerate(whole.actions))
-    return dataclasses.replace(whole, name=schedule.name, actions=rows)
+    longer = one_f_one_b(processes, count + processes - 1)
+    rows = tuple(row[: processes - 1 - process + 2 * count] for process, row in enumerate(longer.actions))
+    return dataclasses.replace(longer, name=schedule.name, actions=rows)
 
 
 def steady_state(timeline: Timeline, micro_batches: int) -> Timeline:
-    """Returns as much of a timeline as a step takes, from when all processes are in the midst of training.
+    """Returns a part of a timeline, as long as one step, during which the pipeline is full.
 
     Args:
       timeline: timeline of `steps_until_steady` steps without a flush; forward passes before the first step may be missing.
       micro_batches: number of micro-batches of a step.
     """
-    of_step = 2 * micro_batches
+    actions_per_step = 2 * micro_batches
     first = timeline.spans[0]
-    seconds = first[-1].end - first[-1 - of_step].end
+    seconds = first[-1].end - first[-1 - actions_per_step].end
     start = min(row[-1].end for row in timeline.spans) - seconds
     return timeline.between(start, start + seconds)
 
 
 # Schedules as CSV files, in the format of torch.distributed.pipelining and of torchtitan's `pipeline_parallel_schedule_csv`.
-# One line for each process, one cell for each action in order: `0F0,0F1,,0B0`. A cell is the stage, the kind (F; B, or I and
-# W) and the micro-batch; empty cells show idle time and have no effect. Cells of communication (`0SEND_F0`, `1RECV_F0`), which
-# `_dump_csv` writes as well, are skipped, as messages follow from the actions.
+# One line for each process, one cell for each action in order: `0F0,0F1,,0B0`. A cell consists of the stage, the kind (F; B, or
+# I and W) and the micro-batch; empty cells show idle time and have no effect. Cells of communication (`0SEND_F0`, `1RECV_F0`),
+# which `_dump_csv` writes as well, are skipped, as the actions determine the messages.
 
 _ACTION = re.compile(r"([0-9]{1,6})([FBIW])([0-9]{1,6})")
 _SKIPPED = re.compile(r"[0-9]*(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*|")
@@ -240,9 +240,9 @@ def parse_csv(processes: int, micro_batches: int, text: str, source: str) -> Sch
     for number, line in enumerate(text.splitlines(), 1):
         actions = []
         for cell in map(str.strip, line.split(",")):
-            found = _ACTION.fullmatch(cell)
-            if found:
-                actions.append(Action(found[2], int(found[1]), int(found[3])))
+            match = _ACTION.fullmatch(cell)
+            if match:
+                actions.append(Action(match[2], int(match[1]), int(match[3])))
             elif not _SKIPPED.fullmatch(cell):
                 raise InputError(
                     f"{source}, line {number}: a cell must be stage, F, B, I or W, and micro-batch, such as 0F0, or empty. "

@@ -39,7 +39,7 @@ _ON_REPLICAS = {"mean": "averaged", "sum": "summed", "same": "the same", "rows":
 
 
 class Labelled(NamedTuple):
-    """A value of a step, with its label, and how those of replicas make up that of the whole batch; "" if they do not."""
+    """A value of a step, its label, and how the replicas' values combine into the whole batch's; "" if they do not."""
 
     kind: Literal["loss", "gradient", "metric", "variable", "result", "output"]
     name: str
@@ -93,12 +93,12 @@ class Explanation(NamedTuple):
     Attributes:
       step: which step.
       values: its values.
-      reason: why they cannot be combined from those of replicas, if it is not in one of them; empty if they can.
-      otherwise: what follows if they cannot.
+      reason: why the replicas' values cannot be combined, if no single value is the reason; empty if they can.
+      otherwise: what replicas do if the values cannot be combined.
       trained: the variables that have gradients.
-      calls: what the code of the step communicates.
-      communication: what replicas communicate if values cannot be combined, in Keras's fit.
-      without_rule: types of its operations that have no rule.
+      calls: collective calls of the step's own code.
+      communication: what replicas communicate in Keras's `fit` if the values cannot be combined.
+      without_rule: types of the step's operations that have no rule.
     """
 
     step: str
@@ -111,7 +111,7 @@ class Explanation(NamedTuple):
     without_rule: Collection[str] = ()
 
     def rows(self, *, all_values: bool) -> list[tuple[str, str, str]]:
-        """Returns a row of a table for values that are alike: all, or those that cannot be combined."""
+        """Returns the rows of a table, one for values that are alike; of all values, or of those that cannot be combined."""
         alike: dict[tuple[str, str, str], list[str]] = {}
         for kind, name, label, op in self.values:
             if all_values or not op:
@@ -119,18 +119,18 @@ class Explanation(NamedTuple):
         return [
             (
                 f"{kind} {', '.join(names)}" if len(names) < 4 else f"{count_of(len(names), kind)} ({names[0]}, ...)",
-                what,
+                meaning,
                 op,
             )
-            for (kind, what, op), names in alike.items()
+            for (kind, meaning, op), names in alike.items()
         ]
 
     @property
     def summary(self) -> str:
         """What follows, as one line."""
-        count, bad = count_of(len(self.values), "value"), sum(not value.op for value in self.values)
-        if bad or self.reason:
-            reason = f"{bad} of {count} cannot be combined from those of replicas" if bad else self.reason
+        count, uncombined = count_of(len(self.values), "value"), sum(not value.op for value in self.values)
+        if uncombined or self.reason:
+            reason = f"{uncombined} of {count} cannot be combined from those of replicas" if uncombined else self.reason
             return f"{reason}: {self.otherwise}."
         how = {_ON_REPLICAS[value.op] for value in self.values if value.kind == "gradient"} or {"averaged"}
         size = sum(tensor_bytes(tf.TensorSpec(variable.shape, variable.dtype)) for variable in self.trained)
@@ -155,7 +155,7 @@ listener = _listener.get
 
 @contextlib.contextmanager
 def told_to(function: Callable[[Explanation], None]) -> Iterator[None]:
-    """Context in which a function, the `listener`, is told of each step before it runs, on one replica, too."""
+    """Context in which a function, the `listener`, gets the explanation of each step before it runs, even on one replica."""
     token = _listener.set(function)
     try:
         yield
@@ -164,7 +164,7 @@ def told_to(function: Callable[[Explanation], None]) -> Iterator[None]:
 
 
 def explained(label: Label) -> str:
-    """Returns a label in words and, if it depends on all rows, the operation that decided it and its line."""
+    """Returns a label in words and, if the value depends on all rows, the operation that is the cause and its line."""
     match label:
         case Replicated(None) | Rows(_, _, None):
             return "zero"
@@ -182,31 +182,33 @@ def explained(label: Label) -> str:
             before = "a value that is the same on all replicas" if variable is None else "its value before"
             return f"{before} plus {explained(Partial('sum', power))}"
         case AllRows(cause):
-            return "computed from all rows together" + (f", by {_place(cause)}" if cause is not None else "")
+            return "computed from all rows together" + (
+                f", by {_operation_location(cause)}" if cause is not None else ""
+            )
 
 
 @contextlib.contextmanager
 def noting_static_rows() -> Iterator[list[str]]:
-    """Context that notes the lines of a user's code that read the first dim of a tensor's static shape, if it is unknown."""
-    original, found = tf.TensorShape.__getitem__, []
+    """Context that notes where user code reads the first dim of a tensor's static shape although it is unknown."""
+    original, notes = tf.TensorShape.__getitem__, []
 
-    def read(shape: tf.TensorShape, key: Any) -> Any:
+    def noting_getitem(shape: tf.TensorShape, key: Any) -> Any:
         dim = original(shape, key)
-        code = sys._getframe(1)
-        is_user = not code.f_code.co_filename.startswith((*_LIBRARIES, "<"))
+        caller = sys._getframe(1)
+        is_user = not caller.f_code.co_filename.startswith((*_LIBRARIES, "<"))
         if dim is None and is_user and isinstance(key, int) and key in (0, -shape.rank):
-            place = f"{_file(code.f_code.co_filename)}:{code.f_lineno}"
-            found.append(f"the number of rows is read from a static shape, not by keras.ops.shape, in {place}")
+            location = f"{_shortest_path(caller.f_code.co_filename)}:{caller.f_lineno}"
+            notes.append(f"the number of rows is read from a static shape, not by keras.ops.shape, in {location}")
         return dim
 
-    tf.TensorShape.__getitem__ = read
+    tf.TensorShape.__getitem__ = noting_getitem
     try:
-        yield found
+        yield notes
     finally:
         tf.TensorShape.__getitem__ = original
 
 
-def _file(name: str) -> str:
+def _shortest_path(name: str) -> str:
     return min(name, os.path.relpath(name), key=len)
 
 
@@ -218,9 +220,9 @@ def _times(power: int | None, number: str) -> str:
     return (" times " if power > 0 else " divided by ") + names.get(abs(power), f"{number} to the power {abs(power)}")
 
 
-def _place(operation: Any) -> str:
-    """Returns the type of an operation, and the line of a user's code that created it."""
+def _operation_location(operation: Any) -> str:
+    """Returns the type of an operation, and the line of user code that created it."""
     frames = [frame for frame in operation.traceback or [] if not frame.filename.startswith((*_LIBRARIES, "<"))]
     if not frames:
         return f"{operation.type} {operation.name}"
-    return f"{operation.type} in {_file(frames[-1].filename)}:{frames[-1].lineno}"
+    return f"{operation.type} in {_shortest_path(frames[-1].filename)}:{frames[-1].lineno}"

@@ -1,4 +1,4 @@
-"""A model with other values for some time: the mean of the replicas' statistics, or the average of its weights."""
+"""Temporary values of a model's variables: the mean of the replicas' statistics, or the average of its weights."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,8 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.validation import inner_optimizer
 
-# Means of what replicas or micro-steps have computed from their rows, such as moving statistics.
-# They are computed in float64: means of equal numbers, such as counters of steps, are exact, and those of the lowest float32
-# are finite.
-
+# Of means of what replicas or micro-steps have computed from their rows, such as moving statistics. In float64, means of equal
+# numbers, such as counters of steps, are exact, and those of the lowest float32 are finite.
 MEAN_DTYPE = tf.float64
 
 
@@ -32,7 +30,7 @@ def weighted_terms(values: Sequence[tf.Tensor | keras.Variable], weight: tf.Tens
 
 
 def means_of(sums: Sequence[tf.Tensor], values: Sequence[tf.Tensor | keras.Variable]) -> list[tf.Tensor]:
-    """Returns the means, of the dtypes of the values; the values themselves if all weights are zero.
+    """Returns the means, in the dtypes of the values; the values themselves if all weights are zero.
 
     Args:
       sums: sums of all `weighted_terms`.
@@ -67,9 +65,9 @@ def means_over_replicas(
 
 
 class TemporaryValues:
-    """Context in which variables have other values; every process must enter it.
+    """Context in which variables have temporary values; every process must enter it.
 
-    Each replica's own values are restored bit for bit on exit; meanwhile they take memory in addition to the others.
+    Each replica's own values are restored bit for bit on exit; meanwhile they take memory in addition to the temporary ones.
     """
 
     def __init__(
@@ -88,12 +86,12 @@ class TemporaryValues:
           strategy: strategy of the replicas.
           values: replica function that returns the values to assign, given this replica's own ones.
           are_local: whether each replica has its own values of the variables.
-          differ: returns whether the values are others than the variables have.
+          differ: returns whether the values differ from those of the variables.
         """
         self._variables, self._strategy, self._values = list(variables), strategy, values
         self._are_local, self._differ = are_local, differ
-        self._take = strategy.compiled_for_variables(self._taken)
-        self._restore = strategy.compiled_for_variables(self._assign)
+        self._compiled_swap = strategy.compiled_for_variables(self._swap)
+        self._compiled_restore = strategy.compiled_for_variables(self._assign)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -103,13 +101,13 @@ class TemporaryValues:
             yield
         finally:
             if own is not None:
-                self._restore(own)
+                self._compiled_restore(own)
 
     def assign(self) -> Any:
-        """Assigns the values, for good; returns the replicas' own ones, or None if nothing changes."""
-        return self._take() if self._variables and self._differ() else None
+        """Assigns the values permanently; returns the replicas' own ones, or None if nothing changes."""
+        return self._compiled_swap() if self._variables and self._differ() else None
 
-    def _taken(self) -> list[tf.Tensor]:
+    def _swap(self) -> list[tf.Tensor]:
         """Assigns the values; returns this replica's own ones. A replica function."""
         own = [tf.identity(keras_internals.value_of(variable)) for variable in self._variables]
         values = self._values(own)
@@ -140,17 +138,20 @@ def averaged_statistics(model: keras.Model, strategy: Strategy) -> TemporaryValu
 def averaged_weights(model: keras.Model, strategy: Strategy) -> TemporaryValues:
     """Returns a context in which the weights of a model are their moving averages; the same on every replica.
 
-    Without an average, or before the first update, nothing changes. Moving statistics, as of BatchNorm, stay as they are:
-    they are averages already.
+    Without an average, or before the first update, nothing changes. Moving statistics, such as those of batch
+    normalization, stay as they are: they already are averages.
     """
     optimizer = inner_optimizer(model.optimizer)
     pairs = keras_internals.weight_averages(optimizer)
     weights = [variable for variable, _ in pairs]
 
     def averages(own: list[tf.Tensor]) -> list[tf.Tensor]:
-        held = [keras_internals.value_of(average) for _, average in pairs]
+        stored = [keras_internals.value_of(average) for _, average in pairs]
         # A replica that does not have an average passes the weight in its place.
-        values = [mine if value is None else tf.convert_to_tensor(value) for value, mine in zip(held, own, strict=True)]
+        values = [
+            own_weight if value is None else tf.convert_to_tensor(value)
+            for value, own_weight in zip(stored, own, strict=True)
+        ]
         return strategy.optimizer_shards.from_owners(weights, values, "averages")
 
     def is_updated() -> bool:

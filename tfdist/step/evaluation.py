@@ -42,8 +42,8 @@ class Evaluator:
         if strategy.compiles_loops:
             self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
         else:
-            self._one = strategy.compiled(lambda *given: strategy.run(self._batch, *given))
-            self._run = self._batches_on_the_host
+            self._evaluate_batch = strategy.compiled(lambda *arguments: strategy.run(self._batch, *arguments))
+            self._run = self._loop_on_host
 
     def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
         """Returns the loss and the metrics over a whole data set, as if it were one batch.
@@ -68,44 +68,49 @@ class Evaluator:
         sums = self._summed(iterator, pipeline.steps, data.size % batch_size > 0)
         totals = Totals()
         totals.add(self._drain())
-        of_weights = self._strategy.parts.regularization(self._model)
-        found = {
-            "loss": loss.evaluation_loss(self._model, sums, of_weights),
+        regularization = self._strategy.parts.regularization(self._model)
+        results = {
+            "loss": loss.evaluation_loss(self._model, sums, regularization),
             **totals.results(self._metrics),
         }
         names = [mean.name for mean in self._metrics.losses]
-        return found | dict(zip(names, loss.evaluation_losses(sums) if names else (), strict=True))
+        return results | dict(zip(names, loss.evaluation_losses(sums) if names else (), strict=True))
 
     def _summed(self, iterator: Any, steps: int, is_short: bool) -> np.ndarray:
-        """Returns the sums over all batches; `is_short` says whether the last one is.
+        """Returns the sums over all batches; `is_short` says whether the last one is smaller.
 
-        It has a call of its own, since a layer may gather rows: TensorFlow's collectives between processes need equal shapes
-        within one call of a compiled function.
+        A smaller last batch gets a call of its own, since a layer may gather rows, and TensorFlow's collectives between
+        processes need equal shapes within one call of a compiled function.
         """
-        full = steps - is_short
-        found = []
-        for first, end in ((0, full), (full, steps)):
+        full_batches = steps - is_short
+        sums = []
+        for first, end in ((0, full_batches), (full_batches, steps)):
             if first < end:
-                given = iterator, tf.constant(first), tf.constant(end)
-                self._strategy.trace_together(self._run, *given)
-                found.append(np.asarray(self._run(*given)))
-        return np.sum(found, axis=0)
+                arguments = iterator, tf.constant(first), tf.constant(end)
+                self._strategy.trace_together(self._run, *arguments)
+                sums.append(np.asarray(self._run(*arguments)))
+        return np.sum(sums, axis=0)
 
-    def _batches_on_the_host(self, iterator: Any, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-        found = [self._one(next(iterator), tf.constant(number, tf.int64)) for number in range(int(first), int(end))]
-        return tf.add_n([self._strategy.local(sums)[0] for sums in found])
+    def _loop_on_host(self, iterator: Any, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+        results = [
+            self._evaluate_batch(next(iterator), tf.constant(number, tf.int64))
+            for number in range(int(first), int(end))
+        ]
+        return tf.add_n([self._strategy.local(sums)[0] for sums in results])
 
     def _batches(self, iterator: Any, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
         length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
 
         def body(done: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            mine = self._strategy.local(self._strategy.run(self._batch, next(iterator), tf.cast(done, tf.int64)))
-            return done + 1, sums + tf.add_n(mine)
+            replica_sums = self._strategy.local(
+                self._strategy.run(self._batch, next(iterator), tf.cast(done, tf.int64))
+            )
+            return done + 1, sums + tf.add_n(replica_sums)
 
         start = (first, tf.zeros([length], tf.float64))
-        _, mine = tf.while_loop(lambda done, _: done < end, body, start, parallel_iterations=1)
-        shared = self._strategy.run(self._merge, mine / len(self._strategy.local_replicas))
-        return self._strategy.local(shared)[0]
+        _, local_sums = tf.while_loop(lambda done, _: done < end, body, start, parallel_iterations=1)
+        totals = self._strategy.run(self._merge, local_sums / len(self._strategy.local_replicas))
+        return self._strategy.local(totals)[0]
 
     def _batch(self, own_rows: ReplicaRows, number: tf.Tensor) -> tf.Tensor:
         if self._metrics.count_all_rows:
@@ -114,7 +119,7 @@ class Evaluator:
         rows, before = own_rows.rows, [tf.identity(variable) for variable in self._metrics.variables]
         collectives = counting(self._strategy.collectives, rows)
         draws = randomness.not_training(self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size)
-        # In one batch of all rows, each row would count the same.
+        # A scalar counts as this replica's rows do, since in one batch of all rows each row would count the same.
         with using(collectives), scalars_weighted(loss.floating(rows)):
             with self._strategy.layouts.computing(self._model.trainable_variables), draws:
                 outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
@@ -145,6 +150,6 @@ class Evaluator:
         result.assign()
         return result.values["sums"] / collectives.size
 
-    def _merge(self, mine: tf.Tensor) -> tf.Tensor:
-        [total] = Bucketed(Sum()).reduce([mine], [], self._strategy.job_collectives, name="evaluation").totals
+    def _merge(self, local_sums: tf.Tensor) -> tf.Tensor:
+        [total] = Bucketed(Sum()).reduce([local_sums], [], self._strategy.job_collectives, name="evaluation").totals
         return total

@@ -1,4 +1,4 @@
-"""Options of `Trainer.fit` besides the arguments of Keras's `fit`, in three groups; fields have names of flags."""
+"""Options of `Trainer.fit` besides the arguments of Keras's `fit`, in three groups; fields are named like flags."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +14,17 @@ from tfdist.reporting import NullLedger, NullProfile, Reporter
 
 
 class _FromConfig:
-    """Dataclass whose fields have the names of flags."""
+    """Base class of dataclasses whose fields are named like flags."""
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """Returns the values that the flags of a configuration have."""
+        """Returns the options with the values of a configuration's flags."""
         return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule(_FromConfig):
-    """What happens at which step; numbers of updates.
+    """What happens at which step; steps are counted in updates.
 
     Attributes:
       log_every: steps between records of metrics, at least 1.
@@ -46,12 +46,12 @@ class Schedule(_FromConfig):
 
     def __post_init__(self) -> None:
         """Validates the values."""
-        least = {"log_every": 1, "eval_every": 0, "steps_per_call": 1}
-        for name, value in least.items():
-            given = getattr(self, name)
-            if not is_integer(given) or given < value:
-                raise InputError(f"{name} must be an integer of at least {value}. Received: {given!r}.")
-            object.__setattr__(self, name, int(given))
+        minimums = {"log_every": 1, "eval_every": 0, "steps_per_call": 1}
+        for name, minimum in minimums.items():
+            value = getattr(self, name)
+            if not is_integer(value) or value < minimum:
+                raise InputError(f"{name} must be an integer of at least {minimum}. Received: {value!r}.")
+            object.__setattr__(self, name, int(value))
 
     def evaluates_at_end(self, step: int, end: int, begun_at: int) -> bool:
         """Returns whether to evaluate once more after the last step, because no period of `eval_every` ends there.
@@ -77,8 +77,8 @@ class Schedule(_FromConfig):
           run.
         """
         periods = [period for period in (self.log_every, self.eval_every) if period]
-        nexts = [step - step % period + period for period in periods] + [border for border in borders if border > step]
-        return min(self.steps_per_call, min([end, *nexts]) - step)
+        ends = [step - step % period + period for period in periods] + [border for border in borders if border > step]
+        return min(self.steps_per_call, min([end, *ends]) - step)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Checks(_FromConfig):
       check_sync_every: steps between checks that all replicas hold the same values; 0: never.
       check_sync: "variables", where a difference ends the run, or "gradients", whose norms are logged by replica.
       stall_warning_seconds: seconds beyond twice its usual time after which a call of the compiled loop is reported; 0: never.
-      stall_shutdown_seconds: seconds beyond it after which all processes end with exit code 4; 0: never.
+      stall_shutdown_seconds: seconds beyond twice its usual time after which all processes end with exit code 4; 0: never.
     """
 
     measure_every: int = 1000
@@ -106,17 +106,17 @@ class Checks(_FromConfig):
     def __post_init__(self) -> None:
         """Validates the values; raises `InputError`."""
         for field in dataclasses.fields(self):
-            given = getattr(self, field.name)
+            value = getattr(self, field.name)
             if field.name == "check_sync":
                 continue
-            if not is_number(given) or not given >= 0:
-                raise InputError(f"{field.name} must be a number of at least 0. Received: {given!r}.")
-            object.__setattr__(self, field.name, as_python(given))
+            if not is_number(value) or not value >= 0:
+                raise InputError(f"{field.name} must be a number of at least 0. Received: {value!r}.")
+            object.__setattr__(self, field.name, as_python(value))
         if self.check_sync not in ("variables", "gradients"):
             raise InputError(f"check_sync must be variables or gradients. Received: {self.check_sync!r}.")
 
     def watchdog(self, group: Group) -> Watchdog:
-        """Returns what watches the calls of a run's compiled loop."""
+        """Returns the watchdog of the calls of a run's compiled loop."""
         return Watchdog(group, warning_seconds=self.stall_warning_seconds, shutdown_seconds=self.stall_shutdown_seconds)
 
 
@@ -129,7 +129,7 @@ class Reporting:
       profile: when to profile.
       ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
       record_all_reduce_table: called on the chief with the table of algorithms that `all_reduce="auto"` has measured, as CSV.
-      record_timelines: called on the chief with timelines of a pipeline by title, predicted and measured, at the first step of
+      record_timelines: called on the chief with a pipeline's timelines by title, predicted and measured, at the first step of
         `profile`.
       strategy_reason: why the strategy was chosen, for the description that is shown at the start; "" for none.
       description: further rows of that description, as texts by name.

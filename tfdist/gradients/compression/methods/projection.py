@@ -9,16 +9,16 @@ from tfdist.gradients.compression.reducers import Stochastic, mark
 
 
 class Projection(Stochastic):
-    """Projects a vector on k random directions, k = max(1, round(ratio n)).
+    """Projects a vector onto k random directions, k = max(1, round(ratio n)).
 
         S [k, n]: S_ji = s_i if i mod k = j, else 0, with random signs s;   E[S^T S] = I
         y = sum over replicas of S x,   C(x) = S^T (S S^T)^-1 y = S^T y / b,   E |x - C(x)|^2 = (1 - k/n) |x|^2
 
     This is a row of a count sketch: each element is in one of k sums, of b = n/k elements, as far apart as possible.
     The rows of S are orthogonal, so C is an orthogonal projection, at the cost of one pass over the vector, and error
-    feedback stores what is orthogonal to the draw. With `unbiased=True` C(x) = S^T y, for which E C(x) = x and no
-    feedback is needed, but E |x - C(x)|^2 = (n/k - 1) |x|^2. The signs are derived from the message's name and a number
-    of draws.
+    feedback stores the component that is orthogonal to the drawn subspace. With `unbiased=True` C(x) = S^T y, for which
+    E C(x) = x and no feedback is needed, but E |x - C(x)|^2 = (n/k - 1) |x|^2. The signs are derived from the message's
+    name and the number of draws.
 
     Cost: 4 (k + 1) bytes, all-reduced (the 1 shows whether the tensor was finite). Experimental: its error is that of
     randomk at the same cost.
@@ -49,7 +49,7 @@ class Projection(Stochastic):
         bits = sign_bits(-(-size // k), k, seed)
         message = tf.concat([compiled(_project, size, k)(x, bits), mark(x)[None]], axis=0)
         [summed] = collectives.all_reduce([message], name=name)
-        total, sent = (compiled(_back, size, k, int(self._unbiased))(y[:k], bits) for y in (summed, message))
+        total, sent = (compiled(_back_project, size, k, int(self._unbiased))(y[:k], bits) for y in (summed, message))
         return total, sent, summed[k:]
 
 
@@ -60,7 +60,7 @@ def _project(size: int, k: int, x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(flipped(folded, bits), axis=0)
 
 
-def _back(size: int, k: int, unbiased: int, y: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
+def _back_project(size: int, k: int, unbiased: int, y: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     """Returns S^T y, [size], divided by the number of elements in each sum unless `unbiased`."""
     rows = -(-size // k)
     full = size - (rows - 1) * k  # number of sums with an element in the last row

@@ -45,6 +45,6 @@ class Threshold(Vectorwise):
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReducedVector:
         """See base class. One message."""
-        found = reaching(x, self._bits)
-        total, checks = exchange(*found, mark(found.values), x.shape[0], collectives, name=name)
+        selected = reaching(x, self._bits)
+        total, checks = exchange(*selected, mark(selected.values), x.shape[0], collectives, name=name)
         return ReducedVector(total, tf.where(magnitudes(x) >= self._bits, x, 0.0), [], checks)
