@@ -1,6 +1,7 @@
 """Checks of the environment and the files of a command before TensorFlow is imported, which takes seconds.
 
-Other hosts may have other files: what they lack is reported once all processes have joined, so that nobody waits for one.
+Hosts may have different files: those that a host lacks are reported once all processes have joined, so that none of them
+waits for a process that has already failed.
 """
 
 import os
@@ -22,7 +23,7 @@ class Place(NamedTuple):
     Attributes:
       environment: the environment, with the variables that flags replace.
       cluster: this process's place among the job's processes.
-      detection: how the strategy was chosen; None if that depends on devices, or on code, that only TensorFlow finds.
+      detection: how the strategy was chosen; None if that depends on devices or code that only TensorFlow knows.
     """
 
     environment: Mapping[str, str]
@@ -38,21 +39,21 @@ def find_place(config: Any, environment: Mapping[str, str] = os.environ) -> Plac
 
 
 def check_cluster(config: Any, place: Place) -> Place:
-    """Chooses the strategy, if that is possible yet.
+    """Chooses the strategy, if that is already possible.
 
     Raises:
       InputError: the job does not suit the strategy, or the other flags do not suit the one that "auto" means.
     """
     if ":" in config.strategy:  # what a user's own strategy declares is known only after its import
         return place
-    # How many devices there are is known only to TensorFlow: what is refused for one and for several is refused.
+    # Only TensorFlow knows how many devices there are: refuse what is refused for both one and several of them.
     counts = (config.devices,) if config.devices or config.strategy != AUTO else (1, 2)
     refusals = []
     for devices in counts:
         detection = detect(place.environment, config.strategy, devices, cluster=place.cluster)
         strategy = declared(detection.strategy)
         try:
-            if strategy.name != config.strategy:  # else checked with the other flags
+            if strategy.name != config.strategy:  # otherwise it is checked with the other flags
                 check_strategy(config, strategy)
             if strategy.check_processes:
                 strategy.check_processes(config, place.cluster.size)
@@ -63,6 +64,6 @@ def check_cluster(config: Any, place: Place) -> Place:
 
 
 def check_data(config: Any, place: Place) -> None:
-    """Raises `InputError` if files of the data set are missing, if all processes are on this host."""
+    """Raises `InputError` if files of the data set are missing; checks only if all processes are on this host."""
     if place.cluster.local_size == place.cluster.size:
         check_files(config.dataset, config.data_dir)

@@ -1,13 +1,14 @@
 """The build of Horovod: version, patches, tools, environment variables.
 
 pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, which includes
-headers that newer versions of TensorFlow no longer have. Without that line the release builds and works. Of the other
-patches, one lets a wheel find the MPI library of the environment that it is in, one lets horovodrun find its mpirun, two make
-large all-reduces over MPI faster, and four fix defects of the release itself.
-With Gloo, its stall inspector sees no ranks, so that a call omitted by one rank waits forever. The ranks of a process
-set do not use the configured interface, but the address of the host's own name, which is often the loopback. When a
-rank dies, the messages of the others may not fit any more, which aborts them. A second `init` in one process crashes if
-the environment fixes a parameter, as tfdist does.
+headers that newer versions of TensorFlow no longer have. Without the line that adds it, the release builds and works. Of
+the other patches, one lets a wheel find the MPI library of the environment into which it is installed, one lets horovodrun
+find its mpirun, two make large all-reduces over MPI faster, and four fix defects of the release itself.
+
+These defects: With Gloo, the stall inspector sees no ranks, so that a call omitted by one rank waits forever. The ranks of
+a process set do not use the configured interface, but the address of the host's own name, which is often the loopback. When
+a rank dies, messages between the others may no longer match, which aborts their processes. A second `init` in one process
+crashes if the environment fixes a parameter, as tfdist does.
 """
 
 import dataclasses
@@ -52,20 +53,20 @@ PATCHES = (
         "        elif 'MPICH' in output:\n",
         "        elif 'MPICH' in output or 'HYDRA' in output:\n",
     ),
-    # The stall inspector's list of ranks: reserved, but never filled.
+    # The stall inspector's list of ranks is reserved, but never filled.
     (
         "horovod/common/gloo/gloo_controller.cc",
         "  global_ranks_.reserve(size_);\n",
         "  global_ranks_.resize(size_);\n",
     ),
-    # The interface of a process set, including that of all ranks, which was not set.
+    # The interface was not set for process sets, including the one of all ranks.
     (
         "horovod/common/gloo/gloo_context.cc",
         "  assert(global_context.IsEnabled());\n",
         "  assert(global_context.IsEnabled());\n  gloo_iface_ = global_context.gloo_iface_;\n",
     ),
-    # When a rank has died, others may get the message of another call: report an error of the call, which Python can
-    # catch.
+    # When a rank has died, others may receive the message of another call: raise an error, which Python can catch, instead
+    # of aborting.
     (
         "third_party/gloo/gloo/transport/tcp/pair.cc",
         "    GLOO_ENFORCE_LE(op.preamble.length, op.nbytes);\n",
@@ -84,8 +85,8 @@ PATCHES = (
         "    find_package(MPI ${MPI_REQUIRED})\n",
         '    find_package(MPI ${MPI_REQUIRED})\n    set(CMAKE_BUILD_RPATH "$ORIGIN/../../../..")\n',
     ),
-    # MPI libraries allocate a buffer of the message's size: pages of more than 32 MB, which malloc does not keep, are new in
-    # each call, which doubles its time. Pieces also allow for more elements than an int can count.
+    # MPI libraries allocate a buffer of the message's size. malloc does not keep blocks of more than 32 MB, so that each call
+    # gets new pages, which doubles its time. Pieces also allow for more elements than an int can count.
     (
         "horovod/common/ops/mpi_operations.cc",
         "MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)\n",
@@ -110,7 +111,7 @@ MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)
         "      MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,\n",
         "      AllreduceInPieces(sendbuf, buffer_data, num_elements,\n",
     ),
-    # A second `init` sets defaults at positions that were removed by a setting in the environment, which crashes.
+    # A second `init` crashes: it sets defaults at positions that a setting in the environment has removed.
     (
         "horovod/common/parameter_manager.cc",
         "    v[index_[variable]] = value;\n",
@@ -119,11 +120,10 @@ MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)
     ("horovod/__init__.py", f"__version__ = '{VERSION}'\n", f"__version__ = '{PATCHED}'\n"),
 )
 
-# Horovod's setup.py needs an older setuptools, and its own dependencies. They are on the build's path only.
+# Horovod's setup.py needs an older setuptools, and Horovod's dependencies. These are only on the build's PYTHONPATH.
 PACKAGES = ("setuptools", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML")
-REQUIREMENTS = pathlib.Path(__file__).with_name(
-    "horovod_build_requirements.txt"
-)  # versions and hashes of these and of CMake
+# Versions and hashes of these packages and of CMake.
+REQUIREMENTS = pathlib.Path(__file__).with_name("horovod_build_requirements.txt")
 
 # The user may set the locations of libraries; all other variables of Horovod's build are set here.
 _KEPT = re.compile("HOROVOD_(CUDA_HOME|NCCL_(HOME|INCLUDE|LIB|LINK)|BUILD_.*)")
@@ -140,7 +140,7 @@ class Build:
 
     @property
     def key(self) -> str:
-        """Name of this build's directory in the cache. A wheel needs the MPI library that it was linked with, by name."""
+        """Name of this build's directory in the cache, with that of the MPI library with which the wheel is linked."""
         python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
         machine = f"{platform.system().lower()}-{platform.machine()}"
         variant = ("-gpu" if self.gpu else "") + (f"-{mpi_family()}" if self.mpi else "")
@@ -148,7 +148,7 @@ class Build:
 
     @property
     def transports(self) -> frozenset[str]:
-        """Communication libraries that it must support."""
+        """Communication libraries that the wheel must support."""
         return frozenset(["Gloo"] + ["NCCL"] * self.gpu + ["MPI"] * self.mpi)
 
 
@@ -157,16 +157,16 @@ def check_tools(build: Build) -> None:
     compiler = (shlex.split(os.environ.get("CXX", "")) or ["g++"])[0]
     cuda = os.environ.get("HOROVOD_CUDA_HOME", "/usr/local/cuda")
     nccl = os.environ.get("HOROVOD_NCCL_INCLUDE") or f"{os.environ.get('HOROVOD_NCCL_HOME', '/usr')}/include"
-    wanted: list[tuple[str, object, str]] = [(compiler, shutil.which(compiler), "g++")]
-    wanted += [("make", shutil.which("make"), "make")]
+    tools: list[tuple[str, object, str]] = [(compiler, shutil.which(compiler), "g++")]
+    tools += [("make", shutil.which("make"), "make")]
     if build.gpu:
         path = f"{cuda}/bin{os.pathsep}{os.environ.get('PATH', '')}"
         headers = (f"{folder}/nccl.h" for folder in (nccl, f"{cuda}/include", "/usr/local/include"))
-        wanted += [("nvcc", shutil.which("nvcc", path=path), "nvidia-cuda-toolkit")]
-        wanted += [("NCCL's nccl.h", any(map(os.path.exists, headers)), "libnccl-dev, or set HOROVOD_NCCL_HOME")]
+        tools += [("nvcc", shutil.which("nvcc", path=path), "nvidia-cuda-toolkit")]
+        tools += [("NCCL's nccl.h", any(map(os.path.exists, headers)), "libnccl-dev, or set HOROVOD_NCCL_HOME")]
     if build.mpi:
-        wanted += [("mpicxx", find_mpicxx(), "libmpich-dev or libopenmpi-dev, or run `pip install mpich`")]
-    for tool, found, package in wanted:
+        tools += [("mpicxx", find_mpicxx(), "libmpich-dev or libopenmpi-dev, or run `pip install mpich`")]
+    for tool, found, package in tools:
         if not found:
             raise InputError(f"Horovod's build needs {tool}. Received: none. Install the Debian package {package}.")
 
@@ -179,7 +179,7 @@ def find_mpicxx() -> str | None:
 
 @functools.cache
 def mpi_family() -> str:
-    """Returns which library `find_mpicxx` links: "openmpi", "mpich", or "libmpich" for MPICH under Debian's name of it."""
+    """Returns which library `find_mpicxx` links: "openmpi", "mpich", or "libmpich" for MPICH as Debian names it."""
     mpicxx = find_mpicxx()
     if mpicxx is None:
         return "mpi"
@@ -190,8 +190,8 @@ def mpi_family() -> str:
 
 def _output_of(*command: str) -> str:
     """Returns what a command prints; nothing if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    return "" if done.returncode else done.stdout + done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return "" if result.returncode else result.stdout + result.stderr
 
 
 def _search_path() -> str:
@@ -306,7 +306,7 @@ def make_private(folder: pathlib.Path) -> None:
 def add(wheel: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Moves a wheel into a directory on the same file system, records its hash, and returns its new path.
 
-    A wheel that was there is replaced. If this is interrupted, the wheel has no hash, or the one of its predecessor, and so is
+    A wheel that was there is replaced. If this is interrupted, the wheel has no hash or its predecessor's, and therefore is
     not used.
     """
     line = _line(_hash(wheel), wheel)
@@ -324,8 +324,8 @@ def check(wheel: pathlib.Path) -> str:
         recorded = _record(wheel).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return "its hash was not recorded"
-    found = _hash(wheel)
-    return "" if recorded == _line(found, wheel) else f"its SHA-256 is {found} and not the recorded one"
+    actual = _hash(wheel)
+    return "" if recorded == _line(actual, wheel) else f"its SHA-256 is {actual} and not the recorded one"
 
 
 def _record(wheel: pathlib.Path) -> pathlib.Path:

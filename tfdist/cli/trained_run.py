@@ -1,4 +1,4 @@
-"""Opens a run that has been trained: its flags, its model, and the weights of one of its checkpoints."""
+"""Opens a trained run: its flags, its model, and the weights of one of its checkpoints."""
 
 import contextlib
 import dataclasses
@@ -30,8 +30,8 @@ from tfdist.reporting import RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of
 from tfdist.trainer.trainer import Trainer
 
-_MODULES = ("None", "builtins", "keras", "tfdist")  # that a model of a run may name in safe mode
-_OF_TRAINING = ("accumulate_steps", "check_sync", "check_sync_every")
+_MODULES = ("None", "builtins", "keras", "tfdist")  # may be named by the model of a run in safe mode
+_TRAINING_ONLY = ("accumulate_steps", "check_sync", "check_sync_every")
 
 
 class Trained(NamedTuple):
@@ -39,7 +39,7 @@ class Trained(NamedTuple):
 
     Attributes:
       trainer: trainer with the weights.
-      step: number of updates that made them; None if unknown.
+      step: number of updates after which the weights were saved; None if unknown.
       source: checkpoint or file of the weights.
       data: data set of the run, or the one that was asked for.
       batch_size: examples per batch, over all replicas.
@@ -68,7 +68,7 @@ class Trained(NamedTuple):
         return examples
 
     def describe(self, split: str) -> dict[str, Any]:
-        """Returns what the results for a split belong to, as values of JSON."""
+        """Returns what results for a split are computed from, as JSON values."""
         strategy = self.trainer.strategy
         return {
             "checkpoint": self.source,
@@ -89,18 +89,18 @@ def opened(run: str, config: TrainedConfig) -> Iterator[Trained]:
     """
     sources = weights.sources(run, config.checkpoint)
     flags = _flags_of(sources, run)
-    trained = _adapted(flags, sources[0], config)
-    with training.opened(trained) as found:
-        whole = data.load(config.dataset, config.data_dir) if config.dataset else found.data
-        trainer = training.make_trainer(found, found.strategy)
-        trainer.build(found.data.train)
+    trained = _adapt_flags(flags, sources[0], config)
+    with training.opened(trained) as training_run:
+        data_set = data.load(config.dataset, config.data_dir) if config.dataset else training_run.data
+        trainer = training.make_trainer(training_run, training_run.strategy)
+        trainer.build(training_run.data.train)
         source = _load_weights(trainer, run, config)
         step = _last_step(run, source) if source.endswith(MODEL_FILE) else trainer.step
-        yield Trained(trainer, step, source, whole, trained.batch_size, weights.folder_of(path_of(source)))
+        yield Trained(trainer, step, source, data_set, trained.batch_size, weights.folder_of(path_of(source)))
 
 
 def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
-    """Loads the weights and returns their path; retries once, as a job that trains may remove what it reads."""
+    """Loads the weights and returns their path; retries once, as a training job may remove the checkpoint meanwhile."""
     group = trainer.strategy.group
     for attempt in ("trained", "trained again"):
         sources = weights.sources(run, config.checkpoint)
@@ -124,7 +124,7 @@ def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
     if not sources[0].name.endswith(MODEL_FILE):
         flags = dict(first_readable(sources).flags)
     else:
-        flags = _parsed(RunDirectory(path_of(run)).last_flags())
+        flags = _parse_flags(RunDirectory(path_of(run)).last_flags())
     if not {"model", "dataset"} <= flags.keys():
         raise InputError(
             "A run must have been saved by tfdist train, with its flags. Received: "
@@ -134,48 +134,50 @@ def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
     return flags
 
 
-def _parsed(lines: Sequence[str]) -> dict[str, Any]:
+def _parse_flags(lines: Sequence[str]) -> dict[str, Any]:
     """Returns the values of lines of a flag file; flags that this version does not know are left out."""
     read: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true", int: int, float: float}
     readers = {field.name: read.get(type(field.default), str) for field in dataclasses.fields(TrainConfig)}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for line in lines:
         name, equals, text = line.removeprefix("--").partition("=")
         if line.startswith("--") and equals and name in readers:
             try:
-                found[name] = readers[name](text)
+                values[name] = readers[name](text)
             except ValueError as error:
                 raise InputError(f"A run must name the flags with which it began. Received: {line}.") from error
-    return found
+    return values
 
 
-def _adapted(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfig) -> TrainConfig:
-    """Returns the flags of a run with what a command changes: strategy, data and batch size."""
+def _adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfig) -> TrainConfig:
+    """Returns the flags of a run, with those that a command overrides: strategy, data and batch size."""
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    given = {name: value for name, value in flags.items() if name in defaults}
-    same_strategy = config.strategy == given.get("strategy")
-    own: dict[str, Any] = {name: defaults[name] for name in (*names(TrainConfig, "training_only"), *_OF_TRAINING)}
+    known_flags = {name: value for name, value in flags.items() if name in defaults}
+    same_strategy = config.strategy == known_flags.get("strategy")
+    overrides: dict[str, Any] = {
+        name: defaults[name] for name in (*names(TrainConfig, "training_only"), *_TRAINING_ONLY)
+    }
     for name, value in config.options.items():
         if not (same_strategy and value == defaults[name] and name in names(TrainConfig, "is_option")):
-            own[name] = value
+            overrides[name] = value
     if source.name.endswith(MODEL_FILE):
-        own["ema"] = defaults["ema"]  # the file has the average as the weights
+        overrides["ema"] = defaults["ema"]  # the weights in the file are the average
     if config.batch_size:
-        own["batch_size"] = config.batch_size
+        overrides["batch_size"] = config.batch_size
     if config.data_dir and not config.dataset:
-        own["data_dir"] = config.data_dir
+        overrides["data_dir"] = config.data_dir
     if any(refusal.flag == "sync" for refusal in declared(config.strategy).refuses):
-        own["sync"] = defaults["sync"]  # its one replica reads the weights to evaluate
-    trained = TrainConfig(**given | own)
+        overrides["sync"] = defaults["sync"]  # its one replica reads the weights to evaluate
+    trained = TrainConfig(**known_flags | overrides)
     if config.safe_mode:
-        check_runs_nothing(trained, source, own)
+        check_runs_nothing(trained, source, overrides)
     return trained
 
 
 def check_runs_nothing(trained: TrainConfig, source: StoragePath, own: Container[str] = ()) -> None:
-    """Refuses flags of a run that may choose code, from any package, except `own`, those of the command."""
-    if named := [name for name in refused_of_run(trained) if name not in own]:
-        code = " ".join(flag_text(name, getattr(trained, name)) for name in named)
+    """Refuses flags of a run that may name code of any package, except the command's own flags, `own`."""
+    if refused := [name for name in refused_of_run(trained) if name not in own]:
+        code = " ".join(flag_text(name, getattr(trained, name)) for name in refused)
         raise InputError(
             "The run refers to user code, or to files that name code, which is imported and called only with "
             f"--safe_mode=false. Received: {source}, which names {code}. If you trust that, add --safe_mode=false."
@@ -192,7 +194,7 @@ def _last_step(run: str, model: str) -> int | None:
 
 
 def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> None:
-    """Assigns the variables of a saved model to those of the trainer's, which are in the same order."""
+    """Assigns the variables of a saved model to those of the trainer's model, which are in the same order."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         local = Path(folder) / path.name
         try:
@@ -206,14 +208,14 @@ def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> No
                 "--checkpoint, which a run with --checkpoint_every saves."
             ) from error
     model, blocks = trainer.model, trainer.strategy.blocks
-    ours, theirs = model.weights, saved.weights  # without states of random layers
-    if [tuple(v.shape) for v in ours] != [tuple(v.shape) for v in theirs]:
+    model_weights, saved_weights = model.weights, saved.weights  # without states of random layers
+    if [tuple(v.shape) for v in model_weights] != [tuple(v.shape) for v in saved_weights]:
         raise InputError(
             f"A saved model must be that of the run. Received: {path}, whose variables have other shapes. Give a --checkpoint."
         )
-    moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
-    for variable, value in zip(ours, theirs, strict=True):
-        per_replica = id(variable) in moving
+    statistics = {id(variable) for variable in keras_internals.moving_statistics(model)}
+    for variable, value in zip(model_weights, saved_weights, strict=True):
+        per_replica = id(variable) in statistics
         blocks.assign_value(keras_internals.value_of(variable), per_replica, np.asarray(value))
 
 
@@ -221,6 +223,6 @@ def _check_modules(model: Path) -> None:
     """Raises `ValueError` for modules of other packages: Keras imports some, perhaps from the current directory."""
     named: set[str] = set()
     with zipfile.ZipFile(model) as archive:
-        json.loads(archive.read("config.json"), object_hook=lambda found: named.add(str(found.get("module"))))
+        json.loads(archive.read("config.json"), object_hook=lambda node: named.add(str(node.get("module"))))
     if others := [module for module in named if module.partition(".")[0] not in _MODULES]:
         raise ValueError(f"it names the module {others[0]}, which is imported only with --safe_mode=false")

@@ -38,9 +38,9 @@ def at_end(call: Callable[[BaseException], object]) -> None:
 
 @functools.cache
 def watch() -> None:
-    """Starts to notice how this process ends; programs call `sys.exit(main())`, which reads `sys.exit` before `main` runs."""
+    """Starts to watch how this process ends; call it early: `sys.exit(main())` looks up `sys.exit` before it calls `main`."""
     sys.exit = _replaced(sys.exit)
-    # What is registered last runs first: not after a wait for the threads of executors, which these modules register.
+    # These modules register a wait for the threads of executors. What is registered last runs first, so not after that wait.
     for module in ("concurrent.futures.thread", "concurrent.futures.process"):
         importlib.import_module(module)
     with contextlib.suppress(RuntimeError):  # this process is ending already
@@ -59,7 +59,7 @@ def _report() -> None:
 
 
 class _Exit(SystemExit):
-    """What `sys.exit` raises. Python reads its code to end the process; then no Python code is running in the thread."""
+    """What `sys.exit` raises. Python reads its `code` to end the process, when no Python code runs in the thread any more."""
 
     def _read(self) -> Any:
         if sys._getframe().f_back is None:
@@ -76,7 +76,7 @@ class _Exit(SystemExit):
 
 
 _CODE: Any = SystemExit.__dict__["code"]
-_Exit.__name__, _Exit.__qualname__, _Exit.__module__ = "SystemExit", "SystemExit", "builtins"  # for those who print it
+_Exit.__name__, _Exit.__qualname__, _Exit.__module__ = "SystemExit", "SystemExit", "builtins"  # when it is printed
 
 
 def _replaced(original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
@@ -84,9 +84,9 @@ def _replaced(original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
     def exit(status: Any = None, /) -> NoReturn:
         try:
             original(status)
-        except SystemExit as end:
+        except SystemExit as error:
             if threading.current_thread() is not threading.main_thread():
                 raise  # it ends a thread silently, which `threading` does not do for a subclass
-            raise _Exit(*end.args) from None
+            raise _Exit(*error.args) from None
 
     return exit

@@ -1,4 +1,4 @@
-"""Flags that were set but have no effect in a job: for each, the condition on which it has one.
+"""Flags that were set but have no effect in a job: for each, the condition under which it has one.
 
 Combinations that contradict each other are refused by `tfdist.config.conflicts`. A flag in this table is harmless, but
 whoever set it expects something that will not happen.
@@ -16,7 +16,7 @@ from tfdist.config.strategy_registry import Declaration, taking
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What decides whether a flag has an effect, besides the other flags.
+    """Properties of a job, besides its flags, that decide whether a flag has an effect.
 
     Attributes:
       replicas: number of replicas.
@@ -38,7 +38,7 @@ class Effect(NamedTuple):
 
     Attributes:
       flag: name of the flag.
-      has_effect: takes the configuration and the `Job`.
+      has_effect: takes the configuration and the `Job`; returns whether the flag has an effect.
       why_not: the reason if it has none, and the remedy, as a clause.
     """
 
@@ -178,21 +178,21 @@ def without_effect(config: Any, job: Job, strategy: Declaration) -> list[str]:
 
     Args:
       config: a configuration whose strategy is not "auto" any more. Flags that it does not have are skipped.
-      job: what else decides.
-      strategy: what its strategy declares.
+      job: the job.
+      strategy: declaration of the configuration's strategy.
     """
-    found: dict[str, str] = {}
+    warnings: dict[str, str] = {}
     for name, why_not in (*_other_options(config, strategy), *_ineffective(config, job)):
-        found.setdefault(name, f"{flag_text(name, getattr(config, name))} has no effect: {why_not}.")
-    return [found[field.name] for field in dataclasses.fields(config) if field.name in found]
+        warnings.setdefault(name, f"{flag_text(name, getattr(config, name))} has no effect: {why_not}.")
+    return [warnings[field.name] for field in dataclasses.fields(config) if field.name in warnings]
 
 
 def _other_options(config: Any, strategy: Declaration) -> Iterator[tuple[str, str]]:
     """Yields options that only other strategies take, and that this one ignores."""
     for field in dataclasses.fields(config):
         flag = field.metadata["flag"]
-        is_of_others = flag.is_option and strategy.options is not None and field.name not in strategy.options
-        if is_of_others and not flag.elsewhere and getattr(config, field.name) != field.default:
+        is_other_option = flag.is_option and strategy.options is not None and field.name not in strategy.options
+        if is_other_option and not flag.elsewhere and getattr(config, field.name) != field.default:
             names = " or ".join(taking(field.name))
             yield field.name, f"it is for --strategy={names}, and the strategy is {strategy.name}. Leave it out"
 

@@ -121,7 +121,7 @@ def _json_round_trip(value: Json) -> Json:
 
 ADDRESS_VARIABLE = "TFDIST_GROUP"  # host:port at which a launcher serves the group
 ELASTIC_VARIABLE = "TFDIST_ELASTIC"  # "1" if the number of processes may change between attempts of a launcher's job
-_NOTICE_SECONDS = 2.0  # for the process that has the address already
+_NOTICE_SECONDS = 2.0  # to connect to the process that already listens at the address
 
 
 def join(
@@ -151,7 +151,7 @@ def join(
         return LocalGroup()
     launcher = environment.get(ADDRESS_VARIABLE)
     address = launcher or _coordinator(cluster)
-    token = token or job_token(environment, address, _described(cluster), warns=cluster.rank == 0)
+    token = token or job_token(environment, address, _cluster_text(cluster), warns=cluster.rank == 0)
     if launcher:
         group = RemoteGroup(
             address, rank=cluster.rank, size=cluster.size, token=token, timeout=start_timeout, server_rank=LAUNCHER
@@ -199,7 +199,7 @@ def serve_group(
         return member(address, timeout=timeout)
     try:
         listener = listen(address, remedy)
-    except InputError:  # if another first member serves the group, it learns of this one, and tells all
+    except InputError:  # if another process with rank 0 serves the group, it learns of this one and tells all members
         with contextlib.suppress(TfdistError):
             member(address, timeout=_NOTICE_SECONDS).leave(ExitCode.BAD_INPUT)
         raise
@@ -241,5 +241,5 @@ def _reachable(address: str) -> str:
     return join_address({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host), port)
 
 
-def _described(cluster: Cluster) -> str:
+def _cluster_text(cluster: Cluster) -> str:
     return "\n".join((*cluster.addresses, cluster.coordinator, str(cluster.size)))

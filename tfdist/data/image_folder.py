@@ -27,7 +27,7 @@ class ImageFiles(Source):
     """Image files, with labels or without; read and decoded when they are used, several batches in parallel."""
 
     def __init__(self, folder: str, paths: Sequence[str], labels: np.ndarray | None, decoding: ImageDecoding):
-        """Keeps the paths.
+        """Stores the paths.
 
         Args:
           folder: the folder in which all files are; its name may differ between processes.
@@ -74,16 +74,16 @@ def images(
 ) -> DataSet:
     """JPEG, PNG, BMP and GIF files, a folder per class; x is float32 in [0, 1].
 
-    Classes are numbered in the order of their folders' names. If the folder has a folder `train` that itself has folders,
-    the classes are in there, and the test part in `test`, `validation` or `val` next to it, if there is one.
+    Classes are numbered in the order of their folders' names. If the folder has a subfolder `train` with subfolders, the
+    classes are those, and the test part in `test`, `validation` or `val` next to it, if there is one.
 
     Args:
       path: the folder.
-      size: height and width to which images are resized, or one number for both; None if all have one size.
+      size: height and width to which images are resized, or one number for both; None if all have the same size.
       channels: 1 (gray), 3 (RGB) or 4 (RGBA).
-      crop_to_aspect_ratio: whether resized images keep their aspect ratio and lose what is beyond the middle.
+      crop_to_aspect_ratio: whether resized images keep their aspect ratio and are cropped to their center.
       validation_split: fraction of the images, in [0, 1), that becomes the test part; the same in every run.
-      labels: False for images without classes, to predict for: all in the folder and in those inside it, as both parts.
+      labels: False for images without classes, for prediction: all in the folder and its subfolders, as both parts.
       data_dir: folder in which a relative path is looked for.
 
     Raises:
@@ -99,8 +99,12 @@ def images(
     decoding = _decoding(paths[0], size, channels, crop_to_aspect_ratio)
     for files in by_class.values():
         _check_file(files[0], decoding)
-    train, held = held_out(numbers, validation_split)
-    test = ImageFiles(folder, [paths[i] for i in held], numbers[held], decoding) if len(held) else None
+    train, held_out_indices = held_out(numbers, validation_split)
+    test = (
+        ImageFiles(folder, [paths[i] for i in held_out_indices], numbers[held_out_indices], decoding)
+        if len(held_out_indices)
+        else None
+    )
     if test_folder:
         if validation_split:
             raise InputError(
@@ -157,7 +161,7 @@ def _files_by_class(folder: str, known: Sequence[str] | None = None) -> dict[str
             f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown)}."
             f"{nearest(unknown, known[:20])}"
         )
-    empty = [name for name, found in files.items() if not found]
+    empty = [name for name, paths in files.items() if not paths]
     if empty and (known is None or len(empty) == len(files)):
         raise InputError(
             f"The folder of a class must have images ({', '.join(_ENDINGS)}). Received: {os.path.join(folder, empty[0])}, "
@@ -174,28 +178,28 @@ def _folders(folder: str) -> list[str]:
 def _image_files(folder: str) -> list[str]:
     """Returns the images in a folder and in the folders inside it, sorted, so that the order is the same everywhere.
 
-    A folder that has several names by links is listed once: it may be part of itself.
+    A folder that links give several names is listed once, since a link may lead back to a parent folder.
 
     Raises:
-      InputError: a folder cannot be read, or a name is that of a pipe, for example, which would never be read to its end.
+      InputError: a folder cannot be read, or an entry is not a regular file, such as a pipe, which has no end.
     """
-    found, left, seen = [], [folder], set()
-    while left:
-        inside = left.pop()
-        if (place := os.path.realpath(inside)) in seen:
+    paths, pending, seen = [], [folder], set()
+    while pending:
+        directory = pending.pop()
+        if (real_path := os.path.realpath(directory)) in seen:
             continue
-        seen.add(place)
-        with _readable(inside), os.scandir(inside) as entries:
+        seen.add(real_path)
+        with _readable(directory), os.scandir(directory) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
-                    left.append(entry.path)
+                    pending.append(entry.path)
                 elif entry.name.lower().endswith(_ENDINGS):
                     if not entry.is_file():
                         raise InputError(f"Images must be regular files. Received: {entry.path}. Remove or replace it.")
-                    found.append(entry.path)
-    return sorted(found)
+                    paths.append(entry.path)
+    return sorted(paths)
 
 
 def _flat(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple[list[str], np.ndarray]:

@@ -39,7 +39,7 @@ def deferred_creation(
 ) -> Iterator[None]:
     """Context in which variables with initializers are created without a value, for an abstract model.
 
-    Whoever enters it initializes them later with `set_tf_variable`. Until then, reading such a variable runs its
+    The caller initializes them later with `set_tf_variable`. Until then, reading such a variable runs its
     initializer, and assigning to it sets its initial value.
 
     Args:
@@ -64,7 +64,7 @@ def deferred_creation(
             variable._value = None
             abstract_model.append(UninitializedVariable(variable, _callers()))
 
-    def note(variable: keras.Variable) -> None:
+    def register_traced(variable: keras.Variable) -> None:
         traced[id(variable)] = UninitializedVariable(variable, _callers())
         register(variable)
 
@@ -72,8 +72,8 @@ def deferred_creation(
         if variable._value is not None:
             assign(variable, value)
         else:
-            given = tf.cast(value, variable.dtype)
-            variable._initializer = lambda *_, **__: given
+            initial = tf.cast(value, variable.dtype)
+            variable._initializer = lambda *_, **__: initial
 
     def key_of(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
         for i, uninitialized in enumerate(abstract_model):  # an optimizer built here needs the initialized variable
@@ -83,7 +83,7 @@ def deferred_creation(
         return key(optimizer, variable)
 
     kind._initialize_with_initializer, kind._direct_assign, optimizers._var_key = defer, assign_to, key_of
-    keras_variables.register_uninitialized_variable = note
+    keras_variables.register_uninitialized_variable = register_traced
     try:
         yield
     finally:
@@ -103,18 +103,18 @@ def initialize(variable: keras.Variable) -> None:
 
 
 def note_name_scope(variable: keras.Variable) -> None:
-    """Notes where Keras would now have created the TensorFlow variable of a variable: optimizers search its name."""
+    """Notes the name scope in which Keras would have created the TensorFlow variable: optimizers look it up by its name."""
     variable._name_scope = tf.get_current_name_scope()
 
 
 def noted_name_scope(variable: keras.Variable) -> contextlib.AbstractContextManager[Any]:
-    """Returns the name scope in which the TensorFlow variable of a variable is to be created, as on one device."""
+    """Returns the noted name scope, in which the TensorFlow variable of a variable is to be created, as on one device."""
     scope = getattr(variable, "_name_scope", "")
-    return tf.name_scope(scope and f"{scope}/")  # a slash at the end: below no other scope
+    return tf.name_scope(scope and f"{scope}/")  # the slash at the end makes it absolute
 
 
 def states_of_generators() -> tuple[Any, ...]:
-    """Returns the states of the global generators of random numbers, of which equal ones compare equal."""
+    """Returns the states of the global random number generators, in forms that compare equal if the states are."""
     generator = global_state.get_global_attribute("global_seed_generator")
     of_keras = None if generator is None else tuple(generator.state.numpy().tolist())
     of_tensorflow = getattr(context.context(), "_rng", None)  # exists with a global seed
@@ -141,8 +141,8 @@ def initialized_by(create: Callable[[keras.Variable, Any], tf.Variable]) -> Iter
         if layout_of(variable) is None or isinstance(value, tf.Variable):
             initialize(variable, value)
             return
-        given = value() if callable(value) else value
-        variable._value = create(variable, tf.cast(given, variable._dtype))
+        initial = value() if callable(value) else value
+        variable._value = create(variable, tf.cast(initial, variable._dtype))
 
     kind._initialize = initialized
     try:
@@ -153,17 +153,17 @@ def initialized_by(create: Callable[[keras.Variable, Any], tf.Variable]) -> Iter
 
 def owners_of_variables(model: keras.Model) -> dict[int, list[keras.Layer]]:
     """Returns for each variable, by its id, the layers that contain it, innermost last."""
-    found: dict[int, list[keras.Layer]] = {}
+    owners_by_id: dict[int, list[keras.Layer]] = {}
 
     def visit(layer: keras.Layer, above: list[keras.Layer]) -> None:
         owners = [*above, layer]
         for variable in layer._trainable_variables:
-            found.setdefault(id(variable), owners)
+            owners_by_id.setdefault(id(variable), owners)
         for inner in layer._layers:
             visit(inner, owners)
 
     visit(model, [])
-    return found
+    return owners_by_id
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
@@ -173,18 +173,18 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
 
 
 def own_state(model: keras.Model) -> list[keras.Variable]:
-    """Returns what layers with code of a user, and the model itself if it has such code, keep besides weights."""
-    own = [layer for layer in model._flatten_layers() if is_own(layer)]
-    found = {id(v): v for layer in own for v in layer._non_trainable_variables if not v.trainable}
-    return list(found.values())
+    """Returns the variables besides weights of user-defined layers, and of the model itself if it is user-defined."""
+    user_layers = [layer for layer in model._flatten_layers() if is_own(layer)]
+    variables_by_id = {id(v): v for layer in user_layers for v in layer._non_trainable_variables if not v.trainable}
+    return list(variables_by_id.values())
 
 
 def spectrally_normalized(model: keras.Model) -> list[keras.Variable]:
     """Returns the weights that SpectralNormalization divides by their norms in training, and the vectors of its iterations."""
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.SpectralNormalization)]
-    used = [layer for layer in layers if layer.built]
-    found = {id(variable): variable for layer in used for variable in (layer.kernel, layer.vector_u)}
-    return list(found.values())
+    built = [layer for layer in layers if layer.built]
+    variables_by_id = {id(variable): variable for layer in built for variable in (layer.kernel, layer.vector_u)}
+    return list(variables_by_id.values())
 
 
 def frozen_weights(model: keras.Model) -> list[keras.Variable]:
@@ -219,9 +219,9 @@ def read_first_copy_outside(variable: keras.Variable) -> None:
 
     tf.distribute would sum the copies of all processes, which waits for those that do not read it.
     """
-    held = variable._value
-    if isinstance(held, values.SyncOnReadVariable):
-        held._get_cross_replica = lambda: held._get_replica(0).read_value()
+    value = variable._value
+    if isinstance(value, values.SyncOnReadVariable):
+        value._get_cross_replica = lambda: value._get_replica(0).read_value()
 
 
 def assign_own_copies(variable: keras.Variable) -> None:
@@ -229,9 +229,9 @@ def assign_own_copies(variable: keras.Variable) -> None:
 
     tf.distribute would assign the sum, the first or an unweighted mean of the replicas' values, whatever their rows.
     """
-    held = variable._value
-    if isinstance(held, values.MirroredVariable):
-        held._aggregation = tf.VariableAggregation.NONE
+    value = variable._value
+    if isinstance(value, values.MirroredVariable):
+        value._aggregation = tf.VariableAggregation.NONE
 
 
 @contextlib.contextmanager
@@ -242,7 +242,7 @@ def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Seq
       variables: Keras variables.
       copies: for each, the TensorFlow variables on its devices.
     """
-    kept = [variable._value for variable in variables]
+    original_values = [variable._value for variable in variables]
     for variable, (first, *_) in zip(variables, copies, strict=True):
         variable._value = first
     try:
@@ -251,7 +251,7 @@ def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Seq
         for first, *others in copies:
             for other in others:
                 other.assign(first)
-        for variable, value in zip(variables, kept, strict=True):
+        for variable, value in zip(variables, original_values, strict=True):
             variable._value = value
 
 
@@ -261,14 +261,14 @@ def own_copies(variables: Sequence[keras.Variable]) -> Iterator[None]:
 
     Replicas of a process share Keras's variables and take turns in collectives, which must not be called in it.
     """
-    kept = [variable._value for variable in variables]
+    original_values = [variable._value for variable in variables]
     for variable in variables:
         if isinstance(variable._value, values.DistributedVariable):
             variable._value = variable._value._get()
     try:
         yield
     finally:
-        for variable, value in zip(variables, kept, strict=True):
+        for variable, value in zip(variables, original_values, strict=True):
             variable._value = value
 
 
@@ -285,7 +285,7 @@ class RecordedScope(keras.StatelessScope):
     Attributes:
       assigned: (variable, value) of each variable assigned inside, in the order of first assignment, with the latest
         value; the scope's initial state is not included.
-      held: tensors, by id of variable, from which the variables' values are computed.
+      held: by id of a variable, the tensor from which its value is computed.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class RecordedScope(keras.StatelessScope):
 
         Args:
           state_mapping: values of variables inside.
-          held: tensors from which these values are computed, if they are others.
+          held: tensors from which these values are computed, where they differ.
           read: returns the value of any other variable, or None for its own.
         """
         super().__init__(state_mapping=list(state_mapping), collect_losses=True)
@@ -323,7 +323,7 @@ class RecordedScope(keras.StatelessScope):
 
     @property
     def assigned(self) -> list[tuple[keras.Variable, Any]]:
-        """The recorded assignments, see the class."""
+        """See class attributes."""
         return list(self._updates.values())
 
 
@@ -342,7 +342,7 @@ def uncast_value(variable: keras.Variable) -> tf.Tensor:
 
 
 def bytes_of(variable: keras.Variable) -> int:
-    """Returns the bytes of a full variable."""
+    """Returns the bytes of a variable, of all its shards together."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
@@ -365,7 +365,8 @@ def _callers() -> list[Any]:
 def deferred_weights() -> Iterator[None]:
     """Context in which the weights of layers get no values; other variables, such as states of random layers, do.
 
-    Shapes, dtypes and initializers are those of ordinary weights. Assigning to a weight, also later, sets its initial value.
+    Shapes, dtypes and initializers are those of ordinary weights. Assigning to such a weight, inside the context or later, sets
+    its initial value.
     """
     kind, add_weight = keras.Variable, keras.Layer.add_weight
     initialize, register = kind._initialize_with_initializer, keras_variables.register_uninitialized_variable
@@ -377,7 +378,7 @@ def deferred_weights() -> Iterator[None]:
         note_name_scope(variable)
 
     def defer_later(variable: keras.Variable) -> None:
-        """Defers a variable of a layer that is traced to be built, where Keras would create its value: after that."""
+        """Defers a variable of a layer that Keras traces to build it, whose value it would create after the trace."""
         variable._deferred_initialize = functools.partial(defer, variable, variable._initializer)
         register(variable)
 
@@ -405,8 +406,8 @@ def _assign(variable: keras.Variable, value: Any) -> None:
     if variable._value is not None:
         type(variable)._direct_assign(variable, value)
     elif not isinstance(variable._initializer, _Refused):
-        given = tf.cast(value, variable.dtype)
-        variable._initializer = lambda *_, **__: given
+        initial = tf.cast(value, variable.dtype)
+        variable._initializer = lambda *_, **__: initial
 
 
 def without_call_context(error: Exception) -> Exception:
@@ -417,7 +418,7 @@ def without_call_context(error: Exception) -> Exception:
 
 @functools.cache
 def refuse_training(message: str) -> None:
-    """Makes Keras's own training of models with weights from `deferred_weights` without values raise `InputError`, from now on.
+    """Makes Keras's own training raise `InputError` from now on, if a weight from `deferred_weights` has no value.
 
     Args:
       message: the message, with `{path}` for the path of such a weight.
@@ -452,7 +453,7 @@ def refuse_values(variables: Sequence[keras.Variable], message: str) -> None:
 
 @contextlib.contextmanager
 def read_by(variables: Sequence[keras.Variable], read: Callable[[keras.Variable], Any]) -> Iterator[None]:
-    """Context in which a read of a variable without a value returns that of a function, which is called for each read."""
+    """Context in which each read of a variable without a value calls a function and returns its result."""
     initializers = [variable._initializer for variable in variables]
     for variable in variables:
         variable._initializer = lambda *_, variable=variable, **__: read(variable)

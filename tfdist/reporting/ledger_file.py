@@ -14,7 +14,7 @@ from tfdist.reporting.file_errors import GrowingFile, must_write
 from tfdist.storage import AnyPath, path_of, storage_of
 
 _NUMBER = np.dtype("<i8")
-_HEAD = 3
+_HEAD = 3  # numbers before the indices of a call
 
 
 class NullLedger:
@@ -71,18 +71,18 @@ def read_ledger(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
     """
     with storage_of(path).open(path_of(path)) as file:
 
-        def numbers(at: int, count: int) -> np.ndarray:
-            return np.frombuffer(file.read(count * _NUMBER.itemsize, at * _NUMBER.itemsize), _NUMBER)
+        def numbers(position: int, count: int) -> np.ndarray:
+            return np.frombuffer(file.read(count * _NUMBER.itemsize, position * _NUMBER.itemsize), _NUMBER)
 
-        at, size = 0, file.size // _NUMBER.itemsize
-        while at + _HEAD <= size:
-            first, steps, count = map(int, numbers(at, _HEAD))
+        position, size = 0, file.size // _NUMBER.itemsize
+        while position + _HEAD <= size:
+            first, steps, count = map(int, numbers(position, _HEAD))
             if first < 0 or steps < 1 or count < 0 or count % steps:
                 raise InputError(
-                    f"A ledger file must contain calls of the loop. Received: {path}, which does not at entry {at}."
+                    f"A ledger file must contain calls of the loop. Received: {path}, which does not at entry {position}."
                 )
-            end = at + _HEAD + count
+            end = position + _HEAD + count
             if end > size:
                 return
-            yield from enumerate(numbers(at + _HEAD, count).reshape(steps, count // steps), first)
-            at = end
+            yield from enumerate(numbers(position + _HEAD, count).reshape(steps, count // steps), first)
+            position = end

@@ -33,7 +33,7 @@ _COLLECTION = "declared_row_labels"  # of a graph: (tensor, declaration, inputs)
 
 
 def declare(tensor: tf.Tensor, declaration: Declaration, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the tensor with the label that `declaration` makes of those of `inputs`, tensors of the same graph."""
+    """Returns the tensor with the label that `declaration` computes from those of `inputs`, tensors of the same graph."""
     with tf.control_dependencies(list(inputs)):
         declared = tf.identity(tensor)
     declared.graph.add_to_collection(_COLLECTION, (declared, declaration, list(inputs)))
@@ -42,8 +42,8 @@ def declare(tensor: tf.Tensor, declaration: Declaration, inputs: Sequence[tf.Ten
 
 def declarations(graph: Any) -> dict[str, tuple[Declaration, list[tf.Tensor]]]:
     """Returns the declarations of a graph, by the name of the operation whose output they describe."""
-    declared = graph.get_collection(_COLLECTION)  # also of its branches and loops, which have the same collection
-    return {tensor.op.name: (made, inputs) for tensor, made, inputs in declared if tensor.graph is graph}
+    declared = graph.get_collection(_COLLECTION)  # includes those of branches and loops, which share the collection
+    return {tensor.op.name: (declaration, inputs) for tensor, declaration, inputs in declared if tensor.graph is graph}
 
 
 def row_wise(
@@ -51,14 +51,14 @@ def row_wise(
     result: Declaration | None = None,
     of_rows: Callable[[Value], Value] = lambda upstream: upstream,
 ) -> Callable[..., tf.Tensor]:
-    """Declares a function of rows, of replicated tensors and of variables to be one of each row, its gradient included.
+    """Declares that a function of rows, replicated tensors and variables acts on each row separately, as does its gradient.
 
     Args:
       function: takes tensors, the rows along their first axis, and returns one such tensor.
-      result: what it returns, if that is not rows.
+      result: the value of what it returns, if that is not rows.
       of_rows: returns the gradient with respect to each row's part of the result, given that of the result.
     """
-    result = result or _of_rows
+    result = result or _rows_value
 
     @tf.custom_gradient
     def declared(*inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -68,21 +68,21 @@ def row_wise(
 
         def gradient(upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
             def declared_gradient(x: tf.Tensor, source: int | None) -> tf.Tensor:
-                def made(dy: Value, *given: Value) -> Value:
-                    if isinstance(result(*given).label, AllRows):
+                def declaration(dy: Value, *input_values: Value) -> Value:
+                    if isinstance(result(*input_values).label, AllRows):
                         return Value(ALL_ROWS)
-                    is_row = source is not None and not isinstance(given[source].label, Replicated)
+                    is_row = source is not None and not isinstance(input_values[source].label, Replicated)
                     return _like_rows(of_rows(dy)) if is_row else _sum_of_rows(of_rows(dy))
 
-                return declare(x, made, [upstream, *inputs])
+                return declare(x, declaration, [upstream, *inputs])
 
             numbers = [number for number, each in enumerate(inputs) if each.dtype.is_floating]
             sources = [*(inputs[number] for number in numbers), *variables]
-            found = tape.gradient(y, sources, upstream, unconnected_gradients="zero")
+            source_gradients = tape.gradient(y, sources, upstream, unconnected_gradients="zero")
             results: list[Any] = [None] * len(inputs)
-            for number, each in zip(numbers, found, strict=False):
+            for number, each in zip(numbers, source_gradients, strict=False):
                 results[number] = declared_gradient(tf.ensure_shape(each, inputs[number].shape), number)
-            totals = [declared_gradient(tf.convert_to_tensor(each), None) for each in found[len(numbers) :]]
+            totals = [declared_gradient(tf.convert_to_tensor(each), None) for each in source_gradients[len(numbers) :]]
             return (results, totals) if variables else results
 
         return declare(y, result, inputs), gradient
@@ -91,10 +91,10 @@ def row_wise(
 
 
 def register(*, rows_to: RowsTo) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declares what a function makes of rows, where this cannot be derived, as of `tf.py_function` or an operation of your own.
+    """Declares what a function computes from rows, where this cannot be derived, as for `tf.py_function` or a custom operation.
 
-    Replicas rely on it, in Keras's `fit` and in a `tfdist.Trainer`. `tfdist verify` checks it on the first batch: all rows
-    against two parts of them.
+    Replicas rely on it, in Keras's `fit` and in a `tfdist.Trainer`. `tfdist verify` checks it on the first batch: the
+    result for all rows against those for two parts of them.
 
     Args:
       rows_to: "rows" for a value of each row, along the first axis; "sum" or "mean" over rows; "replicated" for what does not
@@ -128,7 +128,7 @@ def register(*, rows_to: RowsTo) -> Callable[[Callable[..., Any]], Callable[...,
 
 @contextlib.contextmanager
 def checked(rows: int, tolerance: float) -> Iterator[None]:
-    """Context in which eager calls of registered functions with a batch are checked; a wrong one raises an `InputError`."""
+    """Context in which eager calls of registered functions with a batch are checked; raises `InputError` if one is wrong."""
     token = _checked.set((rows, tolerance))
     try:
         yield
@@ -137,7 +137,7 @@ def checked(rows: int, tolerance: float) -> Iterator[None]:
 
 
 def _check(function: Any, inputs: Sequence[Any], y: Any, rows_to: str, rows: int, tolerance: float) -> None:
-    """Compares a function of all rows with those of two parts of them."""
+    """Compares the result of a function for all rows with those for two parts of them."""
     cut = -(-rows // 3)
     cuts = [
         [
@@ -148,9 +148,9 @@ def _check(function: Any, inputs: Sequence[Any], y: Any, rows_to: str, rows: int
     ]
     expected, first, second = np.asarray(y), *(np.asarray(function(*part)) for part in cuts)
     weights = {"sum": (1, 1), "mean": (cut / rows, 1 - cut / rows), "replicated": (0.5, 0.5)}.get(rows_to)
-    whole = weights[0] * first + weights[1] * second if weights else np.concatenate([first, second])
-    if whole.shape != expected.shape or np.linalg.norm(whole - expected) > tolerance * np.linalg.norm(expected):
-        a, b, c, d = (np.array2string(value, threshold=4, edgeitems=1) for value in (expected, first, second, whole))
+    joined = weights[0] * first + weights[1] * second if weights else np.concatenate([first, second])
+    if joined.shape != expected.shape or np.linalg.norm(joined - expected) > tolerance * np.linalg.norm(expected):
+        a, b, c, d = (np.array2string(value, threshold=4, edgeitems=1) for value in (expected, first, second, joined))
         raise InputError(
             f'A function must be what it is registered as. Received: {function.func.__name__}, rows_to="{rows_to}", which '
             f"returns {a} for {rows} rows, but {b} and {c} for {cut} and {rows - cut} of them, which make {d}. Register "
@@ -158,18 +158,18 @@ def _check(function: Any, inputs: Sequence[Any], y: Any, rows_to: str, rows: int
         )
 
 
-def _of_rows(*values: Value) -> Value:
-    """Returns rows like those of the inputs, which are not multiplied by numbers of rows; of zeros it may make others."""
+def _rows_value(*values: Value) -> Value:
+    """Returns unscaled rows like those of the inputs, which must be unscaled, too; for zeros, the result need not be zeros."""
     label: Any = _like_rows(*values).label
     return Value(ALL_ROWS if getattr(label, "power", 1) else dataclasses.replace(label, power=0))
 
 
-def _of_all(power: int, *values: Value) -> Value:
+def _sum_value(power: int, *values: Value) -> Value:
     """Returns a sum over rows times COUNT^power."""
     return Value(Partial("sum", power) if _like_rows(*values).label == Rows(0, COUNT) else ALL_ROWS)
 
 
-def _of_each(power: int, upstream: Value) -> Value:
+def _gradient_of_each(power: int, upstream: Value) -> Value:
     """Returns the gradient with respect to what each row adds to such a sum, given that of the sum."""
     label = times_count(upstream.label, power)
     return Value(Rows(0, COUNT, label.power) if isinstance(label, Replicated) else ALL_ROWS)
@@ -180,15 +180,15 @@ def _like_rows(*values: Value) -> Value:
     rows = [value.label for value in values if isinstance(value.label, Rows)]
     others = [value.label for value in values if not isinstance(value.label, Rows)]
     if not rows:
-        return Value(_same(others[0]) if len(set(others)) == 1 else ALL_ROWS)
+        return Value(_unscaled_replicated(others[0]) if len(set(others)) == 1 else ALL_ROWS)
     agrees = all(label.axis == 0 and label.size == rows[0].size for label in rows)
     power = rows[0].power if len(rows) == 1 else 0
     agrees = agrees and (len(rows) == 1 or not any(label.power for label in rows))
-    agrees = agrees and all(_same(label) != ALL_ROWS for label in others)
+    agrees = agrees and all(_unscaled_replicated(label) != ALL_ROWS for label in others)
     return Value(Rows(0, rows[0].size, power) if agrees else ALL_ROWS)
 
 
-def _same(label: Label) -> Label:
+def _unscaled_replicated(label: Label) -> Label:
     return label if isinstance(label, Replicated) and not label.power else ALL_ROWS
 
 
@@ -227,7 +227,7 @@ def _gathered(value: Value) -> Value:
 
 
 def _own_rows_of_sum(value: Value) -> Value:
-    """A sum over replicas, for all rows, of which a replica keeps its own."""
+    """Returns a replica's own rows of a sum over replicas for all rows."""
     if is_zero(value.label):
         return Value(Rows(0, COUNT, None))
     return Value(Rows(0, COUNT) if sum_power(value.label) == 0 else ALL_ROWS)
@@ -243,9 +243,9 @@ def _total(label: Label) -> Label:
 
 
 _DECLARED: dict[str, tuple[Declaration, Callable[[Value], Value]]] = {
-    "rows": (_of_rows, lambda upstream: upstream),
-    "sum": (functools.partial(_of_all, 0), functools.partial(_of_each, 0)),
-    "mean": (functools.partial(_of_all, -1), functools.partial(_of_each, -1)),
+    "rows": (_rows_value, lambda upstream: upstream),
+    "sum": (functools.partial(_sum_value, 0), functools.partial(_gradient_of_each, 0)),
+    "mean": (functools.partial(_sum_value, -1), functools.partial(_gradient_of_each, -1)),
     "replicated": (lambda *_: Value(Replicated()), lambda _: Value(ALL_ROWS)),
 }
 _checked: contextvars.ContextVar[tuple[int, float] | None] = contextvars.ContextVar("checked", default=None)

@@ -2,11 +2,11 @@
 
 Stage s is w = S - 1 - s micro-batches ahead. In step t it computes, for each m < M, the forward pass of micro-batch
 t M + m + w of the run and the backward pass of micro-batch t M + m, and then updates its weights. So a step ends with w
-micro-batches that have begun. What the next step needs of them are tensors that this one returns, and every message is
+micro-batches pending. It returns the tensors that the next step needs of them, and every message is
 received in the step in which it is sent. `tfdist.pipelining.schedule_catalog` has the equations.
 
-What has begun is a function of the data and of the versions of the weights. Only the versions are saved: a run that resumes
-computes these forward passes again. Therefore neither saving nor evaluating changes the result.
+The pending micro-batches are a function of the data and of the versions of the weights. Only the versions are saved: a run
+that resumes computes these forward passes again. Therefore neither saving nor evaluating changes the result.
 """
 
 import math
@@ -58,7 +58,7 @@ class Carried(NamedTuple):
       state: values of the stage's other variables after the latest forward pass.
       latest: the latest batch that was read, if that is not the one of the step before; then of length 1.
       received: what the stage before has sent for the next forward pass.
-      begun: micro-batches, in their order.
+      begun: pending micro-batches, in their order.
     """
 
     state: list[tf.Tensor]
@@ -85,11 +85,11 @@ class Made(NamedTuple):
 
 
 class DelayedStep(Step):
-    """The step of one stage, whose gradients are those of older weights.
+    """The step of one stage, whose gradients are computed with older weights.
 
     Attributes:
-      delay: D, how many updates older than the newest weights those of a batch are.
-      read_ahead: how many batches are read before the step that ends with their update.
+      delay: D, by how many updates the weights of a batch are older than the newest ones.
+      read_ahead: how many steps before its own update a batch is read.
     """
 
     _strategy: HasStages
@@ -108,7 +108,7 @@ class DelayedStep(Step):
         others = (*variables.non_trainable, *variables.others)
         self._others = [variable for variable in others if not variable.trainable]
         self._seed_places = {id(state): place for place, state in enumerate(source.seeds)}
-        # Those of 1, 2, ... updates ago. An assignment shares the memory of the tensor that is assigned.
+        # The weights of 1, 2, ... updates ago. An assignment shares the memory of the tensor that is assigned.
         self._older = [self._version(store, age + 1) for age in range(self.delay)]
         self._passes: Passes | None = None
         self._stage = _Stage(self, self._graph)
@@ -160,9 +160,9 @@ class DelayedStep(Step):
                 work.forward(self._ahead + place, received, "F", place)
                 received = work.receive("F", place)
                 work.backward(place)
-            made = self._updated(work, self._side_effects.end(values), with_norm, going)
+            result = self._updated(work, self._side_effects.end(values), with_norm, going)
         latest = [batch] if self.read_ahead else []
-        return work.carried(received)._replace(latest=latest), made
+        return work.carried(received)._replace(latest=latest), result
 
     def weights(self) -> Weights:
         """Returns the newest weights."""
@@ -208,7 +208,7 @@ class DelayedStep(Step):
         return [*sent, *others], value, recorded
 
     def _version(self, store: StateStore, age: int) -> list[tf.Variable]:
-        """Returns variables for the weights of some updates ago; NaN stands for a version that there was not."""
+        """Returns variables for the weights of some updates ago; NaN stands for a version that does not exist yet."""
         states = [
             State(f"delayed/{spec.name}/{age}", tuple(spec.shape), spec.dtype, per_replica=False, initial=math.nan)
             for spec in named_specs(self.variables)
@@ -223,12 +223,12 @@ class DelayedStep(Step):
         with tf.control_dependencies(work.done[-1]):
             gradients = [tf.identity(gradient) for gradient in work.sums]
         reduced = self._reduced([*gradients, work.share])
-        *whole, value = reduced.totals
+        *gradients_of_batch, value = reduced.totals
         finite = tf.logical_and(going, reduced.all_finite(value))
         zero = tf.zeros([], value.dtype)
-        squares = tf.cond(with_norm, lambda: tf.add_n([zero, *square_norms(whole)]), lambda: zero)
+        squares = tf.cond(with_norm, lambda: tf.add_n([zero, *square_norms(gradients_of_batch)]), lambda: zero)
         nothing = tf.zeros([], tf.float64)
-        clipped = self.settings.clip(whole, zero)  # by value: a norm is refused
+        clipped = self.settings.clip(gradients_of_batch, zero)  # by value only: clipping by norm is refused
         computed = Computed(clipped, reduced.state, [], before, value, finite, squares, nothing, nothing)
         unused = self.unused()
 
@@ -238,7 +238,7 @@ class DelayedStep(Step):
                 assign(version, values)
             assign(self._others, work.state)
 
-        return Made(value, finite, squares, run_if(finite, apply, lambda: self.undo(computed), whole))
+        return Made(value, finite, squares, run_if(finite, apply, lambda: self.undo(computed), gradients_of_batch))
 
 
 FILL = "fill"
@@ -276,7 +276,7 @@ class _Work:
         self.done: list[list[tf.Tensor]] = [[], []]
 
     def carried(self, received: list[tf.Tensor]) -> Carried:
-        """Returns what the next step takes, with the same batch."""
+        """Returns what the next step needs, with the same latest batch."""
         latest = self._carried.latest
         return self._carried._replace(state=self._latest, received=received, begun=list(self._begun), latest=latest)
 
@@ -290,7 +290,7 @@ class _Work:
             return Link(self._link, stage.number - 1).receive(specs, f"{stage.number - 1}{kind}{place}")
 
     def forward(self, ahead: int, received: list[tf.Tensor], kind: str, place: int) -> None:
-        """Computes the forward pass of a micro-batch, as many after the first one of the step, and sends the result."""
+        """Computes the forward pass of the micro-batch `ahead` places after the step's first one, and sends the result."""
         step, stage = self._step, self._stage
         batch, part = divmod(ahead, step._count)
         number = self._number + batch
@@ -300,13 +300,13 @@ class _Work:
         arguments = MicroBatch(rows, tf.constant(part), number, replica, self._totals, step.batch_size)
         passes = step.passes(arguments)
         with tf.control_dependencies(self._clock.begin(self.done[-1], received)):
-            made = passes.forward(arguments, [*self.versions[step.delay - batch], *state, *received])
+            result = passes.forward(arguments, [*self.versions[step.delay - batch], *state, *received])
         count = len(stage.to_next)
-        sent, self._latest = made.sent[:count], made.sent[count:]
-        self._begun.append(Begun(list(made.residuals), made.share, list(self._latest)))
+        sent, self._latest = result.sent[:count], result.sent[count:]
+        self._begun.append(Begun(list(result.residuals), result.share, list(self._latest)))
         if sent:
             Link(self._link, stage.number + 1).send(sent, f"{stage.number}{kind}{place}")
-        self.done.append([*made.sent, made.share])
+        self.done.append([*result.sent, result.share])
         self._clock.end(self.done[-1])
 
     def backward(self, place: int) -> None:
@@ -319,8 +319,8 @@ class _Work:
                 gradients = Link(self._link, stage.number + 1).receive(specs, f"{stage.number + 1}B{place}")
         assert step._passes
         with tf.control_dependencies(self._clock.begin(self.done[-1], gradients)):
-            found = step._passes.backward(begun.residuals, gradients).of_inputs
-        own, sent = found[: len(step.variables)], found[len(step.variables) :]
+            gradients_of_inputs = step._passes.backward(begun.residuals, gradients).of_inputs
+        own, sent = gradients_of_inputs[: len(step.variables)], gradients_of_inputs[len(step.variables) :]
         self.sums = [before + gradient for before, gradient in zip(self.sums, own, strict=True)]
         self.share += begun.share
         self.state = begun.state
@@ -331,7 +331,7 @@ class _Work:
 
 
 class _Stage:
-    """A stage as a function of its weights and its other variables, which it gets as if they were received.
+    """A stage as a function of its weights and its other variables, which are passed like received tensors.
 
     Attributes:
       number: number of the stage.
@@ -355,7 +355,7 @@ class _Stage:
         return Forward(*self._step.stateless_forward(arguments, received))
 
     def gradients(self, found: Sequence[Any]) -> list[Any]:
-        """See `tfdist.pipelining.passes.Stage`; there are none besides those of what is received."""
+        """See `tfdist.pipelining.passes.Stage`; only received tensors have gradients."""
         return []
 
 

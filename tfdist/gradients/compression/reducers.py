@@ -16,7 +16,7 @@ from tfdist.gradients.reducer import Reduced, Reducer, split_at
 
 
 class AllGatherReducer(Reducer):
-    """Sums vectors by sending each replica's code to all others: a code of c bytes costs c (N - 1) received by each.
+    """Sums vectors by sending each replica's code to all others: for a code of c bytes, each receives c (N - 1) bytes.
 
     The code is sent in one message with 4 more bytes, a float that is finite if and only if the vector is.
     """
@@ -80,16 +80,16 @@ def seed_of(name: str, draws: Any, rank: Any) -> tf.Tensor:
 
 
 # The reduce-scatter reducer: each replica sums one share of the vector and encodes the sum for the others.
-# All-to-all of the encoded shares, decode and sum in float32, encode the sum, all-gather. With a code of c bytes this sends 2
-# c (N - 1) / N, like a ring all-reduce, whereas sending each code to all costs c (N - 1). The price is a second coding error;
-# it is attributed to the replica that made it, so error feedback loses nothing.
+# All-to-all of the encoded shares, decode and sum in float32, encode the sum, all-gather. With a code of c bytes this sends
+# 2 c (N - 1) / N, like a ring all-reduce, whereas sending each code to all costs c (N - 1). The price is a second coding error;
+# it is attributed to the replica that encoded the sum, so error feedback loses nothing.
 
-# TensorFlow takes slices at multiples of this many float32 elements without a copy.
+# TensorFlow slices without a copy at multiples of this many float32 elements.
 _GRAIN = 16
 
 
 class ReduceScatterReducer(AllGatherReducer):
-    """Sums vectors by reduce-scatter where that sends less: over 2 replicas and an engine with a native all-to-all."""
+    """Sums vectors by reduce-scatter where that sends less: for more than 2 replicas, with a native all-to-all."""
 
     def _sum(
         self, tensor: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
@@ -103,7 +103,7 @@ class ReduceScatterReducer(AllGatherReducer):
         packed = [coder.encode(shares[rank], folded_in(seed, rank), wire) for rank in range(replicas)]
         [received] = collectives.all_to_all([tf.concat(packed, axis=0)], name=f"{name}/shares")
         total, checks = coder.sum(received, replicas, share, wire)
-        # NaN, so that the check of the second encoding sees it.
+        # NaN if a replica's vector is not finite, so that the check of the second encoding fails as well.
         total *= tf.where(tf.reduce_all(tf.math.is_finite(checks)), 1.0, float("nan"))
         summed = coder.encode(total, folded_in(seed, replicas), wire)
         [gathered] = collectives.all_gather([summed], name=f"{name}/sums")
@@ -112,8 +112,8 @@ class ReduceScatterReducer(AllGatherReducer):
         second_error = coder.decode(summed, share, wire)[0] - total
         owner = tf.one_hot(collectives.rank, replicas, dtype=tf.float32)
         sent = [coder.decode(packed[rank], share, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
-        whole = [tf.concat(parts, axis=0)[:size] for parts in (totals, sent)]
-        return like(whole[0], tensor), like(whole[1], tensor), tf.concat(checks, axis=0)
+        results = [tf.concat(parts, axis=0)[:size] for parts in (totals, sent)]
+        return like(results[0], tensor), like(results[1], tensor), tf.concat(checks, axis=0)
 
 
 def _padded(vector: tf.Tensor, length: int) -> tf.Tensor:
@@ -152,18 +152,18 @@ class Vectorwise(Reducer):
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> Reduced:
         """See base class."""
-        whole = Reduced([], [], [], [])
-        left, count = list(state), len(state) // max(1, len(tensors))
+        result = Reduced([], [], [], [])
+        remaining, count = list(state), len(state) // max(1, len(tensors))
         for i, tensor in enumerate(tensors):
-            mine, left = split_at(left, count)
-            part = Reduced([tensor], [tensor], mine, [])
+            own_state, remaining = split_at(remaining, count)
+            part = Reduced([tensor], [tensor], own_state, [])
             if tensor.shape.num_elements():
                 x = tf.reshape(tf.cast(tensor, tf.float32), [-1])
-                total, sent, new_state, witness = self.reduce_vector(x, mine, collectives, name=f"{name}/{i}")
+                total, sent, new_state, witness = self.reduce_vector(x, own_state, collectives, name=f"{name}/{i}")
                 part = Reduced([like(total, tensor)], [like(sent, tensor)], new_state, [witness])
-            for values, more in zip(whole, part, strict=True):
+            for values, more in zip(result, part, strict=True):
                 values += more
-        return whole
+        return result
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
         """Returns the state for one tensor; the number of states must not depend on the tensor. By default none."""
