@@ -30,11 +30,11 @@ class Mirrored(TensorFlowStrategy):
           join: joins the job's group.
           devices: number of devices; 0 for all GPUs, or one CPU device.
           all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`.
-          topology: numbers of replicas by host, as in `--topology`; all are on one, so that this is for tests of algorithms.
+          topology: numbers of replicas by host, as in `--topology`; for tests of algorithms, as all replicas are on one host.
         """
         names = local_device_names(devices)
         # On logical CPUs, the engine's default uses group keys that are global to the process: a second strategy of
-        # another size breaks all later collectives. Reduction to one device does not.
+        # another size breaks all later collectives. Reduction to one device has no such keys.
         reduction = tf.distribute.ReductionToOneDevice() if names[0].startswith("CPU") else None
         engine = tf.distribute.MirroredStrategy(names, cross_device_ops=reduction)
         super().__init__("mirrored", engine, cluster=cluster, group=join(cluster))

@@ -70,7 +70,7 @@ _TOPICS = {
     "Elastic jobs": "hosts rejoin_seconds elastic_timeout_seconds",
 }
 _TOPIC_OF = {name: topic for topic, names in _TOPICS.items() for name in names.split()}
-_FIELDS = [field for field in dataclasses.fields(Job) if field.name != "min_processes"]  # included in --processes
+_FIELDS = [field for field in dataclasses.fields(Job) if field.name != "min_processes"]  # which is part of --processes
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -95,37 +95,39 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     """
     if not arguments:
         raise InputError("The command to start must follow: tfdist launch --processes=2 -- tfdist train ...")
-    given: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
-    job = Job(**given | parse_processes(given["processes"]))
-    _put_own_programs_first()
+    fields: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
+    job = Job(**fields | parse_processes(fields["processes"]))
+    _prepend_own_bin_to_path()
     check_program(arguments[0], arguments[1:])
     if job.isolate:
         network_namespace.enter()
-    arrived: list[int] = []
-    outcome = job_runner.run(job, lambda rank: arguments, os.environ, interrupts=_collected(arrived), say=_say)
-    is_ctrl_c = outcome.code == ExitCode.PREEMPTED and arrived[:1] == [signal.SIGINT] and is_at_terminal()
+    received_signals: list[int] = []
+    outcome = job_runner.run(
+        job, lambda rank: arguments, os.environ, interrupts=_collected_signals(received_signals), say=_say
+    )
+    is_ctrl_c = outcome.code == ExitCode.PREEMPTED and received_signals[:1] == [signal.SIGINT] and is_at_terminal()
     if is_ctrl_c:
         _say("Interrupted: all ranks have saved. Resume with the same command and the same --output_dir.")
     elif outcome.code:
         _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
-    command.flush(may_lose=True)  # returns the job's exit code even if its output could not be written
+    command.flush(may_lose=True)  # the exit code is the job's even if its output could not be written
     return command.INTERRUPTED if is_ctrl_c else outcome.code
 
 
-def _put_own_programs_first() -> None:
+def _prepend_own_bin_to_path() -> None:
     """Puts the programs of this Python's environment first on the PATH, as activating it does: `python` is this one."""
     own = os.path.dirname(os.path.abspath(sys.executable))
     os.environ["PATH"] = f"{own}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
 @contextlib.contextmanager
-def _collected(arrived: list[int]) -> Iterator[list[int]]:
-    """Like `signals.received`, but the signals remain in a list of the caller."""
+def _collected_signals(signals: list[int]) -> Iterator[list[int]]:
+    """Like `signals.received`, but appends the signals to a list of the caller."""
     with orphan_guard.received() as received:
         try:
             yield received
         finally:
-            arrived += received
+            signals += received
 
 
 def parse_processes(text: str) -> dict[str, int]:
@@ -134,12 +136,12 @@ def parse_processes(text: str) -> dict[str, int]:
     Raises:
       InputError: it is neither.
     """
-    least, _, most = text.rpartition(":")
-    if not most.isdecimal() or not (least.isdecimal() or most == text):
+    minimum, _, maximum = text.rpartition(":")
+    if not maximum.isdecimal() or not (minimum.isdecimal() or maximum == text):
         raise InputError(f'--processes must be a number, or MIN:MAX. Received: "{text}".')
-    if least and int(least) < 1:
+    if minimum and int(minimum) < 1:
         raise InputError(f'--processes=MIN:MAX needs a MIN of at least 1. Received: "{text}".')
-    return {"processes": int(most), "min_processes": int(least or 0)}
+    return {"processes": int(maximum), "min_processes": int(minimum or 0)}
 
 
 def _say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""Environment variables that are set for a while only."""
+"""Hides the messages that TensorFlow prints when it starts; environment variables that are set temporarily."""
 
 import contextlib
 import importlib.util
@@ -10,10 +10,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# Hides what TensorFlow prints when it starts; messages of others, and what comes before an exception, are shown.
-# Its C++ code writes these messages to the file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so that only the
-# descriptor can hide them.
-
+# What TensorFlow prints when it starts. Messages of others, and all messages before an exception, are shown.
+# TensorFlow's C++ code writes these messages to the file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so they
+# can only be hidden by redirecting the descriptor.
 _STARTUP_MESSAGE = re.compile(
     rb"WARNING: All log messages before absl::|[IWE]\d{4} [\d:.]+ |To enable the following instructions"
 )
@@ -26,13 +25,13 @@ def is_wanted() -> bool:
 
 @contextlib.contextmanager
 def filtered_stderr() -> Iterator[None]:
-    """Holds what is written to the file descriptor of stderr, and then writes it without TensorFlow's messages."""
+    """Context that holds back what is written to stderr's file descriptor; writes it on exit, without TensorFlow's messages."""
     import tempfile  # not needed to import tfdist
 
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(tempfile.TemporaryFile())
-            kept = os.dup(2)
+            saved_stderr = os.dup(2)
         except OSError:  # no directory for the file, or no stderr
             file = None
         if file is None:
@@ -49,8 +48,8 @@ def filtered_stderr() -> Iterator[None]:
             raise
         finally:
             _flush()
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(saved_stderr, 2)
+            os.close(saved_stderr)
             file.seek(0)
             lines = [line for line in file if failed or not _STARTUP_MESSAGE.match(line)]
             with contextlib.suppress(OSError):  # it must not hide the exception
@@ -63,7 +62,7 @@ def _flush() -> None:
 
 
 class _Finder:
-    """Finds the module `tensorflow`, until it is imported, with a loader that filters messages meanwhile."""
+    """Finds the module `tensorflow`, until it is imported, with a loader that filters messages during the import."""
 
     _is_searching = False
 
@@ -77,13 +76,13 @@ class _Finder:
         finally:
             self._is_searching = False
         if spec and spec.loader and not is_wanted():
-            # It has the methods that are called.
+            # It has the methods of a loader that the import system calls.
             spec.loader = _FilteringLoader(spec.loader, self)  # type: ignore[assignment]
         return spec
 
 
 class _FilteringLoader:
-    """Loads a module with another loader, and filters messages meanwhile."""
+    """Loads a module with another loader, and filters messages during the import."""
 
     def __init__(self, loader: Any, finder: _Finder):
         self._loader = loader
@@ -102,13 +101,13 @@ class _FilteringLoader:
 
 
 def filter_stderr_on_import() -> None:
-    """Hides TensorFlow's messages when it is imported for the first time, by whatever module, unless they are wanted."""
+    """Hides TensorFlow's messages when it is imported for the first time, by any module, unless they are wanted."""
     if "tensorflow" not in sys.modules:
         sys.meta_path.insert(0, _Finder())
 
 
 def detect_devices() -> None:
-    """Detects the devices, and hides INFO messages of TensorFlow's Python code, which it prints in notebooks only."""
+    """Detects the devices, and hides INFO messages of TensorFlow's Python code, which are printed in notebooks only."""
     import logging
 
     import tensorflow as tf
@@ -126,17 +125,17 @@ def detect_devices() -> None:
 def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
     """Context in which environment variables have the given values; restores them at its end.
 
-    For what a library reads when it starts, and neither a later start nor a child process should inherit.
+    For variables that a library reads when it starts, and that neither a later start nor a child process should inherit.
 
     Args:
       values: values by name.
     """
-    before = {name: os.environ.get(name) for name in values}
+    previous = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value

@@ -41,7 +41,7 @@ class HorovodCollectives(Collectives):
 
         Args:
           process_set: the group of ranks; includes this process.
-          declared: the process sets of some ranks with which Horovod was initialized, by ranks.
+          declared: the process sets with which Horovod was initialized, by their ranks.
         """
         self._process_set = process_set
         self._declared = declared
@@ -67,17 +67,17 @@ class HorovodCollectives(Collectives):
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class; a broadcast in a set of two ranks.
 
-        A rank that closes the strategy ends messages that others have not received yet: they meet before, as by
-        `strategy.group.barrier`.
+        A rank that closes the strategy cancels messages that others have not received yet. Synchronize them before, for
+        example by `strategy.group.barrier`.
         """
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        self.check_message(given, to, tag)
+        message_tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        self.check_message(message_tensors, to, tag)
 
         def message(*parts: tf.Tensor) -> tf.Tensor:
             hidden = [not_constant(tensor) for tensor in parts]
             return when_available([self._message(x, (self._rank, to), f"{tag}/{i}") for i, x in enumerate(hidden)])
 
-        return self._in_a_function(("send", to, tag), message, given)
+        return self._in_function(("send", to, tag), message, message_tensors)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         """See base class; a broadcast in a set of two ranks."""
@@ -85,22 +85,24 @@ class HorovodCollectives(Collectives):
 
         def message() -> list[tf.Tensor]:
             # TensorFlow would fold a broadcast of a constant, and merge two with the same input.
-            blank = [tf.fill(spec.shape.as_list() or [1], tf.cast(zero_when_run(), spec.dtype)) for spec in specs]
-            found = [self._message(x, (source, self._rank), f"{tag}/{i}") for i, x in enumerate(blank)]
-            with tf.control_dependencies([when_available(found)]):
-                return [tf.reshape(x, spec.shape) for x, spec in zip(found, specs, strict=True)]
+            placeholders = [
+                tf.fill(spec.shape.as_list() or [1], tf.cast(zero_when_run(), spec.dtype)) for spec in specs
+            ]
+            received = [self._message(x, (source, self._rank), f"{tag}/{i}") for i, x in enumerate(placeholders)]
+            with tf.control_dependencies([when_available(received)]):
+                return [tf.reshape(x, spec.shape) for x, spec in zip(received, specs, strict=True)]
 
-        return self._in_a_function(("receive", source, tag, tuple(specs)), message, [])
+        return self._in_function(("receive", source, tag, tuple(specs)), message, [])
 
     def _message(self, tensor: tf.Tensor, ends: tuple[int, int], name: str) -> tf.Tensor:
-        """Broadcasts a tensor from a rank to another, whose graphs may differ: the name is the same in any scope."""
+        """Broadcasts a tensor from one rank to another, whose graphs may differ: the name is the same in any scope."""
         root, to = (self._process_set.ranks[rank] for rank in ends)
         readable = re.sub("[^A-Za-z0-9]", "_", name)
         exact = f"message_{root}_{to}_{zlib.crc32(name.encode()):08x}_{readable}/"
         return hvd.broadcast(tensor, root, name=exact, ignore_name_scope=True, process_set=self._set_of(ends))
 
-    def _in_a_function(self, key: object, call: Callable[..., Any], tensors: Sequence[tf.Tensor]) -> Any:
-        """Makes a call in a graph: eagerly, Horovod's operations have no names, so that it would confuse messages."""
+    def _in_function(self, key: object, call: Callable[..., Any], tensors: Sequence[tf.Tensor]) -> Any:
+        """Makes a call in a graph, since eager Horovod operations have no names, so that messages would be confused."""
         if tf.inside_function():
             return call(*tensors)
         if key not in self._calls:
@@ -134,15 +136,15 @@ class HorovodCollectives(Collectives):
         bfloat16 as `all_reduce` does.
         """
         combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        received = self.all_to_all([to_transferable(tensor, self) for tensor in given], name=name)
+        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        received = self.all_to_all([to_transferable(tensor, self) for tensor in inputs], name=name)
         combined = (combine(self._by_sender(tensor), axis=0) for tensor in received)
-        return [tf.cast(total, tensor.dtype) for total, tensor in zip(combined, given, strict=True)]
+        return [tf.cast(total, tensor.dtype) for total, tensor in zip(combined, inputs, strict=True)]
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """See base class; n (N - 1) / N sent; with splits, n without this replica's own part."""
+        """See base class; n (N - 1) / N sent; with splits, n less this replica's own part."""
         if splits is None:
             return self._each(hvd.alltoall, tensors, name)
         hidden = not_constant(self._fitting(splits, tensors, name))
@@ -155,12 +157,12 @@ class HorovodCollectives(Collectives):
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """See base class; n sent along a tree. Horovod's gradient is the mean of those of the replicas."""
-        first = self._process_set.ranks[root]  # Horovod's root is a rank in the job
-        given = without_gradient(tensors, "broadcast")
-        return self._each(lambda tensor, **call: hvd.broadcast(tensor, first, **call), given, name)
+        job_root = self._process_set.ranks[root]  # Horovod's root is a rank in the job
+        inputs = without_gradient(tensors, "broadcast")
+        return self._each(lambda tensor, **call: hvd.broadcast(tensor, job_root, **call), inputs, name)
 
     def barrier(self, *, name: str) -> tf.Tensor:
-        """See base class; the assertion uses the sum, since TensorFlow prunes a Horovod op that is only waited for."""
+        """See base class; the assertion uses the sum, since TensorFlow prunes a Horovod op that has only control outputs."""
         done = super().barrier(name=name)
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(done, 0), [done])]):
             return tf.identity(done)
@@ -172,7 +174,7 @@ class HorovodCollectives(Collectives):
         self, call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str, rows_change: bool = False
     ) -> list[tf.Tensor]:
         """Makes one call per tensor; with `rows_change`, the first dims of a tensor and its result may differ."""
-        # Ranks of several groups may use a name in each; TensorFlow would number them, but not on ranks of one group.
+        # A rank of several groups may use the same name in each. TensorFlow would number the names, but only on that rank.
         group = "/" + "_".join(map(str, self._process_set.ranks)) if self.size < hvd.size() else ""
         results = []
         for i, tensor in enumerate(tensors):

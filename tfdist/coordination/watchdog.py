@@ -21,8 +21,8 @@ from tfdist.errors import ExitCode
 
 TOPIC = "stalls"
 _FAREWELL_SECONDS = 0.5
-_PIECE_SECONDS = 1.0  # granularity of the time measurement
-ANSWER_SECONDS = 2.0  # a rank that has not answered by then is suspended, or holds the GIL
+_RESOLUTION_SECONDS = 1.0  # of the time measurement
+ANSWER_SECONDS = 2.0  # a rank that has not answered by then is suspended or does not release the GIL
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,7 +30,7 @@ class _Call:
     """A running call.
 
     Attributes:
-      what: description.
+      what: description of the call.
       begun: when it began, in seconds of `time.monotonic()`.
       usual: seconds that it may take, estimated from previous calls.
       first: whether it is the call in which everything is compiled.
@@ -45,7 +45,7 @@ class _Call:
 
 
 class _Query(NamedTuple):
-    """A query of all ranks; `asked` is when, in seconds of `time.monotonic()`."""
+    """A query of all ranks; `asked` is the time of the query, in seconds of `time.monotonic()`."""
 
     number: int
     asked: float
@@ -56,7 +56,7 @@ class _Query(NamedTuple):
 class Watchdog:
     """Monitors the calls of a run's compiled loop, on every rank.
 
-    To be used as a context manager around the run. The main thread reports when it enters a call (`begin`) and when it
+    Use it as a context manager around the run. The main thread reports when it enters a call (`begin`) and when it
     has left it (`reached`). A second thread detects a call that takes too long, and queries all ranks over the group,
     which works while collectives hang. Each rank answers from a thread, and the lowest rank that answers prints all
     answers. Nothing is sent while calls return in time. SIGUSR1 to any rank triggers the same report at any time, if
@@ -96,16 +96,16 @@ class Watchdog:
         self._news = threading.Condition()  # guards the attributes below
         self._call: _Call | None = None  # the running call
         self._pace = 0.0  # seconds per step of the slowest call that has ended
-        self._paced = 0  # number of calls that have ended
+        self._ended_calls = 0  # number of calls that have ended
         self._step = 0
         self._calls = 0
         self._closed = False
         self._asked = ""
         # The queries in the order of their messages, which is the same on every rank: their numbers name the answers.
         self._answers: list[dict[int, Json]] = []
-        self._queries: deque[_Query] = deque()  # to be reported; the first one is until it has been
-        self._found = ""  # which ranks were where, by the last answers during a first call
-        self._over = 0
+        self._queries: deque[_Query] = deque()  # not reported yet; the first one is removed once it has been
+        self._last_summary = ""  # summary of the latest answers during the first call
+        self._ranks_over = 0
         self._stack = ExitStack()
 
     def begin(self, step: int, end_step: int) -> None:
@@ -133,8 +133,8 @@ class Watchdog:
         with self._news:
             if self._call and step > self._step:
                 pace = (time.monotonic() - self._call.begun) / (step - self._step)
-                self._paced += 1
-                self._pace = pace if self._paced < 3 else max(pace, self._pace)  # excludes compilation
+                self._ended_calls += 1
+                self._pace = pace if self._ended_calls < 3 else max(pace, self._pace)  # excludes compilation
             self._call, self._step = None, step
             self._news.notify_all()
 
@@ -193,10 +193,10 @@ class Watchdog:
         """
         with self._news:
             while call.lasted < limit + call.usual:
-                piece = min(_PIECE_SECONDS, limit + call.usual - call.lasted)
-                if self._news.wait_for(lambda: self._closed or self._call is not call, piece):
+                seconds = min(_RESOLUTION_SECONDS, limit + call.usual - call.lasted)
+                if self._news.wait_for(lambda: self._closed or self._call is not call, seconds):
                     return False
-                call.lasted += piece
+                call.lasted += seconds
             return self._call is call and not self._closed
 
     def _ask(self, name: str, why: str, first: bool = False) -> None:
@@ -213,15 +213,15 @@ class Watchdog:
         elif "end" in message:
             rank = f"rank {self._rank} of {self._group.size}"
             self._say(f"{rank}: {message['end']}. Ending with code {ExitCode.STALLED:d}.")
-            # In its own thread, because `leave` would wait for this one, and longer than the failure detectors of other
-            # ranks wait for a rank to end by itself.
+            # In its own thread, because `leave` would wait for this thread, and for longer than the failure detectors of
+            # other ranks wait for a rank to end by itself.
             farewell = threading.Thread(target=self._group.leave, args=(ExitCode.STALLED, message["end"]), daemon=True)
             farewell.start()
             farewell.join(_FAREWELL_SECONDS)
             self._end(ExitCode.STALLED)
         else:
-            self._over += 1
-        return self._over == self._group.size
+            self._ranks_over += 1
+        return self._ranks_over == self._group.size
 
     def _answer(self, message: Any) -> None:
         query = _Query(len(self._answers), time.monotonic(), message["why"], message["first"])
@@ -239,20 +239,20 @@ class Watchdog:
         return {"step": self._step, "call": doing, "stack": main_stack()}
 
     def _report_in_order(self) -> None:
-        """Reports the answers to each query when the ranks have had the time to give them, and ends after the last.
+        """Reports the answers to each query once the ranks have had time to answer, and ends after the last query.
 
-        In one thread, because a report depends on the one before.
+        Runs in a single thread, because a report depends on the previous one.
         """
         is_last = False
         while not is_last:
             query = self._queries[0]
             time.sleep(max(0.0, query.asked + ANSWER_SECONDS - time.monotonic()))
-            self._say_all(query)
+            self._print_answers(query)
             with self._news:
                 self._queries.popleft()
                 is_last = not self._queries
 
-    def _say_all(self, query: _Query) -> None:
+    def _print_answers(self, query: _Query) -> None:
         """Prints, on one rank, which ranks are in the call, which are elsewhere, and which did not answer."""
         answers, self._answers[query.number] = self._answers[query.number], {}  # releases the stacks
         arrived = [rank for rank, where in sorted(answers.items()) if where["call"]]
@@ -265,8 +265,8 @@ class Watchdog:
         if query.first:
             # Only ranks in the call may print: a rank that has just joined the run receives earlier queries, with
             # outdated answers.
-            is_news = len(arrived) < self._group.size and summary != self._found
-            speakers, self._found = arrived if is_news else [], summary
+            is_news = len(arrived) < self._group.size and summary != self._last_summary
+            speakers, self._last_summary = arrived if is_news else [], summary
         if min(speakers, default=None) != self._rank:
             return
         lines = [f"State of the ranks ({query.why}). {summary}."]

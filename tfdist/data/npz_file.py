@@ -21,8 +21,8 @@ _RULE = "An .npz file must have arrays x and y, or x_train and y_train and optio
 def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -> DataSet:
     """Arrays `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`, as in the files of `keras.datasets`.
 
-    uint8 is scaled to float32 in [0, 1], where [n, height, width] are gray images and get a dim for channels; other
-    numbers are converted to float32. Integer labels are classes, and so are texts; y of shape [n, 1] becomes [n].
+    uint8 is scaled to float32 in [0, 1]; if its shape is [n, height, width], these are gray images and get a channel dim.
+    Other numbers are converted to float32. Integer and text labels are classes; y of shape [n, 1] becomes [n].
 
     Args:
       path: the file.
@@ -30,7 +30,7 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
       data_dir: folder in which a relative path is looked for.
 
     Raises:
-      InputError: the file is missing or is no archive of such arrays.
+      InputError: the file is missing or is not an archive of such arrays.
     """
     file = existing(_KIND, path, data_dir)
     arrays = _arrays(file)
@@ -42,23 +42,23 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
             f"validation_split is for files without a test part. Received: validation_split={validation_split}, and "
             f"{file} with test arrays. Leave it out."
         )
-    x, y = _numbered(*train, file)
+    x, y = _model_arrays(*train, file)
     names: tuple[str, ...] = ()
     if y.dtype.kind == "U":
         classes = class_labels(y.tolist(), file)
         y, names = classes.numbers(y.tolist(), file), classes.names
         test = None if test is None else (test[0], classes.numbers(test[1].reshape(-1).tolist(), file))
-    kept, held = held_out(y if _is_label(y) else np.zeros(len(y), np.int32), validation_split)
+    train_indices, test_indices = held_out(y if _is_label(y) else np.zeros(len(y), np.int32), validation_split)
     if test is None:
-        test = (x[held], y[held]) if len(held) else None
+        test = (x[test_indices], y[test_indices]) if len(test_indices) else None
     else:
-        test = _numbered(*test, file)
+        test = _model_arrays(*test, file)
         if test[0].shape[1:] != x.shape[1:]:
             raise InputError(
                 f"Test examples must have the shape of the training examples. Received: {file} with x of "
                 f"{list(x.shape[1:])} and test x of {list(test[0].shape[1:])}."
             )
-    source = _source((x[kept], y[kept]) if len(held) else (x, y))
+    source = _source((x[train_indices], y[train_indices]) if len(test_indices) else (x, y))
     spec = source.element_spec[0]
     return DataSet(
         f"{_KIND}:{path}",
@@ -72,30 +72,30 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
 
 def _arrays(file: str) -> dict[str, np.ndarray]:
     try:
-        with open(file, "rb") as content:  # which NumPy leaves open after an error
+        with open(file, "rb") as content:  # NumPy would leave it open after an error
             archive = np.load(content, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it is a single array")
             names = [name for pair in (*_TRAIN, *_TEST) for name in pair if name in archive]
             return {name: archive[name] for name in names or archive}
-    except Exception as error:  # NumPy, zipfile and zlib have a dozen for damaged files; a false shape needs any memory
+    except Exception as error:  # damaged files raise a dozen types, MemoryError for a wrong shape among them
         cause = "it is no archive, or has Python objects" if "pickle" in str(error) else str(error).rstrip(".")
         raise InputError(f"{_RULE}. Received: {file}, which cannot be read: {cause}.") from error
 
 
 def _pair(
-    known: Sequence[tuple[str, str]], arrays: Mapping[str, np.ndarray], file: str
+    candidates: Sequence[tuple[str, str]], arrays: Mapping[str, np.ndarray], file: str
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    found = next(((x, y) for x, y in known if x in arrays or y in arrays), None)
-    if found is None:
+    pair = next(((x, y) for x, y in candidates if x in arrays or y in arrays), None)
+    if pair is None:
         return None
-    if missing := [name for name in found if name not in arrays]:
+    if missing := [name for name in pair if name not in arrays]:
         raise InputError(f"{_RULE}. Received: {file} with {', '.join(arrays)} but without {missing[0]}.")
-    return arrays[found[0]], arrays[found[1]]
+    return arrays[pair[0]], arrays[pair[1]]
 
 
-def _numbered(x: np.ndarray, y: np.ndarray, file: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the arrays in the forms that models take."""
+def _model_arrays(x: np.ndarray, y: np.ndarray, file: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the arrays in the shapes and dtypes that models take."""
     if x.ndim < 1 or y.ndim < 1 or len(x) != len(y) or not len(x):
         raise InputError(
             f"Arrays must have the same first dim, at least 1. Received: {file} with x of {list(x.shape)} and y of "

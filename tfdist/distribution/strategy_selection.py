@@ -37,17 +37,17 @@ def detect(
 ) -> Detection:
     """Chooses the strategy and determines this process's place among the job's processes.
 
-    An explicit strategy wins. Otherwise, it is the one whose declaration says that this environment means it.
+    An explicit strategy wins. Otherwise, the first strategy is chosen whose declaration accepts this environment.
 
     Args:
       env: environment of the process.
       strategy: "auto", or name of a strategy, which may be a third party's `package.module:Class`.
       local_devices: number of devices that this process would use by default, at least 1.
-      declaration: what the strategy declares; by default, what the registry knows of it.
-      cluster: this process's place; by default, `env` says it.
+      declaration: what the strategy declares; by default, its entry in the registry.
+      cluster: this process's place; by default, it is detected from `env`.
 
     Raises:
-      InputError: sources disagree about this process's rank or the job's size, or do not suit the strategy.
+      InputError: sources disagree about this process's rank or the job's size, or these do not suit the strategy.
     """
     cluster = cluster or detect_cluster(env)
     if strategy == AUTO:
@@ -72,12 +72,14 @@ def _check(strategy: str, processes: Processes, cluster: Cluster) -> None:
 
 
 def _automatic(env: Environment, cluster: Cluster, local_devices: int) -> Detection:
-    chosen = next(found for found in DECLARATIONS if found.auto and found.auto(cluster, local_devices))
-    if chosen.processes is not Processes.ONE:
-        return Detection(cluster, chosen.name, f"Using strategy {chosen.name}, because {describe(cluster)}.")
+    selected = next(
+        declaration for declaration in DECLARATIONS if declaration.auto and declaration.auto(cluster, local_devices)
+    )
+    if selected.processes is not Processes.ONE:
+        return Detection(cluster, selected.name, f"Using strategy {selected.name}, because {describe(cluster)}.")
     devices = f"{local_devices} local devices" if local_devices > 1 else "one local device"
     return Detection(
         cluster,
-        chosen.name,
-        f"Using strategy {chosen.name}, because this is one process with {devices}{hint(env)}.",
+        selected.name,
+        f"Using strategy {selected.name}, because this is one process with {devices}{hint(env)}.",
     )

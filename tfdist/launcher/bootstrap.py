@@ -1,4 +1,4 @@
-"""Creates a launcher's order source: decides whether it controls the job or follows another launcher."""
+"""Creates a launcher's order source: decides whether the launcher controls the job or follows another one."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ class RemoteAgent(OrderSource):
         """Connects, retrying until the rendezvous server answers.
 
         Args:
-          job: has the address of the rendezvous server, and the time to wait for it.
+          job: contains the address of the rendezvous server and the time to wait for it.
           token: the job's token.
 
         Raises:
@@ -159,15 +159,14 @@ def opened(
         hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
         controller = JobController(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
         token = _token(job, environment) if listener else ""
-        own = LocalController(
-            job, controller, token
-        )  # before remote launchers join, because the first one owns the job
+        # Created before remote launchers join, because the first launcher owns the job.
+        local_controller = LocalController(job, controller, token)
         if listener:
             host = split_address(job.coordinator)[0]
             rendezvous_server = stack.enter_context(RendezvousServer(listener, host, token))
             controller.open_group, controller.close_group = rendezvous_server.open_group, rendezvous_server.close_group
             rendezvous_server.open(controller)
-        yield own
+        yield local_controller
 
 
 def _token(job: Job, environment: Mapping[str, str]) -> str:
@@ -182,14 +181,16 @@ def _listener(coordinator: str) -> socket.socket | None:
         return listen(coordinator, "Choose another --coordinator, the same on every host.")
     except InputError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
-            return None  # by an earlier launcher, or by another program, which the connection will report
+            return None  # used by an earlier launcher or by another program; connecting to it tells which
         raise
 
 
 def is_here(host: str) -> bool:
     """Returns whether a host name or address is this host's; False if it cannot be resolved."""
     try:
-        found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        addresses = {
+            str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        }
     except OSError:
         return False
-    return any(is_named(address, [*LOOPBACK_NAMES, *own_names()]) for address in found)
+    return any(is_named(address, [*LOOPBACK_NAMES, *own_names()]) for address in addresses)

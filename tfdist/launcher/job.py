@@ -31,14 +31,15 @@ class Job:
       token_file: file with the token that the launchers share, see `job_token`; empty to take it from the environment.
       insecure: whether a job over several hosts may do without a token.
       isolate: whether the processes run in a network namespace of their own.
-      start_timeout_seconds: for all launchers to connect, and for all ranks to join, if they use tfdist.
+      start_timeout_seconds: time for all launchers to connect, and for all ranks to join, if they use tfdist.
       log_dir: directory of the ranks' logs; empty for a new one under runs/.
-      grace_seconds: for the processes to save and end when the job is asked to end, before they are killed.
+      grace_seconds: time for the processes to save and end when the job is asked to end, before they are killed.
       max_restarts: how many times all processes are restarted after a failure; see `Restarts`. None for never
         or, in an elastic job, without limit.
-      max_preemptions: the same after an end with code 75, or by SIGTERM, that was not requested from this launcher.
-      restart_backoff_seconds: before the first restart; doubles with each failure, up to 60 s.
-      rejoin_seconds: in an elastic job, before a failed process is started again; see `Slots`.
+      max_preemptions: how many times they are restarted after an exit with code 75, or by a SIGTERM, that was not requested
+        from this launcher; None as for `max_restarts`.
+      restart_backoff_seconds: time before the first restart; doubles with each failure, up to 60 s.
+      rejoin_seconds: in an elastic job, time before a failed process is started again; see `Slots`.
       elastic_timeout_seconds: how long an elastic job waits for its minimum of processes; 0 for no limit.
     """
 
@@ -100,9 +101,9 @@ class Job:
         """Number of preemptions after which the job is restarted."""
         return self._budget(self.max_preemptions)
 
-    def _budget(self, said: int | None) -> float:
-        if said is not None:
-            return said
+    def _budget(self, limit: int | None) -> float:
+        if limit is not None:
+            return limit
         return float("inf") if self.is_elastic else 0
 
     def _check_elastic(self) -> None:
@@ -149,8 +150,8 @@ class Outcome:
 
     Attributes:
       code: exit code.
-      reason: description, as a sentence without its full stop; empty for success.
-      rank: rank that is the cause; None if there is none, or it is unknown on this node.
+      reason: description, as a sentence without the final period; empty for success.
+      rank: rank that is the cause; None if none is, or if it is unknown on this node.
       log: log of that rank, if it ran here.
     """
 
@@ -161,7 +162,7 @@ class Outcome:
 
 
 SUCCESS = Outcome(ExitCode.DONE)
-# Codes with which a process ends by a signal: a consequence, if it is the launcher's.
+# Exit codes of a process that a signal has ended, which is a consequence if the launcher sent it.
 _OF_SIGNALS = (exceptions.SIGNALLED + signal.SIGINT, exceptions.SIGNALLED + signal.SIGTERM)
 
 
@@ -181,20 +182,20 @@ def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Ou
       The cause; success if every process that has ended did so with code 0 or after a signal from the launcher.
     """
     if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST, *_OF_SIGNALS):
-        return _left(loss)
+        return _outcome_of_goodbye(loss)
     failed = sorted((end for end in ends if end.code and not end.signalled), key=lambda end: end.ended)
     if loss and loss.code is None and _is_gone(loss, ends, failed):
         return Outcome(ExitCode.PEER_LOST, str(loss), loss.rank)
     known = [end for end in failed if end.code != ExitCode.PEER_LOST] or failed
     causes = [end for end in known if end.code != ExitCode.PREEMPTED] or known
     if not causes:
-        return _left(loss) if loss and loss.code == ExitCode.PEER_LOST else SUCCESS
+        return _outcome_of_goodbye(loss) if loss and loss.code == ExitCode.PEER_LOST else SUCCESS
     first = next((end for end in causes if loss and end.rank == loss.rank), causes[0])
     assert first.code is not None
     return Outcome(first.code, f"rank {first.rank} ended with {exceptions.describe(first.code)}", first.rank)
 
 
-def _left(loss: LostMember) -> Outcome:
+def _outcome_of_goodbye(loss: LostMember) -> Outcome:
     """Returns the outcome if a member that has said goodbye is the cause."""
     assert loss.code is not None
     return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason.rstrip('.')}", loss.rank)

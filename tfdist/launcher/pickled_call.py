@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tfdist.errors import InputError
 
-# The standard pickle cannot send functions defined in a notebook or in the script itself.
+# The standard library's pickle cannot serialize functions that are defined in a notebook or in the main script.
 pickler: Any = importlib.import_module("cloudpickle") if importlib.util.find_spec("cloudpickle") else pickle
 
 
@@ -39,7 +39,7 @@ def write_call(directory: pathlib.Path, fn: Callable[..., Any], args: Sequence[A
     try:
         data = pickler.dumps((fn, tuple(args), dict(kwargs)))
         if pickler is pickle:
-            _check_home(fn)
+            _check_importable(fn)
     except Exception as error:  # __reduce__ methods may raise anything
         raise InputError(
             f"spawn must be able to pickle the function and its arguments. Received: {error!r}. {_remedy()}"
@@ -82,7 +82,7 @@ def _dump_error(result: CallResult) -> bytes:
         return pickler.dumps(result._replace(error=RuntimeError(f"{type(result.error).__name__}: {result.error}")))
 
 
-def _check_home(fn: Callable[..., Any]) -> None:
+def _check_importable(fn: Callable[..., Any]) -> None:
     if getattr(fn, "__module__", None) == "__main__":
         raise pickle.PicklingError(f"{fn!r} belongs to __main__, which a new process does not have")
 

@@ -1,4 +1,4 @@
-"""The measured operations, and their time inside a compiled loop, which excludes Python overhead."""
+"""The operations that are measured, and their time inside a compiled loop, which excludes Python overhead."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ class Operation(NamedTuple):
     Attributes:
       call: calls the method with a one-dimensional tensor and a name; returns the result.
       parts: whether its bytes consist of N parts, one per replica.
-      hands_over_all: whether the input of a replica has all of the bytes, or only its part.
+      input_is_complete: whether a replica's input consists of all of the bytes, or only of its part.
       reduces: whether it sums, which fewer dtypes support.
     """
 
@@ -104,14 +104,14 @@ def measure(
       repeat_seconds: approximate seconds per measurement, which has at least one call.
       algorithm: all-reduce algorithm, for a strategy with `tuned` collectives; empty for the engine's operation.
     """
-    elements, true_bytes = OPERATIONS[name].elements(size, dtype.size, strategy.replicas)
-    true_bytes = 0 if name == "barrier" else true_bytes
+    elements, actual_bytes = OPERATIONS[name].elements(size, dtype.size, strategy.replicas)
+    actual_bytes = 0 if name == "barrier" else actual_bytes
     loop = compiled_loop(strategy, name, elements, dtype, algorithm)
     loop(tf.constant(1))  # traces it, and triggers the engine's initialization at a first call
-    first = _slowest(strategy.group, [float(loop(tf.constant(1)))])[0]
-    calls = min(MOST_CALLS, max(1, math.ceil(repeat_seconds / max(first, 1e-9))))
+    single_call = _slowest(strategy.group, [float(loop(tf.constant(1)))])[0]
+    calls = min(MOST_CALLS, max(1, math.ceil(repeat_seconds / max(single_call, 1e-9))))
     times = _slowest(strategy.group, [float(loop(tf.constant(calls))) / calls for _ in range(repeats)])
-    return Measured(name, true_bytes, dtype.name, strategy.name, strategy.replicas, calls, tuple(times), algorithm)
+    return Measured(name, actual_bytes, dtype.name, strategy.name, strategy.replicas, calls, tuple(times), algorithm)
 
 
 def compiled_loop(
@@ -119,7 +119,7 @@ def compiled_loop(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a compiled function: number of calls, scalar int32 -> seconds for all of them, scalar float64.
 
-    Each call starts when this process's replicas have the result of the previous one. An additional first call, which
+    Each call starts when all replicas of this process have the result of the previous one. An additional first call, which
     is not counted, makes all processes start together.
     """
     operation, collectives = OPERATIONS[name], strategy.collectives
@@ -127,8 +127,8 @@ def compiled_loop(
         collectives = strategy.tuned.with_table(AlgorithmTable.of(algorithm))
 
     def once(tensor: tf.Tensor, before: tf.Tensor, number: str) -> tf.Tensor:
-        # Applies to the call itself too: an engine's operation without inputs from this iteration would be hoisted out
-        # of the loop.
+        # The call itself depends on the previous one, too: an engine's operation without inputs from this iteration would
+        # be hoisted out of the loop.
         with tf.control_dependencies([before]):
             result = operation.call(collectives, tf.identity(tensor), f"bench/{name}{algorithm}/{number}")
         return tf.cast(tf.reshape(result, [-1])[0], tf.float32)
@@ -161,6 +161,6 @@ def compiled_loop(
 
 
 def _slowest(group: Group, times: list[float]) -> list[float]:
-    """Returns each time on the process where it was longest."""
-    everyone = group.gather("bench/times", times, deadline=DEADLINE)
-    return [max(each) for each in zip(*everyone, strict=True)]
+    """Returns the maximum of each time over all processes."""
+    times_by_process = group.gather("bench/times", times, deadline=DEADLINE)
+    return [max(times_of_one) for times_of_one in zip(*times_by_process, strict=True)]

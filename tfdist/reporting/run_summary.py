@@ -1,4 +1,4 @@
-"""What the files of a run's directory say of it, and tables of runs and of their differences."""
+"""Summaries of runs from the files of their directories, and tables and figures of runs and their differences."""
 
 import dataclasses
 import datetime
@@ -32,10 +32,10 @@ FINISHED, RUNNING, KILLED = "finished", "running", "killed"
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """A run, as far as its files say.
+    """A run, as described by its files.
 
     Attributes:
-      name: name of the run: that of its directory, below the one that was given.
+      name: name of the run: the path of its directory, relative to the directory that the user gave.
       directory: the directory.
       flags: flags of its last start, as text by name.
       versions: versions of packages, by name.
@@ -66,7 +66,7 @@ class RunSummary:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of what was evaluated, the loss first; of what was trained if nothing was."""
+        """Names of the metrics of evaluations, the loss first; if there are none, those of training."""
         records = self.evaluations or self.records
         return list(dict.fromkeys(name for record in records for name in ("loss", *main_metrics(record))))
 
@@ -85,7 +85,7 @@ class RunSummary:
         return best_evaluation(self.records, metric)
 
     def points(self, metric: str, kind: str) -> list[tuple[int, float]]:
-        """Returns the values of a metric by step, of records of a kind."""
+        """Returns the steps and values of a metric in the records of a kind."""
         return _points(self.records, metric, kind)
 
 
@@ -98,8 +98,8 @@ def best_evaluation(records: Sequence[Mapping[str, Any]], metric: str) -> tuple[
 
 
 def _points(records: Sequence[Mapping[str, Any]], metric: str, kind: str) -> list[tuple[int, float]]:
-    found = [(record["step"], number(record.get(metric))) for record in records if record["kind"] == kind]
-    return [(step, value) for step, value in found if value is not None]
+    points = [(record["step"], number(record.get(metric))) for record in records if record["kind"] == kind]
+    return [(step, value) for step, value in points if value is not None]
 
 
 def is_higher_better(metric: str) -> bool:
@@ -165,24 +165,24 @@ def _is_locked(directory: RunDirectory) -> bool:
             return False
     except BlockingIOError:
         return True
-    except OSError:  # not ours to lock: the file says that somebody does
+    except OSError:  # this user may not lock it, but the file says that it is held
         return True
 
 
 def _outcome(directory: RunDirectory) -> dict[str, Any]:
     storage = storage_of(directory.outcome)
     try:
-        found = json.loads(storage.read(directory.outcome))
+        outcome = json.loads(storage.read(directory.outcome))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return outcome if isinstance(outcome, dict) else {}
 
 
 def _flags(start: Mapping[str, Any]) -> dict[str, str]:
     lines = start.get("flags")
     named = re.compile(r"--(\w+)=(.*)", re.DOTALL)
-    found = [named.fullmatch(line) for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
-    return {match[1]: match[2] for match in found if match}
+    matches = [named.fullmatch(line) for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+    return {match[1]: match[2] for match in matches if match}
 
 
 def _texts(value: Any) -> dict[str, str]:
@@ -222,13 +222,13 @@ def _total_steps(flags: Mapping[str, str], start: Mapping[str, Any]) -> int | No
 _NOT_COMPARED = ("output_dir",)
 _MAIN = ("strategy", "model", "dataset")
 UNKNOWN = "-"
-_NAMES = ("run", "model", "data set")  # columns of texts that may be long
+_NAMES = ("run", "model", "data set")  # columns whose text may be long
 _SHORTENED = 20
 _SHORTEST = 12
 
 
 def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
-    """Returns the columns of the table: a function of a run by title.
+    """Returns the columns of the table: by title, a function that returns the cell of a run.
 
     Args:
       metric: metric to show next to the loss.
@@ -253,37 +253,37 @@ def _last(metric: str) -> Callable[[RunSummary], str]:
 
 
 def _best(metric: str) -> Callable[[RunSummary], str]:
-    return lambda run: UNKNOWN if (found := run.best(metric)) is None else f"{rounded(found[1])} @{found[0]}"
+    return lambda run: UNKNOWN if (best := run.best(metric)) is None else f"{rounded(best[1])} @{best[0]}"
 
 
 def table(runs: Sequence[RunSummary], metric: str, width: int | None = None) -> list[str]:
-    """Returns the lines of the table of runs, and a last text that names the columns for which there was no room.
+    """Returns the lines of the table of runs, and a note that names the columns for which there was no room.
 
     Args:
       runs: the runs.
       metric: metric to show next to the loss.
       width: number of columns of the terminal; None for any number.
     """
-    shown = {title: [cell(run) for run in runs] for title, cell in columns(metric).items()}
-    if width is None or _width(shown) <= width:
-        return _lines(shown)
+    cells = {title: [cell(run) for run in runs] for title, cell in columns(metric).items()}
+    if width is None or _width(cells) <= width:
+        return _lines(cells)
     for title in _NAMES:
-        shown[title] = [shortened(cell, _SHORTENED) for cell in shown[title]]
-    left_out = []
+        cells[title] = [shortened(cell, _SHORTENED) for cell in cells[title]]
+    omitted = []
     for title in ("started", "loss", metric, "best loss", "time", "strategy", "model"):
-        if title in shown and _width(shown) > width:
-            left_out.append(title)
-            del shown[title]
-    note = f"Left out in {width} columns: {', '.join(left_out)}. A wider terminal, a pipe or --json shows all."
-    return [*_lines(shown), *(textwrap.wrap(note, width) if left_out else [])]
+        if title in cells and _width(cells) > width:
+            omitted.append(title)
+            del cells[title]
+    note = f"Left out in {width} columns: {', '.join(omitted)}. A wider terminal, a pipe or --json shows all."
+    return [*_lines(cells), *(textwrap.wrap(note, width) if omitted else [])]
 
 
-def _width(shown: Mapping[str, Sequence[str]]) -> int:
-    return max(map(len, _lines(shown)))
+def _width(cells: Mapping[str, Sequence[str]]) -> int:
+    return max(map(len, _lines(cells)))
 
 
-def _lines(shown: Mapping[str, Sequence[str]]) -> list[str]:
-    return aligned([list(shown), *map(list, zip(*shown.values(), strict=True))])
+def _lines(cells: Mapping[str, Sequence[str]]) -> list[str]:
+    return aligned([list(cells), *map(list, zip(*cells.values(), strict=True))])
 
 
 def shortened(text: str, length: int) -> str:
@@ -335,11 +335,11 @@ def duration(seconds: float | None) -> str:
     """Formats a duration: `12 s`, `3 min 20 s`, `5 h 01 min`, `3 d 04 h`."""
     if seconds is None:
         return UNKNOWN
-    whole = round(seconds)
-    for above, below, size, part in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
-        if whole >= size:
-            return f"{whole // size} {above} {whole % size // part:02} {below}"
-    return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
+    rounded_seconds = round(seconds)
+    for unit, smaller_unit, size, part in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
+        if rounded_seconds >= size:
+            return f"{rounded_seconds // size} {unit} {rounded_seconds % size // part:02} {smaller_unit}"
+    return f"{rounded_seconds} s" if rounded_seconds >= 10 else f"{seconds:.1f} s"
 
 
 def when(seconds: float | None) -> str:
@@ -348,7 +348,7 @@ def when(seconds: float | None) -> str:
 
 
 def as_json(run: RunSummary) -> Mapping[str, Any]:
-    """Returns what is known of a run as values of JSON."""
+    """Returns what is known of a run as JSON values."""
     best = {name: run.best(name) for name in run.metrics}
     return {
         "run": run.name,
@@ -362,13 +362,15 @@ def as_json(run: RunSummary) -> Mapping[str, Any]:
         "total_steps": run.total_steps,
         "status": run.status,
         "last": {name: run.last(name) for name in run.metrics},
-        "best": {name: {"step": found[0], "value": found[1]} for name, found in best.items() if found},
+        "best": {
+            name: {"step": evaluation[0], "value": evaluation[1]} for name, evaluation in best.items() if evaluation
+        },
         "flags": dict(run.flags),
         "versions": dict(run.versions),
     }
 
 
-# matplotlib's "tab10" without its gray, which is that of unnamed things.
+# matplotlib's "tab10" without its gray, which is used for unnamed things.
 _COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
 _STYLES = ("-", "--", ":", "-.")
 _LOG_SCALE_RATIO = 100.0
@@ -399,7 +401,7 @@ def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step")
     for panel, metric in zip(panels, metrics, strict=True):
         _panel(panel, runs, metric, axis)
     figure.suptitle(f"Comparison of {len(runs)} runs", x=0.01, ha="left", fontweight="bold")
-    handles = [Line2D([], [], **_style(place), linewidth=1.8, label=_text(run.name)) for place, run in enumerate(runs)]
+    handles = [Line2D([], [], **_style(index), linewidth=1.8, label=_text(run.name)) for index, run in enumerate(runs)]
     handles += [
         Line2D([], [], color="#888888", linewidth=1.2, alpha=0.45, label="training"),
         Line2D([], [], color="#888888", linewidth=1.6, marker="o", markersize=4, label="evaluation"),
@@ -414,53 +416,53 @@ def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step")
 def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    drawn: list[float] = []
-    for place, run in enumerate(runs):
-        style = _style(place)
-        for kind, look in (
+    values: list[float] = []
+    for index, run in enumerate(runs):
+        style = _style(index)
+        for kind, line_style in (
             (TRAIN, {"linewidth": 1.2, "alpha": 0.45}),
             (EVAL, {"linewidth": 1.6, "marker": "o", "markersize": 3.5}),
         ):
             points = _curve_points(run, metric, kind, axis)
             if points:
-                axes.plot(*zip(*points, strict=True), **style, **look)
-                drawn += [value for _, value in points]
+                axes.plot(*zip(*points, strict=True), **style, **line_style)
+                values += [value for _, value in points]
         if best := run.best(metric):
-            at = next(x for x, value in _curve_points(run, metric, EVAL, axis) if value == best[1])
-            axes.plot([at], [best[1]], color=style["color"], linewidth=0, marker="*", markersize=11, zorder=4)
+            x_of_best = next(x for x, value in _curve_points(run, metric, EVAL, axis) if value == best[1])
+            axes.plot([x_of_best], [best[1]], color=style["color"], linewidth=0, marker="*", markersize=11, zorder=4)
     axes.set_title(_text(metric), loc="left")
     axes.set_xlabel(AXES[axis])
     axes.set_ylabel(_text(metric))
     if axis == "step":
         axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
-    if drawn and min(drawn) > 0 and max(drawn) / min(drawn) > _LOG_SCALE_RATIO:
+    if values and min(values) > 0 and max(values) / min(values) > _LOG_SCALE_RATIO:
         axes.set_yscale("log")
         axes.set_ylabel(f"{_text(metric)} (logarithmic)")
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if not drawn:
+    if not values:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
 
 
-def _style(place: int) -> dict[str, Any]:
-    """Returns color and line style of a run, by its place; different for the first 36."""
+def _style(index: int) -> dict[str, Any]:
+    """Returns color and line style of a run, by its index; different for the first 36."""
     return {
-        "color": _COLORS[place % len(_COLORS)],
-        "linestyle": _STYLES[place // len(_COLORS) % len(_STYLES)],
+        "color": _COLORS[index % len(_COLORS)],
+        "linestyle": _STYLES[index // len(_COLORS) % len(_STYLES)],
     }
 
 
 def _curve_points(run: RunSummary, metric: str, kind: str, axis: str) -> list[tuple[float, float]]:
     times = [time for record in run.records if (time := number(record.get("time"))) is not None]
     begin = min(times, default=0.0)
-    found = []
+    points = []
     for record in run.records:
         x, value = number(record.get(axis)), number(record.get(metric))
         if record["kind"] == kind and x is not None and value is not None and math.isfinite(value):
-            found.append(((x - begin) / 60 if axis == "time" else x, value))
-    return found
+            points.append(((x - begin) / 60 if axis == "time" else x, value))
+    return points
 
 
 def _text(text: str) -> str:

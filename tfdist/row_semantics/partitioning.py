@@ -2,8 +2,8 @@
 
 As in GSPMD (Xu et al., 2021), each operation is emitted again, and each conversion of an operand follows from its label: a
 partial sum is all-reduced where it is used in a way that is not linear, and rows are gathered where an operation compares
-them. A value has two forms: its own one, which a replica computes from its rows and which a label describes, and the whole
-one, which one device computes from all rows. Backward passes are part of a traced program, and partitioned with it.
+them. A value has two forms: the own form, which a replica computes from its rows and which a label describes, and the whole
+form, which one device computes from all rows. Backward passes are part of a traced program, and partitioned with it.
 """
 
 import dataclasses
@@ -49,12 +49,12 @@ class _Tensor:
 
     Attributes:
       source: the tensor.
-      value: what is known of its own form, if it has one; of the whole form, its dims and numbers.
+      value: what is known of the own form, if there is one; else the dims and numbers of the whole form.
       has_own: whether it has an own form.
       own: the own form, once it has been emitted.
       whole: the whole form, once it has been emitted.
       is_traced: whether the own form is what the replica would compute by itself.
-      is_repeatable: whether the whole form is that of the operation with whole operands that need no communication.
+      is_repeatable: whether the operation can be repeated with whole operands, which need no communication, for the whole form.
       is_cut: whether the own form has been cut out of the whole one.
     """
 
@@ -101,7 +101,7 @@ class Partitioned:
         rows: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
         collectives: Collectives,
     ):
-        """Emits what some results need.
+        """Emits the operations that some results need.
 
         Args:
           graph: graph of the traced program.
@@ -150,7 +150,7 @@ class Partitioned:
         return [self._share(self._tensors[tensor.ref()]) for tensor in tensors]
 
     def are_whole(self, tensors: Sequence[tf.Tensor]) -> bool:
-        """Returns whether one device's results are known to each replica, as of gradients that are clipped by their norm."""
+        """Returns whether each replica knows the results of one device, such as of gradients that are clipped by their norm."""
         results = [self._tensors[tensor.ref()] for tensor in tensors]
         return all(each.whole is not None for each in results)
 
@@ -159,7 +159,7 @@ class Partitioned:
         return [self._as_traced(tensor) for tensor in tensors]
 
     def _check(self, operation: tf.Operation) -> None:
-        """Emits an operation that changes nothing; what is asserted of all rows together is so of the whole form."""
+        """Emits an operation that changes nothing; an assertion about all rows together checks the whole form."""
         inputs = [self._as_traced(tensor) for tensor in operation.inputs]
         if operation.type == "Assert":
             condition = self._tensors[operation.inputs[0].ref()]
@@ -183,15 +183,15 @@ class Partitioned:
 
     def _inputs_of_declared(self, operation: tf.Operation) -> list[tf.Tensor]:
         """Returns the inputs of a declaration, and those of others from which its tensor is computed."""
-        found, seen, stack = list(self._declared[operation.name][1]), set(), list(operation.inputs)
+        inputs, seen, stack = list(self._declared[operation.name][1]), set(), list(operation.inputs)
         while stack:
             tensor = stack.pop()
             if tensor.ref() in self._roots or tensor.ref() in self._tensors:
-                found.append(tensor)
+                inputs.append(tensor)
             elif tensor.op.name not in seen:
                 seen.add(tensor.op.name)
                 stack.extend(tensor.op.inputs)
-        return found
+        return inputs
 
     def _emit(self, operation: tf.Operation) -> None:
         """Emits an operation with its own operands, if their labels determine that of the result; else with whole ones."""
@@ -201,7 +201,7 @@ class Partitioned:
         if not self._stays_whole(inputs) and all(each.has_own for each in inputs):
             values = self._values(self._interpreter, operation, [each.value for each in inputs])
             used = self._needed[operation.name]
-            is_of_axes = operation.type == "BroadcastGradientArgs"  # which returns other axes for a single row
+            is_of_axes = operation.type == "BroadcastGradientArgs"  # returns other axes for a single row
             is_known = (lambda value: _are_known(value.numbers)) if is_of_axes else _is_known
             if all(is_known(value) for number, value in enumerate(values) if number in used):
                 outputs = self._copy(operation, [self._own(each) for each in inputs])
@@ -235,13 +235,13 @@ class Partitioned:
         self._tensors[source.ref()] = _Tensor(source, value, own=self._as_traced(source), is_traced=True)
 
     def _emit_whole(self, operation: tf.Operation) -> None:
-        """Emits an operation with whole operands; its results are whole, whatever it computes."""
+        """Emits an operation with whole operands; its results are whole, whatever the operation."""
         if _draws(operation, self._graph):
             raise NotPartitionedError(f"{operation.type} draws random numbers for all rows")
         inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
         wholes = self._wholes(inputs)
-        given = [dataclasses.replace(each.value, label=REPLICATED) for each in inputs]
-        values = self._values(self._of_one_device, operation, given)
+        values_of_inputs = [dataclasses.replace(each.value, label=REPLICATED) for each in inputs]
+        values = self._values(self._of_one_device, operation, values_of_inputs)
         for source, value, whole in zip(operation.outputs, values, self._copy(operation, wholes), strict=True):
             if known := self._tensors.get(source.ref()):
                 known.whole = whole
@@ -256,7 +256,7 @@ class Partitioned:
         return [interpreter.with_static_shape(tensor, value) for tensor, value in pairs]
 
     def _stays_whole(self, inputs: Sequence[_Tensor]) -> bool:
-        """Returns whether whole operands cost nothing, and some are not the same as their own forms."""
+        """Returns whether the whole operands cost nothing, and some differ from their own forms."""
         return any(_differs(each) for each in inputs) and all(each.is_free for each in inputs)
 
     def _copy(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -270,7 +270,7 @@ class Partitioned:
             operation.type, list(inputs), dtypes, name=operation.name, attrs=attributes, op_def=operation.op_def
         )
         for source, output in zip(operation.outputs, copy.outputs, strict=True):
-            output.set_shape(source.shape)  # which code may know better than the operation
+            output.set_shape(source.shape)  # Python code may know more of the shape than the operation
         return list(copy.outputs)
 
     def _as_traced(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -300,13 +300,13 @@ class Partitioned:
         if self._offset is None:
             [counts] = self._collectives.stack([self._counted], name=f"partition/{next(self._names)}")
             first = tf.reduce_sum(counts[: self._collectives.rank])
-            self._offset = tf.minimum(first, self._batch_size - self._computed)  # of a row that does not count
+            self._offset = tf.minimum(first, self._batch_size - self._computed)  # the last one if no row counts
         of_one = tf.shape(whole)[axis] // self._batch_size
         begin = self._offset * of_one
         return whole[(slice(None),) * axis + (slice(begin, begin + self._computed * of_one),)]
 
     def _wholes(self, tensors: Sequence[_Tensor]) -> list[tf.Tensor]:
-        """Returns whole forms; the sums among them are made by one call."""
+        """Returns whole forms; all sums among them are computed by one call."""
         if sums := {id(each): each for each in tensors if not each.is_free and each.sum_power is not None}:
             self._reduce(list(sums.values()))
         for each in tensors:
@@ -337,7 +337,7 @@ class Partitioned:
         return tensor.whole
 
     def _reduce(self, tensors: Sequence[_Tensor]) -> None:
-        """Sums partial sums over replicas; those of half precision in single precision, as a device adds them up."""
+        """Sums partial sums over replicas; half-precision sums are computed in single precision, as on one device."""
         sent = [self._summable(self._scaled(each.own, each.sum_power)) for each in tensors]
         totals = self._collectives.all_reduce(sent, name=f"partition/{next(self._names)}")
         for each, total in zip(tensors, totals, strict=True):
@@ -377,7 +377,7 @@ class Partitioned:
         return whole / tf.cast(self._collectives.size, whole.dtype)
 
     def _scaled(self, tensor: tf.Tensor, power: Any) -> tf.Tensor:
-        """Returns a tensor times a power of (rows of the batch / rows of the replica); integers stay so."""
+        """Returns a tensor times a power of (rows of the batch / rows of the replica); integers are rounded."""
         if not np.any(power):
             return tensor
         ratio = tf.cast(self._batch_size, tf.float64) / tf.cast(self._computed, tf.float64)
@@ -403,7 +403,7 @@ def _differs(tensor: _Tensor) -> bool:
 
 
 def _of_whole(value: Value) -> Value | None:
-    """Returns what is known of the own form that is made of a whole one; None if there is none."""
+    """Returns what is known of the own form that can be derived from a whole one; None if none can."""
     if value.numbers is not None and _are_known(value.numbers):
         return of_numbers(value.numbers, value.dims) if any(_powers(value.numbers).flat) else value
     value = dataclasses.replace(value, numbers=None)

@@ -20,16 +20,15 @@ from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.loss import floating
 
-# Scalars in Keras's means, such as a metric function that returns the mean of its batch.
+# The weight of scalars in Keras's means, such as the result of a metric function that returns the mean of its batch.
 # `keras.metrics.Mean` counts a scalar as 1. That is right for a whole batch, but on a replica the scalar is a mean over the
 # replica's own rows: it must count as these rows do.
-
 _weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weight of scalars", default=None)
 
 
 @contextlib.contextmanager
 def scalars_weighted(weight: tf.Tensor | None) -> Iterator[None]:
-    """Context in which `keras.metrics.Mean`, and what is derived from it, weights scalars that have no weight.
+    """Context in which `keras.metrics.Mean` and its subclasses weight scalars that have no sample weight.
 
     Values with rows are averaged over rows as always. A scalar in `keras.metrics.Sum` is added as it is: whether it is a
     sum or a mean over rows is unknown. A mean that is updated inside a `tf.function` of the model's code is not weighted,
@@ -92,8 +91,8 @@ class ModelMetrics:
 
     Attributes:
       losses: Keras's means of the outputs' losses; none if there is a single loss.
-      variables: variables of the metrics and of these means.
-      count_all_rows: whether those of each replica count all rows, as where steps are partitioned, and not its own.
+      variables: variables of the metrics and of `losses`.
+      count_all_rows: whether each replica's variables count all rows, as in partitioned steps, instead of its own rows.
     """
 
     def __init__(self, model: keras.Model):
@@ -105,8 +104,8 @@ class ModelMetrics:
         self._model = model
         self.count_all_rows = False
         self.losses = keras_internals.loss_means(model)[1:]
-        of_losses = [variable for mean in self.losses for variable in mean.variables]
-        self.variables = [*keras_internals.metric_variables(model), *of_losses]
+        loss_variables = [variable for mean in self.losses for variable in mean.variables]
+        self.variables = [*keras_internals.metric_variables(model), *loss_variables]
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
         """Updates the metrics with one replica's rows; inside a replica function.
@@ -125,8 +124,8 @@ class ModelMetrics:
         """Returns the losses of the outputs and the metrics by their names in records, given values of `variables`."""
         count = len(keras_internals.metric_variables(self._model))
         means = zip(self.losses, values[count::2], values[count + 1 :: 2], strict=True)
-        of_losses = {mean.name: float(total / max(rows, 1e-300)) for mean, total, rows in means}
-        return of_losses | keras_internals.metric_results(self._model, values[:count])
+        output_losses = {mean.name: float(total / max(rows, 1e-300)) for mean, total, rows in means}
+        return output_losses | keras_internals.metric_results(self._model, values[:count])
 
 
 class KerasMetrics(ModelMetrics):
@@ -148,7 +147,7 @@ class KerasMetrics(ModelMetrics):
 
     @functools.cached_property
     def _means(self) -> list[keras.metrics.Mean]:
-        """Those whose result is the quotient of their variables."""
+        """The metrics whose result is the quotient of their variables."""
         own = {id(variable) for variable in self.variables}
         parts = [*self._model.metrics, *keras_internals.metrics_of(self._model)]
         means = [part for part in parts if getattr(part.result, "__func__", None) is keras.metrics.Mean.result]
@@ -166,23 +165,25 @@ class KerasMetrics(ModelMetrics):
 
         The result of a metric that is compiled into the model may itself be a dict.
         """
-        found: dict[str, Any] = {}
+        logs: dict[str, Any] = {}
         sums = dict(zip(map(id, self.variables), values, strict=True))
         means = {mean: _quotient(mean, sums[id(mean.total)], sums[id(mean.count)]) for mean in self._means}
-        of_means = {id(variable) for mean in means for variable in mean.variables}
-        by_keras = [(variable, sums[id(variable)]) for variable in self.variables if id(variable) not in of_means]
-        with _with_results(means), keras.StatelessScope(by_keras) if by_keras else contextlib.nullcontext():
+        mean_variables = {id(variable) for mean in means for variable in mean.variables}
+        other_values = [
+            (variable, sums[id(variable)]) for variable in self.variables if id(variable) not in mean_variables
+        ]
+        with _with_results(means), keras.StatelessScope(other_values) if other_values else contextlib.nullcontext():
             for number, metric in enumerate(self._model.metrics):
                 named = keras_internals.by_name(metric.name, metric.result())
-                found |= {f"{number}/{name}": tf.nest.map_structure(_plain, value) for name, value in named.items()}
-        return found
+                logs |= {f"{number}/{name}": tf.nest.map_structure(_to_python, value) for name, value in named.items()}
+        return logs
 
 
 @contextlib.contextmanager
 def _with_results(results: Mapping[keras.Metric, Any]) -> Iterator[None]:
-    """Context in which these are the results of metrics, which operations of TensorFlow need not compute."""
+    """Context in which metrics have the given results, so that no TensorFlow operations compute them."""
     for metric, result in results.items():
-        metric.__dict__["result"] = functools.partial(_same, result)
+        metric.__dict__["result"] = functools.partial(_identity, result)
     try:
         yield
     finally:
@@ -190,7 +191,7 @@ def _with_results(results: Mapping[keras.Metric, Any]) -> Iterator[None]:
             del metric.__dict__["result"]
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -200,7 +201,7 @@ def _quotient(mean: keras.metrics.Mean, total: np.ndarray, count: np.ndarray) ->
     return np.asarray(total, dtype) / np.asarray(count or 1, dtype)
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """Converts a value to a number or an array."""
     array = np.asarray(value)
     return array if array.ndim else array.item()
@@ -247,7 +248,7 @@ class Totals:
 
 
 def check_names(model: keras.Model) -> None:
-    """Raises `InputError` if metrics that a call of the model updates have the same name, or one that is compiled."""
+    """Raises `InputError` if metrics that a call of the model updates share a name, among themselves or with a compiled one."""
     names = [name for name, _ in keras_internals.metrics_updated_by_calls(model)]
     compiled = keras_internals.names_of_compiled_metrics(model)
     for name in names:
@@ -276,7 +277,7 @@ def check_sums(metrics: Sequence[keras.Metric]) -> None:
 
 
 def _check_reset(metric: keras.Metric) -> None:
-    """Raises `InputError` if `reset_state` does not set all variables to 0, as their sums begin at 0 after each reset."""
+    """Raises `InputError` if `reset_state` does not set all variables to 0, since their sums begin at 0 after each reset."""
     with keras.StatelessScope() as scope:
         metric.reset_state()
     for variable in metric.variables:
@@ -303,11 +304,11 @@ def drain(metrics: ModelMetrics, strategy: Strategy) -> list[tf.Tensor]:
     variables = metrics.variables
 
     def replica_function() -> list[tf.Tensor]:
-        mine = [tf.identity(variable.value) for variable in variables]
+        local = [tf.identity(variable.value) for variable in variables]
         if metrics.count_all_rows:
-            merged = mine
+            merged = local
         else:
-            merged = Bucketed(Sum()).reduce(mine, [], strategy.job_collectives, name="metrics").totals
+            merged = Bucketed(Sum()).reduce(local, [], strategy.job_collectives, name="metrics").totals
         with tf.control_dependencies(merged):
             for variable in variables:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))

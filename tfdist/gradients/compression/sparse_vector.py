@@ -8,9 +8,9 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import compiled
 
-# Found by measurement: a halving step fits into registers, and the remaining loop is short.
-_WIDE = 128
-_NARROW = 16
+# Chosen by measurement: a halving step fits into registers, and the remaining loop is short.
+_FOLDED_WIDTH = 128
+_MIN_WIDTH = 16
 
 
 def peaks(rows: tf.Tensor) -> tf.Tensor:
@@ -53,22 +53,22 @@ def _ordered(bits: tf.Tensor) -> tf.Tensor:
     return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, magnitude), bits)
 
 
-def _folded(rows: tf.Tensor, join: Callable[..., tf.Tensor], reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
+def _folded(rows: tf.Tensor, combine: Callable[..., tf.Tensor], reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
     """Reduces rows. The last operation is a reduction, because XLA does not recompute reductions for each user."""
     count, width = rows.shape
-    whole = width // _WIDE * _WIDE
-    results = [reduce(rows[:, whole:], axis=1)] if whole < width else []
-    if whole:
-        pieces = tf.reshape(rows[:, :whole], [count, whole // _WIDE, _WIDE])
-        while pieces.shape[2] > _NARROW:
+    full_width = width // _FOLDED_WIDTH * _FOLDED_WIDTH
+    results = [reduce(rows[:, full_width:], axis=1)] if full_width < width else []
+    if full_width:
+        pieces = tf.reshape(rows[:, :full_width], [count, full_width // _FOLDED_WIDTH, _FOLDED_WIDTH])
+        while pieces.shape[2] > _MIN_WIDTH:
             half = pieces.shape[2] // 2
-            pieces = join(pieces[..., :half], pieces[..., half:])
+            pieces = combine(pieces[..., :half], pieces[..., half:])
         results.append(reduce(pieces, axis=[1, 2]))
-    return results[0] if len(results) == 1 else join(*results)
+    return results[0] if len(results) == 1 else combine(*results)
 
 
-_ROW = 8
-_SHORT = 32768  # below this length, the plain search is fast enough
+_ROW_SIZE = 8
+_SHORT_LENGTH = 32768  # below this length, the plain search is fast enough
 
 
 class Found(NamedTuple):
@@ -96,16 +96,19 @@ def largest(x: tf.Tensor, k: int | tf.Tensor) -> Found:
 
 def reaching(x: tf.Tensor, threshold: int | tf.Tensor) -> Found:
     """Finds the elements of x [n] float32 whose `magnitudes` are at least `threshold`, above 0, in the order of x."""
-    if x.shape[0] <= _SHORT:
+    if x.shape[0] <= _SHORT_LENGTH:
         places = tf.where(magnitudes(x) >= threshold)[:, 0]
         return Found(tf.cast(places, tf.int32), tf.gather(x, places))
-    if x.shape[0] % _ROW:
-        x = tf.pad(x, [[0, -x.shape[0] % _ROW]])
+    if x.shape[0] % _ROW_SIZE:
+        x = tf.pad(x, [[0, -x.shape[0] % _ROW_SIZE]])
     # A search for rows with such an element comes first: the search for elements is slower.
-    rows = tf.where(compiled(_rows_that_reach, x.shape[0])(x, tf.convert_to_tensor(threshold)))[:, 0]
-    near = tf.reshape(tf.gather(tf.reshape(x, [-1, _ROW]), rows), [-1])
+    rows = tf.where(compiled(_rows_reaching, x.shape[0])(x, tf.convert_to_tensor(threshold)))[:, 0]
+    near = tf.reshape(tf.gather(tf.reshape(x, [-1, _ROW_SIZE]), rows), [-1])
     places = tf.where(magnitudes(near) >= threshold)[:, 0]
-    return Found(tf.cast(tf.gather(rows, places // _ROW) * _ROW + places % _ROW, tf.int32), tf.gather(near, places))
+    return Found(
+        tf.cast(tf.gather(rows, places // _ROW_SIZE) * _ROW_SIZE + places % _ROW_SIZE, tf.int32),
+        tf.gather(near, places),
+    )
 
 
 def sample_size(ratio: float) -> int:
@@ -121,7 +124,7 @@ def largest_sampled(x: tf.Tensor, k: int | tf.Tensor, seed: tf.Tensor, sample: i
 
     Args:
       x: [n] float32, n static.
-      k: at most n.
+      k: number of elements, at most n.
       seed: [2] int32.
       sample: size of the sample; vectors of up to four times that size are searched completely, by `largest`.
     """
@@ -149,11 +152,11 @@ def _nth(x: tf.Tensor, n: int | tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.NthElement(input=tf.concat([x, [0]], 0), n=tf.minimum(n, tf.size(x)), reverse=True)
 
 
-def _rows_that_reach(size: int, x: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_any(magnitudes(tf.reshape(x, [size // _ROW, _ROW])) >= threshold, axis=1)
+def _rows_reaching(size: int, x: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_any(magnitudes(tf.reshape(x, [size // _ROW_SIZE, _ROW_SIZE])) >= threshold, axis=1)
 
 
-_FEW = 4096  # XLA saves 0.2 us per entry, and compiling takes 0.2 s
+_MAX_UNCOMPILED = 4096  # entries; XLA saves 0.2 us per entry, and compiling takes 0.2 s
 
 
 def dense(indices: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
@@ -168,7 +171,7 @@ def dense(indices: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
       Their sum, [size] float32.
     """
     vectors, k = indices.shape
-    if vectors * k <= _FEW:
+    if vectors * k <= _MAX_UNCOMPILED:
         return _dense(size, vectors, k, indices, values)
     return compiled(_dense, size, vectors, k)(indices, values)
 
@@ -176,11 +179,11 @@ def dense(indices: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
 def _dense(size: int, vectors: int, _: int, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     total = tf.zeros([size])
     for vector in range(vectors):
-        total = _added(total, indices[vector], values[vector])
+        total = _add_sparse(total, indices[vector], values[vector])
     return total
 
 
-def _added(total: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+def _add_sparse(total: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     unused = indices < 0
     places, summands = tf.where(unused, 0, indices), tf.where(unused, 0.0, values)
     return tf.tensor_scatter_nd_add(total, places[:, None], summands)
@@ -220,7 +223,7 @@ def exchange(
     total, checks, start = tf.zeros([size]), [], 0
     for _ in range(collectives.size):
         first, start = start + 1, start + 1 + rows[start, 0]
-        mine = rows[first:start]
+        entries_of_one = rows[first:start]
         checks.append(tf.bitcast(rows[first - 1, 1], tf.float32))
-        total = _added(total, mine[:, 0], tf.bitcast(mine[:, 1], tf.float32))
+        total = _add_sparse(total, entries_of_one[:, 0], tf.bitcast(entries_of_one[:, 1], tf.float32))
     return Exchanged(total, tf.stack(checks))
