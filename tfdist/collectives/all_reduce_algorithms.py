@@ -1,4 +1,4 @@
-"""Algorithms of all-reduce: ring, recursive doubling, halving and doubling, and inside hosts first; a choice by size."""
+"""All-reduce algorithms: ring, recursive doubling, halving and doubling, and hierarchical; a choice by size."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,15 +19,15 @@ def padded(vector: tf.Tensor, parts: int) -> tf.Tensor:
 
 def receive(collectives: Collectives, like: tf.Tensor, source: int, tag: str) -> tf.Tensor:
     """Receives a vector of the shape and dtype of another one."""
-    [arrived] = collectives.receive([tf.TensorSpec(like.shape, like.dtype)], source, tag=tag)
-    return arrived
+    [received] = collectives.receive([tf.TensorSpec(like.shape, like.dtype)], source, tag=tag)
+    return received
 
 
 def send_receive(collectives: Collectives, tensor: tf.Tensor, partner: int, name: str) -> tf.Tensor:
     """Sends a vector to a partner, which does the same, and returns the partner's; n sent.
 
-    An engine with a native all-to-all also gathers in one message, in both directions at the same time, while two messages
-    between two ranks would follow each other. On others, a gather is preceded by a message with the numbers of rows.
+    An engine with a native all-to-all also gathers in one message, in both directions at the same time, whereas a send and a
+    receive would follow each other. On other engines, a message with the numbers of rows precedes a gather.
     """
     if not collectives.wire.native_all_to_all:
         collectives.send([tensor], partner, tag=name)
@@ -83,7 +83,7 @@ class Folding:
         Args:
           collectives: collectives of all replicas.
           vector: this replica's vector.
-          sum_over_members: takes a vector and the own number among the members; called on members only.
+          sum_over_members: takes a vector and this replica's number among the members; called on members only.
           name: names the messages.
         """
         rank = collectives.static_rank
@@ -99,13 +99,13 @@ class Folding:
 
 
 def tree(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
-    """Sums a vector by recursive doubling: along the N binomial trees that end at each of the replicas, at the same time.
+    """Sums a vector by recursive doubling: along N binomial trees at the same time, one of which ends at each replica.
 
-    In step i, replicas whose numbers differ in bit i exchange their whole sums and add them: a + b on one is b + a on the
-    other, the same bits.
+    In step i, replicas whose numbers differ in bit i exchange their complete sums and add them: a + b on one is b + a on the
+    other, which has the same bits.
 
     Steps: log2 N; if N is not a power of two, two more, see `Folding`. Sent: n log2 N. For small vectors, whose time is
-    that of the steps.
+    determined by the number of steps.
 
     Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005.
     """
@@ -130,8 +130,9 @@ def halving_doubling(collectives: Collectives, vector: tf.Tensor, topology: Topo
     """Sums a vector by recursive halving (a reduce-scatter) and recursive doubling (an all-gather).
 
     In each of log2 N steps, replicas whose numbers differ in one bit, the lowest first, divide what they have: each sends
-    the half that the other one keeps, and adds. Then each has the sum of one part, and in log2 N more steps, the highest bit
-    first, the pairs exchange what they have. The largest messages are between neighbors, usually inside a host.
+    the half that the other one keeps, and adds the half that it receives to its own. Then each has the sum of one part, and in
+    log2 N more steps, the highest bit first, the pairs exchange what they have. The largest messages are between neighbors,
+    usually inside a host.
 
     Steps: 2 log2 N; if N is not a power of two, two more, see `Folding`. Sent: 2 n (N - 1) / N for a power of two, half of it
     in the first halving and the last doubling. For vectors of medium size.
@@ -144,8 +145,8 @@ def halving_doubling(collectives: Collectives, vector: tf.Tensor, topology: Topo
         part = padded(part, folding.members)
         for bit in folding.bits():
             lower, upper = tf.split(part, 2)
-            kept, given = (upper, lower) if member & bit else (lower, upper)
-            part = kept + send_receive(collectives, given, folding.rank_of(member ^ bit), f"{name}/halving{bit}")
+            kept, sent = (upper, lower) if member & bit else (lower, upper)
+            part = kept + send_receive(collectives, sent, folding.rank_of(member ^ bit), f"{name}/halving{bit}")
         for bit in reversed(folding.bits()):
             other = send_receive(collectives, part, folding.rank_of(member ^ bit), f"{name}/doubling{bit}")
             part = tf.concat([other, part] if member & bit else [part, other], 0)
@@ -165,30 +166,30 @@ def hierarchical(collectives: Collectives, vector: tf.Tensor, topology: Topology
     With L replicas on each of H hosts, a reduce-scatter leaves each replica with the host's sum of one of L parts; the
     replicas with the same part, one per host, sum it; an all-gather inside the host joins the parts.
 
-    Steps: those of the engine's reduce-scatter, all-reduce and all-gather. Sent by a host to others: 2 n (H - 1) / H, by each
-    of its replicas 1 / L of it. A ring in rank order sends 2 n (N - 1) / N from each host to the next, so that this is
-    0.67 of it on 2 x 2 replicas. For hosts between which links are slower than inside.
+    Steps: those of the engine's reduce-scatter, all-reduce and all-gather. Sent by a host to others: 2 n (H - 1) / H, 1 / L
+    of it by each of its replicas. A ring in rank order sends 2 n (N - 1) / N from each host to the next, of which this is 0.67
+    on 2 x 2 replicas. For links that are slower between hosts than inside.
 
-    Where hosts have different numbers of replicas, the first one of each host has the host's sum (an all-reduce inside),
-    sums it with the other first ones, and broadcasts it inside.
+    Where hosts have different numbers of replicas, an all-reduce inside each host leaves its first replica with the host's sum;
+    the first replicas sum these, and each broadcasts the total inside its host.
 
-    Horovod's HOROVOD_HIERARCHICAL_ALLREDUCE: Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in
+    As Horovod's HOROVOD_HIERARCHICAL_ALLREDUCE: Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in
     TensorFlow", 2018.
     """
     rank = collectives.static_rank
-    mine = topology.ranks_of(topology.host_of[rank])
-    inside = collectives.group(mine)
+    host_ranks = topology.ranks_of(topology.host_of[rank])
+    inside = collectives.group(host_ranks)
     if not _is_even(topology):
         [total] = inside.all_reduce([vector], name=f"{name}/inside")
-        if rank == mine[0]:
+        if rank == host_ranks[0]:
             [total] = collectives.group(_leaders(topology)).all_reduce([total], name=f"{name}/between")
         [total] = inside.broadcast([total], name=f"{name}/return")
         return total
-    [part] = inside.reduce_scatter([padded(vector, len(mine))], name=f"{name}/inside")
-    between = [topology.ranks_of(host)[mine.index(rank)] for host in range(topology.hosts)]
+    [part] = inside.reduce_scatter([padded(vector, len(host_ranks))], name=f"{name}/inside")
+    between = [topology.ranks_of(host)[host_ranks.index(rank)] for host in range(topology.hosts)]
     [part] = collectives.group(between).all_reduce([part], name=f"{name}/between")
-    [whole] = inside.all_gather([part], name=f"{name}/return")
-    return tf.ensure_shape(whole, [part.shape[0] * len(mine)])[: vector.shape[0]]
+    [gathered] = inside.all_gather([part], name=f"{name}/return")
+    return tf.ensure_shape(gathered, [part.shape[0] * len(host_ranks)])[: vector.shape[0]]
 
 
 def hierarchical_groups(topology: Topology) -> list[tuple[int, ...]]:
@@ -223,13 +224,13 @@ def ring(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: 
     for step in range(size - 1):
         tag = f"{name}/reduce{step}"
         collectives.send([parts[(rank - step) % size]], following, tag=tag)
-        mine = (rank - step - 1) % size
-        parts[mine] = receive(collectives, parts[mine], previous, tag) + parts[mine]
+        index = (rank - step - 1) % size
+        parts[index] = receive(collectives, parts[index], previous, tag) + parts[index]
     for step in range(size - 1):
         tag = f"{name}/gather{step}"
         collectives.send([parts[(rank + 1 - step) % size]], following, tag=tag)
-        complete = (rank - step) % size
-        parts[complete] = receive(collectives, parts[complete], previous, tag)
+        index = (rank - step) % size
+        parts[index] = receive(collectives, parts[index], previous, tag)
     return tf.concat(parts, 0)[: vector.shape[0]]
 
 
@@ -243,7 +244,7 @@ class Algorithm(NamedTuple):
     """A way to sum a vector over all replicas.
 
     Attributes:
-      sum: takes the collectives of all replicas, this replica's vector, the places of the replicas, and a name; returns the
+      sum: takes the collectives of all replicas, this replica's vector, the topology of the replicas, and a name; returns the
         sum, with the same bits on every replica.
       groups: returns the groups of ranks that communicate; some occur more than once.
     """
@@ -261,9 +262,9 @@ CATALOG: Mapping[str, Algorithm] = {
 
 
 def groups_of(names: Iterable[str], topology: Topology) -> list[tuple[int, ...]]:
-    """Returns the groups of ranks that some algorithms need, in the same order on every process; names may be other words."""
-    wanted = {group for name in names if name in CATALOG for group in CATALOG[name].groups(topology)}
-    return sorted(group for group in wanted if len(group) > 1)
+    """Returns the groups of ranks that some algorithms need, in the same order on every process; ignores other names."""
+    groups = {group for name in names if name in CATALOG for group in CATALOG[name].groups(topology)}
+    return sorted(group for group in groups if len(group) > 1)
 
 
 class TunedCollectives(ForwardingCollectives):
@@ -276,7 +277,7 @@ class TunedCollectives(ForwardingCollectives):
     Attributes:
       topology: the hosts of the replicas.
       table: the algorithms by size in bytes.
-      is_measured: whether the table is to be replaced by a measured one.
+      is_measured: whether measurements are to replace the table.
     """
 
     def __init__(self, engine: Collectives, topology: Topology, table: AlgorithmTable, *, is_measured: bool = False):
@@ -303,12 +304,12 @@ class TunedCollectives(ForwardingCollectives):
         results: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if self._takes(tensor, op)):
             members = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype and self._takes(tensor, op)]
-            given = [tensors[i] for i in members]
-            elements = sum(tensor.shape.num_elements() for tensor in given)
+            same_dtype = [tensors[i] for i in members]
+            elements = sum(tensor.shape.num_elements() for tensor in same_dtype)
             algorithm = self.table.algorithm_for(elements * dtype.size)
             if algorithm != ENGINE:
                 # TensorFlow rejects a message of another size with the same name, even of another function.
-                totals = self._summed(algorithm, given, op, f"{name}/{algorithm}/{dtype.name}_{elements}")
+                totals = self._summed(algorithm, same_dtype, op, f"{name}/{algorithm}/{dtype.name}_{elements}")
                 results |= zip(members, totals, strict=True)
         rest = [i for i in range(len(tensors)) if i not in results]
         if rest:
@@ -317,9 +318,9 @@ class TunedCollectives(ForwardingCollectives):
 
     def _takes(self, tensor: tf.Tensor, op: Op) -> bool:
         """Returns whether an algorithm may sum a tensor."""
-        carried = self.wire.reduces & self.wire.gathers
-        is_one = tensor.dtype.is_floating and tensor.dtype in carried and op != "max"
-        return is_one and tensor.shape.is_fully_defined() and not tf.executing_eagerly()
+        supported = self.wire.reduces & self.wire.gathers
+        is_supported = tensor.dtype.is_floating and tensor.dtype in supported and op != "max"
+        return is_supported and tensor.shape.is_fully_defined() and not tf.executing_eagerly()
 
     def _summed(self, algorithm: str, tensors: Sequence[tf.Tensor], op: Op, name: str) -> list[tf.Tensor]:
         """Sums tensors of one dtype as one vector."""

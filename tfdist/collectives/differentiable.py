@@ -5,7 +5,7 @@ gradients over replicas: an all-reduce is its own gradient, and all-gather and r
 replicas' losses are weighted only after differentiation (`losses_weighted`), gradients are weighted here when they
 cross replicas.
 
-The tensors passed to the engine are detached with `stop_gradient`, and the custom gradients below lead back to the
+The tensors passed to the engine are detached with `stop_gradient`; the custom gradients below reconnect them to the
 graph. TensorFlow searches the graph between a custom gradient's result and its arguments for variables; within one
 process, where the result depends on all replicas, it would search the models of all other replicas, in every layer.
 """
@@ -39,8 +39,8 @@ class OneReplica(Collectives):
         return list(tensors)
 
 
-_ALONE = OneReplica()
-_current: contextvars.ContextVar[Collectives] = contextvars.ContextVar("collectives", default=_ALONE)
+_ONE_REPLICA = OneReplica()
+_current: contextvars.ContextVar[Collectives] = contextvars.ContextVar("collectives", default=_ONE_REPLICA)
 
 
 def current() -> Collectives:
@@ -94,8 +94,8 @@ def all_gather(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.
 
     @tf.custom_gradient
     def stacked(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        [whole] = collectives.stack([tf.stop_gradient(x)], name=name)
-        return whole, weighted(lambda upstream: _reduce_scatter(collectives, upstream, name=f"{name}/gradient"))
+        [gathered] = collectives.stack([tf.stop_gradient(x)], name=name)
+        return gathered, weighted(lambda upstream: _reduce_scatter(collectives, upstream, name=f"{name}/gradient"))
 
     return stacked(tensor)
 
@@ -105,8 +105,8 @@ def _reduce_scatter(collectives: Collectives, tensor: tf.Tensor, *, name: str) -
 
     @tf.custom_gradient
     def part(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        [mine] = collectives.reduce_scatter([tf.stop_gradient(x)], name=name)
-        return mine[0], weighted(lambda upstream: all_gather(collectives, upstream, name=f"{name}/gradient"))
+        [own_part] = collectives.reduce_scatter([tf.stop_gradient(x)], name=name)
+        return own_part[0], weighted(lambda upstream: all_gather(collectives, upstream, name=f"{name}/gradient"))
 
     return part(tensor)
 
@@ -120,8 +120,8 @@ def weighted(gradient: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor]
     if weight is None:
         return gradient
 
-    def of_the_sum(upstream: tf.Tensor) -> tf.Tensor:
+    def weighted_gradient(upstream: tf.Tensor) -> tf.Tensor:
         factor = tf.cast(weight, upstream.dtype)
         return tf.math.divide_no_nan(gradient(tf.math.multiply_no_nan(upstream, factor)), factor)
 
-    return of_the_sum
+    return weighted_gradient

@@ -1,4 +1,4 @@
-"""Data sets by name: synthetic data, text, those of tensorflow-datasets."""
+"""Data sets by name, and those that have no module of their own: synthetic data, text, tensorflow-datasets."""
 
 import inspect
 import math
@@ -29,14 +29,14 @@ _NOISE = 40  # standard deviation, relative to 255
 def synthetic(
     shape: Sequence[int] | str = (28, 28, 1), classes: int = 10, size: int = 1024, test_size: int = 256, seed: int = 0
 ) -> DataSet:
-    """Examples of classes with different means, plus noise; stored as bytes, x is float32 in [0, 1].
+    """Examples that are the mean of their class plus noise; stored as bytes, x is float32 in [0, 1].
 
     Args:
       shape: shape of one example's x; as text, "224x224x3".
       classes: number of classes, at least 1.
       size: number of training examples, at least 1.
       test_size: number of test examples, at least 0.
-      seed: seed of all draws.
+      seed: seed of all random numbers.
 
     Raises:
       InputError: an argument is out of range.
@@ -74,7 +74,7 @@ def _dims(shape: Sequence[int] | str) -> tuple[int, ...]:
 
 
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
-_TEST_SHARE = 20  # fraction is 1 / this
+_TEST_SHARE = 20  # reciprocal of the fraction that is the test part
 
 
 class TextSource(Source):
@@ -88,7 +88,7 @@ class TextSource(Source):
           length: length of a window, at least 1.
 
         Raises:
-          InputError: the text does not contain a whole window.
+          InputError: the text is not longer than a window.
         """
         self.size = (len(text) - 1) // length if length > 0 else 0
         if self.size < 1:
@@ -99,15 +99,15 @@ class TextSource(Source):
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
-        places = indices[:, None] * self._length + tf.range(self._length + 1, dtype=tf.int64)
-        window = tf.cast(tf.gather(self._text, places), tf.int32)
+        positions = indices[:, None] * self._length + tf.range(self._length + 1, dtype=tf.int64)
+        window = tf.cast(tf.gather(self._text, positions), tf.int32)
         return window[:, :-1], window[:, 1:]
 
 
 def text(length: int = 128, max_bytes: int = 8_000_000) -> DataSet:
     """The .py files of Python's standard library, in sorted order; the last twentieth is the test part.
 
-    Processes that share a run need the same version of Python, to have the same text.
+    All processes of a run need the same version of Python, so that they have the same text.
 
     Args:
       length: bytes per example.
@@ -148,14 +148,14 @@ def prepared(name: str, data_dir: str | None = None) -> DataSet:
       data_dir: directory in which it was prepared; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
 
     Raises:
-      InputError: it is not prepared there (the command to run is named), or has no pairs, no training split, or inputs
-        of different shapes.
+      InputError: it is not prepared there (the message has the command that does it), or it has no pairs, no training split,
+        or inputs of different shapes.
     """
     folder = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     # Checked first because, if there is neither data nor a network, tfds.load waits forever.
-    found = _find(name, pathlib.Path(folder).expanduser())
+    directory = _find(name, pathlib.Path(folder).expanduser())
     datasets = extra("tensorflow_datasets", f"The data set tfds:{name}", "tfds")
-    builder = datasets.builder_from_directory(str(found))
+    builder = datasets.builder_from_directory(str(directory))
     keys, splits = builder.info.supervised_keys, builder.info.splits
     if keys is None or len(keys) != 2:
         raise InputError(f"The data set tfds:{name} must have pairs (input, label). Received: {keys}.")
@@ -185,20 +185,20 @@ def _find(name: str, folder: pathlib.Path) -> pathlib.Path:
     if not _NAME.fullmatch(name):
         raise InputError(f"tfds: must be followed by NAME or NAME/CONFIG, and optionally :VERSION. Received: {name!r}.")
     path, _, version = name.partition(":")
-    infos = (folder / path).glob("**/dataset_info.json")
-    known = [info.parent for info in infos if _VERSION.fullmatch(info.parent.name)]
-    wanted = [found for found in known if version in ("", found.name)]
-    if not wanted:
+    info_files = (folder / path).glob("**/dataset_info.json")
+    candidates = [info.parent for info in info_files if _VERSION.fullmatch(info.parent.name)]
+    matching = [directory for directory in candidates if version in ("", directory.name)]
+    if not matching:
         raise InputError(
             f"The data set tfds:{name} must be prepared under --data_dir. Received: --data_dir={folder}, which has "
-            f"{', '.join(sorted(str(found.relative_to(folder)) for found in known)) or 'nothing of that name'}. Run "
+            f"{', '.join(sorted(str(known.relative_to(folder)) for known in candidates)) or 'nothing of that name'}. Run "
             f"`tfds build {path} --data_dir={folder}` on a machine with network access."
         )
-    parents = sorted({found.parent for found in wanted})
+    parents = sorted({directory.parent for directory in matching})
     if len(parents) > 1:
-        configs = ", ".join(f"tfds:{found.relative_to(folder)}" for found in parents)
+        configs = ", ".join(f"tfds:{parent.relative_to(folder)}" for parent in parents)
         raise InputError(f"tfds:{name} is prepared in several configs. Received: no config. Use one of {configs}.")
-    return max(wanted, key=lambda found: [int(part) for part in found.name.split(".")])
+    return max(matching, key=lambda directory: [int(part) for part in directory.name.split(".")])
 
 
 CATALOG: dict[str, Callable[..., DataSet]] = {
@@ -245,6 +245,6 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
 
 
 def takes_data_dir(name: str) -> bool:
-    """Returns whether a data set's files may be in `data_dir`; True for a user's own."""
+    """Returns whether a data set's files may be in `data_dir`; True for a user-defined one."""
     prefix, _, _ = spec.parse(name).name.partition(":")
     return prefix not in CATALOG or "data_dir" in inspect.signature(CATALOG[prefix]).parameters

@@ -56,14 +56,14 @@ class ReplicaLoops:
         self._repeated = _repeated(strategy, function, traced) if strategy.compiles_loops else None
 
     def run(self, batches: Any, most: int, first_step: int, *, one_by_one: bool) -> int:
-        """Runs the function for a batch in memory, or for up to `most` batches of a `BatchReader`; returns their number.
+        """Runs the function for one batch, or for up to `most` batches of a `BatchReader`; returns the number of batches.
 
         Args:
           batches: a `BatchReader`, or a `ReplicaRows` for `Strategy.run`.
           most: maximum number of batches.
           first_step: number of the first step.
-          one_by_one: whether each batch has a call of its own: communicated tensors may have different shapes in each, which
-            TensorFlow's collectives between processes do not support within one call of a compiled function.
+          one_by_one: whether each batch gets a call of its own, as communicated tensors may differ in shape between batches,
+            which TensorFlow's collectives between processes do not support within one call of a compiled function.
 
         Raises:
           StopIteration: there are fewer batches.
@@ -87,7 +87,7 @@ def _repeated(
     first = _once(traced)
 
     def with_its_batch(batch: Any, step: tf.Tensor) -> None:
-        # If data ends unexpectedly, no part of the step must have run, not even what does not depend on data.
+        # If the data ends unexpectedly, no part of the step may have run, not even parts that do not depend on data.
         with tf.control_dependencies(
             [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
         ):
@@ -122,11 +122,11 @@ def _once_compiled(
 def _once(call: Callable[[], None]) -> Callable[[], None]:
     """Returns a function that makes the call on its first call only."""
     calls = iter([call])
-    return lambda: next(calls, _nothing)()
+    return lambda: next(calls, _do_nothing)()
 
 
-def _nothing() -> None:
-    """Does nothing, on all later calls."""
+def _do_nothing() -> None:
+    """Does nothing."""
 
 
 class StepsResult(NamedTuple):
@@ -134,10 +134,10 @@ class StepsResult(NamedTuple):
 
     Attributes:
       steps: number of steps done.
-      returned: what a custom step returned last; empty for Keras's own.
-      sources: for values that are results of metrics, the metric; see `KerasMetrics.by_metric`.
+      returned: what a custom step returned last; empty for Keras's own step.
+      sources: by name of a returned value that is a metric's result, the metric; see `KerasMetrics.by_metric`.
       failure: error to raise if the last step was not finite.
-      sums: of the metrics' variables over replicas, if the call has drained them.
+      sums: sums of the metrics' variables over replicas, if the call has drained them.
     """
 
     steps: int
@@ -175,16 +175,16 @@ class TrainerSteps:
 
     def go(self, batches: Any, most: int, number: int) -> StepsResult:
         """Runs up to `most` steps of a `BatchReader`, or one of a `ReplicaRows`; `number` is the number of the first step."""
-        read = isinstance(batches, BatchReader)
-        if read and self._steps.sends_rows:
+        is_reader = isinstance(batches, BatchReader)
+        if is_reader and self._steps.sends_rows:
             return self._one_at_a_time(batches, batches.ahead(most), number)
-        steps = batches.ahead(most) if read else 1
-        make = (self._compile_one_step if most == 1 else compile_loop) if read else loop_on_the_host
-        loop = self._steps.loop(None, make)
-        rows = batches.rows if read else iter([batches])
+        steps = batches.ahead(most) if is_reader else 1
+        compile_for = (self._compile_one_step if most == 1 else compile_loop) if is_reader else loop_on_the_host
+        loop = self._steps.loop(None, compile_for)
+        rows = batches.rows if is_reader else iter([batches])
         result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))
         losses = result.losses.numpy()  # fewer than `steps` if one was not finite
-        if read:
+        if is_reader:
             batches.took(len(losses))
         if bool(result.may_continue):
             return StepsResult(len(losses), sums=result.sums)
@@ -193,10 +193,10 @@ class TrainerSteps:
 
     def _one_at_a_time(self, batches: BatchReader, steps: int, number: int) -> StepsResult:
         """Runs steps one by one; see `ReplicaLoops.run`."""
-        for made in range(steps):
-            found = self.go(next(batches), 1, number + made)
-            if found.failure:
-                return found._replace(steps=made + 1)
+        for done in range(steps):
+            result = self.go(next(batches), 1, number + done)
+            if result.failure:
+                return result._replace(steps=done + 1)
         return StepsResult(steps)
 
     @property
@@ -242,15 +242,15 @@ class CustomSteps:
         """Same as `TrainerSteps.go`."""
         steps = self._loops.run(batches, most, number, one_by_one=self._step.sends_rows)
         logs = self._step.logs.read()
-        bad = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
-        if not bad:
+        invalid = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
+        if not invalid:
             return StepsResult(steps, logs, self._step.logs.sources)
         last = number + steps - 1
         return StepsResult(
             steps,
             logs,
             failure=NotFiniteError(
-                f"train_step returned a value that is not finite at step {last}: {bad[0]}={logs[bad[0]]}."
+                f"train_step returned a value that is not finite at step {last}: {invalid[0]}={logs[invalid[0]]}."
             ),
         )
 
@@ -275,7 +275,7 @@ class EvaluationSteps:
         self._reduce_ops, self.needs_all_rows = reduce_ops, bool(reduce_ops.needs_all_rows)
         self._logs = Logs(returned, strategy, StateStore(strategy), "test_step", reduce_ops.logs)
         self._recorded = Recording(strategy.collectives)
-        self._number = 0  # number of batches, which seeds random layers
+        self._number = 0  # of the next batch; seeds random layers
         self.compile()
 
     def compile(self) -> None:
@@ -286,13 +286,13 @@ class EvaluationSteps:
         """Evaluates up to `most` batches of a `BatchReader`, or one `ReplicaRows`."""
         steps = 0
         if not self._number and isinstance(batches, BatchReader):
-            # Whether a step sends rows, of which there may be other numbers in the next one, is known when it is traced.
-            steps = self._go_on(next(batches), 1)
+            # Only tracing a step shows whether it sends rows, whose number may differ in the next step.
+            steps = self._run_batches(next(batches), 1)
         if not steps or not (most == 1 or batches.at_end):
-            steps += self._go_on(batches, most - steps)
+            steps += self._run_batches(batches, most - steps)
         return StepsResult(steps, self._logs.read(), self._logs.sources)
 
-    def _go_on(self, batches: Any, most: int) -> int:
+    def _run_batches(self, batches: Any, most: int) -> int:
         steps = self._loops.run(batches, most, self._number, one_by_one=self._recorded.has_unknown_shapes)
         self._number += steps
         return steps
@@ -302,24 +302,28 @@ class EvaluationSteps:
         variables, seeds = self._sums.metrics.variables, randomness.seed_states(self._model)
         before = [tf.identity(variable) for variable in variables]
         self._recorded = collectives = Recording(self._strategy.collectives)  # of the latest trace
-        drawing = functools.partial(randomness.not_training, seeds, self._options.seed, "evaluate", number)
+        random_numbers = functools.partial(randomness.not_training, seeds, self._options.seed, "evaluate", number)
         computing = self._strategy.layouts.computing(self._model.trainable_variables)
         if self._reduce_ops.partitioned:
-            with computing, drawing(collectives.rank, collectives.size):
+            with computing, random_numbers(collectives.rank, collectives.size):
                 result, _ = partitioned(self._model, self._model.test_step, own_rows, collectives)
             result.assign()
             self._logs.keep(result.values, of_equal_values(collectives))
             return
-        mine = rows_of(own_rows, collectives, self.needs_all_rows, self._reduce_ops.static_rows)
-        in_replica = using(mine.collectives), running(mine.replica()), keras_internals.functions_inlined()
+        replica_rows = rows_of(own_rows, collectives, self.needs_all_rows, self._reduce_ops.static_rows)
+        in_replica = (
+            using(replica_rows.collectives),
+            running(replica_rows.replica()),
+            keras_internals.functions_inlined(),
+        )
         with contextlib.ExitStack() as stack:
-            for context in (computing, drawing(mine.number, self._strategy.replicas), *in_replica):
+            for context in (computing, random_numbers(replica_rows.number, self._strategy.replicas), *in_replica):
                 stack.enter_context(context)
             operations = keras_internals.count_operations()
-            returned = self._model.test_step(mine.batch)
+            returned = self._model.test_step(replica_rows.batch)
             refuse_shared_variables(self._model, self._strategy, operations)
-        restore_unless(mine.rows > 0, variables, before)
-        self._logs.keep(returned, mine.weights)
+        restore_unless(replica_rows.rows > 0, variables, before)
+        self._logs.keep(returned, replica_rows.weights)
 
     def _traced(self) -> None:
         agree_on_plan(self._strategy.peers, self._recorded.calls)
@@ -327,7 +331,7 @@ class EvaluationSteps:
 
 def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Settings:
     clip = Clip(norm=options.clip_norm, value=options.clip_value)
-    optimizer, taken = without_loss_scale(model.optimizer)
+    optimizer, own_loss_scale = without_loss_scale(model.optimizer)
     check_optimizer(optimizer, clip)
     check_micro_steps(model, strategy, options.accumulate_steps)
     return Settings(
@@ -337,21 +341,21 @@ def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Set
         or (strategy.replicas == 1 and not strategy.sums_gradients and bool(model.jit_compile)),
         micro_steps=options.accumulate_steps,
         clip=clip,
-        loss_scale=parse_loss_scale(options.loss_scale) or taken or default_loss_scale(model),
+        loss_scale=parse_loss_scale(options.loss_scale) or own_loss_scale or default_loss_scale(model),
         max_skipped_steps=options.max_skipped_steps,
     )
 
 
 def _compression(options: RunConfig) -> Compression:
-    found = Compression(
+    settings = Compression(
         methods=options.compression,
         min_bytes=options.compression_min_bytes,
         bucket_bytes=int(options.bucket_mb * 2**20),
         bucket_order=options.bucket_order,
     )
-    if found.choice:
+    if settings.choice:
         raise InputError(
             "--compression=auto is supported only by tfdist's own trainer. Received: "
             f"--compression={options.compression}. Name a method, or use `tfdist train`."
         )
-    return found
+    return settings

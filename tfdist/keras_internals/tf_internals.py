@@ -18,22 +18,22 @@ from tensorflow.python.ops import control_flow_v2_func_graphs
 from tensorflow.python.types import core
 
 # Choice of the functions that AutoGraph converts: those of users, but not tfdist's own, which need no conversion.
-# AutoGraph parses and rewrites the source of every function on the way, which took a third of the processor time of a short
-# run.
+# AutoGraph parses and rewrites the source of every function that is called, which took a third of the processor time of a
+# short run.
 
 _PACKAGE = __name__.partition(".")[0]
 
 
 def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of tfdist for `tf.data`, whose code, and what it calls, is traced as it is written.
+    """Returns a function of tfdist for `tf.data` that AutoGraph does not convert, nor what the function calls.
 
-    What it calls of a user's must be called through `with_autograph`.
+    It must call functions of users through `with_autograph`.
     """
     return tf.autograph.experimental.do_not_convert(function)
 
 
 def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a user's function converted, as `tf.data` would do it, and one of tfdist unchanged."""
+    """Returns a user's function, converted as `tf.data` would do it; returns a function of tfdist unchanged."""
     if tf.executing_eagerly() or _is_own(function):
         return function
     enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
@@ -54,7 +54,7 @@ def limit_start_of_workers(workers: int, seconds: float) -> None:
 
     Args:
       workers: number of servers; task 0 of the job `worker` coordinates them.
-      seconds: time until all must be up, from the start of this one.
+      seconds: time from the start of this server until all must be up.
     """
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -65,7 +65,7 @@ def limit_start_of_workers(workers: int, seconds: float) -> None:
     context.context().coordination_service.cluster_register_with_barrier = True
 
 
-# Dtypes that TensorFlow does not broadcast between processes, and those that it does and that hold the same values.
+# For dtypes that TensorFlow does not broadcast between processes, dtypes that it does and that can hold the same values.
 _WIDE = (
     {tf.bfloat16: tf.float32}
     | dict.fromkeys((tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32)
@@ -74,7 +74,7 @@ _WIDE = (
 
 
 def create_variables_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
-    """Broadcasts initial values of variables whose dtype TensorFlow does not broadcast, such as bfloat16, in another one."""
+    """Broadcasts initial values of variables in another dtype if TensorFlow does not broadcast theirs, such as bfloat16."""
     make_initial_value = strategy.extended._get_variable_creator_initial_value
 
     def in_another_dtype(replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Callable[[], tf.Tensor]:
@@ -84,7 +84,7 @@ def create_variables_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStr
         def initial_value() -> tf.Tensor:
             value = kwargs["initial_value"]
             value = value() if callable(value) else value
-            value = getattr(value, "wrapped_value", value)  # of a checkpoint
+            value = getattr(value, "wrapped_value", value)  # if it is read from a checkpoint
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
             wide = {"initial_value": tf.cast(value, _WIDE.get(value.dtype, value.dtype)), "dtype": None}
             return tf.cast(make_initial_value(replica_id, device, None, **{**kwargs, **wide})(), value.dtype)
@@ -115,19 +115,19 @@ def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
     """Returns whether a graph tensor is computed from one of other tensors, given by their ids."""
     if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):
         return False
-    found, seen = [value], {id(value)}
-    while found:
-        inputs = [tensor for tensor in found.pop().op.inputs if id(tensor) not in seen]
+    stack, seen = [value], {id(value)}
+    while stack:
+        inputs = [tensor for tensor in stack.pop().op.inputs if id(tensor) not in seen]
         if any(id(tensor) in tensors for tensor in inputs):
             return True
         seen |= {id(tensor) for tensor in inputs}
-        found += inputs
+        stack += inputs
     return False
 
 
 @contextlib.contextmanager
 def outside_functions() -> Iterator[None]:
-    """As `tf.init_scope`, but gradient tapes record that are entered inside."""
+    """Like `tf.init_scope`, but gradient tapes that are entered inside do record."""
     with tf.init_scope():
         pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
         try:
@@ -147,8 +147,8 @@ def traced_inside(
 
     Returns:
       The concrete function, for `call_with_captures`.
-      What it captures: for each tensor of the graph None, else the tensor or the resource from outside of the graph.
-      The tensors of the graph, in the order of the former.
+      What it captures: None for a tensor of the graph; otherwise the tensor or resource from outside of the graph.
+      The captured tensors of the graph, in the same order.
     """
 
     def with_constants(*arguments: tf.Tensor) -> Any:
@@ -158,7 +158,7 @@ def traced_inside(
     traced = tf.function(with_constants, autograph=False).get_concrete_function(*specs)
     captures = {id(inner): outer for outer, inner in ops.get_default_graph().captures}
     outside = [captures.get(id(t), None if hasattr(t, "graph") else t) for t in traced.captured_inputs]
-    return traced, outside, [t for t, given in zip(traced.captured_inputs, outside, strict=True) if given is None]
+    return traced, outside, [t for t, captured in zip(traced.captured_inputs, outside, strict=True) if captured is None]
 
 
 def call_with_captures(function: Any, arguments: Sequence[tf.Tensor], captures: Sequence[Any]) -> list[tf.Tensor]:
@@ -177,7 +177,7 @@ def captured_through(replaced: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.A
 
 
 def _constant(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a constant of the graph that is being built, if the value of a tensor of another graph is known."""
+    """Returns a constant of the graph that is being built if the static value of a tensor of another graph is known."""
     value = tf.get_static_value(tensor) if isinstance(tensor, core.Symbol) else None
     return tensor if value is None else tf.constant(value, tensor.dtype)
 
@@ -188,8 +188,8 @@ def _captured(replaced: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
     capture = graph.capture
 
     def capture_replaced(tensor: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
-        own = replaced(tensor)
-        return own if getattr(own, "graph", None) is graph else capture(own, *args, **kwargs)
+        replacement = replaced(tensor)
+        return replacement if getattr(replacement, "graph", None) is graph else capture(replacement, *args, **kwargs)
 
     graph.capture = capture_replaced
     try:
@@ -223,7 +223,7 @@ def enable_float_conversion() -> None:
             setattr(values.DistributedVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
 
 
-_inlined = [0]  # number of replica threads that are tracing this way
+_inlined = [0]  # number of replica threads that are in `functions_inlined`
 
 
 @contextlib.contextmanager
@@ -240,19 +240,19 @@ def functions_inlined() -> Iterator[None]:
 
 
 def in_function_of(tensor: tf.Tensor) -> bool:
-    """Returns whether the function that is being traced, maybe a condition or a loop in it, is the one with a tensor.
+    """Returns whether a tensor belongs to the function that is being traced, possibly inside a condition or a loop.
 
-    A `tf.function` that it calls is another one: it is not traced again for the next caller, whose tensors differ.
+    A `tf.function` that this function calls does not count: it is not traced again for the next caller, whose tensors differ.
     """
-    own = getattr(tensor, "graph", None)  # None for eager tensors
+    tensor_graph = getattr(tensor, "graph", None)  # None for eager tensors
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while graph is not own and isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph):
+    while graph is not tensor_graph and isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph):
         graph = graph.outer_graph
-    return graph is own
+    return graph is tensor_graph
 
 
 def in_keras_function() -> bool:
-    """Returns whether a function of Keras's own `fit`, `evaluate` or `predict` is being traced; they are known by name."""
+    """Returns whether a function of Keras's own `fit`, `evaluate` or `predict` is being traced; recognizes them by name."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None and "_step_on_" not in getattr(graph, "name", ""):
         graph = getattr(graph, "outer_graph", None)
@@ -270,14 +270,14 @@ def without_memory_optimizer() -> Iterator[None]:
 
     It estimates costs before it looks at the size of a device's memory. No public option disables only this optimizer.
     """
-    found = context.context().function_call_options
+    options = context.context().function_call_options
     context.context().function_call_options = _without_memory_optimizer(
-        found.executor_type, found.config_proto_serialized
+        options.executor_type, options.config_proto_serialized
     )
     try:
         yield
     finally:
-        context.context().function_call_options = found
+        context.context().function_call_options = options
 
 
 @functools.cache  # a program is called for each step, and the options rarely change
@@ -290,7 +290,7 @@ def _without_memory_optimizer(executor_type: str | None, serialized: bytes) -> c
 def wait_for_devices() -> None:
     """Blocks until all devices have finished their work, while other Python threads run.
 
-    To fetch a value from DTensor before it is computed would hold the GIL until then.
+    Fetching a value from DTensor before it is computed would hold the GIL until then.
     """
     context.context().sync_executors()
 
@@ -313,9 +313,9 @@ def add_functions(source: tf.Graph) -> None:
 
 
 def always_run(tensor: tf.Tensor) -> tf.Tensor:
-    """Makes the operation that computes a tensor one that its function always runs; it must have side effects.
+    """Makes a function always run the operation that computes a tensor, which must have side effects.
 
-    TensorFlow does so for most operations that have, but neither for random numbers nor for broadcasts.
+    TensorFlow does so for most operations that have side effects, but neither for random numbers nor for broadcasts.
     """
     graph = tf.compat.v1.get_default_graph()
     if not tf.executing_eagerly() and hasattr(graph, "control_outputs"):
@@ -324,5 +324,5 @@ def always_run(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def set_first_collective_key(key: int) -> None:
-    """Sets the first key of groups of devices that a later `MultiWorkerMirroredStrategy` uses."""
+    """Sets the first group key that a later `MultiWorkerMirroredStrategy` uses for its devices."""
     tf.distribute.MultiWorkerMirroredStrategy._collective_key_base = key

@@ -1,4 +1,4 @@
-"""Prints what Horovod was built with, and which library `--communication=auto` takes here, as one line of JSON.
+"""Prints what Horovod was built with, and which library `--communication=auto` chooses here, as one line of JSON.
 
 python -m tfdist.machine.horovod_probe PROCESSES
 """
@@ -22,7 +22,7 @@ def describe(processes: int) -> dict[str, object]:
     try:
         choice = automatic_choice(LocalGroup(), Cluster(size=processes, local_size=processes, source="TF_CONFIG"))
         chosen = {"library": choice.library, "reason": choice.reason}
-    except InputError as error:  # a variable is wrong
+    except InputError as error:  # an environment variable is invalid
         chosen = {"library": "", "reason": str(error)}
     return {
         "libraries": [name for name, is_built in built.items() if is_built],

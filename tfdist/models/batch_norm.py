@@ -55,9 +55,9 @@ def with_batch_norm(model: keras.Model, batch_norm: str) -> keras.Model:
     try:
         clone = keras.models.clone_model(model, clone_function=replace, recursive=True)
     except (TypeError, ValueError) as error:
-        raise _cannot(model, old, new, " ".join(str(error).split())) from error
-    if left := _layers(clone, old):
-        raise _cannot(model, old, new, f"{left[0].path} belongs to a layer of your own")
+        raise _replacement_error(model, old, new, " ".join(str(error).split())) from error
+    if remaining := _layers(clone, old):
+        raise _replacement_error(model, old, new, f"{remaining[0].path} belongs to a layer of your own")
     for before, after in replaced:
         if before.built and after.built:
             after.set_weights(before.get_weights())
@@ -77,7 +77,7 @@ def _layers(model: keras.Model, kind: type[keras.Layer]) -> list[keras.Layer]:
     return [layer for layer in layers_of(model) if type(layer) is kind]
 
 
-def _cannot(model: keras.Model, old: type, new: type, why: str) -> InputError:
+def _replacement_error(model: keras.Model, old: type, new: type, why: str) -> InputError:
     return InputError(
         f"Only the layers of functional and sequential models can be replaced. Received: {model.name}: {why}. Write "
         f"{new.__module__.partition('.')[0]}.layers.{new.__name__} for {old.__name__} in the model."

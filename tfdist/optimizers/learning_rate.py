@@ -28,11 +28,11 @@ from tfdist.config.spec import Spec, call_own, load_object
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
 
-_LAST_START = 2**40  # no run reaches the cycles of restarts that would begin later
+_LAST_START = 2**40  # steps; no run reaches cycles that would begin later
 
 
 class RunProgress(NamedTuple):
-    """Where in a run a step is.
+    """The position of a step in a run.
 
     Attributes:
       step: scalar int64, step of the run.
@@ -47,11 +47,11 @@ class RunProgress(NamedTuple):
 
 @functools.singledispatch
 def remaining(decay: Decay, at: RunProgress) -> tf.Tensor | float:
-    """Returns the remaining fraction of the peak.
+    """Returns the fraction of the peak learning rate that a decay leaves at a step.
 
     Args:
       decay: one of `tfdist.config.decay`.
-      at: where in the run.
+      at: position in the run.
     """
     raise TypeError(f"No rule for {decay!r}.")
 
@@ -102,15 +102,15 @@ def _(decay: CosineRestarts, at: RunProgress) -> tf.Tensor:
 
 
 def _cycle(decay: CosineRestarts, since: tf.Tensor, dtype: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the number of the cycle of a step, and the part of it that is over.
+    """Returns the number of the cycle of a step, and the fraction of the cycle that has passed.
 
-    Cycles are found by comparing integers. The logarithm of Keras's `CosineDecayRestarts` is inexact where one begins.
+    Cycles are determined by comparing integers: the logarithm in Keras's `CosineDecayRestarts` is inexact where one begins.
     """
     begin, length = 0.0, float(decay.first)
     cycle, start, steps = (ops.cast(number, dtype) for number in (0, 0, decay.first))
     while (begin := begin + length) < _LAST_START:
         length *= decay.t_mul
-        has_begun = since >= math.ceil(begin)  # scalars: a mesh takes no other constants
+        has_begun = since >= math.ceil(begin)  # scalars, because a mesh accepts no other constants
         cycle += ops.cast(has_begun, dtype)
         start, steps = ops.where(has_begun, begin, start), ops.where(has_begun, length, steps)
     return cycle, (ops.cast(since, dtype) - start) / steps
@@ -132,7 +132,7 @@ def momentum(decay: OneCycle, progress: tf.Tensor) -> tf.Tensor:
 
 
 def _rise_and_fall(decay: OneCycle, progress: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns how far the rise and the fall are, both in [0, 1]."""
+    """Returns the progress of the rise and of the fall, both in [0, 1]."""
     rise = ops.clip(progress / decay.pct_start, 0, 1)
     fall = ops.clip((progress - decay.pct_start) / (1 - decay.pct_start), 0, 1)
     if decay.anneal == "linear":
@@ -201,8 +201,8 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
       warmup_start: the rate of step 0 as a fraction of the peak, in [0, 1]; Goyal et al. use 1 / k for a batch k times
         as large.
       decay: as in `--decay`: none, cosine, cosine_restarts, exponential, linear, one_cycle, plateau, polynomial, step, or
-        your own `package.module:function`. They begin where the warmup ends, and those that last until the end of the
-        run stay constant from there; step decays at regular intervals of the run, including the warmup.
+        your own `package.module:function`. Decays begin where the warmup ends, and those that last until the end of
+        the run stay constant after it; `step` decays at regular intervals of the run, including the warmup.
       total_steps: number of steps of the run, for decays that last until its end.
 
     Raises:
@@ -240,7 +240,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
                 f"--decay={decay} falls from the end of the warmup to the end of the run. Received: "
                 f"--warmup_steps={warmup_steps} in a run of {total_steps} steps. Lower --warmup_steps or train longer."
             )
-        self._own = self._called(self._decay.spec) if isinstance(self._decay, Own) else None
+        self._own = self._load_own(self._decay.spec) if isinstance(self._decay, Own) else None
 
     @property
     def is_constant(self) -> bool:
@@ -282,7 +282,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         progress = ops.clip((number - self.warmup_steps) / span, 0, 1)
         return RunProgress(step, step - self.warmup_steps, progress)
 
-    def _called(self, spec: Spec) -> Callable[[Any], Any]:
+    def _load_own(self, spec: Spec) -> Callable[[Any], Any]:
         """Returns the user's own schedule, checked at the first step."""
         offered = {"learning_rate": self.peak, "warmup_steps": self.warmup_steps, "total_steps": self.total_steps}
         own: Callable[[Any], Any] = call_own("--decay", load_object(spec.name), spec, **offered)

@@ -13,15 +13,15 @@ from tfdist.pipelining.output_tensors import OutputTensors
 from tfdist.pipelining.stage_costs import crossings_of, with_static_shapes
 from tfdist.pipelining.staged_model import StagedModel
 
-_ROWS = 32  # of a micro-batch, if the number of rows is known only at run time
+_ROWS = 32  # of a micro-batch, if the number of rows is unknown while tracing
 
 
 def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
     """Returns the outputs of a model, in a replica function; in processes without the last stage, zeros of their shapes.
 
     The rows flow through the stages as micro-batches of equal size. A stage computes a micro-batch while the stages after it
-    compute earlier ones. The last micro-batch is filled with copies of the last row; if layers add losses, in which these
-    would count, what does not fill a micro-batch flows in micro-batches of one row instead.
+    compute earlier ones. The last micro-batch is filled with copies of the last row; if layers add losses, in which the
+    copies would count, the remaining rows flow in micro-batches of one row instead.
 
     Losses that layers of this process add are added to the model, as means over the rows.
 
@@ -37,8 +37,8 @@ def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
         count = -(-rows // size)
         padded = keras.tree.map_structure(lambda x: _padded(x, count * size), inputs)
         return _forward(strategy, model, padded, rows, [_Part(tf.constant(0), count, size)])
-    whole = rows // size
-    parts = [_Part(tf.constant(0), whole, size), _Part(whole * size, rows - whole * size, 1)]
+    full = rows // size
+    parts = [_Part(tf.constant(0), full, size), _Part(full * size, rows - full * size, 1)]
     return _forward(strategy, model, inputs, rows, parts)
 
 
@@ -58,14 +58,14 @@ class _Part(NamedTuple):
 
 def _forward(strategy: HasStages, model: StagedModel, inputs: Any, rows: tf.Tensor, parts: Sequence[_Part]) -> Any:
     outputs = _Outputs(model, inputs)
-    found, losses = [], tf.zeros([], keras.config.floatx())
+    outputs_by_part, losses = [], tf.zeros([], keras.config.floatx())
     for part in parts:
-        arrays, of_part = _micro_batches(strategy, model, inputs, part, outputs)
-        found.append([array.concat() for array in arrays])
-        losses += of_part
+        arrays, part_losses = _micro_batches(strategy, model, inputs, part, outputs)
+        outputs_by_part.append([array.concat() for array in arrays])
+        losses += part_losses
     if model.cut.run.adds_losses:
         model.add_loss(tf.math.divide_no_nan(losses, tf.cast(rows, losses.dtype)))
-    joined = [tf.concat(pieces, axis=0)[:rows] for pieces in zip(*found, strict=True)]
+    joined = [tf.concat(pieces, axis=0)[:rows] for pieces in zip(*outputs_by_part, strict=True)]
     return outputs.packed(joined or outputs.zeros(rows))
 
 
@@ -79,9 +79,9 @@ def _micro_batches(
 
     def body(number: tf.Tensor, arrays: list[tf.TensorArray], losses: tf.Tensor) -> Any:
         micro_batch = keras.tree.map_structure(lambda x: _rows(x, start + number * size, size), inputs)
-        made, own = _micro_batch(strategy, model, micro_batch, size)
-        arrays = [array.write(number, x) for array, x in zip(arrays, outputs.tensors(made), strict=True)]
-        return number + 1, arrays, losses + size * tf.add_n([tf.zeros_like(losses), *own])
+        results, own_losses = _micro_batch(strategy, model, micro_batch, size)
+        arrays = [array.write(number, x) for array, x in zip(arrays, outputs.tensors(results), strict=True)]
+        return number + 1, arrays, losses + size * tf.add_n([tf.zeros_like(losses), *own_losses])
 
     _, arrays, losses = tf.while_loop(
         lambda number, *_: number < count,
@@ -93,7 +93,7 @@ def _micro_batches(
 
 
 def _padded(x: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Repeats the last row, which layers accept; zeros or empty texts may be no input of them."""
+    """Repeats the last row, which layers accept, unlike zeros or empty strings, which they may refuse."""
     return tf.gather(x, tf.minimum(tf.range(rows), tf.maximum(tf.shape(x)[0] - 1, 0)))
 
 
@@ -135,15 +135,17 @@ class _Outputs(OutputTensors):
           inputs: inputs of the model.
         """
         with keras_internals.new_trace().as_default():
-            given = keras.tree.map_structure(lambda x: tf.compat.v1.placeholder(x.dtype, [1, *x.shape[1:]]), inputs)
-            outputs, _ = model.with_zeros(given, training=False)
+            placeholders = keras.tree.map_structure(
+                lambda x: tf.compat.v1.placeholder(x.dtype, [1, *x.shape[1:]]), inputs
+            )
+            outputs, _ = model.with_zeros(placeholders, training=False)
             super().__init__(outputs)
             self._of_one_row = [tf.TensorSpec(x.shape, x.dtype) for x in self.tensors(outputs)]
 
     def specs(self, rows: int) -> list[tf.TensorSpec]:
-        """Returns shapes and dtypes for a number of rows."""
+        """Returns the shapes and dtypes of the outputs for a number of rows."""
         return [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in self._of_one_row]
 
     def zeros(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns zeros for a number of rows."""
+        """Returns zeros of the shapes of the outputs for a number of rows."""
         return [tf.zeros([rows, *spec.shape[1:]], spec.dtype) for spec in self._of_one_row]

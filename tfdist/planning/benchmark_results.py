@@ -1,4 +1,4 @@
-"""Measurements of collectives, with bandwidths as in the NCCL tests, as a table and as a picture. Without TensorFlow."""
+"""Measurements of collectives, with bandwidths as in the NCCL tests, as a table and as a figure. Does not import TensorFlow."""
 
 import dataclasses
 import statistics
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 
 # By operation: bytes on the busiest link per byte of the operation, with N replicas. Makes bandwidths comparable
-# between operations, and with that of the hardware.
+# between operations, and with the bandwidth of the hardware.
 TRAFFIC: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -54,7 +54,7 @@ class Measured:
 
     @property
     def label(self) -> str:
-        """Name of what was measured, among others of the same benchmark."""
+        """Name of the measurement in tables and figures: the algorithm or, if none is compared, the operation."""
         return self.algorithm or self.operation
 
     @property
@@ -110,30 +110,30 @@ def draw(measured: Sequence[Measured]) -> "Figure":
     figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    one = measured[0]
-    figure.suptitle(f"{one.strategy}, {one.replicas} replicas, {one.dtype}", x=0.01, ha="left", fontsize="medium")
-    labels = ALGORITHMS if one.algorithm else TRAFFIC
-    for name, colour in zip(labels, _PALETTE, strict=False):
+    first = measured[0]
+    figure.suptitle(f"{first.strategy}, {first.replicas} replicas, {first.dtype}", x=0.01, ha="left", fontsize="medium")
+    labels = ALGORITHMS if first.algorithm else TRAFFIC
+    for name, color in zip(labels, _PALETTE, strict=False):
         points = [m for m in measured if m.label == name]
         if name == "barrier":
             for point in points:
-                left.axhline(point.median * 1e3, color=colour, linewidth=1.2, linestyle="--", label=name)
+                left.axhline(point.median * 1e3, color=color, linewidth=1.2, linestyle="--", label=name)
         elif points:
             points = sorted(points, key=lambda m: m.bytes)
             sizes = [m.bytes for m in points]
-            style = {"color": colour, "linewidth": 1.6, "marker": "o", "markersize": 4, "label": name}
+            style = {"color": color, "linewidth": 1.6, "marker": "o", "markersize": 4, "label": name}
             left.plot(sizes, [m.median * 1e3 for m in points], **style)
             left.fill_between(
                 sizes,
                 [m.least * 1e3 for m in points],
                 [max(m.seconds) * 1e3 for m in points],
-                color=colour,
+                color=color,
                 alpha=0.15,
                 linewidth=0,
             )
             right.plot(sizes, [m.bus_bandwidth / 1e9 for m in points], **style)
     left.set_yscale("log")
-    title = "Time of an all-reduce" if one.algorithm else "Time of a call"
+    title = "Time of an all-reduce" if first.algorithm else "Time of a call"
     _format_axes(left, title, "milliseconds: median, and the range of the repeats", measured)
     _format_axes(right, "Bus bandwidth", "GB/s, by the median", measured)
     right.set_ylim(bottom=0)
@@ -173,7 +173,8 @@ def header(first: str = _COLUMNS[0][0]) -> str:
 
 def row(measured: Measured) -> str:
     """Returns the line of one measurement; a barrier has no size and no bandwidth."""
-    from tfdist.reporting.plain_reporter import rounded  # late: the flags of a command do not load NumPy
+    # Imported late, because parsing a command's flags must not load NumPy.
+    from tfdist.reporting.plain_reporter import rounded
 
     bandwidths = [measured.algorithm_bandwidth, measured.bus_bandwidth]
     return _aligned(

@@ -12,7 +12,7 @@ from tfdist.keras_internals import UninitializedVariable, layers_of, layout_of
 from tfdist.sharding.layouts import Placement, Shard, laid_out, placed
 from tfdist.sharding.mesh import Mesh
 
-# Names of the dims of a model's variables, from the types of its layers and from a table given by the model.
+# Names of the dims of a model's variables, from the types of its layers and from a table in the model's code.
 # The rules of a layout refer to dim names, so only variables whose dims have names can be sharded by rules. Variables of Keras
 # layers get names from the layers' types; `name_dims` overrides them where a dim has a special meaning in a model (the `out`
 # of a perceptron's first layer is its `ffn`).
@@ -71,8 +71,8 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
                     f"tfdist.name_dims: {expression!r} gives {len(dims)} dims to {variable.path}, which has "
                     f"{len(variable.shape)}. Received: {text!r}."
                 )
-            other, theirs = named.setdefault(variable.path, (expression, dims))
-            if theirs != dims:
+            other, other_dims = named.setdefault(variable.path, (expression, dims))
+            if other_dims != dims:
                 raise InputError(
                     f"tfdist.name_dims: {other!r} and {expression!r} disagree about {variable.path}. Keep one of them."
                 )
@@ -94,8 +94,8 @@ def dims_of(variable: keras.Variable, owners: Sequence[Any] = ()) -> Dims:
       owners: layers in whose methods it was created, the innermost last.
     """
     named = getattr(variable, "tfdist_dims", None)
-    found = named or (_by_type(owners, variable.name, len(variable.shape)) if owners else None)
-    return found if found and len(found) == len(variable.shape) else (None,) * len(variable.shape)
+    dims = named or (_by_type(owners, variable.name, len(variable.shape)) if owners else None)
+    return dims if dims and len(dims) == len(variable.shape) else (None,) * len(variable.shape)
 
 
 def _matched(model: keras.Model, expression: str) -> list[keras.Variable]:
@@ -144,9 +144,9 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
       InputError: the rules cannot be applied to it.
     """
     variable = uninitialized.variable
-    of_its_variable = layout_of(variable)
-    if of_its_variable is not None:
-        return Placement.same(of_its_variable.slots)
+    layout_of_model_variable = layout_of(variable)
+    if layout_of_model_variable is not None:
+        return Placement.same(layout_of_model_variable.slots)
     dims = dims_of_uninitialized(uninitialized)
     split = next((dim for dim in dims if dim and mesh.splits(rules.get(dim))), None)
     if split and len(dims) > 2 and uninitialized.owners and isinstance(uninitialized.owners[-1], CONVOLUTIONS):
@@ -159,9 +159,9 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
 
 
 def is_gathered_in_turn(uninitialized: UninitializedVariable) -> bool:
-    """Returns whether a layer gathers its sharded variable in its own call, forward and backward, and drops it.
+    """Returns whether a layer gathers its sharded variable in its own call, forward and backward, and drops it afterwards.
 
-    Excluded are cells of recurrent layers, which are called for each token; layers that contain layers, which would be
+    Exceptions are cells of recurrent layers, which are called for each token; layers that contain layers, which would be
     recomputed; and embeddings, whose gradient does not need the table, so that TensorFlow itself drops it after the
     lookup.
     """

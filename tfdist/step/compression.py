@@ -20,7 +20,7 @@ class Compression:
       methods: as in `--compression`, or a custom reducer.
       min_bytes: gradients smaller than this many bytes are summed exactly.
       bucket_bytes: small gradients are sent together in messages of at most this many bytes.
-      bucket_order: order in which these and large gradients are sent: "backward" or "smallest".
+      bucket_order: order in which these messages and large gradients are sent: "backward" or "smallest".
     """
 
     methods: str | Reducer = "none"
@@ -44,7 +44,7 @@ class Compression:
         return EXACT if isinstance(self.methods, Reducer) or self.choice else self.methods
 
     def names(self, methods: str) -> bool:
-        """Returns whether the user code that these methods refer to is also referred to by the given ones."""
+        """Returns whether this object also refers to all user code to which some methods refer."""
         return own_code(methods) <= own_code(self.choice.allow if self.choice else self.rules)
 
     def reducer(
@@ -64,12 +64,12 @@ class Compression:
         )
 
     def payload_bytes(self, sent: Recording) -> int:
-        """Returns how many of the bytes that a replica has sent are gradients."""
+        """Returns how many of the bytes that a replica has sent were for gradients."""
         return sent.payload_bytes
 
 
 class SummedByEngine(Compression):
-    """For a strategy whose engine sums gradients: they are taken as they are. A bucket would gather their shards."""
+    """For a strategy whose engine sums gradients, which are left as they are: a bucket would gather their shards."""
 
     takes_rows = False
 

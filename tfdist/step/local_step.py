@@ -34,7 +34,7 @@ class LocalResult(NamedTuple):
 
 
 class LocalStep(Step):
-    """A step on a replica's own rows and weights: its loss is their mean, and updates change no other replica."""
+    """A step on a replica's own rows and weights: its loss is the rows' mean, and its updates change no other replica."""
 
     def _apply_if(self, condition: tf.Tensor, computed: Computed, count: Callable[[], Any]) -> None:
         """Applies and counts a step, or skips it. A replica function, without communication."""
@@ -89,8 +89,8 @@ class LocalSGDStep(LocalStep):
 
 
 def compile_local_loop(step: LocalSGDStep, strategy: Strategy) -> Loop:
-    """Returns a function as `compile_loop` does; each replica makes its steps on its own rows, without communication."""
-    local = len(strategy.local_replicas)
+    """Returns a function as `compile_loop` does; each replica takes its steps on its own rows, without communication."""
+    local_count = len(strategy.local_replicas)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
@@ -98,23 +98,23 @@ def compile_local_loop(step: LocalSGDStep, strategy: Strategy) -> Loop:
 
         def one(done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
             started, batch, numbers = timed_batch(iterator, strategy)
-            wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
-            made = strategy.run(step.train, batch, first_step + tf.cast(done, tf.int64), wanted)
-            computed = made.computed
-            parts = computed.loss, made.rows, computed.finite, made.may_continue
-            values = [tf.stack([tf.cast(strategy.local(x)[i], tf.float64) for x in parts]) for i in range(local)]
+            last_with_norm = tf.logical_and(with_norm, tf.equal(done, steps - 1))
+            results = strategy.run(step.train, batch, first_step + tf.cast(done, tf.int64), last_with_norm)
+            computed = results.computed
+            parts = computed.loss, results.rows, computed.finite, results.may_continue
+            values = [tf.stack([tf.cast(strategy.local(x)[i], tf.float64) for x in parts]) for i in range(local_count)]
             waited, busy = strategy.local(computed.arrived)[0] - started, tf.stack(strategy.local(computed.busy))
             norm = tf.cast(strategy.local(computed.norm)[0], keras.config.floatx())
             return norm, LoopReport([tf.stack(values)], waited, busy, numbers)
 
-        spec = tf.TensorSpec([local, 4], tf.float64)
+        spec = tf.TensorSpec([local_count, 4], tf.float64)
         norm, report = run_loop(one, tf.zeros([], keras.config.floatx()), steps, [spec], strategy)
-        return _merged(norm, report, strategy)
+        return _merge_reports(norm, report, strategy)
 
     return loop
 
 
-def _merged(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> LoopResult:
+def _merge_reports(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> LoopResult:
     """Merges the reports of all replicas, in one message.
 
     Args:
@@ -128,19 +128,21 @@ def _merged(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> LoopResu
     ranks = tf.one_hot(list(strategy.local_replicas), strategy.replicas, dtype=tf.float64)  # [local, replicas]
     sums = tf.reduce_sum(tf.stack([losses * counted, counted]), axis=-1)
     parts = [sums, tf.transpose((1 - finite) @ ranks), tf.transpose((1 - may_continue) @ ranks)]
-    mine = tf.concat(parts, 0) / len(strategy.local_replicas)  # [2 + 2 replicas, steps]
-    shared = strategy.run(lambda: strategy.collectives.all_reduce([mine], name="local_loop/reports")[0])
+    local_report = tf.concat(parts, 0) / len(strategy.local_replicas)  # [2 + 2 replicas, steps]
+    merged = strategy.run(lambda: strategy.collectives.all_reduce([local_report], name="local_loop/reports")[0])
     replicas = strategy.replicas
-    total, counted, skipped, stopped = tf.split(strategy.local(shared)[0], [1, 1, replicas, replicas], axis=0)
+    total, counted, skipped, stopped = tf.split(strategy.local(merged)[0], [1, 1, replicas, replicas], axis=0)
     total, counted = total[0], counted[0]
-    bad = tf.reduce_any(stopped > 0, axis=0)  # [steps]
-    done = tf.where(tf.reduce_any(bad), tf.argmax(tf.cast(bad, tf.int32)) + 1, tf.size(bad, tf.int64))
-    mean = tf.where(bad | tf.equal(counted, 0), tf.constant(float("nan"), tf.float64), total / counted)
+    has_stopped = tf.reduce_any(stopped > 0, axis=0)  # [steps]
+    done = tf.where(
+        tf.reduce_any(has_stopped), tf.argmax(tf.cast(has_stopped, tf.int32)) + 1, tf.size(has_stopped, tf.int64)
+    )
+    mean = tf.where(has_stopped | tf.equal(counted, 0), tf.constant(float("nan"), tf.float64), total / counted)
     return LoopResult(
         losses=tf.cast(mean, keras.config.floatx())[:done],
-        counted=tf.logical_not(bad | tf.equal(counted, 0))[:done],
+        counted=tf.logical_not(has_stopped | tf.equal(counted, 0))[:done],
         norm=norm,
-        may_continue=tf.logical_not(tf.reduce_any(bad)),
+        may_continue=tf.logical_not(tf.reduce_any(has_stopped)),
         gradient_finite=(),
         waited=report.waited,
         busy=report.busy,
