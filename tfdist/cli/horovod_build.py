@@ -166,8 +166,8 @@ def check_tools(build: Build) -> None:
         tools += [("NCCL's nccl.h", any(map(os.path.exists, headers)), "libnccl-dev, or set HOROVOD_NCCL_HOME")]
     if build.mpi:
         tools += [("mpicxx", find_mpicxx(), "libmpich-dev or libopenmpi-dev, or run `pip install mpich`")]
-    for tool, found, package in tools:
-        if not found:
+    for tool, location, package in tools:
+        if not location:
             raise InputError(f"Horovod's build needs {tool}. Received: none. Install the Debian package {package}.")
 
 

@@ -119,7 +119,7 @@ def wire_compressor(compression: Any) -> type[Compressor]:
 
 
 def known_compression(compression: Any) -> Any:
-    """Returns a compression of gradients, a text as a `Method`; raises `InputError` for anything else."""
+    """Returns a compression of gradients, with a text as a `Method`; raises `InputError` if it is not known."""
     if isinstance(compression, str):
         compression = Method(compression)
     if isinstance(compression, Method):
@@ -141,7 +141,7 @@ def reducer_of(compression: Any, specs: Sequence[tf.TensorSpec]) -> Reducer:
 
 
 def is_lossless(compression: Any) -> bool:
-    """Returns whether an inf or NaN of any rank is visible in the sum, and there is no state."""
+    """Returns whether a compression has no state, and its sum shows an inf or NaN of any rank."""
     return not isinstance(compression, Method)
 
 

@@ -76,11 +76,11 @@ def balanced(costs: Costs, crossing: np.ndarray, allowed: np.ndarray) -> list[in
         sent, highest = least + crossing, np.where(np.isfinite(least), worst[origin, np.arange(n + 1)], np.inf)
         if stage < stages - 1:
             sent, highest = np.where(allowed, sent, np.inf), np.where(allowed, highest, np.inf)
-    places, end = [], n
+    starts, end = [], n
     for origin in reversed(origins):
         end = int(origin[end])
-        places.append(end)
-    return places[::-1][1:]
+        starts.append(end)
+    return starts[::-1][1:]
 
 
 # Maximum bytes that cross a balanced cut, as a multiple of the median over all places, unless no other cut is possible.
@@ -132,7 +132,7 @@ def places(
     if isinstance(cut, AfterLayers):
         positions = _after_layers(graph, cut, stages)
         for calls in inseparable:
-            if any(calls.first < place <= calls.last for place in positions):
+            if any(calls.first < position <= calls.last for position in positions):
                 raise calls.refused(str(cut))
         return positions
     allowed = _allowed(graph)
@@ -214,8 +214,8 @@ def _after_layers(graph: Graph, cut: AfterLayers, stages: int) -> list[int]:
         )
     ordered = [graph.calls[i] for i in graph.order]
     positions = [_end(ordered, name) for name in cut.names]
-    for before, name, place in zip([0, *positions], cut.names, positions, strict=False):
-        if place <= before or place == len(ordered):
+    for before, name, position in zip([0, *positions], cut.names, positions, strict=False):
+        if position <= before or position == len(ordered):
             earlier = [call.name for call in ordered[: len(ordered) - 1] if not call.is_entry]
             raise InputError(
                 f"--cut must name layers in the order of the model, and not its last one. Received: {cut}, with {name} "

@@ -145,8 +145,8 @@ def compiled_loop(
         tensors = strategy.run(lambda value: tf.fill([elements], tf.cast(value, dtype)), tf.minimum(calls, 1))
         done = on_all(tensors, tf.zeros([]), "first")
         with tf.control_dependencies([done]):
-            begun = tf.timestamp()
-        with tf.control_dependencies([begun]):
+            start = tf.timestamp()
+        with tf.control_dependencies([start]):
             done = tf.identity(done)
         _, done = tf.while_loop(
             lambda i, _: i < calls,
@@ -155,7 +155,7 @@ def compiled_loop(
             parallel_iterations=1,
         )
         with tf.control_dependencies([done]):
-            return tf.timestamp() - begun
+            return tf.timestamp() - start
 
     return loop
 

@@ -122,16 +122,16 @@ def check_metric_names(names: Iterable[str]) -> None:
     Raises:
       InputError: a metric has the name of a field.
     """
-    taken = [name for name in names if name in FIELDS]
-    if taken:
+    reserved = [name for name in names if name in FIELDS]
+    if reserved:
         raise InputError(
-            f"A metric must not have the name of a field of metrics.jsonl. Received: {', '.join(taken)}. "
+            f"A metric must not have the name of a field of metrics.jsonl. Received: {', '.join(reserved)}. "
             "Give the metric another name: keras.metrics.Mean(name=...)."
         )
 
 
 def to_json(value: object) -> Json:
-    """Converts a value of a record to JSON: numbers of any library to Python's own, NaN and inf to text.
+    """Converts a value of a record to JSON: numbers of any library to Python's types, NaN and inf to text.
 
     Raises:
       TypeError: the type of the value has no JSON equivalent.

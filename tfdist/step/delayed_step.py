@@ -107,7 +107,7 @@ class DelayedStep(Step):
         variables = self._graph.variables
         others = (*variables.non_trainable, *variables.others)
         self._others = [variable for variable in others if not variable.trainable]
-        self._seed_places = {id(state): place for place, state in enumerate(source.seeds)}
+        self._seed_indices = {id(state): index for index, state in enumerate(source.seeds)}
         # The weights of 1, 2, ... updates ago. An assignment shares the memory of the tensor that is assigned.
         self._older = [self._version(store, age + 1) for age in range(self.delay)]
         self._passes: Passes | None = None
@@ -129,9 +129,9 @@ class DelayedStep(Step):
             newer = [tf.convert_to_tensor(variable) for variable in version]
         with using(self.source.collectives):
             work = _Work(self, step, carried, dict(enumerate(batches)), NoClock())
-            for place in range(self._ahead):
-                received = work.receive(FILL, place)
-                work.forward(place, received, FILL, place)
+            for index in range(self._ahead):
+                received = work.receive(FILL, index)
+                work.forward(index, received, FILL, index)
             return work.carried(work.receive(FILL, self._ahead))
 
     def advance(
@@ -156,10 +156,10 @@ class DelayedStep(Step):
             totals = self.source.totals(batch, self.batch_size) if self._graph.is_last else []
             work = _Work(self, step, carried, batches, self.source.clock or NoClock(), totals)
             received = carried.received
-            for place in range(self._count):
-                work.forward(self._ahead + place, received, "F", place)
-                received = work.receive("F", place)
-                work.backward(place)
+            for index in range(self._count):
+                work.forward(self._ahead + index, received, "F", index)
+                received = work.receive("F", index)
+                work.backward(index)
             result = self._updated(work, self._side_effects.end(values), with_norm, going)
         latest = [batch] if self.read_ahead else []
         return work.carried(received)._replace(latest=latest), result
@@ -188,7 +188,7 @@ class DelayedStep(Step):
         """Returns values of the stage's other variables with the seeds of a step."""
         seeds = randomness.seed_values(self.source.seeds, self.settings.seed, step, self._strategy.collectives.rank)
         return [
-            seeds[self._seed_places[id(variable)]] if id(variable) in self._seed_places else value
+            seeds[self._seed_indices[id(variable)]] if id(variable) in self._seed_indices else value
             for variable, value in zip(self._others, state, strict=True)
         ]
 
@@ -219,7 +219,7 @@ class DelayedStep(Step):
         """Reduces the gradients of the step and applies them, in the last of its operations."""
         assert self._passes
         uses = self._passes.uses[: len(self.variables)]
-        self.source.without_gradient.append(frozenset(place for place, is_used in enumerate(uses) if not is_used))
+        self.source.without_gradient.append(frozenset(index for index, is_used in enumerate(uses) if not is_used))
         with tf.control_dependencies(work.done[-1]):
             gradients = [tf.identity(gradient) for gradient in work.sums]
         reduced = self._reduced([*gradients, work.share])
@@ -280,17 +280,17 @@ class _Work:
         latest = self._carried.latest
         return self._carried._replace(state=self._latest, received=received, begun=list(self._begun), latest=latest)
 
-    def receive(self, kind: str, place: int) -> list[tf.Tensor]:
+    def receive(self, kind: str, index: int) -> list[tf.Tensor]:
         """Returns what the stage before has sent with this tag; nothing in the first stage."""
         stage = self._stage
         if not stage.number:
             return []
         with tf.control_dependencies(self.done[-2]):
             specs = [crossing.spec for crossing in stage.from_before]
-            return Link(self._link, stage.number - 1).receive(specs, f"{stage.number - 1}{kind}{place}")
+            return Link(self._link, stage.number - 1).receive(specs, f"{stage.number - 1}{kind}{index}")
 
-    def forward(self, ahead: int, received: list[tf.Tensor], kind: str, place: int) -> None:
-        """Computes the forward pass of the micro-batch `ahead` places after the step's first one, and sends the result."""
+    def forward(self, ahead: int, received: list[tf.Tensor], kind: str, index: int) -> None:
+        """Computes the forward pass of the micro-batch `ahead` after the step's first one, and sends the result."""
         step, stage = self._step, self._stage
         batch, part = divmod(ahead, step._count)
         number = self._number + batch
@@ -305,18 +305,18 @@ class _Work:
         sent, self._latest = result.sent[:count], result.sent[count:]
         self._begun.append(Begun(list(result.residuals), result.share, list(self._latest)))
         if sent:
-            Link(self._link, stage.number + 1).send(sent, f"{stage.number}{kind}{place}")
+            Link(self._link, stage.number + 1).send(sent, f"{stage.number}{kind}{index}")
         self.done.append([*result.sent, result.share])
         self._clock.end(self.done[-1])
 
-    def backward(self, place: int) -> None:
+    def backward(self, index: int) -> None:
         """Computes the backward pass of the first micro-batch that has begun, and sends the gradients of its inputs."""
         step, stage, begun = self._step, self._stage, self._begun.popleft()
         specs = [crossing.spec for crossing in stage.to_next if crossing.has_gradient]
         gradients: list[tf.Tensor] = []
         if specs:
             with tf.control_dependencies(self.done[-2]):
-                gradients = Link(self._link, stage.number + 1).receive(specs, f"{stage.number + 1}B{place}")
+                gradients = Link(self._link, stage.number + 1).receive(specs, f"{stage.number + 1}B{index}")
         assert step._passes
         with tf.control_dependencies(self._clock.begin(self.done[-1], gradients)):
             gradients_of_inputs = step._passes.backward(begun.residuals, gradients).of_inputs
@@ -325,7 +325,7 @@ class _Work:
         self.share += begun.share
         self.state = begun.state
         if sent:
-            Link(self._link, stage.number - 1).send(sent, f"{stage.number}B{place}")
+            Link(self._link, stage.number - 1).send(sent, f"{stage.number}B{index}")
         self.done.append([*sent, *self.sums])
         self._clock.end(self.done[-1])
 

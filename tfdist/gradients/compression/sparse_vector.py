@@ -97,17 +97,17 @@ def largest(x: tf.Tensor, k: int | tf.Tensor) -> Found:
 def reaching(x: tf.Tensor, threshold: int | tf.Tensor) -> Found:
     """Finds the elements of x [n] float32 whose `magnitudes` are at least `threshold`, above 0, in the order of x."""
     if x.shape[0] <= _SHORT_LENGTH:
-        places = tf.where(magnitudes(x) >= threshold)[:, 0]
-        return Found(tf.cast(places, tf.int32), tf.gather(x, places))
+        positions = tf.where(magnitudes(x) >= threshold)[:, 0]
+        return Found(tf.cast(positions, tf.int32), tf.gather(x, positions))
     if x.shape[0] % _ROW_SIZE:
         x = tf.pad(x, [[0, -x.shape[0] % _ROW_SIZE]])
     # A search for rows with such an element comes first: the search for elements is slower.
     rows = tf.where(compiled(_rows_reaching, x.shape[0])(x, tf.convert_to_tensor(threshold)))[:, 0]
     near = tf.reshape(tf.gather(tf.reshape(x, [-1, _ROW_SIZE]), rows), [-1])
-    places = tf.where(magnitudes(near) >= threshold)[:, 0]
+    positions = tf.where(magnitudes(near) >= threshold)[:, 0]
     return Found(
-        tf.cast(tf.gather(rows, places // _ROW_SIZE) * _ROW_SIZE + places % _ROW_SIZE, tf.int32),
-        tf.gather(near, places),
+        tf.cast(tf.gather(rows, positions // _ROW_SIZE) * _ROW_SIZE + positions % _ROW_SIZE, tf.int32),
+        tf.gather(near, positions),
     )
 
 
@@ -185,8 +185,8 @@ def _dense(size: int, vectors: int, _: int, indices: tf.Tensor, values: tf.Tenso
 
 def _add_sparse(total: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     unused = indices < 0
-    places, summands = tf.where(unused, 0, indices), tf.where(unused, 0.0, values)
-    return tf.tensor_scatter_nd_add(total, places[:, None], summands)
+    positions, summands = tf.where(unused, 0, indices), tf.where(unused, 0.0, values)
+    return tf.tensor_scatter_nd_add(total, positions[:, None], summands)
 
 
 class Exchanged(NamedTuple):
