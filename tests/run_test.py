@@ -223,21 +223,17 @@ print(json.dumps(sorted(public)))
 # Modules that assign to attributes of Keras or to attributes whose names they compute, with the reason.
 ASSIGN = {
     "keras_fit/patches.py": "the table",
-    "step/scalar_metrics.py": "in the table",
+    "step/metrics.py": "in the table",
     "horovod/keras2_names.py": "in the table",
-    "horovod/keras_patches.py": "in the table",
+    "horovod/optimizer.py": "in the table",
     "horovod/wrapped_optimizer.py": "attributes of an optimizer that it has made",
-    "keras_internals/callbacks.py": "the state of callbacks",
-    "keras_internals/deferred.py": "in the table, and the creation of weights in the scope of a pipeline",
-    "keras_internals/draws.py": "functions of tf.random and private functions",
-    "keras_internals/layers.py": "in the table, private names, and attention layers while a program for a mesh is traced",
-    "keras_internals/models.py": "private functions",
+    "keras_internals/fitting.py": "the state of callbacks, and private functions, while a step is labelled",
+    "keras_internals/layers.py": "in the table, private names, functions of tf.random, and attention layers of meshes",
+    "keras_internals/models.py": "private functions, and whether weights are collected in memory, while a model is saved",
     "keras_internals/optimizers.py": "private methods",
     "keras_internals/laid_out_operations.py": "functions that draw, slice or reverse, while a program for a mesh is traced",
-    "keras_internals/symbolic.py": "private functions, while a step is labelled",
-    "keras_internals/saving.py": "whether weights are collected in memory, while a model is saved",
     "keras_internals/tf_internals.py": "variables of tf.distribute",
-    "keras_internals/variables.py": "private functions",
+    "keras_internals/variables.py": "in the table, private functions, and the creation of weights in the scope of a pipeline",
     "pipelining/staged_model.py": "methods of a pipeline's model, which compute with all weights",
 }
 
