@@ -60,7 +60,7 @@ def test_broadcasting_the_variables_of_an_optimizer_does_not_warn():
     """This package uses a callable list as a list, without calling it."""
     keras2_names._warn_once.cache_clear()
     with warnings.catch_warnings(action="error"):
-        assert hvd.object_exchange._listed(keras.optimizers.SGD(0.5).variables)
+        assert hvd.object_exchange._variable_list(keras.optimizers.SGD(0.5).variables)
 
 
 def test_without_the_drop_in_import_keras_is_as_it_was():

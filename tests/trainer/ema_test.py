@@ -152,8 +152,8 @@ def test_traces_of_averages_do_not_accumulate(single):
     exchange = trainer.program.averaged_weights
     for _ in range(3):
         averaged(trainer)
-    assert isinstance(exchange._take, tf.types.experimental.PolymorphicFunction)
-    assert exchange._take.experimental_get_tracing_count() == 1
+    assert isinstance(exchange._compiled_swap, tf.types.experimental.PolymorphicFunction)
+    assert exchange._compiled_swap.experimental_get_tracing_count() == 1
 
 
 def test_predictions_are_those_of_the_average(mirrored2, float64):
