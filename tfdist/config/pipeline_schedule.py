@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from tfdist.config.spec import call, parse
+from tfdist.config.spec import call, parse, spec_of
 from tfdist.errors import InputError
 from tfdist.errors.numbers import is_integer
 from tfdist.errors.suggestions import nearest
@@ -88,10 +88,7 @@ class PipelineSchedule:
 
     def __str__(self) -> str:
         """Returns a text that `parse_pipeline_schedule` converts to an equal value."""
-        fields = dataclasses.fields(self)
-        given = {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
-        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        return f"{self.name}({arguments})" if given else self.name
+        return str(spec_of(self))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,12 @@ class Spec:
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.args.items())})"
 
 
+def spec_of(value: Any) -> Spec:
+    """Returns the spec of a dataclass with a `name`: its parameters that are not the defaults."""
+    fields = (field for field in dataclasses.fields(value) if field.init)
+    return Spec(value.name, {f.name: getattr(value, f.name) for f in fields if getattr(value, f.name) != f.default})
+
+
 def parse(text: str, words: Iterable[str] = ()) -> Spec:
     """Parses `name` or `name(key=value, ...)`.
 

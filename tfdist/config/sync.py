@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
-from tfdist.config.spec import call, parse
+from tfdist.config.spec import call, parse, spec_of
 from tfdist.errors import InputError
 from tfdist.errors.numbers import is_integer, is_number
 from tfdist.errors.suggestions import nearest
@@ -46,10 +46,7 @@ class Sync:
 
     def __str__(self) -> str:
         """Returns a text that `parse_sync` converts to an equal value."""
-        fields = [field for field in dataclasses.fields(self) if field.init]
-        given = {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
-        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        return f"{self.name}({arguments})" if given else self.name
+        return str(spec_of(self))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
