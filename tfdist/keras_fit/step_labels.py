@@ -5,7 +5,6 @@ that needs all rows at once (pairs in a batch, a mean over weights) is read from
 `tfdist.row_semantics`. What needs all rows is partitioned or, if it cannot be, computed from all of them by each replica.
 """
 
-import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -13,22 +12,22 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import RecordedCall, using
+from tfdist.collectives import RecordedCall
 from tfdist.collectives.differentiable import losses_weighted
 from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.errors.engine_errors import described
-from tfdist.keras_fit.one_device import Apply, Replica, running
+from tfdist.keras_fit.one_device import Replica, running
 from tfdist.keras_fit.step_outputs import ReduceOp, flat
 from tfdist.row_semantics import keras_parts
-from tfdist.row_semantics.explanation import Combination, Labelled, noting_static_rows
+from tfdist.row_semantics.explanation import Labelled, noting_static_rows
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
-from tfdist.row_semantics.values import Label, Replicated, ReplicatedPlusSum, Rows, is_zero, sum_power
+from tfdist.row_semantics.values import REPLICATED, ZEROS, Label, Rows, is_zero, sum_power
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.row_dependence import adds_up, in_replica, of_state
 
 _OPS: dict[int | None, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a sum
-_SAME = (Replicated(0), Replicated(None))
 
 
 class ReduceOps(NamedTuple):
@@ -85,10 +84,10 @@ def reduce_ops(
       spec: structure of `tf.TensorSpec` of a batch.
       results_of_metrics: names of the returned values that are results of metrics; None if all are.
     """
-    step_labels = _StepLabels(model, step, spec, results_of_metrics)
-    ops = step_labels.reduce_ops("mean")
-    if ops.needs_all_rows and step_labels.calls:  # in which gradients of sums have other weights
-        of_sums = step_labels.reduce_ops("sum")
+    code = model, step, spec, results_of_metrics
+    ops = _combined(*code, "mean")
+    if ops.needs_all_rows and ops.calls:  # in which gradients of sums have other weights
+        of_sums = _combined(*code, "sum")
         return ops if of_sums.needs_all_rows else of_sums
     return ops
 
@@ -103,7 +102,8 @@ def not_of_rows(model: keras.Model, function: Callable[[Any], Any], spec: Any) -
     """
 
     def called(batch: Any, size: tf.Tensor) -> Any:
-        with _in_replica(model, LabelledCollectives(None), count_rows(batch), size):
+        collectives = LabelledCollectives(None)
+        with in_replica(model, collectives), running(Replica(collectives, count_rows(batch), size)):
             return function(batch)
 
     try:
@@ -117,103 +117,84 @@ def not_of_rows(model: keras.Model, function: Callable[[Any], Any], spec: Any) -
     return next((Labelled("output", "", each, "").sentence for each in found if each != Rows(0, COUNT)), "")
 
 
-class _StepLabels:
-    """The labels of a model's step."""
+def _combined(
+    model: keras.Model,
+    step: Callable[[Any], Any],
+    spec: Any,
+    results_of_metrics: Collection[str] | None,
+    op: ReduceOp,
+) -> ReduceOps:
+    """Returns how the values of a step are combined, if losses are means or sums over rows; see `reduce_ops`."""
+    metrics, state = KerasMetrics(model).variables, model.non_trainable_variables
+    variables = [*metrics, *model.trainable_variables, *state]
+    paths: list[list[str]] = []  # of the variables of each application
+    calls: list[RecordedCall] = []
 
-    def __init__(
-        self, model: keras.Model, step: Callable[[Any], Any], spec: Any, results_of_metrics: Collection[str] | None
-    ):
-        self._model, self._step, self._spec, self._results_of_metrics = model, step, spec, results_of_metrics
-        self._metrics = KerasMetrics(model).variables
-        self._weights = list(model.trainable_variables)
-        self._state = list(model.non_trainable_variables)
-        self.calls: Sequence[RecordedCall] = ()
-        self._applications: list[list[str]] = []
-
-    def reduce_ops(self, op: ReduceOp) -> ReduceOps:
-        """Returns how values are combined, if losses are means or sums over rows."""
-        variables = [*self._metrics, *self._weights, *self._state]
-        state = variables_of_state(self._metrics, self._state)
-        try:
-            with noting_static_rows() as read:
-                labels = labels_of(lambda batch, size: self._called(batch, size, op), self._spec, variables, state)
-        except FAILURES as error:
-            return ReduceOps(needs_all_rows=described(error))
-        if read and has_static_rows(self._spec):
-            return ReduceOps(needs_all_rows=read[0])
-        gradients, logs = labels.results
-        ops = [{_op(label) for label in each if not is_zero(label)} or {"mean"} for each in gradients]
-        named = [each for pairs in zip(self._applications, gradients, strict=True) for each in zip(*pairs, strict=True)]
-        values = [Labelled("gradient", path, label, _op(label)) for path, label in named]
-        values += [Labelled("result", key, label, _op(label)) for key, label in logs.items()]
-        of_variables = list(self._assigned(labels))
-        values += [value for _, value in of_variables]
-        reason = next((value.sentence for value in values if not value.op), "")
-        if not reason and any(len(each) > 1 for each in ops):
-            reason = "some gradients of an optimizer are sums over rows and some means"
-        elif not reason and self.calls and any(each != {op} for each in ops):
-            reason = "gradients are sums over rows and means, in layers that communicate"
-        if reason:
-            return ReduceOps(needs_all_rows=reason, values=values, calls=self.calls, without_rule=labels.without_rule)
-        of_gradients = [of_one for each in ops for of_one in each if of_one]
-        of_logs = {key: of_one for key, label in logs.items() if (of_one := _op(label))}
-        statistics = [variable for variable, value in of_variables if value.op == "mean"]
-        found = ReduceOps(of_gradients, of_logs, statistics)
-        return found._replace(values=values, calls=self.calls, without_rule=labels.without_rule)
-
-    def _called(self, batch: Any, size: tf.Tensor, op: ReduceOp) -> tuple[Any, dict[str, tf.Tensor]]:
+    def called(batch: Any, size: tf.Tensor) -> tuple[list[list[tf.Tensor]], dict[str, tf.Tensor]]:
         gradients: list[list[tf.Tensor]] = []
-        self._applications = []
 
-        def apply(
-            original: Any, optimizer: keras.Optimizer, given: Sequence[Any], variables: Sequence[keras.Variable]
-        ) -> None:
-            pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(given, variables, strict=True) if g is not None]
+        def apply(original: Any, optimizer: Any, given: Sequence[Any], updated: Sequence[keras.Variable]) -> None:
+            pairs = [(tf.convert_to_tensor(g), v.path) for g, v in zip(given, updated, strict=True) if g is not None]
             gradients.append([gradient for gradient, _ in pairs])
-            self._applications.append([variable.path for _, variable in pairs])
+            paths.append([path for _, path in pairs])
 
         rows = count_rows(batch)
         weight = floating(rows) / floating(size) if op == "mean" else None
         collectives = LabelledCollectives(weight)
-        with _in_replica(self._model, collectives, rows, size, apply), losses_weighted(weight):
-            returned = flat(self._step(batch) or {})
-        self.calls = collectives.calls
-        logs = {
-            key: tf.convert_to_tensor(value)
-            for key, value in returned.items()
-            if not self._is_of_metric(key) and tf.convert_to_tensor(value).shape.is_fully_defined()
-        }
-        return gradients, logs
+        replica = Replica(collectives, rows, size, apply, scales_losses=False)
+        with in_replica(model, collectives), running(replica), losses_weighted(weight):
+            returned = flat(step(batch) or {})
+        calls.extend(collectives.calls)
+        own = {} if results_of_metrics is None else {k: v for k, v in returned.items() if k not in results_of_metrics}
+        logs = {key: tf.convert_to_tensor(value) for key, value in own.items()}
+        return gradients, {key: value for key, value in logs.items() if value.shape.is_fully_defined()}
 
-    def _is_of_metric(self, key: str) -> bool:
-        return self._results_of_metrics is None or key in self._results_of_metrics
+    try:
+        with noting_static_rows() as read:
+            labels = labels_of(called, spec, variables, variables_of_state(metrics, state))
+    except FAILURES as error:
+        return ReduceOps(needs_all_rows=described(error))
+    if read and has_static_rows(spec):
+        return ReduceOps(needs_all_rows=read[0])
+    gradients, logs = labels.results
+    ops = [{_op(label) for label in each if not is_zero(label)} or {"mean"} for each in gradients]
+    named = [pair for application in zip(paths, gradients, strict=True) for pair in zip(*application, strict=True)]
+    assigned = list(_assigned(model, metrics, variables, labels))
+    values = [
+        *(Labelled("gradient", path, label, _op(label)) for path, label in named),
+        *(Labelled("result", key, label, _op(label)) for key, label in logs.items()),
+        *(value for _, value in assigned),
+    ]
+    reason = next((value.sentence for value in values if not value.op), "")
+    if not reason and any(len(each) > 1 for each in ops):
+        reason = "some gradients of an optimizer are sums over rows and some means"
+    elif not reason and calls and any(each != {op} for each in ops):
+        reason = "gradients are sums over rows and means, in layers that communicate"
+    found = ReduceOps(needs_all_rows=reason, values=values, calls=calls, without_rule=labels.without_rule)
+    if reason:
+        return found
+    return found._replace(
+        gradients=[of_one for each in ops for of_one in each if of_one],
+        logs={key: of_one for key, label in logs.items() if (of_one := _op(label))},
+        statistics=[variable for variable, value in assigned if value.op == "mean"],
+    )
 
-    def _assigned(self, labels: Labels) -> Iterator[tuple[Any, Labelled]]:
-        """Yields the variables that a step assigns: sums of metrics, means over rows, and what is the same everywhere."""
-        documented = {id(variable) for layer in keras_parts.normalizations(self._model) for variable in layer.variables}
-        of_variables = zip([*self._metrics, *self._weights, *self._state], labels.variables, strict=True)
-        metrics = {id(variable) for variable in self._metrics}
-        for variable, label in of_variables:
-            if label is None or id(variable) in documented:
-                continue
-            if id(variable) in metrics:
-                adds_up = isinstance(label, ReplicatedPlusSum) and label.power == 0
-                yield variable, Labelled("metric", variable.path, label, "sum" if adds_up else "")
-            else:
-                is_mean = tf.as_dtype(variable.dtype).is_floating and sum_power(label) == -1 and not variable.trainable
-                op: Combination = "same" if label in _SAME else "mean" if is_mean else ""
-                yield variable, Labelled("variable", variable.path, label, op)
-        for label in labels.others:
-            yield None, Labelled("variable", "a tf.Variable", label, "same" if label in _SAME else "")
 
-
-@contextlib.contextmanager
-def _in_replica(
-    model: keras.Model, collectives: LabelledCollectives, rows: tf.Tensor, size: tf.Tensor, apply: Apply | None = None
-) -> Iterator[None]:
-    replica = Replica(collectives, rows, size, apply, scales_losses=False)
-    with using(collectives), running(replica), keras_internals.functions_inlined(), keras_parts.declared(model):
-        yield
+def _assigned(
+    model: keras.Model, metrics: Sequence[keras.Variable], variables: Sequence[keras.Variable], labels: Labels
+) -> Iterator[tuple[Any, Labelled]]:
+    """Yields the variables that a step assigns: sums of metrics, means over rows, and what is the same everywhere."""
+    documented = {id(variable) for layer in keras_parts.normalizations(model) for variable in layer.variables}
+    of_metrics = {id(variable) for variable in metrics}
+    for variable, label in zip(variables, labels.variables, strict=True):
+        if label is None or id(variable) in documented:
+            continue
+        if id(variable) in of_metrics:
+            yield variable, Labelled("metric", variable.path, label, "sum" if adds_up(label) else "")
+        else:
+            yield variable, of_state(variable, label, sum_power(label) == -1)
+    for label in labels.others:
+        yield None, Labelled("variable", "a tf.Variable", label, "same" if label in (REPLICATED, ZEROS) else "")
 
 
 def _op(label: Label) -> ReduceOp | Literal[""]:

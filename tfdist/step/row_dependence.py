@@ -4,8 +4,9 @@ Replicas compute their own rows, and micro-steps a part of them. That has the re
 rows, outputs are those of single rows, and metrics add up; see `tfdist.row_semantics`.
 """
 
+import contextlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -26,6 +27,13 @@ from tfdist.step.loss import floating
 from tfdist.step.metrics import scalars_weighted
 
 Coupling = Literal["batches", "rows"]
+
+
+@contextlib.contextmanager
+def in_replica(model: keras.Model, collectives: LabelledCollectives) -> Iterator[None]:
+    """Context in which a model's code is traced as that of one replica."""
+    with using(collectives), keras_internals.functions_inlined(), keras_parts.declared(model):
+        yield
 
 
 class RowDependence(NamedTuple):
@@ -131,17 +139,15 @@ class _Traced:
     def _evaluated(self, batch: Any, size: tf.Tensor) -> Any:
         ((x, y, *weights), outputs) = batch
         model, rows = self._model, count_rows(batch)
-        share = floating(rows) / floating(size)
         collectives = self._collectives()
-        with using(collectives), keras_internals.functions_inlined(), keras_parts.declared(model):
-            with scalars_weighted(share):
-                outputs = model(x, training=False) if self._may_be_called else outputs
-                added = keras_internals.losses_by_layer(model) if self._may_be_called else {}
-                weight = weights[0] if weights else None
-                terms = loss.terms(model, y, outputs, weight)
-                loss.totals(terms, size, collectives)
-                names = [flat.loss.name for flat in keras_internals.flat_losses(model)]
-                keras_internals.update_metrics(model, y, outputs, weight)
+        with in_replica(model, collectives), scalars_weighted(floating(rows) / floating(size)):
+            outputs = model(x, training=False) if self._may_be_called else outputs
+            added = keras_internals.losses_by_layer(model) if self._may_be_called else {}
+            weight = weights[0] if weights else None
+            terms = loss.terms(model, y, outputs, weight)
+            loss.totals(terms, size, collectives)
+            names = [flat.loss.name for flat in keras_internals.flat_losses(model)]
+            keras_internals.update_metrics(model, y, outputs, weight)
         self._calls = collectives.calls
         of_losses = {
             f"{number}/{name}": [term.numerator, term.denominator]
@@ -165,9 +171,9 @@ class _Traced:
             each = [next(of_variables) for _ in metric.variables]
             if id(metric) in self.own_metrics and not all(increases for _, increases in each):
                 found[name] = "batches"
-            elif is_divided and not all(_adds_up(label) for label, _ in each):
+            elif is_divided and not all(adds_up(label) for label, _ in each):
                 found[name] = "rows"
-            assigned = sorted((label for label, _ in each if label is not None), key=_adds_up)
+            assigned = sorted((label for label, _ in each if label is not None), key=adds_up)
             values += [Labelled("metric", name, label, "" if name in found else "sum") for label in assigned[:1]]
         return values, found
 
@@ -182,28 +188,29 @@ class _Traced:
             return []
 
         def trained(batch: Any, size: tf.Tensor) -> Any:
-            with using(self._collectives()), keras_internals.functions_inlined(), keras_parts.declared(self._model):
+            with in_replica(self._model, self._collectives()):
                 return self._model(batch, training=True), self._model.losses
 
         labels = labels_of(trained, spec[0], variables, self._model.non_trainable_variables)
+
+        def is_average(variable: keras.Variable, label: Label) -> bool:
+            is_sum = label == SUM or isinstance(label, ReplicatedPlusSum)
+            return sum_power(label) == -1 or not (is_sum or labels.is_used(variable))
+
         of_variables = zip(variables, labels.variables, strict=True)
-        return [_of_state(variable, label, labels) for variable, label in of_variables if label is not None]
+        return [of_state(v, label, is_average(v, label)) for v, label in of_variables if label is not None]
 
 
-def _of_state(variable: keras.Variable, label: Label, labels: Labels) -> Labelled:
-    averaged: Combination = "mean" if _may_be_averaged(variable, label, labels) else ""
-    return Labelled("variable", variable.path, label, "same" if label in (REPLICATED, ZEROS) else averaged)
+def of_state(variable: keras.Variable, label: Label, is_average: bool) -> Labelled:
+    """Returns the value of state after a step; `is_average`: whether replicas may average it, if it is floating-point."""
+    is_averaged = is_average and tf.as_dtype(variable.dtype).is_floating and not variable.trainable
+    op: Combination = "same" if label in (REPLICATED, ZEROS) else "mean" if is_averaged else ""
+    return Labelled("variable", variable.path, label, op)
 
 
-def _may_be_averaged(variable: keras.Variable, label: Label, labels: Labels) -> bool:
-    if not tf.as_dtype(variable.dtype).is_floating:
-        return False
-    is_sum = label == SUM or isinstance(label, ReplicatedPlusSum)
-    return sum_power(label) == -1 or not (is_sum or labels.is_used(variable))
-
-
-def _adds_up(label: Label | None) -> bool:
-    return label is None or (isinstance(label, ReplicatedPlusSum) and label.power == 0 and label.variable is not None)
+def adds_up(label: Label | None) -> bool:
+    """Returns whether a metric's variable is not assigned, or only has a sum over rows added to it."""
+    return label is None or (isinstance(label, ReplicatedPlusSum) and label.power == 0)
 
 
 def _losses(of_losses: Mapping[str, list[Label]], added: Mapping[str, list[Label]]) -> list[Labelled]:
