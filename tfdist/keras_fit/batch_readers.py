@@ -1,7 +1,7 @@
 """Readers of Keras's batches, which all processes read in the same order; rows are distributed to replicas."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -75,7 +75,14 @@ class BatchComparison:
 
 
 class GlobalBatches:
-    """A data set of global batches, the same on every process; each pass over it is a `BatchReader`."""
+    """A data set of global batches, the same on every process; each pass over it is a `BatchReader`.
+
+    Attributes:
+      strategy: strategy that distributes their rows.
+      deadline: seconds to wait for the other processes.
+      in_a_pass: batches in a pass; None if unknown until the first pass has ended.
+      spec: structure of `tf.TensorSpec` of a batch, with None for what Keras leaves out.
+    """
 
     def __init__(
         self,
@@ -90,19 +97,14 @@ class GlobalBatches:
 
         Args:
           batches: Keras's batches.
-          strategy: strategy that distributes their rows.
+          strategy: see above.
           name: name of the call that reads them.
-          in_a_pass: batches in a pass; None if unknown until the first pass has ended.
-          deadline: seconds to wait for the other processes.
-          spec: structure of `tf.TensorSpec` of a batch, with None for what Keras leaves out.
+          in_a_pass: see above.
+          deadline: see above.
+          spec: see above.
         """
-        self._deadline = deadline
-        self._batches = batches
-        self._strategy = strategy
-        self._name = name
-        self._in_a_pass = in_a_pass
-        self.spec = spec
-        self._passes = 0
+        self.strategy, self.deadline, self.in_a_pass, self.spec = strategy, deadline, in_a_pass, spec
+        self._batches, self._name, self._passes = batches, name, 0
         self._checksums: dict[int, int] = {}
         self._reader: BatchReader | None = None
         self._split_batches = functools.cache(self._split)  # traced once and read in each pass
@@ -111,12 +113,10 @@ class GlobalBatches:
         """Starts a pass; only one may be in progress."""
         self._passes += 1
         self._checksums.clear()
-        rows = self._strategy.distribute(lambda replicas, size: self._split_batches(tuple(replicas), size))
+        rows = self.strategy.distribute(lambda replicas, size: self._split_batches(tuple(replicas), size))
         name = f"{self._name}/{self._passes}"
-        comparison = BatchComparison(self._checksums, self._strategy, name, self._deadline)
-        self._reader = BatchReader(
-            rows, comparison, self._strategy, name, self._in_a_pass, self._deadline, self.spec, self._learn
-        )
+        comparison = BatchComparison(self._checksums, self.strategy, name, self.deadline)
+        self._reader = BatchReader(self, rows, comparison, name)
         return self._reader
 
     def compare_rest(self) -> None:
@@ -124,11 +124,8 @@ class GlobalBatches:
         if self._reader is not None:
             self._reader.compare_rest()
 
-    def _learn(self, in_a_pass: int) -> None:
-        self._in_a_pass = in_a_pass
-
     def _split(self, replicas: tuple[int, ...], size: int) -> tf.data.Dataset:
-        several = self._strategy.cluster.size > 1
+        several = self.strategy.cluster.size > 1
         return split_batches(self._batches, replicas, size, self._checksums.__setitem__ if several else None)
 
 
@@ -140,25 +137,9 @@ class BatchReader:
       spec: see `GlobalBatches`.
     """
 
-    def __init__(
-        self,
-        rows: Iterator[Any],
-        comparison: BatchComparison,
-        strategy: Strategy,
-        name: str,
-        in_a_pass: int | None,
-        deadline: float,
-        spec: Any,
-        learn: Callable[[int], None],
-    ):
-        self._deadline = deadline
-        self.rows = rows
-        self.spec = spec
-        self._comparison = comparison
-        self._strategy = strategy
-        self._name = name
-        self._in_a_pass = in_a_pass
-        self._learn = learn
+    def __init__(self, data: GlobalBatches, rows: Iterator[Any], comparison: BatchComparison, name: str):
+        self.rows, self.spec = rows, data.spec
+        self._data, self._comparison, self._name = data, comparison, name
         self._taken = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -177,7 +158,7 @@ class BatchReader:
     @property
     def is_counted(self) -> bool:
         """Whether the number of batches in the pass is known."""
-        return self._in_a_pass is not None
+        return self._data.in_a_pass is not None
 
     @property
     def at_begin(self) -> bool:
@@ -186,14 +167,13 @@ class BatchReader:
 
     def ahead(self, most: int) -> int:
         """Returns how many batches to take now, up to `most`, so that a pass ends with a call."""
-        if self._in_a_pass is None:
-            return 1
-        return min(most, self._in_a_pass - self._taken % self._in_a_pass)
+        in_a_pass = self._data.in_a_pass
+        return 1 if in_a_pass is None else min(most, in_a_pass - self._taken % in_a_pass)
 
     @property
     def at_end(self) -> bool:
         """Whether a pass over the data is complete."""
-        return self._in_a_pass is not None and self._taken % self._in_a_pass == 0
+        return self._data.in_a_pass is not None and self._taken % self._data.in_a_pass == 0
 
     def took(self, count: int) -> None:
         """Counts batches that were taken; compares them over processes when that is due, and when a pass is complete."""
@@ -209,19 +189,19 @@ class BatchReader:
         self._comparison.ended()
 
     def _next(self) -> Any:
-        if self.is_counted:
-            return next(self.rows, None)
         found = next(self.rows, None)
+        if self.is_counted:
+            return found
         name = f"more/{self._name}/{self._taken}"
-        everyone = self._strategy.group.gather(name, found is not None, self._deadline)
+        everyone = self._data.strategy.group.gather(name, found is not None, self._data.deadline)
         if len(set(everyone)) > 1:
-            ended = self._strategy.group.named(rank for rank, more in enumerate(everyone) if not more)
+            ended = self._data.strategy.group.named(rank for rank, more in enumerate(everyone) if not more)
             raise InputError(
                 "Every process must read the same batches, so that all passes have the same length. Received: data of "
                 f"{self._taken} batches on {ended}, and more on the others. Leave out sharding by rank."
             )
         if found is None and self._taken:
-            self._learn(self._taken)
+            self._data.in_a_pass = self._taken
         return found
 
 

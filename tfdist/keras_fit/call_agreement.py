@@ -168,20 +168,12 @@ def with_agreement(
       each_batch: whether a callback may stop training after any batch.
       deadline: seconds to wait for processes whose callbacks take longer.
     """
+    averaging = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: average()
+    )  # before others use statistics
     last = (_StopTogetherBehindBatches if each_batch else _StopTogether)(strategy.group, deadline)
     restored = [_RestoredTogether(strategy)] if strategy.cluster.size > 1 else []
-    return [_Average(average), *chosen(callbacks, strategy, restores=True), *restored, last]
-
-
-class _Average(keras.callbacks.Callback):
-    """Averages statistics over replicas at the end of an epoch, before other callbacks use them; must be first."""
-
-    def __init__(self, average: Callable[[], None]):
-        super().__init__()
-        self._average = average
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._average()
+    return [averaging, *chosen(callbacks, strategy, restores=True), *restored, last]
 
 
 class _RestoredTogether(keras.callbacks.Callback):

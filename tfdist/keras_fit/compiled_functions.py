@@ -11,9 +11,9 @@ from tfdist.config.job_config import RunConfig
 from tfdist.data.batches import static_rows
 from tfdist.distribution.strategy import Strategy
 from tfdist.keras_fit.batch_readers import BatchReader
-from tfdist.keras_fit.custom_train_step import Place
 from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.partitioned_step import communication, say_partitioned
+from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps, reduce_ops, state_of_rows
 from tfdist.keras_fit.step_outputs import Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, EvaluationSteps, StepsResult, TrainerSteps
@@ -32,16 +32,16 @@ class Functions:
       sums: sums of the metrics' variables since their last reset.
     """
 
-    def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, place: Place):
+    def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, placement: Placement):
         """Creates the state that the functions share.
 
         Args:
           model: compiled and built model.
           strategy: strategy on which it runs.
           options: options for its gradients and layers.
-          place: places variables as the strategy requires.
+          placement: places variables as the strategy requires.
         """
-        self.model, self._strategy, self._options, self._place = model, strategy, options, place
+        self.model, self._strategy, self._options, self._placement = model, strategy, options, placement
         self.sums = MetricSums(model, strategy)
         self._failed = False
         self._state_of_rows = state_of_rows(model)
@@ -160,7 +160,7 @@ class Functions:
         return ops._replace(partitioned=partitioned, static_rows=static_rows(spec))
 
     def _own_steps(self, spec: Any) -> CustomSteps:
-        made = CustomSteps(self.model, self._strategy, self._options, spec, self._place)
+        made = CustomSteps(self.model, self._strategy, self._options, spec, self._placement)
         self._find_created_metrics()
         return made
 
@@ -177,7 +177,7 @@ class Functions:
         returned = None
         if any(keras_internals.overridden(self.model, name) for name in ("test_step", "compute_metrics")):
             returned = inspect_step(self.model, self.model.test_step, spec)
-            self._place([*self.model.variables, *KerasMetrics(self.model).variables])
+            self._placement.place([*self.model.variables, *KerasMetrics(self.model).variables])
             self._find_created_metrics()
         ops = self._reduce_ops("test_step", returned, spec)
         return EvaluationSteps(self.model, self._strategy, self._options, self.sums, ops, returned or Returned())

@@ -6,8 +6,8 @@ finite cannot be undone.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -22,6 +22,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import LossScale, Reduced, unscaled
 from tfdist.keras_fit.one_device import Apply, running
 from tfdist.keras_fit.partitioned_step import of_equal_values, partitioned, rows_of
+from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
@@ -34,13 +35,6 @@ from tfdist.step.settings import Settings
 from tfdist.step.side_effects import assign, average_over_rows, refuse_shared_variables, restore_unless, selected
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_not_wrapped, check_optimizer, inner_optimizer, statistics_of_all_replicas
-
-
-class Place(Protocol):
-    """Places variables, and those of optimizers, as the strategy requires."""
-
-    def __call__(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """Places these variables; every process must call it with the same ones."""
 
 
 class _Application(NamedTuple):
@@ -67,7 +61,7 @@ class CustomTrainStep:
         compression: Compression,
         store: StateStore,
         spec: Any,
-        place: Place,
+        placement: Placement,
     ):
         """Traces the model's code with one batch and creates its state.
 
@@ -78,7 +72,7 @@ class CustomTrainStep:
           compression: how gradients are summed over replicas.
           store: store of the state.
           spec: structure of `tf.TensorSpec` of a batch.
-          place: places the variables that the code creates or updates.
+          placement: places the variables that the code creates or updates.
         """
         if settings.micro_steps > 1 or settings.loss_scale:
             raise InputError(
@@ -90,12 +84,14 @@ class CustomTrainStep:
         self._recorded = Recording(strategy.step_collectives)
         applications: list[_Application] = []
 
-        def apply(
-            original: Any, optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]
-        ) -> None:
+        def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
             applications.append(_Application(optimizer, list(variables), [g is not None for g in gradients]))
 
-        returned = inspect_step(model, model.train_step, spec, apply, applications.clear)
+        def train_step(batch: Any) -> Any:
+            applications.clear()  # a step that fails on variables that its first trace has created is traced again
+            return model.train_step(batch)
+
+        returned = inspect_step(model, train_step, spec, apply)
         for optimizer, variables, _ in applications:
             check_not_wrapped(optimizer)
             check_optimizer(inner_optimizer(optimizer), settings.clip)
@@ -104,7 +100,7 @@ class CustomTrainStep:
                     optimizer.build(variables)
         updated = [variable for application in applications for variable in application.variables]
         metrics = KerasMetrics(model).variables
-        place([*model.variables, *metrics, *updated], [application.optimizer for application in applications])
+        placement.place([*model.variables, *metrics, *updated], [application.optimizer for application in applications])
         self._seeds = randomness.seed_states(model)
         whole = statistics_of_all_replicas(model)
         self._statistics = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
@@ -140,14 +136,14 @@ class CustomTrainStep:
         mine = rows_of(own_rows, collectives, bool(ops.needs_all_rows), ops.static_rows)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
-        replica = mine.replica(self._applying(mine.weights, collectives))
+        replica = mine.replica._replace(apply=self._applying(mine.weights, collectives))
         draws = randomness.own(self._seeds, self._settings.seed, number, mine.number, collectives.size)
-        with using(mine.collectives), running(replica), draws, keras_internals.functions_inlined():
-            with losses_weighted(None if mine.has_all_rows else mine.weights[self._reduce_ops.of_gradients]):
+        with using(replica.collectives), running(replica), draws, keras_internals.functions_inlined():
+            with losses_weighted(None if replica.has_all_rows else mine.weights[ops.of_gradients]):
                 operations = keras_internals.count_operations()
                 logs = self._model.train_step(mine.batch)
                 refuse_shared_variables(self._model, self._strategy, operations)
-        restore_unless(mine.rows > 0, self._restored, before)
+        restore_unless(replica.rows > 0, self._restored, before)
         average_over_rows(self._averaged, mine.weights["mean"], collectives)
         self.logs.keep(logs, mine.weights)
         return None
@@ -158,7 +154,8 @@ class CustomTrainStep:
             result, application = partitioned(self._model, self._model.train_step, own_rows, collectives)
         result.assign()
         if application:
-            self._applying({"mean": floating(1)}, collectives, result.whole)(*application)
+            apply = self._applying({"mean": floating(1)}, collectives, result.whole)
+            apply(application.optimizer, application.gradients, application.variables)
         self.logs.keep(result.values, of_equal_values(collectives))
 
     def traced(self) -> None:
@@ -174,12 +171,7 @@ class CustomTrainStep:
         """Returns what replaces an optimizer's `apply`: sums gradients first, unless those of the batch are given."""
         turns = itertools.count()
 
-        def apply(
-            original: Callable[..., Any],
-            optimizer: keras.Optimizer,
-            gradients: Sequence[Any],
-            variables: Sequence[keras.Variable],
-        ) -> None:
+        def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
             turn = next(turns)
             reduction = self._reductions[turn]
             found = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]

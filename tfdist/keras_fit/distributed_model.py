@@ -19,7 +19,7 @@ from tfdist import keras_internals
 from tfdist.config.fields import names
 from tfdist.config.job_config import RunConfig
 from tfdist.coordination.group import long_timeout
-from tfdist.data.batches import ReplicaRows, checksum, part, static_rows
+from tfdist.data.batches import ReplicaRows, checksum, part
 from tfdist.data.cache_files import check_cache_files
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
@@ -149,7 +149,7 @@ class Distributed:
         keras_internals.leave_strategy(model)
         recompute(model, options.recompute)
         self.model, self._options = model, options
-        self._call = _Call("", 0, [], fresh=True, allows_not_finite=False, data=[])
+        self._call = _Call("", 0, [], [])
         self._compilation: Any = None  # that of the functions
         self._functions: Functions | None = None
         self._predict: Predict | None = None
@@ -295,7 +295,7 @@ class Distributed:
         allows_not_finite = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
         most = self.model.steps_per_execution if self.model.compiled else 1
         arrays = arrays_of(given) if name == "fit" else None
-        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), looked, allows_not_finite, [], arrays)
+        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), [], looked, allows_not_finite, arrays)
         if name == "fit" and most == 1 and not looked:
             most_steps = self._options.steps_per_call
             self.model.steps_per_execution = call_agreement.steps_at_a_time(
@@ -325,7 +325,7 @@ class Distributed:
 
     def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         self._announce(name)
-        kept, self._call = self._call, _Call(name, next(_numbers), [], fresh=True, allows_not_finite=False, data=[])
+        kept, self._call = self._call, _Call(name, next(_numbers), [], [])
         try:
             return original(*args, **kwargs)
         finally:
@@ -360,7 +360,7 @@ class Distributed:
                 self.model.reset_metrics()
         self._place_all([optimizer] if optimizer is not None else [])
         self._compilation = compilation
-        self._functions = Functions(self.model, self.strategy, self._options, self._placement.place)
+        self._functions = Functions(self.model, self.strategy, self._options, self._placement)
         self._functions.reset_metrics()
 
     def _place_all(self, optimizers: Sequence[keras.Optimizer] = ()) -> None:
@@ -435,9 +435,10 @@ class Distributed:
 
     def _predicted(self, data: Any) -> Any:
         """Keras's `predict_function`."""
-        predict, known = self._predict, static_rows(self._call.data[-1].spec) if self._call.data else None
-        assert predict is not None  # set by make_predict_function
-        outputs = [predict(each if isinstance(each, ReplicaRows) else self._placed(each)[0], known) for each in data]
+        assert self._predict is not None  # set by make_predict_function
+        spec = self._call.data[-1].spec if self._call.data else None
+        placed = [(each, spec) if isinstance(each, ReplicaRows) else self._placed(each) for each in data]
+        outputs = [self._predict(*each) for each in placed]
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
     def _placed(self, batch: Any) -> tuple[Any, Any]:
@@ -460,18 +461,18 @@ class _Call(NamedTuple):
       name: name of the method.
       number: number of the call in this process.
       passes: batches in a pass over each data set that Keras will request, in this order.
+      data: the data that Keras has requested.
       fresh: whether logs must be up to date after each batch.
       allows_not_finite: whether a loss that is not finite is only logged.
-      data: the data that Keras has requested.
       arrays: the result of `arrays_of`.
     """
 
     name: str
     number: int
     passes: list[int | None]
-    fresh: bool
-    allows_not_finite: bool
     data: list[GlobalBatches]
+    fresh: bool = True
+    allows_not_finite: bool = False
     arrays: Any = None
 
 

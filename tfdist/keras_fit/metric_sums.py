@@ -1,6 +1,5 @@
 """The sums of metrics' variables over replicas since their last reset."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -9,10 +8,7 @@ import numpy as np
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError
 from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_drain
-
-_start_at_zero: weakref.WeakValueDictionary[int, keras.Variable] = weakref.WeakValueDictionary()  # by id, once checked
 
 
 class MetricSums:
@@ -36,7 +32,6 @@ class MetricSums:
           InputError: the variables of a metric cannot be summed over replicas.
         """
         check_sums(keras_internals.metrics_of(model))
-        _check_zeros(model, strategy)
         self._model, self._strategy = model, strategy
         self._by_all_rows = False  # whether replicas have all rows of a batch
         self._totals = Totals()
@@ -133,21 +128,3 @@ def _assigning(variables: Sequence[keras.Variable], strategy: Strategy) -> Calla
             strategy.blocks.assign_value(keras_internals.value_of(variable), per_replica=True, value=np.asarray(value))
 
     return assign
-
-
-def _check_zeros(model: keras.Model, strategy: Strategy) -> None:
-    """Raises `InputError` if a metric's variables, which are summed over replicas, do not start at 0.
-
-    Call it before the first batch. After a pass over data, the variables have its sums.
-    """
-    for metric in model.metrics:
-        for variable in metric.variables:
-            if _start_at_zero.get(id(variable)) is not variable and np.any(
-                np.asarray(strategy.local(variable.value)[0])
-            ):
-                raise InputError(
-                    "A metric's variables must be initialized to 0, because they are summed over replicas. Received: "
-                    f"{metric.name} with {variable.path}, which is not. Initialize it to 0, and add the initial value "
-                    "in `result`."
-                )
-            _start_at_zero[id(variable)] = variable

@@ -20,7 +20,7 @@ from tfdist.distribution.strategy import strategy_in_use
 from tfdist.step import loss as losses
 from tfdist.step.metrics import scalars_weighted, track_outputs
 
-Apply = Callable[[Callable[..., Any], keras.Optimizer, Sequence[Any], Sequence[keras.Variable]], None]
+Apply = Callable[[keras.Optimizer, Sequence[Any], Sequence[keras.Variable]], None]
 
 
 class Replica(NamedTuple):
@@ -30,8 +30,8 @@ class Replica(NamedTuple):
       collectives: its collectives.
       rows: scalar int32; its rows of the global batch that count.
       batch_size: scalar int32; rows of the global batch.
-      apply: replaces an optimizer's `apply`: called with the original, the optimizer, gradients of the mean over this
-        replica's rows, and the variables; None for no replacement.
+      apply: replaces an optimizer's `apply`: called with the optimizer, gradients of the mean over this replica's rows, and
+        the variables; None for no replacement.
       has_all_rows: whether its rows are the whole batch, in which case Keras's results are right.
       scales_losses: whether a `LossScaleOptimizer` scales losses: its `apply` is given scaled gradients, then.
     """
@@ -127,7 +127,7 @@ def apply(
     if replica.apply is None:
         return original(grads, trainable_variables)
     variables = list(trainable_variables or keras_internals.trained_by(optimizer))
-    return replica.apply(original, optimizer, list(grads), variables)
+    return replica.apply(optimizer, list(grads), variables)
 
 
 def _forward(model: keras.Model, x: Any, training: bool) -> Any:

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.rows import counting, gathered
 from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.keras_fit.one_device import Apply, Replica, running
+from tfdist.keras_fit.one_device import Replica, running
 from tfdist.keras_fit.step_outputs import ReduceOp, flat
 from tfdist.row_semantics.explanation import Communication
 from tfdist.row_semantics.partitioning import NotPartitionedError
@@ -30,45 +31,27 @@ class ReplicaBatch(NamedTuple):
 
     Attributes:
       batch: structure of tensors, whose first dim is at least 1.
-      rows: scalar int32; rows in `batch` that count; see `ReplicaRows`.
-      batch_size: scalar int32; rows of the global batch.
       weights: scalar factor of this replica's values in the sum over replicas, by how they are combined.
-      collectives: collectives for the code.
-      number: index of the replica whose random numbers it draws.
-      has_all_rows: whether the rows are those of the global batch.
+      number: index of the replica whose random numbers the code draws.
+      replica: the replica for the code, without an `apply`.
     """
 
     batch: Any
-    rows: tf.Tensor
-    batch_size: tf.Tensor
     weights: Mapping[ReduceOp, tf.Tensor]
-    collectives: Collectives
     number: tf.Tensor | int
-    has_all_rows: bool
-
-    def replica(self, apply: Apply | None = None) -> Replica:
-        """Returns the replica for this batch; see `Replica` for `apply`."""
-        return Replica(self.collectives, self.rows, self.batch_size, apply, self.has_all_rows)
+    replica: Replica
 
 
 def rows_of(
     own_rows: ReplicaRows, collectives: Collectives, needs_all_rows: bool, static_rows: int | None
 ) -> ReplicaBatch:
-    """Returns `all_rows` if the replica's code needs them, otherwise `replica_rows`."""
-    return all_rows(own_rows, collectives, static_rows) if needs_all_rows else replica_rows(own_rows, collectives)
-
-
-def replica_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
-    """Returns the rows that this replica computes; inside a replica function.
-
-    Args:
-      own_rows: this replica's rows.
-      collectives: collectives of all replicas.
-    """
+    """Returns the rows that this replica computes: its own, or `all_rows`; inside a replica function."""
+    if needs_all_rows:
+        return all_rows(own_rows, collectives, static_rows)
     rows, batch_size = own_rows.rows, own_rows.batch_size
     weights: dict[ReduceOp, tf.Tensor] = {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
-    counted = counting(collectives, rows)
-    return ReplicaBatch(own_rows.batch, rows, batch_size, weights, counted, collectives.rank, False)
+    replica = Replica(counting(collectives, rows), rows, batch_size)
+    return ReplicaBatch(own_rows.batch, weights, collectives.rank, replica)
 
 
 def all_rows(own_rows: ReplicaRows, collectives: Collectives, static_rows: int | None) -> ReplicaBatch:
@@ -88,7 +71,8 @@ def all_rows(own_rows: ReplicaRows, collectives: Collectives, static_rows: int |
             lambda x: tf.ensure_shape(x, [static_rows, *x.shape[1:]]) if isinstance(x, tf.Tensor) else x, batch
         )
     rows = count_rows(batch)
-    return ReplicaBatch(batch, rows, rows, of_equal_values(collectives), OneReplica(), 0, True)
+    replica = Replica(OneReplica(), rows, rows, has_all_rows=True)
+    return ReplicaBatch(batch, of_equal_values(collectives), 0, replica)
 
 
 def of_equal_values(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
@@ -97,44 +81,20 @@ def of_equal_values(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
     return {"mean": part, "sum": part}
 
 
-def check_not_strict(rows: str, received: str) -> None:
-    """Refuses code that needs rows of other replicas, if `rows` is "strict"."""
-    if rows == "strict":
-        raise InputError(
-            f"With --rows=strict, replicas need nothing of each other's rows but means and sums. Received: {received}"
-        )
-
-
-def say_all_rows(model: keras.Model, name: str, reason: str, follows: str, strategy: Strategy, rows: str) -> None:
-    """Warns that replicas do not share the work of a method, why, and what each does instead.
-
-    Raises:
-      InputError: `rows` is "strict".
-    """
-    text = f"{name} of {model.name} needs all rows of a batch: {reason.rstrip('.')}."
-    remedy = (
-        "make it a mean or a sum over rows or a value for each row, or gather the rows that are compared with "
-        "tfdist.gather_rows; tfdist explain shows all values of the step."
-    )
-    check_not_strict(rows, f"{text} To do so, {remedy}")
-    if strategy.is_chief:
-        _log.warning("%s Every replica therefore %s. To split the work, %s", text, follows, remedy)
-
-
 class Application(NamedTuple):
     """The call of an optimizer's `apply` in a step.
 
     Attributes:
-      original: what the call was made to.
       optimizer: the optimizer.
       gradients: the gradients.
       variables: the variables.
+      operations: number of operations that were traced before.
     """
 
-    original: Callable[..., Any]
     optimizer: keras.Optimizer
     gradients: Sequence[tf.Tensor]
     variables: Sequence[keras.Variable]
+    operations: int
 
 
 def partitioned(
@@ -156,7 +116,7 @@ def partitioned(
     """
     called = _Called(step)
     result = partitioned_step.partitioned(model, _metrics(model), called, own_rows, collectives)
-    applications = [each._replace(gradients=result.gradients) for each, _ in called.applications]
+    applications = [each._replace(gradients=result.gradients) for each in called.applications]
     return result, applications[0] if applications else None
 
 
@@ -191,46 +151,52 @@ def say_partitioned(
     Raises:
       InputError: `rows` is "strict".
     """
-    if sent.refused:
-        return say_all_rows(model, name, reason, sent.whole_batch, strategy, rows)
     text = f"{name} of {model.name} needs all rows of a batch: {reason.rstrip('.')}."
-    check_not_strict(rows, f"{text} Make the value a mean or a sum over rows.")
-    if strategy.is_chief:
+    remedy = (
+        "make it a mean or a sum over rows or a value for each row, or gather the rows that are compared with "
+        "tfdist.gather_rows; tfdist explain shows all values of the step."
+    )
+    if rows == "strict":
+        remedy = f"To do so, {remedy}" if sent.refused else "Make the value a mean or a sum over rows."
+        raise InputError(
+            "With --rows=strict, replicas need nothing of each other's rows but means and sums. Received: "
+            f"{text} {remedy}"
+        )
+    if not strategy.is_chief:
+        return
+    if sent.refused:
+        _log.warning("%s Every replica therefore %s. To split the work, %s", text, sent.whole_batch, remedy)
+    else:
         _log.info("%s Besides gradients, replicas communicate %s in each step.", text, sent)
-    return None
 
 
 class _Called:
     """A model's step as one device computes it.
 
     Attributes:
-      applications: applications of gradients in the call, and how many operations were traced before each.
+      applications: applications of gradients in the call.
     """
 
     def __init__(self, step: Callable[[Any], Any]):
         self._step = step
-        self.applications: list[tuple[Application, int]] = []
+        self.applications: list[Application] = []
 
     def __call__(self, batch: Any) -> tuple[Sequence[tf.Tensor], dict[str, Any]]:
         rows = count_rows(batch)
         with running(Replica(OneReplica(), rows, rows, self._apply, has_all_rows=True)):
             values = flat(self._step(batch) or {})
-        self._check_order()
-        return self.applications[0][0].gradients if self.applications else (), values
-
-    def _apply(
-        self, original: Any, optimizer: keras.Optimizer, given: Sequence[Any], variables: Sequence[keras.Variable]
-    ) -> None:
-        pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(given, variables, strict=True) if g is not None]
-        gradients, updated = [g for g, _ in pairs], [v for _, v in pairs]
-        number = len(tf.compat.v1.get_default_graph().get_operations())
-        self.applications.append((Application(original, optimizer, gradients, updated), number))
-
-    def _check_order(self) -> None:
-        """Refuses a step that reads variables after it has updated them, which a trace does not."""
+        if not self.applications:
+            return (), values
         if len(self.applications) > 1:
             raise NotPartitionedError("it applies gradients more than once")
-        for _, number in self.applications:
-            for operation in tf.compat.v1.get_default_graph().get_operations()[number:]:
-                if any(tensor.dtype == tf.resource for tensor in operation.inputs):
-                    raise NotPartitionedError("it reads variables after it has applied gradients")
+        [application] = self.applications
+        later = tf.compat.v1.get_default_graph().get_operations()[application.operations :]
+        # A trace does not update variables.
+        if any(tensor.dtype == tf.resource for operation in later for tensor in operation.inputs):
+            raise NotPartitionedError("it reads variables after it has applied gradients")
+        return application.gradients, values
+
+    def _apply(self, optimizer: keras.Optimizer, given: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
+        pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(given, variables, strict=True) if g is not None]
+        gradients, updated = [g for g, _ in pairs], [v for _, v in pairs]
+        self.applications.append(Application(optimizer, gradients, updated, keras_internals.count_operations()))

@@ -33,7 +33,7 @@ def create_variables(model: keras.Model, spec: Any, trains: bool) -> None:
     if own and trains:
         # In the order, and with the shapes, of its step; those of its `call` may differ.
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # raised again when the step is created
-            inspect_step(model, model.train_step, spec, lambda *given: None)
+            inspect_step(model, model.train_step, spec, lambda *_: None)
     try:
         with keras_internals.without_optimizer(model) if own else contextlib.nullcontext():
             keras_internals.build(model, spec)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.collectives import using
 from tfdist.config.job_config import RunConfig
+from tfdist.data.batches import static_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.keras_fit.partitioned_step import all_rows, communication, say_partitioned
@@ -17,7 +18,7 @@ from tfdist.row_semantics.explanation import Communication
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.prediction import BatchPrediction
 
-Predict = Callable[[Any, int | None], Any]  # (rows, number of rows of a batch if TensorFlow knows it) -> outputs
+Predict = Callable[[Any, Any], Any]  # (rows, structure of `tf.TensorSpec` of a batch) -> outputs
 
 
 def predicting(model: keras.Model, strategy: Strategy, options: RunConfig) -> Predict:
@@ -33,29 +34,21 @@ def predicting(model: keras.Model, strategy: Strategy, options: RunConfig) -> Pr
     compiled: list[Callable[..., Any]] = []
     numbers = itertools.count()
 
-    def predict(own_rows: Any, static_rows: int | None) -> Any:
+    def predict(own_rows: Any, spec: Any) -> Any:
         if not compiled:
-            compiled.append(_compiled(prediction, model, strategy, own_rows, options.rows, static_rows))
-        outputs = compiled[0](own_rows, tf.constant(next(numbers), tf.uint64), static_rows)
+            compiled.append(_compiled(prediction, model, strategy, options.rows, spec))
+        outputs = compiled[0](own_rows, tf.constant(next(numbers), tf.uint64), static_rows(spec))
         return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
 
     return predict
 
 
 def _compiled(
-    prediction: BatchPrediction,
-    model: keras.Model,
-    strategy: Strategy,
-    own_rows: Any,
-    rows: str,
-    static_rows: int | None,
+    prediction: BatchPrediction, model: keras.Model, strategy: Strategy, rows: str, spec: Any
 ) -> Callable[..., Any]:
     """Returns a function (rows, number of the batch, static rows); warns if outputs for rows depend on other rows."""
     if strategy.replicas == 1:
         return prediction.compiled(prediction.from_own_rows)
-    spec = tf.nest.map_structure(
-        lambda leaf: None if leaf is None else _spec(strategy.local(leaf)[0], static_rows), own_rows.batch
-    )
     reason = state_of_rows(model) or not_of_rows(model, prediction.outputs, spec)
     if not reason:
         return prediction.compiled(prediction.from_own_rows)
@@ -67,16 +60,8 @@ def _compiled(
         return prediction.compiled(prediction.partitioned)
 
     def from_all_rows(own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
-        batch = all_rows(own_rows, strategy.collectives, static_rows)
-        with using(batch.collectives), prediction.drawing(number, batch.number):
-            return prediction.outputs(batch.batch)
+        batch, _, drawn_by, replica = all_rows(own_rows, strategy.collectives, static_rows)
+        with using(replica.collectives), prediction.drawing(number, drawn_by):
+            return prediction.outputs(batch)
 
     return prediction.compiled(from_all_rows)
-
-
-def _spec(leaf: Any, static_rows: int | None) -> Any:
-    return (
-        tf.TensorSpec([static_rows, *leaf.shape[1:]], leaf.dtype)
-        if isinstance(leaf, tf.Tensor)
-        else tf.type_spec_from_value(leaf)
-    )

@@ -133,7 +133,7 @@ def _combined(
     def called(batch: Any, size: tf.Tensor) -> tuple[list[list[tf.Tensor]], dict[str, tf.Tensor]]:
         gradients: list[list[tf.Tensor]] = []
 
-        def apply(original: Any, optimizer: Any, given: Sequence[Any], updated: Sequence[keras.Variable]) -> None:
+        def apply(optimizer: Any, given: Sequence[Any], updated: Sequence[keras.Variable]) -> None:
             pairs = [(tf.convert_to_tensor(g), v.path) for g, v in zip(given, updated, strict=True) if g is not None]
             gradients.append([gradient for gradient, _ in pairs])
             paths.append([path for _, path in pairs])

@@ -60,7 +60,10 @@ class Logs:
           reduce_ops: how values are combined, by name; by default means.
         """
         self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, returned.sources, reduce_ops or {}
-        states = [State(f"{name}/{key}", shape, _floatx(), True) for key, shape in returned.shapes.items()]
+        states = [
+            State(f"{name}/{key}", shape, tf.as_dtype(keras.config.floatx()), True)
+            for key, shape in returned.shapes.items()
+        ]
         self._variables = dict(zip(returned.shapes, store.variables(states), strict=True))
 
     def keep(self, found: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
@@ -84,7 +87,6 @@ def inspect_step(
     step: Callable[[Any], Any],
     batch: Any,
     apply: Apply | None = None,
-    begin: Callable[[], None] = lambda: None,
 ) -> Returned:
     """Traces a custom step with symbolic tensors; no variable changes, and new ones keep their initial values.
 
@@ -93,15 +95,12 @@ def inspect_step(
       step: function of a batch.
       batch: structure of `tf.TensorSpec`.
       apply: called where the step applies gradients.
-      begin: called before the step, which is traced again if it fails, as it may on variables that the first trace
-        created.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     sources: dict[str, str] = {}
     computed: list[str] = []
 
     def inspected(data: Any) -> Any:
-        begin()
         shapes.clear()
         sources.clear()
         computed.clear()
@@ -170,7 +169,3 @@ def _results_noted(model: keras.Model) -> Iterator[dict[int, tuple[str, Any]]]:
     finally:
         for metric in metrics:
             metric.__dict__.pop("result", None)
-
-
-def _floatx() -> tf.DType:
-    return tf.as_dtype(keras.config.floatx())

@@ -1,6 +1,5 @@
 """Steps of Keras's methods on replicas, and the loops that run them."""
 
-import contextlib
 import dataclasses
 import functools
 import warnings
@@ -21,10 +20,11 @@ from tfdist.errors import InputError, NotFiniteError
 from tfdist.errors.exceptions import with_argument_names
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.keras_fit.batch_readers import BatchReader
-from tfdist.keras_fit.custom_train_step import CustomTrainStep, Place
+from tfdist.keras_fit.custom_train_step import CustomTrainStep
 from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.one_device import running
 from tfdist.keras_fit.partitioned_step import of_equal_values, partitioned, rows_of
+from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, Returned
 from tfdist.reporting.warn_once import warn_once
@@ -84,7 +84,7 @@ class ReplicaLoops:
 def _repeated(
     strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]
 ) -> Callable[[Iterator[Any], int, int], None]:
-    first = _once(traced)
+    first = functools.cache(traced)
 
     def with_its_batch(batch: Any, step: tf.Tensor) -> None:
         # If the data ends unexpectedly, no part of the step may have run, not even parts that do not depend on data.
@@ -108,7 +108,7 @@ def _repeated(
 def _once_compiled(
     strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]
 ) -> Callable[[Any, int], None]:
-    first = _once(traced)
+    first = functools.cache(traced)
 
     def run(batch: Any, step: tf.Tensor) -> None:
         strategy.run(function, batch, tf.cast(step, tf.int64))
@@ -117,16 +117,6 @@ def _once_compiled(
     compiled = strategy.compiled(run)
     # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
     return lambda batch, step: compiled(batch, tf.constant(step, tf.uint64))
-
-
-def _once(call: Callable[[], None]) -> Callable[[], None]:
-    """Returns a function that makes the call on its first call only."""
-    calls = iter([call])
-    return lambda: next(calls, _do_nothing)()
-
-
-def _do_nothing() -> None:
-    """Does nothing."""
 
 
 class StepsResult(NamedTuple):
@@ -216,19 +206,12 @@ class CustomSteps:
     loss_scale = None
     needs_all_rows = False
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        options: RunConfig,
-        spec: Any,
-        place: Place,
-    ):
+    def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, spec: Any, placement: Placement):
         settings = dataclasses.replace(
             _settings(model, strategy, options), loss_scale=parse_loss_scale(options.loss_scale)
         )
         self._step = CustomTrainStep(
-            model, strategy, settings, _compression(options), StateStore(strategy), spec, place
+            model, strategy, settings, _compression(options), StateStore(strategy), spec, placement
         )
         self.returned = self._step.returned
         self._loops = ReplicaLoops(strategy, self._step.run, self._step.traced)
@@ -310,20 +293,16 @@ class EvaluationSteps:
             result.assign()
             self._logs.keep(result.values, of_equal_values(collectives))
             return
-        replica_rows = rows_of(own_rows, collectives, self.needs_all_rows, self._reduce_ops.static_rows)
-        in_replica = (
-            using(replica_rows.collectives),
-            running(replica_rows.replica()),
-            keras_internals.functions_inlined(),
+        batch, weights, drawn_by, replica = rows_of(
+            own_rows, collectives, self.needs_all_rows, self._reduce_ops.static_rows
         )
-        with contextlib.ExitStack() as stack:
-            for context in (computing, random_numbers(replica_rows.number, self._strategy.replicas), *in_replica):
-                stack.enter_context(context)
-            operations = keras_internals.count_operations()
-            returned = self._model.test_step(replica_rows.batch)
-            refuse_shared_variables(self._model, self._strategy, operations)
-        restore_unless(replica_rows.rows > 0, variables, before)
-        self._logs.keep(returned, replica_rows.weights)
+        with computing, random_numbers(drawn_by, self._strategy.replicas), using(replica.collectives):
+            with running(replica), keras_internals.functions_inlined():
+                operations = keras_internals.count_operations()
+                returned = self._model.test_step(batch)
+                refuse_shared_variables(self._model, self._strategy, operations)
+        restore_unless(replica.rows > 0, variables, before)
+        self._logs.keep(returned, weights)
 
     def _traced(self) -> None:
         agree_on_plan(self._strategy.peers, self._recorded.calls)
