@@ -10,8 +10,8 @@ import tensorflow as tf
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.keras_fit.batch_readers import COMPARE_EVERY, BatchComparison, next_comparison
-from tfdist.keras_fit.call_agreement import ENDLESS as ENDLESS_PASS
-from tfdist.keras_fit.call_agreement import available, look_at_batches, passes, steps_at_a_time
+from tfdist.keras_fit.call_agreement import INFINITE as INFINITE_PASS
+from tfdist.keras_fit.call_agreement import batches_per_pass, cardinality, have_batch_hooks, steps_per_call
 
 X = np.zeros((33, 2))
 ENDLESS = tf.data.Dataset.range(3).repeat().batch(2)
@@ -32,20 +32,20 @@ class Pieces(keras.utils.PyDataset):
         ({"x": X, "batch_size": 8, "validation_data": (X, X), "validation_batch_size": 30}, [5, 2]),
         ({"x": Pieces(), "validation_data": (X, X), "validation_steps": 1}, [9, 1]),
         ({"x": tf.data.Dataset.range(7).batch(3)}, [3]),
-        ({"x": ENDLESS}, [ENDLESS_PASS]),
+        ({"x": ENDLESS}, [INFINITE_PASS]),
         ({"x": tf.data.Dataset.range(7).filter(lambda i: i > 2).batch(3)}, [None]),
         ({"x": X, "steps_per_epoch": 5}, [5]),
         ({"x": X, "steps": 10}, [9]),
         ({"x": X, "steps": 40}, [33]),
         ({"x": X, "batch_size": 10, "validation_data": (X, X), "validation_steps": 5}, [4, 4]),
         ({"x": X, "steps_per_epoch": 3, "validation_data": (X, X), "validation_steps": 5}, [3, 5]),
-        ({"x": ENDLESS, "steps_per_epoch": 5, "validation_data": ENDLESS}, [5, ENDLESS_PASS]),
+        ({"x": ENDLESS, "steps_per_epoch": 5, "validation_data": ENDLESS}, [5, INFINITE_PASS]),
         ({"x": iter([X]), "steps": 6}, [6]),
         ({"x": iter([X])}, [None]),
     ],
 )
 def test_batches_in_a_pass(given, expected):
-    assert passes(given) == expected
+    assert batches_per_pass(given) == expected
 
 
 @pytest.mark.parametrize("more", [{"batch_size": 8}, {"steps_per_epoch": 7}, {"steps_per_epoch": 40}, {}])
@@ -58,16 +58,16 @@ def test_keras_counts_the_same(more):
     count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))
     given = {"x": X, "y": X[:, :1], "validation_split": 0.25, **more}
     model.fit(**given, callbacks=[count], verbose=0)
-    assert len(ends) == passes(given)[0]
+    assert len(ends) == batches_per_pass(given)[0]
 
 
 @pytest.mark.parametrize(
-    ("batches", "available", "expected"),
+    ("batches", "cardinality", "expected"),
     [(20, 20, 10), (15, 15, 5), (13, 13, 1), (6, 0, 6), (6, 4, 2), (6, None, 1), (None, None, 1)],
 )
-def test_a_pass_is_a_whole_number_of_calls(batches, available, expected):
+def test_a_pass_is_a_whole_number_of_calls(batches, cardinality, expected):
     """So is all available data: if it ends in the middle of a pass, logs are those of the last step."""
-    assert steps_at_a_time(batches, available, 10) == expected
+    assert steps_per_call(batches, cardinality, 10) == expected
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def test_a_pass_is_a_whole_number_of_calls(batches, available, expected):
     ],
 )
 def test_batches_that_there_are(given, expected):
-    assert available(given) == expected
+    assert cardinality(given) == expected
 
 
 def test_who_looks_at_batches():
     at_ends = keras.callbacks.LambdaCallback(on_epoch_end=print)
     quiet = [keras.callbacks.EarlyStopping(), at_ends, keras.callbacks.History()]
-    assert not look_at_batches(quiet, training=True)
-    assert look_at_batches([*quiet, keras.callbacks.LambdaCallback(on_train_batch_begin=print)], training=True)
-    assert look_at_batches([keras.callbacks.TensorBoard()], training=True)
-    assert not look_at_batches([keras.callbacks.LambdaCallback(on_train_batch_begin=print)], training=False)
+    assert not have_batch_hooks(quiet, training=True)
+    assert have_batch_hooks([*quiet, keras.callbacks.LambdaCallback(on_train_batch_begin=print)], training=True)
+    assert have_batch_hooks([keras.callbacks.TensorBoard()], training=True)
+    assert not have_batch_hooks([keras.callbacks.LambdaCallback(on_train_batch_begin=print)], training=False)
 
 
 class TwoProcesses(LocalGroup):
@@ -115,7 +115,7 @@ def compared(strategy: TwoProcesses, calls: list[int], length: int) -> list[int]
     for count in calls:
         taken += count
         before = len(strategy.names)
-        comparison.took(taken, ends=taken == length)
+        comparison.advance(taken, is_end=taken == length)
         found += [taken] * (len(strategy.names) - before)
     assert comparison._checksums == {}
     return found
@@ -148,17 +148,17 @@ def test_the_end_of_a_pass_is_compared(calls: list[int], expected: list[int]) ->
 
 def test_one_process_compares_nothing() -> None:
     comparison = BatchComparison({}, TwoProcesses(size=1), "fit 1/1", 60)  # type: ignore[arg-type]
-    comparison.took(10, ends=True)
-    comparison.ended()
+    comparison.advance(10, is_end=True)
+    comparison.compare_all()
 
 
 def test_it_names_the_batches() -> None:
     strategy = TwoProcesses()
     comparison = BatchComparison(dict.fromkeys(range(6), 7), strategy, "fit 1/1", 60)  # type: ignore[arg-type]
-    comparison.took(3, ends=False)
+    comparison.advance(3, is_end=False)
     strategy.wrong = True
-    comparison.took(4, ends=False)
+    comparison.advance(4, is_end=False)
     with pytest.raises(InputError, match=r"between the 2 processes in batches 3 to 5 of fit 1/1\. Call keras"):
-        comparison.ended()
+        comparison.compare_all()
     with pytest.raises(InputError, match=r"between the 2 processes in batch 0 of fit 1/1\. Call keras"):
-        BatchComparison({0: 7}, strategy, "fit 1/1", 60).took(1, ends=True)  # type: ignore[arg-type]
+        BatchComparison({0: 7}, strategy, "fit 1/1", 60).advance(1, is_end=True)  # type: ignore[arg-type]

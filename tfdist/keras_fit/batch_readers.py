@@ -40,32 +40,32 @@ class BatchComparison:
         self._checksums, self._strategy, self._name, self._deadline = checksums, strategy, name, deadline
         self._compared, self._next = 0, next_comparison(0)
 
-    def took(self, taken: int, ends: bool) -> None:
+    def advance(self, count: int, is_end: bool) -> None:
         """Compares the batches since the last comparison if that is due.
 
         Args:
-          taken: number of batches taken so far.
-          ends: whether the pass ends here.
+          count: number of batches taken so far.
+          is_end: whether the pass ends here.
 
         Raises:
           InputError: the batches differ.
         """
-        if self._strategy.cluster.size > 1 and self._compared < taken and (ends or taken >= self._next):
-            self._compare(taken)
+        if self._strategy.cluster.size > 1 and self._compared < count and (is_end or count >= self._next):
+            self._compare(count)
 
-    def ended(self) -> None:
+    def compare_all(self) -> None:
         """Compares all batches that were read and not compared yet, because there are no more.
 
         Raises:
           InputError: the batches differ.
         """
-        self.took(max(self._checksums, default=-1) + 1, ends=True)
+        self.advance(max(self._checksums, default=-1) + 1, is_end=True)
 
-    def _compare(self, taken: int) -> None:
-        first, self._compared, self._next = self._compared, taken, next_comparison(taken)
-        mine, peers = [self._checksums.pop(number) for number in range(first, taken)], self._strategy.peers
-        if not peers.all_equal(f"batch/{self._name}/{first}", mine, self._deadline):
-            batches = f"batch {first}" if taken == first + 1 else f"batches {first} to {taken - 1}"
+    def _compare(self, count: int) -> None:
+        first, self._compared, self._next = self._compared, count, next_comparison(count)
+        checksums, peers = [self._checksums.pop(number) for number in range(first, count)], self._strategy.peers
+        if not peers.all_equal(f"batch/{self._name}/{first}", checksums, self._deadline):
+            batches = f"batch {first}" if count == first + 1 else f"batches {first} to {count - 1}"
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
                 f"Received: a difference between the {peers.size} processes in {batches} of {self._name}. Call "
@@ -80,7 +80,7 @@ class GlobalBatches:
     Attributes:
       strategy: strategy that distributes their rows.
       deadline: seconds to wait for the other processes.
-      in_a_pass: batches in a pass; None if unknown until the first pass has ended.
+      batches_per_pass: batches in a pass; None if unknown until the first pass has ended.
       spec: structure of `tf.TensorSpec` of a batch, with None for what Keras leaves out.
     """
 
@@ -89,7 +89,7 @@ class GlobalBatches:
         batches: tf.data.Dataset,
         strategy: Strategy,
         name: str,
-        in_a_pass: int | None,
+        batches_per_pass: int | None,
         deadline: float,
         spec: Any,
     ):
@@ -99,11 +99,11 @@ class GlobalBatches:
           batches: Keras's batches.
           strategy: see above.
           name: name of the call that reads them.
-          in_a_pass: see above.
+          batches_per_pass: see above.
           deadline: see above.
           spec: see above.
         """
-        self.strategy, self.deadline, self.in_a_pass, self.spec = strategy, deadline, in_a_pass, spec
+        self.strategy, self.deadline, self.batches_per_pass, self.spec = strategy, deadline, batches_per_pass, spec
         self._batches, self._name, self._passes = batches, name, 0
         self._checksums: dict[int, int] = {}
         self._reader: BatchReader | None = None
@@ -125,8 +125,8 @@ class GlobalBatches:
             self._reader.compare_rest()
 
     def _split(self, replicas: tuple[int, ...], size: int) -> tf.data.Dataset:
-        several = self.strategy.cluster.size > 1
-        return split_batches(self._batches, replicas, size, self._checksums.__setitem__ if several else None)
+        has_peers = self.strategy.cluster.size > 1
+        return split_batches(self._batches, replicas, size, self._checksums.__setitem__ if has_peers else None)
 
 
 class BatchReader:
@@ -140,7 +140,7 @@ class BatchReader:
     def __init__(self, data: GlobalBatches, rows: Iterator[Any], comparison: BatchComparison, name: str):
         self.rows, self.spec = rows, data.spec
         self._data, self._comparison, self._name = data, comparison, name
-        self._taken = 0
+        self._position = 0
 
     def __iter__(self) -> Iterator[Any]:
         """Returns itself."""
@@ -148,64 +148,64 @@ class BatchReader:
 
     def __next__(self) -> Any:
         """Returns the next batch's rows; if the length of the pass is unknown, processes agree whether there is one."""
-        found = self._next()
-        if found is None:
-            self.ended()
+        batch = self._next()
+        if batch is None:
+            self.compare_all()
             raise StopIteration
-        self.took(1)
-        return found
+        self.advance(1)
+        return batch
 
     @property
-    def is_counted(self) -> bool:
+    def has_known_length(self) -> bool:
         """Whether the number of batches in the pass is known."""
-        return self._data.in_a_pass is not None
+        return self._data.batches_per_pass is not None
 
     @property
-    def at_begin(self) -> bool:
+    def at_start(self) -> bool:
         """Whether no batch has been taken yet."""
-        return self._taken == 0
+        return self._position == 0
 
-    def ahead(self, most: int) -> int:
-        """Returns how many batches to take now, up to `most`, so that a pass ends with a call."""
-        in_a_pass = self._data.in_a_pass
-        return 1 if in_a_pass is None else min(most, in_a_pass - self._taken % in_a_pass)
+    def next_count(self, limit: int) -> int:
+        """Returns how many batches to take now, up to `limit`, so that a pass ends with a call."""
+        batches_per_pass = self._data.batches_per_pass
+        return 1 if batches_per_pass is None else min(limit, batches_per_pass - self._position % batches_per_pass)
 
     @property
     def at_end(self) -> bool:
         """Whether a pass over the data is complete."""
-        return self._data.in_a_pass is not None and self._taken % self._data.in_a_pass == 0
+        return self._data.batches_per_pass is not None and self._position % self._data.batches_per_pass == 0
 
-    def took(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         """Counts batches that were taken; compares them over processes when that is due, and when a pass is complete."""
-        self._taken += count
-        self._comparison.took(self._taken, self.at_end)
+        self._position += count
+        self._comparison.advance(self._position, self.at_end)
 
     def compare_rest(self) -> None:
         """Compares what was taken and has not been compared; every process must have taken the same number of batches."""
-        self._comparison.took(self._taken, ends=True)
+        self._comparison.advance(self._position, is_end=True)
 
-    def ended(self) -> None:
+    def compare_all(self) -> None:
         """Compares what was read, after the data has ended."""
-        self._comparison.ended()
+        self._comparison.compare_all()
 
     def _next(self) -> Any:
-        found = next(self.rows, None)
-        if self.is_counted:
-            return found
-        name = f"more/{self._name}/{self._taken}"
-        everyone = self._data.strategy.group.gather(name, found is not None, self._data.deadline)
-        if len(set(everyone)) > 1:
-            ended = self._data.strategy.group.named(rank for rank, more in enumerate(everyone) if not more)
+        batch = next(self.rows, None)
+        if self.has_known_length:
+            return batch
+        name = f"more/{self._name}/{self._position}"
+        has_batch = self._data.strategy.group.gather(name, batch is not None, self._data.deadline)
+        if len(set(has_batch)) > 1:
+            ended = self._data.strategy.group.named(rank for rank, more in enumerate(has_batch) if not more)
             raise InputError(
                 "Every process must read the same batches, so that all passes have the same length. Received: data of "
-                f"{self._taken} batches on {ended}, and more on the others. Leave out sharding by rank."
+                f"{self._position} batches on {ended}, and more on the others. Leave out sharding by rank."
             )
-        if found is None and self._taken:
-            self._data.in_a_pass = self._taken
-        return found
+        if batch is None and self._position:
+            self._data.batches_per_pass = self._position
+        return batch
 
 
-def present(spec: Any) -> Any:
+def batch_spec(spec: Any) -> Any:
     """Returns the spec of a batch, with None for what Keras leaves out, unless it is at the end."""
     return without_absent(
         tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)

@@ -18,33 +18,37 @@ from tfdist.trainer.callbacks import chosen
 _BATCH_EVENTS = ("on_batch_begin", "on_batch_end")
 _TRAIN_EVENTS = (*_BATCH_EVENTS, "on_train_batch_begin", "on_train_batch_end")
 _TEST_EVENTS = ("on_test_batch_begin", "on_test_batch_end")
-LENGTH = ("epochs", "initial_epoch", "validation_freq")  # arguments; batches in a pass are compared with the data
-ENDLESS = 0  # instead of a number of batches
+LENGTH_ARGUMENTS = (
+    "epochs",
+    "initial_epoch",
+    "validation_freq",
+)  # arguments; batches in a pass are compared with the data
+INFINITE = 0  # instead of a number of batches
 _numbers = itertools.count(1)
 
 
-class Announced(NamedTuple):
+class Announcement(NamedTuple):
     """What a process announces about a call.
 
     Attributes:
       name: name of the method.
-      looks: whether its callbacks inspect individual batches.
+      inspects_batches: whether its callbacks inspect individual batches.
       seed: TensorFlow's global seed, if one is set.
-      drawn: a seed to use if none is set.
+      proposed_seed: a seed to use if none is set.
     """
 
     name: str
-    looks: bool
+    inspects_batches: bool
     seed: int | None
-    drawn: int
+    proposed_seed: int
 
 
-def announce(group: Group, mine: Announced, deadline: float) -> list[Announced]:
+def announce(group: Group, announcement: Announcement, deadline: float) -> list[Announcement]:
     """Waits until all processes have made the same call; returns what each of them announced.
 
     Args:
       group: group of the job's processes.
-      mine: what this process announces.
+      announcement: what this process announces.
       deadline: seconds to wait, from the arrival of this process.
 
     Raises:
@@ -53,49 +57,51 @@ def announce(group: Group, mine: Announced, deadline: float) -> list[Announced]:
     """
     number = next(_numbers)
     try:
-        everyone = [Announced(*said) for said in group.gather(f"call {number} of Keras", mine, deadline)]
+        announcements = [
+            Announcement(*received) for received in group.gather(f"call {number} of Keras", announcement, deadline)
+        ]
     except PeerLostError as error:
-        raise PeerLostError(f"Every process must call {mine.name}, but not all did: {error}") from error
-    if len({each.name for each in everyone}) > 1:
-        said = ", ".join(f"rank {rank} {each.name}" for rank, each in enumerate(everyone))
+        raise PeerLostError(f"Every process must call {announcement.name}, but not all did: {error}") from error
+    if len({each.name for each in announcements}) > 1:
+        received = ", ".join(f"rank {rank} {each.name}" for rank, each in enumerate(announcements))
         raise InputError(
-            f"Every process must make the same calls of Keras, in the same order. Received as call {number}: {said}. "
+            f"Every process must make the same calls of Keras, in the same order. Received as call {number}: {received}. "
             "Do not make them conditional on the rank."
         )
-    return everyone
+    return announcements
 
 
-def bound(method: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+def bound_arguments(method: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
     """Returns the arguments of a call by name, with defaults."""
-    given = inspect.signature(method).bind(*args, **kwargs)
-    given.apply_defaults()
-    return given
+    bound = inspect.signature(method).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound
 
 
-def passes(given: dict[str, Any]) -> list[int | None]:
+def batches_per_pass(arguments: dict[str, Any]) -> list[int | None]:
     """Returns the number of batches per pass over the data of a call and, if there is any, over its validation data.
 
     Args:
-      given: arguments of the call.
+      arguments: arguments of the call.
 
     Returns:
-      The numbers; None if unknown, `ENDLESS` if infinite.
+      The numbers; None if unknown, `INFINITE` if infinite.
     """
-    x, batch_size = given["x"], given.get("batch_size")
-    steps = _steps(given)
-    of_validation = given.get("validation_steps"), given.get("validation_batch_size") or batch_size
+    x, batch_size = arguments["x"], arguments.get("batch_size")
+    steps = _steps(arguments)
+    validation = arguments.get("validation_steps"), arguments.get("validation_batch_size") or batch_size
     size = _size(x)
-    if given.get("validation_data") is not None:
-        other, *_ = keras.utils.unpack_x_y_sample_weight(given["validation_data"])
-        return [_batches(x, size, steps, batch_size), _batches(other, _size(other), *of_validation)]
-    if given.get("validation_split") and size:
-        kept = math.floor(size * (1.0 - given["validation_split"]))
-        return [_batches(x, kept, steps, batch_size), _batches(x, size - kept, *of_validation)]
+    if arguments.get("validation_data") is not None:
+        validation_x, *_ = keras.utils.unpack_x_y_sample_weight(arguments["validation_data"])
+        return [_batches(x, size, steps, batch_size), _batches(validation_x, _size(validation_x), *validation)]
+    if arguments.get("validation_split") and size:
+        train_size = math.floor(size * (1.0 - arguments["validation_split"]))
+        return [_batches(x, train_size, steps, batch_size), _batches(x, size - train_size, *validation)]
     return [_batches(x, size, steps, batch_size)]
 
 
-def _steps(given: dict[str, Any]) -> int | None:
-    return given.get("steps_per_epoch") or given.get("steps")
+def _steps(arguments: dict[str, Any]) -> int | None:
+    return arguments.get("steps_per_epoch") or arguments.get("steps")
 
 
 def _size(x: Any) -> int | None:
@@ -107,52 +113,52 @@ def _size(x: Any) -> int | None:
 
 def _batches(x: Any, size: int | None, steps: int | None, batch_size: int | None) -> int | None:
     """Returns the number of batches in a pass: the number requested, but no more than there are."""
-    there = _there(x, size, steps, batch_size)
-    return min(int(steps), there or int(steps)) if steps else there
+    cardinality = _cardinality(x, size, steps, batch_size)
+    return min(int(steps), cardinality or int(steps)) if steps else cardinality
 
 
-def _there(x: Any, size: int | None, steps: int | None, batch_size: int | None) -> int | None:
+def _cardinality(x: Any, size: int | None, steps: int | None, batch_size: int | None) -> int | None:
     if isinstance(x, keras.utils.PyDataset):
         return x.num_batches
     if isinstance(x, tf.data.Dataset):
         known = int(x.cardinality())
-        return ENDLESS if known == tf.data.INFINITE_CARDINALITY else known if known > 0 else None
+        return INFINITE if known == tf.data.INFINITE_CARDINALITY else known if known > 0 else None
     if size is None:
         return None
     rows = batch_size or (math.ceil(size / steps) if steps else 32)  # as Keras divides arrays
     return math.ceil(size / rows) if size else 0
 
 
-def available(given: dict[str, Any]) -> int | None:
+def cardinality(arguments: dict[str, Any]) -> int | None:
     """Returns the number of batches in the data of a call, regardless of `steps`: 0 if infinite, None if unknown."""
-    return _there(given["x"], _size(given["x"]), _steps(given), given.get("batch_size"))
+    return _cardinality(arguments["x"], _size(arguments["x"]), _steps(arguments), arguments.get("batch_size"))
 
 
-def steps_at_a_time(batches: int | None, available: int | None, most: int) -> int:
+def steps_per_call(batches: int | None, cardinality: int | None, limit: int) -> int:
     """Returns the number of steps per call of the compiled loop that divides both the pass and all available data.
 
     Args:
       batches: batches in a pass; None if unknown.
-      available: see `available`.
-      most: maximum number of steps.
+      cardinality: see `cardinality`.
+      limit: maximum number of steps.
     """
-    if not batches or available is None:
+    if not batches or cardinality is None:
         return 1
-    return max(n for n in range(1, most + 1) if batches % n == 0 and available % n == 0)
+    return max(n for n in range(1, limit + 1) if batches % n == 0 and cardinality % n == 0)
 
 
-def look_at_batches(callbacks: Sequence[keras.callbacks.Callback], training: bool) -> bool:
+def have_batch_hooks(callbacks: Sequence[keras.callbacks.Callback], training: bool) -> bool:
     """Returns whether any callback handles events of individual batches."""
     events = _TRAIN_EVENTS if training else _TEST_EVENTS
-    return any(_own(callback, event) for callback in callbacks for event in events)
+    return any(_overrides(callback, event) for callback in callbacks for event in events)
 
 
-def _own(callback: keras.callbacks.Callback, event: str) -> bool:
+def _overrides(callback: keras.callbacks.Callback, event: str) -> bool:
     method = getattr(callback, event)
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, event)
 
 
-def with_agreement(
+def synchronized_callbacks(
     callbacks: Sequence[keras.callbacks.Callback],
     strategy: Strategy,
     average: Callable[[], None],
@@ -171,12 +177,12 @@ def with_agreement(
     averaging = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: average()
     )  # before others use statistics
-    last = (_StopTogetherBehindBatches if each_batch else _StopTogether)(strategy.group, deadline)
-    restored = [_RestoredTogether(strategy)] if strategy.cluster.size > 1 else []
+    last = (_StopTogetherAfterBatches if each_batch else _StopTogether)(strategy.group, deadline)
+    restored = [_BroadcastRestored(strategy)] if strategy.cluster.size > 1 else []
     return [averaging, *chosen(callbacks, strategy, restores=True), *restored, last]
 
 
-class _RestoredTogether(keras.callbacks.Callback):
+class _BroadcastRestored(keras.callbacks.Callback):
     """Sends what the chief's callbacks have restored, as `BackupAndRestore` does, to every process."""
 
     def __init__(self, strategy: Strategy):
@@ -205,6 +211,6 @@ class _StopTogether(keras.callbacks.Callback):
         self.model.stop_training = any(self._group.gather(name, bool(self.model.stop_training), self._deadline))
 
 
-class _StopTogetherBehindBatches(_StopTogether):
+class _StopTogetherAfterBatches(_StopTogether):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._agree(f"stop/batch {batch}")

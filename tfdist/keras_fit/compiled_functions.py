@@ -12,9 +12,9 @@ from tfdist.data.batches import static_rows
 from tfdist.distribution.strategy import Strategy
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.metric_sums import MetricSums
-from tfdist.keras_fit.partitioned_step import communication, say_partitioned
+from tfdist.keras_fit.partitioned_step import communication, log_partitioned
 from tfdist.keras_fit.placement import Placement
-from tfdist.keras_fit.step_labels import ReduceOps, reduce_ops, state_of_rows
+from tfdist.keras_fit.step_labels import ReduceOps, per_row_state, reduce_ops
 from tfdist.keras_fit.step_outputs import Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, EvaluationSteps, StepsResult, TrainerSteps
 from tfdist.row_semantics.explanation import Communication, Explanation, listener
@@ -22,7 +22,7 @@ from tfdist.step.averaged_values import averaged_statistics
 from tfdist.step.metrics import KerasMetrics
 
 _numbers = itertools.count()
-_OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
+_STEP_METHODS = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
 
 
 class Functions:
@@ -44,44 +44,44 @@ class Functions:
         self.model, self._strategy, self._options, self._placement = model, strategy, options, placement
         self.sums = MetricSums(model, strategy)
         self._failed = False
-        self._state_of_rows = state_of_rows(model)
+        self._per_row_state = per_row_state(model)
         # Which steps these are is decided with the first batch.
         self._training: TrainerSteps | CustomSteps | None = None
         self._tests: EvaluationSteps | None = None
-        self._find_statistics()
+        self._set_statistics()
 
-    def _find_statistics(self) -> None:
+    def _set_statistics(self) -> None:
         """Finds the model's moving statistics; tracing a custom step may create some."""
         self.average_statistics = averaged_statistics(self.model, self._strategy).assign
 
-    def _find_created_metrics(self) -> None:
+    def _add_created_metrics(self) -> None:
         """Finds metrics that tracing a custom step has created; without any, the sums of the metrics are kept."""
-        if self.sums.find_created():
-            self._find_statistics()
+        if self.sums.add_created():
+            self._set_statistics()
             self._failed = False
 
-    def train(self, batches: Any, spec: Any, most: int, number: int, allows_not_finite: bool) -> StepsResult:
+    def train(self, batches: Any, spec: Any, max_steps: int, number: int, allows_not_finite: bool) -> StepsResult:
         """Runs training steps.
 
         Args:
           batches: a `BatchReader`, or a `ReplicaRows` for `Strategy.run`.
           spec: structure of `tf.TensorSpec` of a batch.
-          most: maximum number of steps; fewer if the pass over the data ends before.
+          max_steps: maximum number of steps; fewer if the pass over the data ends before.
           number: number of the first step.
           allows_not_finite: whether to return after a step that is not finite, instead of raising.
         """
         self.sums.hide()
         if self._training is None:
-            made = self._first(batches, spec, most, number)
+            result = self._first_steps(batches, spec, max_steps, number)
         else:
             self.sums.use_all_rows(self._training.needs_all_rows)
-            made = self._training.go(batches, most, number)
-        if made.sums:
-            self.sums.add(made.sums)
-        if made.failure and not allows_not_finite:
-            raise made.failure
-        self._failed = self._failed or made.failure is not None
-        return made
+            result = self._training.run(batches, max_steps, number)
+        if result.sums:
+            self.sums.add(result.sums)
+        if result.failure and not allows_not_finite:
+            raise result.failure
+        self._failed = self._failed or result.failure is not None
+        return result
 
     def forget_training_steps(self) -> None:
         """Traces the training steps again at the next step: weights may be frozen now, for example.
@@ -97,34 +97,34 @@ class Functions:
         if self._tests is not None:
             self._tests.compile()
 
-    def _first(self, batches: Any, spec: Any, most: int, number: int) -> StepsResult:
+    def _first_steps(self, batches: Any, spec: Any, max_steps: int, number: int) -> StepsResult:
         """Runs the first steps, as the labels of the model's step require."""
-        is_own = any(keras_internals.overridden(self.model, name) for name in _OF_A_STEP)
-        own = self._own_steps(spec) if is_own else None
-        first = next(batches) if own and isinstance(batches, BatchReader) else None
-        needs_all_rows = "" if first is None else self._with_other_rows(first)
-        ops = self._reduce_ops("train_step", own.returned if own else None, spec, needs_all_rows)
-        if own is None and ops.are_means:
+        is_custom = any(keras_internals.overridden(self.model, name) for name in _STEP_METHODS)
+        custom = self._custom_steps(spec) if is_custom else None
+        first = next(batches) if custom and isinstance(batches, BatchReader) else None
+        needs_all_rows = "" if first is None else self._row_mismatch(first)
+        ops = self._reduce_ops("train_step", custom.returned if custom else None, spec, needs_all_rows)
+        if custom is None and ops.are_means:
             self._training = TrainerSteps(self.model, self._strategy, self._options, self.sums.metrics, ops.statistics)
         else:
-            self._training = own or self._own_steps(spec)
+            self._training = custom or self._custom_steps(spec)
             self._training.set_reduce_ops(ops)
         self.sums.use_all_rows(self._training.needs_all_rows)
         sends_rows = bool(ops.calls) or isinstance(self._training, CustomSteps)
         if not (sends_rows and isinstance(batches, BatchReader)):
-            return self._training.go(batches, most, number)
+            return self._training.run(batches, max_steps, number)
         # Whether a step sends rows, of which there may be other numbers in the next one, is known when it is traced.
-        made = self._training.go(next(batches) if first is None else first, 1, number)
-        if most == 1 or made.failure or batches.at_end:
-            return made
-        more = self.train(batches, spec, most - 1, number + 1, allows_not_finite=True)
-        return more._replace(steps=made.steps + more.steps)
+        result = self._training.run(next(batches) if first is None else first, 1, number)
+        if max_steps == 1 or result.failure or batches.at_end:
+            return result
+        more = self.train(batches, spec, max_steps - 1, number + 1, allows_not_finite=True)
+        return more._replace(steps=result.steps + more.steps)
 
-    def _with_other_rows(self, batch: Any) -> str:
+    def _row_mismatch(self, batch: Any) -> str:
         """Describes tensors of a batch with other numbers of rows, such as labeled and unlabeled ones; empty for none."""
         lengths = [[int(count) for count in self._strategy.local(counts)] for counts in batch.counts]
-        everyone = self._strategy.peers.gather(f"rows of tensors/{next(_numbers)}", lengths, TRACING_SECONDS)
-        totals = {sum(count for own in counts for count in own) for counts in zip(*everyone, strict=True)}
+        all_lengths = self._strategy.peers.gather(f"rows of tensors/{next(_numbers)}", lengths, TRACING_SECONDS)
+        totals = {sum(count for own in counts for count in own) for counts in zip(*all_lengths, strict=True)}
         return f"its tensors have {' and '.join(map(str, sorted(totals)))} rows" if len(totals) > 1 else ""
 
     def _reduce_ops(self, name: str, returned: Returned | None, spec: Any, needs_all_rows: str = "") -> ReduceOps:
@@ -139,38 +139,39 @@ class Functions:
         has_all_rows = self._strategy.replicas * self._options.accumulate_steps == 1
         if has_all_rows and not listener():  # for which Keras's own code is correct
             return ReduceOps(needs_all_rows="metrics" if returned and returned.computed_from_metrics else "")
-        if needs_all_rows or self._state_of_rows:
-            ops = ReduceOps(needs_all_rows=needs_all_rows or self._state_of_rows)
+        if needs_all_rows or self._per_row_state:
+            ops = ReduceOps(needs_all_rows=needs_all_rows or self._per_row_state)
         elif returned and returned.computed_from_metrics:
             # A metric's sum since its reset is available only on a replica that has all rows.
             reason = f'"{returned.computed_from_metrics[0]}" is computed from a metric\'s result'
             ops = ReduceOps(needs_all_rows=reason)
         else:
             ops = reduce_ops(self.model, getattr(self.model, name), spec, returned.sources if returned else None)
-        sent = Communication(refused="its rows belong together" if needs_all_rows or self._state_of_rows else "")
-        if ops.needs_all_rows and not sent.refused:
-            sent = communication(self.model, getattr(self.model, name), spec)
-        if tell := listener():
+        is_refused = needs_all_rows or self._per_row_state
+        communicated = Communication(refused="its rows belong together" if is_refused else "")
+        if ops.needs_all_rows and not communicated.refused:
+            communicated = communication(self.model, getattr(self.model, name), spec)
+        if callback := listener():
             step, trained = f"{name} of {self.model.name}", self.model.trainable_variables
-            follows = (sent.otherwise, trained, ops.calls, sent, ops.without_rule)
-            tell(Explanation(step, ops.values, ops.needs_all_rows, *follows))
+            follows = (communicated.otherwise, trained, ops.calls, communicated, ops.without_rule)
+            callback(Explanation(step, ops.values, ops.needs_all_rows, *follows))
         if ops.needs_all_rows:
-            say_partitioned(self.model, name, ops.needs_all_rows, sent, self._strategy, self._options.rows)
-        partitioned = bool(ops.needs_all_rows and not sent.refused)
+            log_partitioned(self.model, name, ops.needs_all_rows, communicated, self._strategy, self._options.rows)
+        partitioned = bool(ops.needs_all_rows and not communicated.refused)
         return ops._replace(partitioned=partitioned, static_rows=static_rows(spec))
 
-    def _own_steps(self, spec: Any) -> CustomSteps:
-        made = CustomSteps(self.model, self._strategy, self._options, spec, self._placement)
-        self._find_created_metrics()
-        return made
+    def _custom_steps(self, spec: Any) -> CustomSteps:
+        result = CustomSteps(self.model, self._strategy, self._options, spec, self._placement)
+        self._add_created_metrics()
+        return result
 
-    def test(self, batches: Any, spec: Any, most: int) -> StepsResult:
+    def test(self, batches: Any, spec: Any, max_steps: int) -> StepsResult:
         """Evaluates batches; see `train` for arguments and result."""
         self.sums.hide()
         if self._tests is None:
             self._tests = self._evaluation_steps(spec)
         self.sums.use_all_rows(self._tests.needs_all_rows)
-        return self._tests.go(batches, most)
+        return self._tests.run(batches, max_steps)
 
     def _evaluation_steps(self, spec: Any) -> EvaluationSteps:
         """Traces the test step and derives how values are combined."""
@@ -178,7 +179,7 @@ class Functions:
         if any(keras_internals.overridden(self.model, name) for name in ("test_step", "compute_metrics")):
             returned = inspect_step(self.model, self.model.test_step, spec)
             self._placement.place([*self.model.variables, *KerasMetrics(self.model).variables])
-            self._find_created_metrics()
+            self._add_created_metrics()
         ops = self._reduce_ops("test_step", returned, spec)
         return EvaluationSteps(self.model, self._strategy, self._options, self.sums, ops, returned or Returned())
 
@@ -194,24 +195,24 @@ class Functions:
         return self._results()
 
     def _results(self) -> dict[str, Any]:
-        found = self.sums.results()
-        return found | {"loss": float("nan")} if self._failed else found
+        results = self.sums.results()
+        return results | {"loss": float("nan")} if self._failed else results
 
-    def logs(self, made: "StepsResult", ends: bool) -> dict[str, Any]:
+    def logs(self, result: "StepsResult", ends: bool) -> dict[str, Any]:
         """Returns the logs after steps: the metrics' results, or what a custom step returned.
 
         Args:
-          made: the steps.
+          result: the steps.
           ends: whether they end a pass, after which users read results from the metrics themselves.
         """
         if ends:
             self.sums.show()
-        if made.failure:
-            return {**self._results(), **made.returned}
-        if not made.returned:
+        if result.failure:
+            return {**self._results(), **result.returned}
+        if not result.returned:
             return self._results()
         by_metric = self.sums.by_metric()
-        return {name: by_metric.get(made.sources.get(name, ""), value) for name, value in made.returned.items()}
+        return {name: by_metric.get(result.sources.get(name, ""), value) for name, value in result.returned.items()}
 
     def reset_metrics(self) -> None:
         """Resets the metrics."""

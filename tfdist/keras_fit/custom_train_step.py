@@ -21,7 +21,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale, Reduced, unscaled
 from tfdist.keras_fit.one_device import Apply, running
-from tfdist.keras_fit.partitioned_step import of_equal_values, partitioned, rows_of
+from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_weights, partitioned
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
@@ -102,8 +102,8 @@ class CustomTrainStep:
         metrics = KerasMetrics(model).variables
         placement.place([*model.variables, *metrics, *updated], [application.optimizer for application in applications])
         self._seeds = randomness.seed_states(model)
-        whole = statistics_of_all_replicas(model)
-        self._statistics = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
+        synchronized = statistics_of_all_replicas(model)
+        self._statistics = [v for v in keras_internals.moving_statistics(model) if id(v) not in synchronized]
         self._restored = [*self._statistics, *metrics]
         self.returned, self._store = returned, store
         self._reduce_ops = ReduceOps()
@@ -133,19 +133,19 @@ class CustomTrainStep:
         if self._reduce_ops.partitioned:
             return self._run_partitioned(own_rows, number, collectives)
         ops = self._reduce_ops
-        mine = rows_of(own_rows, collectives, bool(ops.needs_all_rows), ops.static_rows)
+        replica_batch = batch_for_replica(own_rows, collectives, bool(ops.needs_all_rows), ops.static_rows)
         before = [tf.identity(variable) for variable in self._restored]
-        randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
-        replica = mine.replica._replace(apply=self._applying(mine.weights, collectives))
-        draws = randomness.own(self._seeds, self._settings.seed, number, mine.number, collectives.size)
+        randomness.reseed(self._seeds, self._settings.seed, number, replica_batch.number)
+        replica = replica_batch.replica._replace(apply=self._make_apply(replica_batch.weights, collectives))
+        draws = randomness.own(self._seeds, self._settings.seed, number, replica_batch.number, collectives.size)
         with using(replica.collectives), running(replica), draws, keras_internals.functions_inlined():
-            with losses_weighted(None if replica.has_all_rows else mine.weights[ops.of_gradients]):
+            with losses_weighted(None if replica.has_all_rows else replica_batch.weights[ops.of_gradients]):
                 operations = keras_internals.count_operations()
-                logs = self._model.train_step(mine.batch)
+                logs = self._model.train_step(replica_batch.batch)
                 refuse_shared_variables(self._model, self._strategy, operations)
         restore_unless(replica.rows > 0, self._restored, before)
-        average_over_rows(self._averaged, mine.weights["mean"], collectives)
-        self.logs.keep(logs, mine.weights)
+        average_over_rows(self._averaged, replica_batch.weights["mean"], collectives)
+        self.logs.keep(logs, replica_batch.weights)
         return None
 
     def _run_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, collectives: Collectives) -> None:
@@ -154,35 +154,35 @@ class CustomTrainStep:
             result, application = partitioned(self._model, self._model.train_step, own_rows, collectives)
         result.assign()
         if application:
-            apply = self._applying({"mean": floating(1)}, collectives, result.whole)
+            apply = self._make_apply({"mean": floating(1)}, collectives, result.totals)
             apply(application.optimizer, application.gradients, application.variables)
-        self.logs.keep(result.values, of_equal_values(collectives))
+        self.logs.keep(result.values, equal_value_weights(collectives))
 
     def traced(self) -> None:
         """Compares the traced collective calls with other processes; called when `run` has first been traced."""
         agree_on_plan(self._strategy.peers, self._recorded.calls)
 
-    def _applying(
+    def _make_apply(
         self,
         weights: Mapping[ReduceOp, tf.Tensor],
         collectives: Collectives,
-        whole: Sequence[tf.Tensor] | None = None,
+        totals: Sequence[tf.Tensor] | None = None,
     ) -> Apply:
         """Returns what replaces an optimizer's `apply`: sums gradients first, unless those of the batch are given."""
-        turns = itertools.count()
+        counter = itertools.count()
 
         def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
-            turn = next(turns)
-            reduction = self._reductions[turn]
-            found = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-            weight = weights[self._reduce_ops.gradients[turn] if self._reduce_ops.gradients else "mean"]
-            weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in found]
+            index = next(counter)
+            reduction = self._reductions[index]
+            pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+            weight = weights[self._reduce_ops.gradients[index] if self._reduce_ops.gradients else "mean"]
+            weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in pairs]
             state = reduction.state()
-            if whole is not None:
-                reduced = Reduced(list(whole), list(whole), state, list(whole))
+            if totals is not None:
+                reduced = Reduced(list(totals), list(totals), state, list(totals))
             else:
-                reduced = reduction.reduce(weighted, collectives, name=f"gradients/{turn}")
-            updated = [variable for _, variable in found]
+                reduced = reduction.reduce(weighted, collectives, name=f"gradients/{index}")
+            updated = [variable for _, variable in pairs]
             with running(None):  # from here on, not the model's code
                 if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                     finite = reduced.all_finite()

@@ -24,11 +24,11 @@ from tfdist.data.cache_files import check_cache_files
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit import call_agreement
-from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches, present
+from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches, batch_spec
 from tfdist.keras_fit.compiled_functions import Functions
 from tfdist.keras_fit.patches import on_one_device
 from tfdist.keras_fit.placement import Placement, create_variables
-from tfdist.keras_fit.prediction import Predict, predicting
+from tfdist.keras_fit.prediction import Predict, make_predict
 from tfdist.keras_fit.training_steps import StepsResult
 from tfdist.layers.recompute import recompute
 from tfdist.layers.sync_batch_norm import synchronize_layers
@@ -42,7 +42,7 @@ from tfdist.trainer.program import check_equal
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
-def suitable(strategy: Strategy, options: RunConfig) -> Strategy:
+def check_strategy(strategy: Strategy, options: RunConfig) -> Strategy:
     """Returns the strategy.
 
     Raises:
@@ -81,21 +81,21 @@ def check_not_eager(strategy: Strategy) -> None:
         )
 
 
-_LOOK_AT_BYTES = 2**24
-_LEAST_ROWS = 64
+_SAMPLE_BYTES = 2**24
+_MIN_SAMPLE_ROWS = 64
 
 
-def arrays_of(given: Mapping[str, Any]) -> Any:
+def sample_arrays(arguments: Mapping[str, Any]) -> Any:
     """Returns rows of the arrays among the arguments of `fit`, (x, y) or (x, y, sample_weight); None without arrays."""
-    parts = tuple(given.get(name) for name in ("x", "y", "sample_weight"))
+    parts = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
     parts = parts[:2] if parts[2] is None else parts
     leaves = keras.tree.flatten(parts)
     sizes = {len(leaf) if isinstance(leaf, np.ndarray) and leaf.ndim else 0 for leaf in leaves}
     if len(sizes) != 1 or 0 in sizes:
         return None
     [size] = sizes
-    affordable = size * _LOOK_AT_BYTES // max(_LOOK_AT_BYTES, sum(leaf.nbytes for leaf in leaves))
-    count = min(size, max(affordable, _LEAST_ROWS))
+    affordable = size * _SAMPLE_BYTES // max(_SAMPLE_BYTES, sum(leaf.nbytes for leaf in leaves))
+    count = min(size, max(affordable, _MIN_SAMPLE_ROWS))
     return keras.tree.map_structure(lambda leaf: leaf[np.arange(count) * size // count], parts)
 
 
@@ -105,18 +105,18 @@ def check_arrays(strategy: Strategy, model: keras.Model, arrays: Any) -> None:
     Args:
       strategy: strategy on which it runs.
       model: compiled and built model. One with a step of its own may use labels in any way, and is not checked.
-      arrays: the result of `arrays_of`, the same on every process.
+      arrays: the result of `sample_arrays`, the same on every process.
 
     Raises:
       InputError: labels with which training is certainly wrong.
     """
     if arrays is None or keras_internals.overridden(model, "train_step"):
         return
-    found = data_check.findings(model, arrays)
-    for finding in found:
+    findings = data_check.findings(model, arrays)
+    for finding in findings:
         if finding.is_error:
             raise InputError(finding.text)
-    for finding in found:
+    for finding in findings:
         if strategy.is_chief:
             warn_once(finding.text)
 
@@ -141,7 +141,7 @@ class Distributed:
           strategy: strategy on which it runs.
           options: options for its gradients and layers.
         """
-        self.strategy = suitable(strategy, options)
+        self.strategy = check_strategy(strategy, options)
         per_process = names(options, "per_process")
         shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process}
         with long_timeout("its data or its model") as deadline:
@@ -157,19 +157,20 @@ class Distributed:
         self._was_eager = False
         self._step = self._since_logged = 0
         self._logs: dict[str, Any] = {}
-        self._before: tuple[Totals, dict[str, Any]] = Totals(), {}
+        self._previous: tuple[Totals, dict[str, Any]] = Totals(), {}
 
     # Methods called by users.
 
     def fit(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """`keras.Model.fit`."""
-        given = call_agreement.bound(original, args, kwargs)
-        callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
-        with self._calling("fit", given.arguments, callbacks) as call:
-            given.arguments["callbacks"] = call_agreement.with_agreement(
-                callbacks, self.strategy, self._average_statistics, call.fresh, self._options.stall_shutdown_seconds
+        bound = call_agreement.bound_arguments(original, args, kwargs)
+        callbacks = list(keras.tree.flatten(bound.arguments["callbacks"] or []))
+        with self._calling("fit", bound.arguments, callbacks) as call:
+            synchronized = self._average_statistics, call.needs_current_logs, self._options.stall_shutdown_seconds
+            bound.arguments["callbacks"] = call_agreement.synchronized_callbacks(
+                callbacks, self.strategy, *synchronized
             )
-            history = original(*given.args, **given.kwargs)
+            history = original(*bound.args, **bound.kwargs)
             self._average_statistics()
             if self._functions is not None:
                 self._functions.keep_loss_scale()
@@ -177,17 +178,17 @@ class Distributed:
 
     def evaluate(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """`keras.Model.evaluate`."""
-        given = call_agreement.bound(original, args, kwargs)
-        with self._calling("evaluate", given.arguments, given.arguments["callbacks"]):
+        bound = call_agreement.bound_arguments(original, args, kwargs)
+        with self._calling("evaluate", bound.arguments, bound.arguments["callbacks"]):
             self._average_statistics()
-            return original(*given.args, **given.kwargs)
+            return original(*bound.args, **bound.kwargs)
 
     def predict(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """`keras.Model.predict`; every process gets all predictions."""
-        given = call_agreement.bound(original, args, kwargs)
-        with self._calling("predict", given.arguments, given.arguments["callbacks"]):
+        bound = call_agreement.bound_arguments(original, args, kwargs)
+        with self._calling("predict", bound.arguments, bound.arguments["callbacks"]):
             self._average_statistics()
-            return original(*given.args, **given.kwargs)
+            return original(*bound.args, **bound.kwargs)
 
     def train_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """`keras.Model.train_on_batch`, with a global batch that is the same on every process."""
@@ -206,24 +207,24 @@ class Distributed:
     def eagerly(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         """Any of these with `run_eagerly=True`: every process computes full batches, starting with the same values."""
         check_not_eager(self.strategy)
-        given = call_agreement.bound(original, args, kwargs)
+        bound = call_agreement.bound_arguments(original, args, kwargs)
         self._announce(name)
         self._placement.equalize(self.model)
         warn_once(_EAGER)
         keras_internals.forget_functions(self.model)  # these may be compiled
-        if not self.strategy.is_chief and "verbose" in given.arguments:
-            given.arguments["verbose"] = 0
+        if not self.strategy.is_chief and "verbose" in bound.arguments:
+            bound.arguments["verbose"] = 0
         if name == "fit":
-            callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
+            callbacks = list(keras.tree.flatten(bound.arguments["callbacks"] or []))
             agreement = self.strategy, lambda: None, True, self._options.stall_shutdown_seconds
-            given.arguments["callbacks"] = call_agreement.with_agreement(callbacks, *agreement)
+            bound.arguments["callbacks"] = call_agreement.synchronized_callbacks(callbacks, *agreement)
         self._average_statistics()
         optimizer = self.model.optimizer if self.model.compiled else None
         self._place_all([optimizer] if optimizer is not None and optimizer.built else [])
         self._was_eager = True
         try:
             with on_one_device(self.model):
-                return original(*given.args, **given.kwargs)
+                return original(*bound.args, **bound.kwargs)
         finally:
             keras_internals.forget_functions(self.model)
 
@@ -244,7 +245,7 @@ class Distributed:
     def make_predict_function(self, original: Original, force: bool = False) -> None:
         """Sets the function with which Keras predicts; traces it again if Keras has dropped it, as `compile` does."""
         if force or self._predict is None or self.model.predict_function is None:
-            self._predict = predicting(self.model, self.strategy, self._options)
+            self._predict = make_predict(self.model, self.strategy, self._options)
         self.model.predict_function = self._predicted
 
     def reset_metrics(self, original: Original) -> None:
@@ -263,75 +264,77 @@ class Distributed:
 
     def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
         """Returns Keras's global batches, with rows distributed to replicas."""
-        spec, in_a_pass = present(batches.element_spec), self._call.passes.pop(0)
+        spec, batches_per_pass = batch_spec(batches.element_spec), self._call.batches_per_pass.pop(0)
         with long_timeout("its data") as deadline:
             self.strategy.peers.agree("data/form", {"form of a batch": str(spec)}, "data: ", deadline)
-            self.strategy.group.agree("data/size", {"batches": in_a_pass}, "data: ", deadline)
+            self.strategy.group.agree("data/size", {"batches": batches_per_pass}, "data: ", deadline)
         check_cache_files(self.strategy.group, batches)
-        self._make_ready(spec)
+        self._prepare(spec)
         name, seconds = f"{self._call.name} {self._call.number}", self._options.stall_shutdown_seconds
-        self._call.data.append(GlobalBatches(batches, self.strategy, name, in_a_pass, seconds, spec))
+        self._call.data.append(GlobalBatches(batches, self.strategy, name, batches_per_pass, seconds, spec))
         return self._call.data[-1]
 
     # Internal methods.
 
     @contextlib.contextmanager
-    def _calling(self, name: str, given: dict[str, Any], callbacks: Any) -> Iterator["_Call"]:
+    def _calling(self, name: str, arguments: dict[str, Any], callbacks: Any) -> Iterator["_Call"]:
         """Context of a Keras method: silent except on the chief, with as many steps per call as callbacks allow."""
         listed = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
-        looked = self._announce(name, call_agreement.look_at_batches(listed, training=name == "fit"))
-        length = {key: str(given[key]) for key in call_agreement.LENGTH if key in given}
+        inspects_batches = self._announce(name, call_agreement.have_batch_hooks(listed, training=name == "fit"))
+        length = {key: str(arguments[key]) for key in call_agreement.LENGTH_ARGUMENTS if key in arguments}
         self.strategy.group.agree("call/length", length, deadline=self._options.stall_shutdown_seconds)
         if not self._call.name:  # a nested call has the same weights
             self._placement.equalize(self.model)
-        passes = [] if given.get("kwargs", {}).get("_use_cached_eval_dataset") else call_agreement.passes(given)
-        if call_agreement.ENDLESS in passes:
+        is_cached = arguments.get("kwargs", {}).get("_use_cached_eval_dataset")
+        batches_per_pass = [] if is_cached else call_agreement.batches_per_pass(arguments)
+        if call_agreement.INFINITE in batches_per_pass:
             raise InputError(
                 "A pass over the data must end. Received: a data set that repeats without end. Give "
                 f"{'steps_per_epoch (validation_steps for validation data)' if name == 'fit' else 'steps'}."
             )
         if not self.strategy.is_chief:
-            given["verbose"] = 0
+            arguments["verbose"] = 0
         allows_not_finite = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
-        most = self.model.steps_per_execution if self.model.compiled else 1
-        arrays = arrays_of(given) if name == "fit" else None
-        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), [], looked, allows_not_finite, arrays)
-        if name == "fit" and most == 1 and not looked:
+        steps_per_execution = self.model.steps_per_execution if self.model.compiled else 1
+        arrays = sample_arrays(arguments) if name == "fit" else None
+        outer = self._call
+        self._call = _Call(name, next(_numbers), [*batches_per_pass], [], inspects_batches, allows_not_finite, arrays)
+        if name == "fit" and steps_per_execution == 1 and not inspects_batches:
             most_steps = self._options.steps_per_call
-            self.model.steps_per_execution = call_agreement.steps_at_a_time(
-                passes[0], call_agreement.available(given), most_steps
+            self.model.steps_per_execution = call_agreement.steps_per_call(
+                batches_per_pass[0], call_agreement.cardinality(arguments), most_steps
             )
         try:
             yield self._call
             for data in self._call.data:
                 data.compare_rest()  # a callback may have ended a pass before its last comparison
         finally:
-            self._call = kept
+            self._call = outer
             if self.model.compiled:
-                self.model.steps_per_execution = most
+                self.model.steps_per_execution = steps_per_execution
 
-    def _announce(self, name: str, looks: bool = False) -> bool:
+    def _announce(self, name: str, inspects_batches: bool = False) -> bool:
         """Announces a call to the other processes; returns whether callbacks of any process inspect batches.
 
         From then on all processes have the same seed, by which Keras shuffles arrays.
         """
         seed = keras_internals.global_seed()
-        mine = call_agreement.Announced(name, looks, seed, secrets.randbelow(2**31))
-        everyone = call_agreement.announce(self.strategy.group, mine, self._options.stall_shutdown_seconds)
-        chosen = everyone[0].drawn if everyone[0].seed is None else everyone[0].seed
+        announcement = call_agreement.Announcement(name, inspects_batches, seed, secrets.randbelow(2**31))
+        announcements = call_agreement.announce(self.strategy.group, announcement, self._options.stall_shutdown_seconds)
+        chosen = announcements[0].proposed_seed if announcements[0].seed is None else announcements[0].seed
         if self.strategy.cluster.size > 1 and seed != chosen:
             tf.random.set_seed(chosen)
-        return any(each.looks for each in everyone)
+        return any(each.inspects_batches for each in announcements)
 
     def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         self._announce(name)
-        kept, self._call = self._call, _Call(name, next(_numbers), [], [])
+        outer, self._call = self._call, _Call(name, next(_numbers), [], [])
         try:
             return original(*args, **kwargs)
         finally:
-            self._call = kept
+            self._call = outer
 
-    def _make_ready(self, spec: Any) -> None:
+    def _prepare(self, spec: Any) -> None:
         """Creates what the call needs if it is missing: variables, and the functions of a compilation."""
         if self._call.name.startswith("predict"):
             if not self.model.built:
@@ -377,80 +380,80 @@ class Distributed:
 
     def _train(self, batches: Any) -> dict[str, Any]:
         """Keras's `train_function`."""
-        batches, functions, spec = self._begun(batches)
-        with self._unless_no_more_data(batches), _must_fit(spec):
-            made = functions.train(
+        batches, functions, spec = self._read_batches(batches)
+        with self._restored_at_end(batches), _must_fit(spec):
+            result = functions.train(
                 batches, spec, self.model.steps_per_execution, self._step, self._call.allows_not_finite
             )
-        self._step += made.steps
-        return self._logged(functions, batches, made)
+        self._step += result.steps
+        return self._updated_logs(functions, batches, result)
 
     def _test(self, batches: Any) -> dict[str, Any]:
         """Keras's `test_function`."""
-        batches, functions, spec = self._begun(batches)
-        with self._unless_no_more_data(batches), _must_fit(spec):
-            made = functions.test(batches, spec, self.model.steps_per_execution)
-        return self._logged(functions, batches, made)
+        batches, functions, spec = self._read_batches(batches)
+        with self._restored_at_end(batches), _must_fit(spec):
+            result = functions.test(batches, spec, self.model.steps_per_execution)
+        return self._updated_logs(functions, batches, result)
 
-    def _begun(self, batches: Any) -> tuple[Any, Functions, Any]:
+    def _read_batches(self, batches: Any) -> tuple[Any, Functions, Any]:
         """Returns Keras's data as a `BatchReader` or `ReplicaRows`, with functions and spec; resets metrics when a pass begins.
 
         The metrics are reset even if the model overrides `reset_metrics`.
         """
         if isinstance(batches, BatchReader):
-            given, spec = batches, batches.spec
+            rows, spec = batches, batches.spec
         else:
-            given, spec = self._placed(next(iter(batches)))
+            rows, spec = self._place_batch(next(iter(batches)))
         assert self._functions is not None  # created with the data
-        if isinstance(given, BatchReader) and not given.is_counted:
-            begins, given = given.at_begin, next(given)
+        if isinstance(rows, BatchReader) and not rows.has_known_length:
+            starts_pass, rows = rows.at_start, next(rows)
         else:
-            begins = not isinstance(given, BatchReader) or given.at_end
-        self._before = self._functions.sums.so_far(), self._logs
-        if begins:
+            starts_pass = not isinstance(rows, BatchReader) or rows.at_end
+        self._previous = self._functions.sums.so_far(), self._logs
+        if starts_pass:
             self._functions.reset_metrics()
             self._since_logged, self._logs = 0, {}
-        return given, self._functions, spec
+        return rows, self._functions, spec
 
     @contextlib.contextmanager
-    def _unless_no_more_data(self, batches: Any) -> Iterator[None]:
+    def _restored_at_end(self, batches: Any) -> Iterator[None]:
         """Restores the state at the end of data: Keras requests one more batch, with which no new pass begins."""
         assert self._functions is not None
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
-            totals, self._logs = self._before
+            totals, self._logs = self._previous
             self._functions.sums.restore(totals)
             if isinstance(batches, BatchReader):
-                batches.ended()
+                batches.compare_all()
             raise
 
-    def _logged(self, functions: Functions, batches: Any, made: StepsResult) -> dict[str, Any]:
+    def _updated_logs(self, functions: Functions, batches: Any, result: StepsResult) -> dict[str, Any]:
         """Returns the logs; the previous ones if no callback inspects them, since an update involves all replicas."""
-        self._since_logged += made.steps
-        ends = not isinstance(batches, BatchReader) or batches.at_end
-        if self._call.fresh or ends or not self._logs or self._since_logged >= _LOGGED_EVERY:
-            self._logs, self._since_logged = functions.logs(made, ends), 0
+        self._since_logged += result.steps
+        ends_pass = not isinstance(batches, BatchReader) or batches.at_end
+        if self._call.needs_current_logs or ends_pass or not self._logs or self._since_logged >= _LOGGED_EVERY:
+            self._logs, self._since_logged = functions.logs(result, ends_pass), 0
         return self._logs
 
     def _predicted(self, data: Any) -> Any:
         """Keras's `predict_function`."""
         assert self._predict is not None  # set by make_predict_function
         spec = self._call.data[-1].spec if self._call.data else None
-        placed = [(each, spec) if isinstance(each, ReplicaRows) else self._placed(each) for each in data]
+        placed = [(each, spec) if isinstance(each, ReplicaRows) else self._place_batch(each) for each in data]
         outputs = [self._predict(*each) for each in placed]
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
-    def _placed(self, batch: Any) -> tuple[Any, Any]:
+    def _place_batch(self, batch: Any) -> tuple[Any, Any]:
         """Returns a batch in memory, the same on every process, in the form for `Strategy.run`, and its spec."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        given = tuple(each for each in (x, y, weight) if each is not None)
-        whole = tf.nest.map_structure(tf.convert_to_tensor, given)
+        parts = tuple(each for each in (x, y, weight) if each is not None)
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, parts)
         if self.strategy.cluster.size > 1:
-            self.strategy.peers.agree("batch", {"batch": checksum(whole)}, f"{self._call.name}: the bytes of the ")
-        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole)
-        self._make_ready(spec)
-        shares = [part(whole, replica, self.strategy.replicas) for replica in self.strategy.local_replicas]
+            self.strategy.peers.agree("batch", {"batch": checksum(tensors)}, f"{self._call.name}: the bytes of the ")
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), tensors)
+        self._prepare(spec)
+        shares = [part(tensors, replica, self.strategy.replicas) for replica in self.strategy.local_replicas]
         return self.strategy.per_replica(shares), spec
 
 
@@ -460,18 +463,18 @@ class _Call(NamedTuple):
     Attributes:
       name: name of the method.
       number: number of the call in this process.
-      passes: batches in a pass over each data set that Keras will request, in this order.
+      batches_per_pass: batches in a pass over each data set that Keras will request, in this order.
       data: the data that Keras has requested.
-      fresh: whether logs must be up to date after each batch.
+      needs_current_logs: whether logs must be up to date after each batch.
       allows_not_finite: whether a loss that is not finite is only logged.
-      arrays: the result of `arrays_of`.
+      arrays: the result of `sample_arrays`.
     """
 
     name: str
     number: int
-    passes: list[int | None]
+    batches_per_pass: list[int | None]
     data: list[GlobalBatches]
-    fresh: bool = True
+    needs_current_logs: bool = True
     allows_not_finite: bool = False
     arrays: Any = None
 

@@ -37,18 +37,18 @@ class MetricSums:
         self._totals = Totals()
         # The totals have all sums, or all but those since variables were drained; "shown" also in the metrics' variables.
         self._state: Literal["collecting", "drained", "shown"] = "collecting"
-        self._find()
+        self._collect()
 
-    def _find(self) -> None:
+    def _collect(self) -> None:
         self.metrics = KerasMetrics(self._model)
         self._drain = make_drain(self.metrics, self._strategy)
         self._assign = _assigning(self.metrics.variables, self._strategy)
 
-    def find_created(self) -> bool:
+    def add_created(self) -> bool:
         """Finds metrics that tracing a custom step has created; resets all and returns True if there are any."""
         if len(KerasMetrics(self._model).variables) == len(self.metrics.variables):
             return False
-        self._find()
+        self._collect()
         self.reset()
         return True
 

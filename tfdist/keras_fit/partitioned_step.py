@@ -15,7 +15,7 @@ from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Replica, running
-from tfdist.keras_fit.step_outputs import ReduceOp, flat
+from tfdist.keras_fit.step_outputs import ReduceOp, flattened
 from tfdist.row_semantics.explanation import Communication
 from tfdist.row_semantics.partitioning import NotPartitionedError
 from tfdist.step import partitioned_step
@@ -42,19 +42,19 @@ class ReplicaBatch(NamedTuple):
     replica: Replica
 
 
-def rows_of(
+def batch_for_replica(
     own_rows: ReplicaRows, collectives: Collectives, needs_all_rows: bool, static_rows: int | None
 ) -> ReplicaBatch:
-    """Returns the rows that this replica computes: its own, or `all_rows`; inside a replica function."""
+    """Returns the rows that this replica computes: its own, or `gathered_batch`; inside a replica function."""
     if needs_all_rows:
-        return all_rows(own_rows, collectives, static_rows)
+        return gathered_batch(own_rows, collectives, static_rows)
     rows, batch_size = own_rows.rows, own_rows.batch_size
     weights: dict[ReduceOp, tf.Tensor] = {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
     replica = Replica(counting(collectives, rows), rows, batch_size)
     return ReplicaBatch(own_rows.batch, weights, collectives.rank, replica)
 
 
-def all_rows(own_rows: ReplicaRows, collectives: Collectives, static_rows: int | None) -> ReplicaBatch:
+def gathered_batch(own_rows: ReplicaRows, collectives: Collectives, static_rows: int | None) -> ReplicaBatch:
     """Returns the rows of all replicas, on each of them: all compute the same.
 
     Cost: one all-gather of the batch. Gradients are averaged, which keeps the replicas equal even if the order of
@@ -72,10 +72,10 @@ def all_rows(own_rows: ReplicaRows, collectives: Collectives, static_rows: int |
         )
     rows = count_rows(batch)
     replica = Replica(OneReplica(), rows, rows, has_all_rows=True)
-    return ReplicaBatch(batch, of_equal_values(collectives), 0, replica)
+    return ReplicaBatch(batch, equal_value_weights(collectives), 0, replica)
 
 
-def of_equal_values(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
+def equal_value_weights(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
     """Returns the weights of values that are the same on all replicas; see `ReplicaBatch`."""
     part = floating(tf.constant(1 / collectives.size, tf.float64))
     return {"mean": part, "sum": part}
@@ -114,9 +114,9 @@ def partitioned(
     Raises:
       NotPartitionedError: the step cannot be partitioned.
     """
-    called = _Called(step)
-    result = partitioned_step.partitioned(model, _metrics(model), called, own_rows, collectives)
-    applications = [each._replace(gradients=result.gradients) for each in called.applications]
+    one_device_step = _OneDeviceStep(step)
+    result = partitioned_step.partitioned(model, _metrics(model), one_device_step, own_rows, collectives)
+    applications = [each._replace(gradients=result.gradients) for each in one_device_step.applications]
     return result, applications[0] if applications else None
 
 
@@ -128,15 +128,15 @@ def communication(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> 
       step: function of a batch that returns values by name.
       spec: structure of `tf.TensorSpec` of a batch.
     """
-    return partitioned_step.communication(model, _metrics(model), _Called(step), spec)
+    return partitioned_step.communication(model, _metrics(model), _OneDeviceStep(step), spec)
 
 
 def _metrics(model: keras.Model) -> list[keras.Variable]:
     return KerasMetrics(model).variables if model.compiled else []
 
 
-def say_partitioned(
-    model: keras.Model, name: str, reason: str, sent: Communication, strategy: Strategy, rows: str
+def log_partitioned(
+    model: keras.Model, name: str, reason: str, communicated: Communication, strategy: Strategy, rows: str
 ) -> None:
     """Says what replicas do with a step that needs all rows, and why.
 
@@ -144,7 +144,7 @@ def say_partitioned(
       model: built model.
       name: name of the step.
       reason: why it needs all rows.
-      sent: result of `communication`.
+      communicated: result of `communication`.
       strategy: strategy on which it runs.
       rows: value of --rows.
 
@@ -157,20 +157,20 @@ def say_partitioned(
         "tfdist.gather_rows; tfdist explain shows all values of the step."
     )
     if rows == "strict":
-        remedy = f"To do so, {remedy}" if sent.refused else "Make the value a mean or a sum over rows."
+        remedy = f"To do so, {remedy}" if communicated.refused else "Make the value a mean or a sum over rows."
         raise InputError(
             "With --rows=strict, replicas need nothing of each other's rows but means and sums. Received: "
             f"{text} {remedy}"
         )
     if not strategy.is_chief:
         return
-    if sent.refused:
-        _log.warning("%s Every replica therefore %s. To split the work, %s", text, sent.whole_batch, remedy)
+    if communicated.refused:
+        _log.warning("%s Every replica therefore %s. To split the work, %s", text, communicated.whole_batch, remedy)
     else:
-        _log.info("%s Besides gradients, replicas communicate %s in each step.", text, sent)
+        _log.info("%s Besides gradients, replicas communicate %s in each step.", text, communicated)
 
 
-class _Called:
+class _OneDeviceStep:
     """A model's step as one device computes it.
 
     Attributes:
@@ -184,7 +184,7 @@ class _Called:
     def __call__(self, batch: Any) -> tuple[Sequence[tf.Tensor], dict[str, Any]]:
         rows = count_rows(batch)
         with running(Replica(OneReplica(), rows, rows, self._apply, has_all_rows=True)):
-            values = flat(self._step(batch) or {})
+            values = flattened(self._step(batch) or {})
         if not self.applications:
             return (), values
         if len(self.applications) > 1:
@@ -196,7 +196,7 @@ class _Called:
             raise NotPartitionedError("it reads variables after it has applied gradients")
         return application.gradients, values
 
-    def _apply(self, optimizer: keras.Optimizer, given: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
-        pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(given, variables, strict=True) if g is not None]
+    def _apply(self, optimizer: keras.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
+        pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(grads, variables, strict=True) if g is not None]
         gradients, updated = [g for g, _ in pairs], [v for _, v in pairs]
         self.applications.append(Application(optimizer, gradients, updated, keras_internals.count_operations()))

@@ -27,10 +27,10 @@ from tfdist.step.metrics import KerasMetrics
 
 Distributed = Any  # tfdist.keras_fit.distributed_model.Distributed, which imports this module
 # Methods of a distributed model called by users: each is a method of `Distributed`.
-_CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+_USER_METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 # Methods called by Keras's own methods: each is a method, or a property, of `Distributed`.
-_OF_A_MODEL = (
-    *_CALLS,
+_MODEL_METHODS = (
+    *_USER_METHODS,
     "make_train_function",
     "make_test_function",
     "make_predict_function",
@@ -40,7 +40,7 @@ _OF_A_MODEL = (
 )
 # Methods called by custom code on a replica, written for one device, by the name of their class in Keras: each is a function
 # of `tfdist.keras_fit.one_device`.
-_OF_A_REPLICA: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+_REPLICA_METHODS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("Model", "train_step", one_device.train_step),
     ("Model", "test_step", one_device.test_step),
     ("Model", "compute_loss", one_device.compute_loss),
@@ -48,16 +48,16 @@ _OF_A_REPLICA: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("optimizers.LossScaleOptimizer", "apply", one_device.apply),
     ("optimizers.LossScaleOptimizer", "scale_loss", one_device.scale_loss),
 )
-_WHOLE = (
+_NOT_DISTRIBUTED = (
     "An optimizer is applied outside fit and train_on_batch: this is not distributed, and every process computes it as "
     "one device would. tfdist distributes fit, evaluate, predict and their ..._on_batch."
 )
-_LOOP = "a training loop that applies an optimizer itself. Put its step into a train_step of a keras.Model"
+_TRAINING_LOOP = "a training loop that applies an optimizer itself. Put its step into a train_step of a keras.Model"
 _SAVES = ("save", "save_weights")
 _SUFFIXES = (".keras", ".h5")  # of formats that are a single file
 REPLACED = (
-    *(f"keras.Model.{name}" for name in (*_OF_A_MODEL, *_SAVES)),
-    *(f"keras.{kind}.{name}" for kind, name, _ in _OF_A_REPLICA),
+    *(f"keras.Model.{name}" for name in (*_MODEL_METHODS, *_SAVES)),
+    *(f"keras.{kind}.{name}" for kind, name, _ in _REPLICA_METHODS),
     "keras.metrics.Mean.update_state",  # by tfdist.step.metrics, since the trainer needs it, too
     "keras.Layer.__call__",  # by tfdist.distribution.mesh_checks, when there is a mesh
     # By tfdist.horovod.
@@ -69,7 +69,7 @@ REPLACED = (
     "keras.optimizers.LossScaleOptimizer.variables",
 )
 _ATTRIBUTE = "_tfdist_distributed"
-_makers: list[Callable[[keras.Model], Distributed]] = []
+_factories: list[Callable[[keras.Model], Distributed]] = []
 _strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()  # strategies of distributed models
 _on_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's own methods", default=False)
 _log = logging.getLogger(__name__)
@@ -97,15 +97,15 @@ def attach(model: keras.Model, distributed: Distributed) -> None:
 
 
 @contextlib.contextmanager
-def attach_all(make: Callable[[keras.Model], Distributed], strategy: Strategy) -> Iterator[None]:
-    """Context in which every model is distributed on a strategy, by `make`, on its first call of `fit` or the like."""
+def attach_all(factory: Callable[[keras.Model], Distributed], strategy: Strategy) -> Iterator[None]:
+    """Context in which every model is distributed on a strategy, by `factory`, on its first call of `fit` or the like."""
     install()
     _strategies.add(strategy)
-    _makers.append(make)
+    _factories.append(factory)
     try:
         yield
     finally:
-        _makers.pop()
+        _factories.pop()
 
 
 def attached(model: keras.Model) -> Distributed | None:
@@ -116,15 +116,15 @@ def attached(model: keras.Model) -> Distributed | None:
 @functools.cache
 def install() -> None:
     """Patches the names in the table, once per process."""
-    for name in _OF_A_MODEL:
+    for name in _MODEL_METHODS:
         original = getattr(keras.Model, name)
         replacement = _property(name, original) if isinstance(original, property) else _method(name, original)
         setattr(keras.Model, name, replacement)
-    for path, name, replacement in _OF_A_REPLICA:
+    for path, name, replacement in _REPLICA_METHODS:
         kind = operator.attrgetter(path)(keras)
         setattr(kind, name, _inside_a_replica(getattr(kind, name), replacement))
     for name in _SAVES:
-        setattr(keras.Model, name, _whole_file(getattr(keras.Model, name)))
+        setattr(keras.Model, name, _saved_by_rename(getattr(keras.Model, name)))
     keras.optimizers.Optimizer.apply = _outside_replicas(keras.optimizers.Optimizer.apply)
 
 
@@ -141,15 +141,15 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         inside = one_device.current() is not None or _on_one_device.get()
-        if attached(self) is None and name in _CALLS and _makers and not inside:
-            attach(self, _makers[-1](self))
+        if attached(self) is None and name in _USER_METHODS and _factories and not inside:
+            attach(self, _factories[-1](self))
         distributed = attached(self)
         if distributed is None or inside:
             return original(self, *args, **kwargs)
         # What one process does alone, such as saving in a callback, must not wait for the others; collective code opens
         # the scope.
-        with keras_internals.outside_scopes() if name in _CALLS else contextlib.nullcontext():
-            is_eager = name in _CALLS and (self.run_eagerly or tf.config.functions_run_eagerly())
+        with keras_internals.outside_scopes() if name in _USER_METHODS else contextlib.nullcontext():
+            is_eager = name in _USER_METHODS and (self.run_eagerly or tf.config.functions_run_eagerly())
             if is_eager and listener():
                 raise InputError(
                     "Steps are explained from their traced operations. Received: run_eagerly=True, with which every process "
@@ -183,13 +183,13 @@ def _inside_a_replica(original: Callable[..., Any], replacement: Callable[..., A
 def _outside_replicas(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
     def method(self: keras.Optimizer, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
-        with _applied_outside(self, list(trainable_variables or keras_internals.trained_by(self))):
+        with _outside_application(self, list(trainable_variables or keras_internals.trained_by(self))):
             return apply(self, grads, trainable_variables, **kwargs)
 
     return method
 
 
-def _whole_file(save: Callable[..., Any]) -> Callable[..., Any]:
+def _saved_by_rename(save: Callable[..., Any]) -> Callable[..., Any]:
     """Patches a save method for programs in which every process saves to the same path.
 
     Each process writes a complete file and moves it there, without waiting for others.
@@ -201,27 +201,29 @@ def _whole_file(save: Callable[..., Any]) -> Callable[..., Any]:
         path = pathlib.Path(str(filepath))
         if not (ranks and overwrite and path.suffix in _SUFFIXES and not kwargs and "://" not in str(filepath)):
             return save(self, filepath, overwrite, **kwargs)
-        mine = path.with_name(f".{ranks[0]}-{path.name}")
+        temporary = path.with_name(f".{ranks[0]}-{path.name}")
         try:
-            save(self, str(mine))
-            os.replace(mine, path)
+            save(self, str(temporary))
+            os.replace(temporary, path)
         finally:
-            mine.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return None
 
     return method
 
 
 @contextlib.contextmanager
-def _applied_outside(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
+def _outside_application(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Context in which an optimizer is applied; if not in a replica function, it is by the program's own code."""
     in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
     in_replica = in_replica or in_replica_function() or one_device.current() is not None
-    if in_replica or not (_makers or _strategies):
+    if in_replica or not (_factories or _strategies):
         yield
         return
     if listener():
-        raise InputError(f"Only steps of fit, evaluate and train_on_batch can be explained. Received: {_LOOP}.")
+        raise InputError(
+            f"Only steps of fit, evaluate and train_on_batch can be explained. Received: {_TRAINING_LOOP}."
+        )
     if not _on_one_device.get():
         _warn_once()
     with _updating_one_device(variables, [optimizer]):
@@ -231,14 +233,14 @@ def _applied_outside(optimizer: keras.Optimizer, variables: Sequence[keras.Varia
 @contextlib.contextmanager
 def _updating_one_device(variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer]) -> Iterator[None]:
     """Context in which optimizers update variables as on one device; on exit, every replica has the new values."""
-    everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
+    all_variables = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(keras_internals.updating_one_device(*optimizers))
         for strategy in _strategies:
-            stack.enter_context(strategy.adoption.as_one_device(everything))
+            stack.enter_context(strategy.adoption.as_one_device(all_variables))
         yield
 
 
 @functools.cache
 def _warn_once() -> None:
-    _log.warning(_WHOLE)
+    _log.warning(_NOT_DISTRIBUTED)

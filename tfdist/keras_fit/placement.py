@@ -60,16 +60,16 @@ class Placement:
 
     def place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
         """Places variables as the strategy requires; all peers must have the same, whose values become equal."""
-        everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
-        new = [variable for variable in everything if not self._has(variable)]
+        candidates = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
+        new = [variable for variable in candidates if not self._has(variable)]
         new = list({id(variable): variable for variable in new}.values())
         if not new and not optimizers:
             return
         # Keras numbers names, and one process may have created more models than another.
-        described = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
+        descriptions = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
         with long_timeout("its model") as deadline:
-            self._strategy.peers.agree("variables", unique_names(described, mark=" #"), "variable ", deadline)
-        self._strategy.adoption.adopt(new, with_inner(optimizers))
+            self._strategy.peers.agree("variables", unique_names(descriptions, mark=" #"), "variable ", deadline)
+        self._strategy.adoption.adopt(new, include_inner(optimizers))
         self._strategy.synchronize(new)
         self._placed |= {id(variable): weakref.ref(variable) for variable in new}
 
@@ -87,12 +87,14 @@ class Placement:
         optimizer = model.optimizer if model.compiled else None
         variables = [*model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
         placed = [variable for variable in variables if self._has(variable)]
-        mine = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed]
+        checksums = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed]
         with long_timeout("its weights") as deadline:
-            everyone = self._strategy.peers.gather("weights", mine, deadline)
-        if any(len(theirs) != len(mine) for theirs in everyone):
+            all_checksums = self._strategy.peers.gather("weights", checksums, deadline)
+        if any(len(others) != len(checksums) for others in all_checksums):
             return  # models differ: reported in `place`
-        differs = next((i for i in range(len(mine)) if any(theirs[i] != mine[i] for theirs in everyone)), None)
+        differs = next(
+            (i for i in range(len(checksums)) if any(others[i] != checksums[i] for others in all_checksums)), None
+        )
         if differs is not None:
             _log.warning(
                 "Weights differ between processes, first in %s: all processes use those of rank 0.",
@@ -101,6 +103,6 @@ class Placement:
             self._strategy.adoption.send_from_first(placed)
 
 
-def with_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:
+def include_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:
     """Returns the optimizers, including those wrapped by a `LossScaleOptimizer`."""
-    return list({id(one): one for given in optimizers for one in (given, inner_optimizer(given))}.values())
+    return list({id(one): one for optimizer in optimizers for one in (optimizer, inner_optimizer(optimizer))}.values())

@@ -12,8 +12,8 @@ from tfdist.config.job_config import RunConfig
 from tfdist.data.batches import static_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
-from tfdist.keras_fit.partitioned_step import all_rows, communication, say_partitioned
-from tfdist.keras_fit.step_labels import not_of_rows, state_of_rows
+from tfdist.keras_fit.partitioned_step import communication, gathered_batch, log_partitioned
+from tfdist.keras_fit.step_labels import output_dependence, per_row_state
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.prediction import BatchPrediction
@@ -21,7 +21,7 @@ from tfdist.step.prediction import BatchPrediction
 Predict = Callable[[Any, Any], Any]  # (rows, structure of `tf.TensorSpec` of a batch) -> outputs
 
 
-def predicting(model: keras.Model, strategy: Strategy, options: RunConfig) -> Predict:
+def make_predict(model: keras.Model, strategy: Strategy, options: RunConfig) -> Predict:
     """Returns a function that maps a `ReplicaRows`, in the form that `Strategy.run` accepts, to the outputs for all rows.
 
     Args:
@@ -49,19 +49,21 @@ def _compiled(
     """Returns a function (rows, number of the batch, static rows); warns if outputs for rows depend on other rows."""
     if strategy.replicas == 1:
         return prediction.compiled(prediction.from_own_rows)
-    reason = state_of_rows(model) or not_of_rows(model, prediction.outputs, spec)
+    reason = per_row_state(model) or output_dependence(model, prediction.outputs, spec)
     if not reason:
         return prediction.compiled(prediction.from_own_rows)
-    sent = Communication(refused="its rows belong together" if state_of_rows(model) else "")
-    if not sent.refused:
-        sent = communication(model, lambda batch: dict(enumerate(tf.nest.flatten(prediction.outputs(batch)))), spec)
-    say_partitioned(model, "predict", reason, sent, strategy, rows)
-    if not sent.refused:
+    communicated = Communication(refused="its rows belong together" if per_row_state(model) else "")
+    if not communicated.refused:
+        communicated = communication(
+            model, lambda batch: dict(enumerate(tf.nest.flatten(prediction.outputs(batch)))), spec
+        )
+    log_partitioned(model, "predict", reason, communicated, strategy, rows)
+    if not communicated.refused:
         return prediction.compiled(prediction.partitioned)
 
-    def from_all_rows(own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
-        batch, _, drawn_by, replica = all_rows(own_rows, strategy.collectives, static_rows)
-        with using(replica.collectives), prediction.drawing(number, drawn_by):
+    def from_gathered_batch(own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
+        batch, _, seed_replica, replica = gathered_batch(own_rows, strategy.collectives, static_rows)
+        with using(replica.collectives), prediction.random_numbers(number, seed_replica):
             return prediction.outputs(batch)
 
-    return prediction.compiled(from_all_rows)
+    return prediction.compiled(from_gathered_batch)

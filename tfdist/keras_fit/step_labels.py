@@ -17,7 +17,7 @@ from tfdist.collectives.differentiable import losses_weighted
 from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.errors.engine_errors import described
 from tfdist.keras_fit.one_device import Replica, running
-from tfdist.keras_fit.step_outputs import ReduceOp, flat
+from tfdist.keras_fit.step_outputs import ReduceOp, flattened
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Labelled, noting_static_rows
 from tfdist.row_semantics.sizes import COUNT
@@ -67,7 +67,7 @@ class ReduceOps(NamedTuple):
         return not self.needs_all_rows and {*self.gradients, *self.logs.values()} <= {"mean"}
 
 
-def state_of_rows(model: keras.Model) -> str:
+def per_row_state(model: keras.Model) -> str:
     """Describes the state that a model keeps for each row of a batch, which replicas cannot split; empty for none."""
     stateful = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "stateful", False)]
     return f"{stateful[0].name} is stateful: it has a state for each row of a batch" if stateful else ""
@@ -84,15 +84,15 @@ def reduce_ops(
       spec: structure of `tf.TensorSpec` of a batch.
       results_of_metrics: names of the returned values that are results of metrics; None if all are.
     """
-    code = model, step, spec, results_of_metrics
-    ops = _combined(*code, "mean")
+    arguments = model, step, spec, results_of_metrics
+    ops = _combined(*arguments, "mean")
     if ops.needs_all_rows and ops.calls:  # in which gradients of sums have other weights
-        of_sums = _combined(*code, "sum")
+        of_sums = _combined(*arguments, "sum")
         return ops if of_sums.needs_all_rows else of_sums
     return ops
 
 
-def not_of_rows(model: keras.Model, function: Callable[[Any], Any], spec: Any) -> str:
+def output_dependence(model: keras.Model, function: Callable[[Any], Any], spec: Any) -> str:
     """Returns why the outputs for rows depend on other rows; empty if they do not.
 
     Args:
@@ -107,14 +107,14 @@ def not_of_rows(model: keras.Model, function: Callable[[Any], Any], spec: Any) -
             return function(batch)
 
     try:
-        with noting_static_rows() as read:
+        with noting_static_rows() as notes:
             labels = labels_of(called, spec, [], model.non_trainable_variables)
     except FAILURES as error:
         return described(error)
-    if read and has_static_rows(spec):
-        return read[0]
-    found = (label for label in tf.nest.flatten(labels.results) if label is not None)
-    return next((Labelled("output", "", each, "").sentence for each in found if each != Rows(0, COUNT)), "")
+    if notes and has_static_rows(spec):
+        return notes[0]
+    output_labels = (label for label in tf.nest.flatten(labels.results) if label is not None)
+    return next((Labelled("output", "", each, "").sentence for each in output_labels if each != Rows(0, COUNT)), "")
 
 
 def _combined(
@@ -133,8 +133,8 @@ def _combined(
     def called(batch: Any, size: tf.Tensor) -> tuple[list[list[tf.Tensor]], dict[str, tf.Tensor]]:
         gradients: list[list[tf.Tensor]] = []
 
-        def apply(optimizer: Any, given: Sequence[Any], updated: Sequence[keras.Variable]) -> None:
-            pairs = [(tf.convert_to_tensor(g), v.path) for g, v in zip(given, updated, strict=True) if g is not None]
+        def apply(optimizer: Any, grads: Sequence[Any], updated: Sequence[keras.Variable]) -> None:
+            pairs = [(tf.convert_to_tensor(g), v.path) for g, v in zip(grads, updated, strict=True) if g is not None]
             gradients.append([gradient for gradient, _ in pairs])
             paths.append([path for _, path in pairs])
 
@@ -143,19 +143,19 @@ def _combined(
         collectives = LabelledCollectives(weight)
         replica = Replica(collectives, rows, size, apply, scales_losses=False)
         with in_replica(model, collectives), running(replica), losses_weighted(weight):
-            returned = flat(step(batch) or {})
+            returned = flattened(step(batch) or {})
         calls.extend(collectives.calls)
         own = {} if results_of_metrics is None else {k: v for k, v in returned.items() if k not in results_of_metrics}
         logs = {key: tf.convert_to_tensor(value) for key, value in own.items()}
         return gradients, {key: value for key, value in logs.items() if value.shape.is_fully_defined()}
 
     try:
-        with noting_static_rows() as read:
+        with noting_static_rows() as notes:
             labels = labels_of(called, spec, variables, variables_of_state(metrics, state))
     except FAILURES as error:
         return ReduceOps(needs_all_rows=described(error))
-    if read and has_static_rows(spec):
-        return ReduceOps(needs_all_rows=read[0])
+    if notes and has_static_rows(spec):
+        return ReduceOps(needs_all_rows=notes[0])
     gradients, logs = labels.results
     ops = [{_op(label) for label in each if not is_zero(label)} or {"mean"} for each in gradients]
     named = [pair for application in zip(paths, gradients, strict=True) for pair in zip(*application, strict=True)]
@@ -170,12 +170,12 @@ def _combined(
         reason = "some gradients of an optimizer are sums over rows and some means"
     elif not reason and calls and any(each != {op} for each in ops):
         reason = "gradients are sums over rows and means, in layers that communicate"
-    found = ReduceOps(needs_all_rows=reason, values=values, calls=calls, without_rule=labels.without_rule)
+    result = ReduceOps(needs_all_rows=reason, values=values, calls=calls, without_rule=labels.without_rule)
     if reason:
-        return found
-    return found._replace(
-        gradients=[of_one for each in ops for of_one in each if of_one],
-        logs={key: of_one for key, label in logs.items() if (of_one := _op(label))},
+        return result
+    return result._replace(
+        gradients=[op_of_gradient for each in ops for op_of_gradient in each if op_of_gradient],
+        logs={key: op_of_gradient for key, label in logs.items() if (op_of_gradient := _op(label))},
         statistics=[variable for variable, value in assigned if value.op == "mean"],
     )
 

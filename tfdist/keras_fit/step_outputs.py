@@ -68,7 +68,7 @@ class Logs:
 
     def keep(self, found: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
         """Stores what a replica's step returned, weighted by how each value is combined; inside a replica function."""
-        returned = flat(found)
+        returned = flattened(found)
         values = [
             tf.math.multiply_no_nan(floating(returned[key]), weights[self._reduce_ops.get(key, "mean")])
             for key in self._variables
@@ -105,67 +105,67 @@ def inspect_step(
         sources.clear()
         computed.clear()
         rows = count_rows(data)
-        replica = Replica(OneReplica(), rows, rows, apply and _in_no_condition(apply, model.name))
-        with running(replica), keras_internals.functions_inlined(), _results_noted(model) as results:
-            found = step(data) or {}
-        of_metrics = {id(result) for _, result in results.values()}
-        for key, value in flat(found).items():
+        replica = Replica(OneReplica(), rows, rows, apply and _outside_conditions(apply, model.name))
+        with running(replica), keras_internals.functions_inlined(), _recorded_results(model) as results:
+            returned = step(data) or {}
+        metric_results = {id(result) for _, result in results.values()}
+        for key, value in flattened(returned).items():
             shapes[key] = tuple(tf.convert_to_tensor(value).shape)
             if id(value) in results:
                 sources[key] = results[id(value)][0]
-            elif keras_internals.is_computed_from(value, of_metrics):
+            elif keras_internals.is_computed_from(value, metric_results):
                 computed.append(key)
-        return found
+        return returned
 
     keras_internals.traced_without_effects(inspected, batch)
     return Returned(shapes, sources, computed)
 
 
-def _in_no_condition(apply: Apply, name: str) -> Apply:
+def _outside_conditions(apply: Apply, name: str) -> Apply:
     """Rejects steps that apply gradients inside a condition or a loop, where tf.distribute cannot communicate."""
     graph = tf.compat.v1.get_default_graph()
 
-    def applied(*given: Any) -> None:
+    def checked_apply(*arguments: Any) -> None:
         if tf.compat.v1.get_default_graph() is not graph:
             raise InputError(
                 "Gradients are summed over replicas where they are applied, which must not be inside tf.cond or "
                 f"tf.while_loop. Received: {name}, which applies some there. Apply them in every step, multiplied by 0 "
                 "where they must have no effect, or use --strategy=single."
             )
-        apply(*given)
+        apply(*arguments)
 
-    return applied
+    return checked_apply
 
 
-def flat(found: Mapping[str, Any]) -> dict[str, Any]:
+def flattened(returned: Mapping[str, Any]) -> dict[str, Any]:
     """Flattens what a step returned as in Keras's logs: the results of compiled metrics are a nested dictionary."""
-    named: dict[str, Any] = {}
-    for key, value in found.items():
-        named |= flat(value) if isinstance(value, Mapping) else {key: value}
-    return named
+    logs: dict[str, Any] = {}
+    for key, value in returned.items():
+        logs |= flattened(value) if isinstance(value, Mapping) else {key: value}
+    return logs
 
 
 @contextlib.contextmanager
-def _results_noted(model: keras.Model) -> Iterator[dict[int, tuple[str, Any]]]:
+def _recorded_results(model: keras.Model) -> Iterator[dict[int, tuple[str, Any]]]:
     """Context in which results of the model's metrics are recorded, by id: (metric, result), which keeps it alive."""
-    noted: dict[int, tuple[str, Any]] = {}
+    recorded: dict[int, tuple[str, Any]] = {}
 
-    def noting(number: int, metric: keras.Metric) -> Callable[..., Any]:
+    def recording(number: int, metric: keras.Metric) -> Callable[..., Any]:
         result = metric.result
 
-        def noted_result() -> Any:
-            found = result()
-            for name, value in keras_internals.by_name(metric.name, found).items():
-                noted[id(value)] = f"{number}/{name}", value
-            return found
+        def recorded_result() -> Any:
+            metric_result = result()
+            for name, value in keras_internals.by_name(metric.name, metric_result).items():
+                recorded[id(value)] = f"{number}/{name}", value
+            return metric_result
 
-        return noted_result
+        return recorded_result
 
     metrics = list(model.metrics)
     for number, metric in enumerate(metrics):
-        metric.__dict__["result"] = noting(number, metric)
+        metric.__dict__["result"] = recording(number, metric)
     try:
-        yield noted
+        yield recorded
     finally:
         for metric in metrics:
             metric.__dict__.pop("result", None)

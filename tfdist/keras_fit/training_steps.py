@@ -23,7 +23,7 @@ from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import CustomTrainStep
 from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.one_device import running
-from tfdist.keras_fit.partitioned_step import of_equal_values, partitioned, rows_of
+from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_weights, partitioned
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, Returned
@@ -52,39 +52,39 @@ class ReplicaLoops:
           function: runs on each replica.
           traced: called once the function is first traced, by all processes together, before it runs.
         """
-        self._once = _once_compiled(strategy, function, traced)
-        self._repeated = _repeated(strategy, function, traced) if strategy.compiles_loops else None
+        self._call = _compiled_call(strategy, function, traced)
+        self._loop = _compiled_loop(strategy, function, traced) if strategy.compiles_loops else None
 
-    def run(self, batches: Any, most: int, first_step: int, *, one_by_one: bool) -> int:
-        """Runs the function for one batch, or for up to `most` batches of a `BatchReader`; returns the number of batches.
+    def run(self, batches: Any, max_steps: int, first_step: int, *, in_separate_calls: bool) -> int:
+        """Runs the function for one batch, or for up to `max_steps` batches of a `BatchReader`; returns the number of batches.
 
         Args:
           batches: a `BatchReader`, or a `ReplicaRows` for `Strategy.run`.
-          most: maximum number of batches.
+          max_steps: maximum number of batches.
           first_step: number of the first step.
-          one_by_one: whether each batch gets a call of its own, as communicated tensors may differ in shape between batches,
-            which TensorFlow's collectives between processes do not support within one call of a compiled function.
+          in_separate_calls: whether each batch gets a call of its own, as communicated tensors may differ in shape between
+            batches, which TensorFlow's collectives between processes do not support within one call of a compiled function.
 
         Raises:
           StopIteration: there are fewer batches.
         """
         if not isinstance(batches, BatchReader):
-            self._once(batches, first_step)
+            self._call(batches, first_step)
             return 1
-        steps = batches.ahead(most)
-        if self._repeated is None or one_by_one:
+        steps = batches.next_count(max_steps)
+        if self._loop is None or in_separate_calls:
             for number in range(first_step, first_step + steps):
-                self._once(next(batches), number)
+                self._call(next(batches), number)
         else:
-            self._repeated(batches.rows, first_step, steps)
-            batches.took(steps)
+            self._loop(batches.rows, first_step, steps)
+            batches.advance(steps)
         return steps
 
 
-def _repeated(
+def _compiled_loop(
     strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]
 ) -> Callable[[Iterator[Any], int, int], None]:
-    first = functools.cache(traced)
+    on_first_trace = functools.cache(traced)
 
     def with_its_batch(batch: Any, step: tf.Tensor) -> None:
         # If the data ends unexpectedly, no part of the step may have run, not even parts that do not depend on data.
@@ -97,7 +97,7 @@ def _repeated(
     def loop(rows: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor) -> None:
         def body(done: tf.Tensor) -> tf.Tensor:
             strategy.run(with_its_batch, next(rows), first_step + tf.cast(done, tf.int64))
-            first()
+            on_first_trace()
             return done + 1
 
         tf.while_loop(lambda done: done < steps, body, (tf.constant(0),), parallel_iterations=1)
@@ -105,14 +105,14 @@ def _repeated(
     return lambda rows, first_step, steps: loop(rows, tf.constant(first_step, tf.int64), tf.constant(steps))
 
 
-def _once_compiled(
+def _compiled_call(
     strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]
 ) -> Callable[[Any, int], None]:
-    first = functools.cache(traced)
+    on_first_trace = functools.cache(traced)
 
     def run(batch: Any, step: tf.Tensor) -> None:
         strategy.run(function, batch, tf.cast(step, tf.int64))
-        first()
+        on_first_trace()
 
     compiled = strategy.compiled(run)
     # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
@@ -163,28 +163,28 @@ class TrainerSteps:
         if strategy.is_chief and (text := self._steps.idle_compression):
             warn_once(with_argument_names(text))
 
-    def go(self, batches: Any, most: int, number: int) -> StepsResult:
-        """Runs up to `most` steps of a `BatchReader`, or one of a `ReplicaRows`; `number` is the number of the first step."""
+    def run(self, batches: Any, max_steps: int, number: int) -> StepsResult:
+        """Runs up to `max_steps` steps of a `BatchReader`, or one of a `ReplicaRows`; `number` is that of the first step."""
         is_reader = isinstance(batches, BatchReader)
         if is_reader and self._steps.sends_rows:
-            return self._one_at_a_time(batches, batches.ahead(most), number)
-        steps = batches.ahead(most) if is_reader else 1
-        compile_for = (self._compile_one_step if most == 1 else compile_loop) if is_reader else loop_on_the_host
+            return self._one_at_a_time(batches, batches.next_count(max_steps), number)
+        steps = batches.next_count(max_steps) if is_reader else 1
+        compile_for = (self._compile_one_step if max_steps == 1 else compile_loop) if is_reader else loop_on_the_host
         loop = self._steps.loop(None, compile_for)
         rows = batches.rows if is_reader else iter([batches])
         result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))
         losses = result.losses.numpy()  # fewer than `steps` if one was not finite
         if is_reader:
-            batches.took(len(losses))
+            batches.advance(len(losses))
         if bool(result.may_continue):
             return StepsResult(len(losses), sums=result.sums)
-        last, variables = number + len(losses) - 1, self._model.trainable_variables
-        return StepsResult(len(losses), failure=not_finite(last, losses[-1], result, variables, self.loss_scale))
+        last_step, variables = number + len(losses) - 1, self._model.trainable_variables
+        return StepsResult(len(losses), failure=not_finite(last_step, losses[-1], result, variables, self.loss_scale))
 
     def _one_at_a_time(self, batches: BatchReader, steps: int, number: int) -> StepsResult:
         """Runs steps one by one; see `ReplicaLoops.run`."""
         for done in range(steps):
-            result = self.go(next(batches), 1, number + done)
+            result = self.run(next(batches), 1, number + done)
             if result.failure:
                 return result._replace(steps=done + 1)
         return StepsResult(steps)
@@ -221,19 +221,19 @@ class CustomSteps:
         self.needs_all_rows = bool(reduce_ops.needs_all_rows)
         self._step.set_reduce_ops(reduce_ops)
 
-    def go(self, batches: Any, most: int, number: int) -> StepsResult:
-        """Same as `TrainerSteps.go`."""
-        steps = self._loops.run(batches, most, number, one_by_one=self._step.sends_rows)
+    def run(self, batches: Any, max_steps: int, number: int) -> StepsResult:
+        """Same as `TrainerSteps.run`."""
+        steps = self._loops.run(batches, max_steps, number, in_separate_calls=self._step.sends_rows)
         logs = self._step.logs.read()
-        invalid = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
-        if not invalid:
+        name = next((name for name, value in logs.items() if not np.all(np.isfinite(value))), None)
+        if name is None:
             return StepsResult(steps, logs, self._step.logs.sources)
-        last = number + steps - 1
+        last_step = number + steps - 1
         return StepsResult(
             steps,
             logs,
             failure=NotFiniteError(
-                f"train_step returned a value that is not finite at step {last}: {invalid[0]}={logs[invalid[0]]}."
+                f"train_step returned a value that is not finite at step {last_step}: {name}={logs[name]}."
             ),
         )
 
@@ -265,18 +265,18 @@ class EvaluationSteps:
         """Traces the step again at the next batch."""
         self._loops = ReplicaLoops(self._strategy, self._run, self._traced)
 
-    def go(self, batches: Any, most: int) -> StepsResult:
-        """Evaluates up to `most` batches of a `BatchReader`, or one `ReplicaRows`."""
+    def run(self, batches: Any, max_steps: int) -> StepsResult:
+        """Evaluates up to `max_steps` batches of a `BatchReader`, or one `ReplicaRows`."""
         steps = 0
         if not self._number and isinstance(batches, BatchReader):
             # Only tracing a step shows whether it sends rows, whose number may differ in the next step.
             steps = self._run_batches(next(batches), 1)
-        if not steps or not (most == 1 or batches.at_end):
-            steps += self._run_batches(batches, most - steps)
+        if not steps or not (max_steps == 1 or batches.at_end):
+            steps += self._run_batches(batches, max_steps - steps)
         return StepsResult(steps, self._logs.read(), self._logs.sources)
 
-    def _run_batches(self, batches: Any, most: int) -> int:
-        steps = self._loops.run(batches, most, self._number, one_by_one=self._recorded.has_unknown_shapes)
+    def _run_batches(self, batches: Any, max_steps: int) -> int:
+        steps = self._loops.run(batches, max_steps, self._number, in_separate_calls=self._recorded.has_unknown_shapes)
         self._number += steps
         return steps
 
@@ -291,12 +291,12 @@ class EvaluationSteps:
             with computing, random_numbers(collectives.rank, collectives.size):
                 result, _ = partitioned(self._model, self._model.test_step, own_rows, collectives)
             result.assign()
-            self._logs.keep(result.values, of_equal_values(collectives))
+            self._logs.keep(result.values, equal_value_weights(collectives))
             return
-        batch, weights, drawn_by, replica = rows_of(
+        batch, weights, seed_replica, replica = batch_for_replica(
             own_rows, collectives, self.needs_all_rows, self._reduce_ops.static_rows
         )
-        with computing, random_numbers(drawn_by, self._strategy.replicas), using(replica.collectives):
+        with computing, random_numbers(seed_replica, self._strategy.replicas), using(replica.collectives):
             with running(replica), keras_internals.functions_inlined():
                 operations = keras_internals.count_operations()
                 returned = self._model.test_step(batch)

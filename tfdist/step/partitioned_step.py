@@ -33,13 +33,13 @@ class StepResult(NamedTuple):
 
     Attributes:
       gradients: a replica's shares: their sums over replicas are the gradients of the batch.
-      whole: the gradients of the batch, if each replica has computed them from sums; else None.
+      totals: the gradients of the batch, if each replica has computed them from sums; else None.
       values: the values that the step returns, the same on each replica.
       assigned: variables and the values that the step assigns to them.
     """
 
     gradients: list[tf.Tensor]
-    whole: list[tf.Tensor] | None
+    totals: list[tf.Tensor] | None
     values: dict[str, tf.Tensor]
     assigned: list[tuple[keras.Variable, tf.Tensor]]
 
@@ -72,14 +72,14 @@ def partitioned(
     state = variables_of_state(metrics, model.non_trainable_variables)
     variables = [*state, *weights]
 
-    def of_one_device(batch: Any, _: tf.Tensor) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+    def one_device_step(batch: Any, _: tf.Tensor) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         with using(OneReplica()), keras_internals.functions_inlined():
             with keras_parts.declared(model, synchronized=False):
                 gradients, values = step(batch)
         return list(gradients), {key: tf.convert_to_tensor(value) for key, value in values.items()}
 
     trace = traced(
-        of_one_device,
+        one_device_step,
         tf.nest.map_structure(lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), own_rows.batch),
         variables,
         state,
@@ -88,23 +88,23 @@ def partitioned(
     trained = {id(variable) for variable in weights}
     if trace.assigns_others or any(id(variable) in trained for variable, _ in assigned):
         raise NotPartitionedError("it assigns variables that are trained, or are not the model's")
-    described_by_keras = {
+    normalization = {
         id(variable)
         for layer in keras_parts.normalizations(model)
         if not layer.synchronized
         for variable in layer.variables
     }
-    of_rows = [pair for pair in assigned if id(pair[0]) in described_by_keras]
-    others = [pair for pair in assigned if id(pair[0]) not in described_by_keras]
+    own_pairs = [pair for pair in assigned if id(pair[0]) in normalization]
+    whole_pairs = [pair for pair in assigned if id(pair[0]) not in normalization]
     gradients, values = trace.results
-    results = [*gradients, *values.values(), *(value for _, value in others)]
+    results = [*gradients, *values.values(), *(value for _, value in whole_pairs)]
     emitted = _emitted(trace, state, own_rows, results, collectives)
     whole = emitted.whole(results[len(gradients) :])
-    assigned = [*zip([v for v, _ in others], whole[len(values) :], strict=True)]
-    for variable, own in zip([v for v, _ in of_rows], emitted.traced([value for _, value in of_rows]), strict=True):
+    assigned = [*zip([v for v, _ in whole_pairs], whole[len(values) :], strict=True)]
+    for variable, own in zip([v for v, _ in own_pairs], emitted.traced([value for _, value in own_pairs]), strict=True):
         assigned.append((variable, tf.where(own_rows.rows > 0, own, tf.convert_to_tensor(variable))))
-    of_batch = emitted.whole(gradients) if emitted.are_whole(gradients) else None
-    return StepResult(emitted.shares(gradients), of_batch, dict(zip(values, whole, strict=False)), assigned)
+    totals = emitted.whole(gradients) if emitted.are_whole(gradients) else None
+    return StepResult(emitted.shares(gradients), totals, dict(zip(values, whole, strict=False)), assigned)
 
 
 def communication(

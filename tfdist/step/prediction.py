@@ -57,8 +57,8 @@ class BatchPrediction:
     def from_own_rows(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
         """Computes the outputs for this replica's rows, and gathers those of all replicas."""
         layouts, collectives = self._strategy.layouts, counting(self._strategy.collectives, own_rows.rows)
-        draws = self.drawing(number, collectives.rank)
-        with layouts.computing(self._model.trainable_variables), draws, using(collectives):
+        numbers = self.random_numbers(number, collectives.rank)
+        with layouts.computing(self._model.trainable_variables), numbers, using(collectives):
             outputs = layouts.by_rows(self.outputs(own_rows.batch))
         return gathered(self._strategy.parts.outputs(outputs), collectives)
 
@@ -71,8 +71,8 @@ class BatchPrediction:
             structure[:] = [self.outputs(batch)]
             return (), {str(n): output for n, output in enumerate(tf.nest.flatten(structure[0]))}
 
-        draws = self.drawing(number, collectives.rank)
-        with self._strategy.layouts.computing(self._model.trainable_variables), draws:
+        numbers = self.random_numbers(number, collectives.rank)
+        with self._strategy.layouts.computing(self._model.trainable_variables), numbers:
             result = partitioned(self._model, self._metrics, step, own_rows, collectives)
         result.assign()
         return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
@@ -93,7 +93,7 @@ class BatchPrediction:
                 )
         return outputs
 
-    def drawing(self, number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
+    def random_numbers(self, number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
         """Returns the context of the random numbers of a batch and a replica."""
         number = tf.cast(number, tf.int64)
         return randomness.not_training(
@@ -122,9 +122,9 @@ class Predictor:
         )
         # Batches are gathered one by one, since their rows differ: TensorFlow's collectives between processes need equal
         # shapes within one call of a compiled function.
-        self._one = prediction.compiled(prediction.partitioned if is_partitioned else prediction.from_own_rows)
+        self._predict = prediction.compiled(prediction.partitioned if is_partitioned else prediction.from_own_rows)
 
-    def predict(self, examples: Examples, batch_size: int, most: int | None = None) -> Iterator[Any]:
+    def predict(self, examples: Examples, batch_size: int, limit: int | None = None) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.
 
         Every process must read all of them.
@@ -132,13 +132,13 @@ class Predictor:
         Args:
           examples: examples, in their natural order; targets and weights are ignored.
           batch_size: examples per batch, over all replicas.
-          most: maximum number of examples.
+          limit: maximum number of examples.
 
         Raises:
           InputError: the outputs have no rows, the data does not fit the model, or the strategy needs equal shares, which
             the data cannot give.
         """
-        size = examples.size if most is None else min(examples.size, most)
+        size = examples.size if limit is None else min(examples.size, limit)
         divisor = self._strategy.replicas if self._strategy.compiles_replicas else 1
         batch_size = -(-batch_size // divisor) * divisor
         padded = -(-size // divisor) * divisor
@@ -152,9 +152,9 @@ class Predictor:
         with must_fit(examples.element_spec[:1]):
             for number, first in enumerate(range(0, padded, batch_size)):
                 # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
-                given = next(iterator), tf.constant(number, tf.uint64)
-                self._strategy.trace_together(self._one, *given)
-                outputs = self._one(*given)
+                arguments = next(iterator), tf.constant(number, tf.uint64)
+                self._strategy.trace_together(self._predict, *arguments)
+                outputs = self._predict(*arguments)
                 arrays = [self._on_host(value, min(padded - first, batch_size)) for value in tf.nest.flatten(outputs)]
                 yield tf.nest.pack_sequence_as(outputs, [array[: size - first] for array in arrays])
 
