@@ -65,8 +65,20 @@ def test_processes_of_a_host_share_its_cores(monkeypatch, local_size, asked, exp
     noted: list[int] = []
     monkeypatch.setattr(devices, "bind_to_share", lambda rank, size, assigned: max(1, 8 // size))
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", noted.append)
+    monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: 0)
+    monkeypatch.setattr(devices, "allow_waiting", lambda count: noted.append(-count))
     devices.share_cores(Cluster(size=local_size, local_size=local_size), asked)
-    assert noted == expected
+    assert noted == [*expected, *([-1] if expected else [])]
+
+
+def test_each_logical_cpu_has_a_thread_that_may_wait(monkeypatch):
+    noted: list[int] = []
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda cpu: None)
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", lambda cpu, devices: None)
+    monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: 2)
+    monkeypatch.setattr(tf.config.threading, "set_inter_op_parallelism_threads", noted.append)
+    devices.local_device_names(3)
+    assert noted == [5]
 
 
 def test_threads_are_fixed_once_tensorflow_runs():

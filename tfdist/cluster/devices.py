@@ -1,5 +1,6 @@
 """Devices of this process: their number, logical CPU devices, threads. Does not place operations."""
 
+import contextlib
 import os
 
 import tensorflow as tf
@@ -56,6 +57,9 @@ def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
     if not threads and cluster.local_size > 1:
         threads = bind_to_share(cluster.local_rank, cluster.local_size, assigned=cluster.source in BINDING_LAUNCHERS)
     limit_threads(threads)
+    if threads and not tf.config.threading.get_inter_op_parallelism_threads():
+        with contextlib.suppress(RuntimeError):  # the program has started TensorFlow with this number of threads
+            allow_waiting(1)
 
 
 def limit_threads(count: int) -> None:
@@ -71,7 +75,11 @@ def limit_threads(count: int) -> None:
 
 
 def allow_waiting(count: int) -> None:
-    """Lets this many operations wait for others, in addition to those that run: each keeps one of TensorFlow's threads."""
+    """Lets this many operations wait for others, in addition to those that run: each keeps one of TensorFlow's threads.
+
+    For example, a `tf.py_function` that calls a `tf.function` waits for it: with one on each of several replicas, or in a
+    process that is bound to one core, they would otherwise wait forever.
+    """
     have = tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
     tf.config.threading.set_inter_op_parallelism_threads(have + count)
 
@@ -98,6 +106,7 @@ def _logical_cpus(count: int) -> list[str]:
     if count > 1 and (have is None or len(have) < count):
         try:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+            allow_waiting(count)
         except (RuntimeError, ValueError):
             raise InputError(
                 f"Logical CPU devices are created when TensorFlow starts. Received: devices={count}, after "
