@@ -104,14 +104,14 @@ class _Traced:
     """The forward pass of a model, its losses and metrics, traced with symbolic rows."""
 
     def __init__(self, model: keras.Model, may_be_called: bool, may_communicate: bool):
-        self._model, self._may_be_called, self._may_communicate = model, may_be_called, may_communicate
+        self._model, self._may_be_called = model, may_be_called
+        self._collectives = LabelledCollectives(None, communicates=may_communicate)
         compiled = [(metric.name, metric) for metric in keras_internals.compiled_metrics(model)]
         updated = keras_internals.metrics_updated_by_calls(model) if may_be_called else []
         self._metrics = [*compiled, *updated]
         own = {id(metric) for metric in keras_internals.own_compiled_metrics(model)}
         own |= {id(metric) for _, metric in updated if keras_internals.is_own(metric)}
         self.own_metrics = own
-        self._calls: Sequence[RecordedCall] = ()
 
     def dependence(self, spec: Any, is_divided: bool) -> RowDependence:
         """See `row_dependence`."""
@@ -119,7 +119,7 @@ class _Traced:
         others = self._model.non_trainable_variables if self._may_be_called else []
         state = variables_of_state(variables, others)
         outputs = () if self._may_be_called else self._specs_of_outputs()
-        labels = labels_of(self._evaluated, (tuple(spec), outputs), variables, state)
+        labels, calls = labels_of(self._evaluated, (tuple(spec), outputs), variables, state), self._collectives.calls[:]
         of_metrics, metrics = self._coupled_metrics(labels, is_divided)
         if not is_divided:
             return RowDependence(metrics=metrics)
@@ -134,29 +134,24 @@ class _Traced:
             values += [*of_metrics, *(self._state(spec) if self._may_be_called else [])]
         else:
             metrics = {name: coupling for name, coupling in metrics.items() if coupling == "batches"}
-        return RowDependence(values, metrics, calls=self._calls)
+        return RowDependence(values, metrics, calls=calls)
 
     def _evaluated(self, batch: Any, size: tf.Tensor) -> Any:
         ((x, y, *weights), outputs) = batch
         model, rows = self._model, count_rows(batch)
-        collectives = self._collectives()
-        with in_replica(model, collectives), scalars_weighted(floating(rows) / floating(size)):
+        with in_replica(model, self._collectives), scalars_weighted(floating(rows) / floating(size)):
             outputs = model(x, training=False) if self._may_be_called else outputs
             added = keras_internals.losses_by_layer(model) if self._may_be_called else {}
             weight = weights[0] if weights else None
             terms = loss.terms(model, y, outputs, weight)
-            loss.totals(terms, size, collectives)
+            loss.totals(terms, size, self._collectives)
             names = [flat.loss.name for flat in keras_internals.flat_losses(model)]
             keras_internals.update_metrics(model, y, outputs, weight)
-        self._calls = collectives.calls
         of_losses = {
             f"{number}/{name}": [term.numerator, term.denominator]
             for number, (name, term) in enumerate(zip(names, terms, strict=True))
         }
         return outputs, of_losses, added
-
-    def _collectives(self) -> LabelledCollectives:
-        return LabelledCollectives(None, communicates=self._may_communicate)
 
     def _specs_of_outputs(self) -> Any:
         outputs = whole_model(self._model).outputs
@@ -188,7 +183,7 @@ class _Traced:
             return []
 
         def trained(batch: Any, size: tf.Tensor) -> Any:
-            with in_replica(self._model, self._collectives()):
+            with in_replica(self._model, self._collectives):
                 return self._model(batch, training=True), self._model.losses
 
         labels = labels_of(trained, spec[0], variables, self._model.non_trainable_variables)
