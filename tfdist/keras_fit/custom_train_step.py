@@ -145,7 +145,7 @@ class CustomTrainStep:
                 refuse_shared_variables(self._model, self._strategy, operations)
         restore_unless(replica.rows > 0, self._restored, before)
         average_over_rows(self._averaged, replica_batch.weights["mean"], collectives)
-        self.logs.keep(logs, replica_batch.weights)
+        self.logs.store(logs, replica_batch.weights)
         return None
 
     def _run_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, collectives: Collectives) -> None:
@@ -156,7 +156,7 @@ class CustomTrainStep:
         if application:
             apply = self._make_apply({"mean": floating(1)}, collectives, result.totals)
             apply(application.optimizer, application.gradients, application.variables)
-        self.logs.keep(result.values, equal_value_weights(collectives))
+        self.logs.store(result.values, equal_value_weights(collectives))
 
     def traced(self) -> None:
         """Compares the traced collective calls with other processes; called when `run` has first been traced."""

@@ -82,9 +82,9 @@ def compute_loss(
     keras_internals.build_losses(model, y, y_pred)
     parts = losses.terms(model, y, y_pred, sample_weight)
     totals = losses.totals(parts, replica.batch_size, replica.collectives)
-    of_outputs = keras_internals.loss_means(model)[1:]
+    output_means = keras_internals.loss_means(model)[1:]
     recorded = losses.as_recorded(parts, totals, replica.batch_size)
-    track_outputs(of_outputs, losses.shares_of(*recorded), replica.rows, replica.batch_size)
+    track_outputs(output_means, losses.shares_of(*recorded), replica.rows, replica.batch_size)
     return losses.mean_over_rows(model, parts, totals, replica.rows, replica.batch_size)
 
 

@@ -25,7 +25,7 @@ from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, 
 from tfdist.row_semantics.values import REPLICATED, ZEROS, Label, Rows, is_zero, sum_power
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.row_dependence import adds_up, in_replica, of_state
+from tfdist.step.row_dependence import adds_up, in_replica, labelled_state
 
 _OPS: dict[int | None, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a sum
 
@@ -174,8 +174,8 @@ def _combined(
     if reason:
         return result
     return result._replace(
-        gradients=[op_of_gradient for each in ops for op_of_gradient in each if op_of_gradient],
-        logs={key: op_of_gradient for key, label in logs.items() if (op_of_gradient := _op(label))},
+        gradients=[reduce_op for each in ops for reduce_op in each if reduce_op],
+        logs={key: reduce_op for key, label in logs.items() if (reduce_op := _op(label))},
         statistics=[variable for variable, value in assigned if value.op == "mean"],
     )
 
@@ -192,7 +192,7 @@ def _assigned(
         if id(variable) in of_metrics:
             yield variable, Labelled("metric", variable.path, label, "sum" if adds_up(label) else "")
         else:
-            yield variable, of_state(variable, label, sum_power(label) == -1)
+            yield variable, labelled_state(variable, label, sum_power(label) == -1)
     for label in labels.others:
         yield None, Labelled("variable", "a tf.Variable", label, "same" if label in (REPLICATED, ZEROS) else "")
 

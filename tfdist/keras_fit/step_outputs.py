@@ -66,9 +66,9 @@ class Logs:
         ]
         self._variables = dict(zip(returned.shapes, store.variables(states), strict=True))
 
-    def keep(self, found: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
+    def store(self, outputs: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
         """Stores what a replica's step returned, weighted by how each value is combined; inside a replica function."""
-        returned = flattened(found)
+        returned = flattened(outputs)
         values = [
             tf.math.multiply_no_nan(floating(returned[key]), weights[self._reduce_ops.get(key, "mean")])
             for key in self._variables

@@ -291,7 +291,7 @@ class EvaluationSteps:
             with computing, random_numbers(collectives.rank, collectives.size):
                 result, _ = partitioned(self._model, self._model.test_step, own_rows, collectives)
             result.assign()
-            self._logs.keep(result.values, equal_value_weights(collectives))
+            self._logs.store(result.values, equal_value_weights(collectives))
             return
         batch, weights, seed_replica, replica = batch_for_replica(
             own_rows, collectives, self.needs_all_rows, self._reduce_ops.static_rows
@@ -302,7 +302,7 @@ class EvaluationSteps:
                 returned = self._model.test_step(batch)
                 refuse_shared_variables(self._model, self._strategy, operations)
         restore_unless(replica.rows > 0, variables, before)
-        self._logs.keep(returned, weights)
+        self._logs.store(returned, weights)
 
     def _traced(self) -> None:
         agree_on_plan(self._strategy.peers, self._recorded.calls)

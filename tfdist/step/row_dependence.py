@@ -91,27 +91,27 @@ def row_dependence(
         checked, and not what layers add, outputs and state.
       may_communicate: whether code may gather the rows of all replicas.
     """
-    traced = _Traced(model, may_be_called, may_communicate)
-    if not (is_divided or traced.own_metrics):
+    forward_pass = _ForwardPass(model, may_be_called, may_communicate)
+    if not (is_divided or forward_pass.user_metrics):
         return RowDependence()
     try:
-        return traced.dependence(spec, is_divided)
+        return forward_pass.dependence(spec, is_divided)
     except FAILURES as error:  # for example, code for a certain number of rows
         return RowDependence(error=described(error))
 
 
-class _Traced:
+class _ForwardPass:
     """The forward pass of a model, its losses and metrics, traced with symbolic rows."""
 
     def __init__(self, model: keras.Model, may_be_called: bool, may_communicate: bool):
         self._model, self._may_be_called = model, may_be_called
         self._collectives = LabelledCollectives(None, communicates=may_communicate)
         compiled = [(metric.name, metric) for metric in keras_internals.compiled_metrics(model)]
-        updated = keras_internals.metrics_updated_by_calls(model) if may_be_called else []
-        self._metrics = [*compiled, *updated]
-        own = {id(metric) for metric in keras_internals.own_compiled_metrics(model)}
-        own |= {id(metric) for _, metric in updated if keras_internals.is_own(metric)}
-        self.own_metrics = own
+        updated_by_calls = keras_internals.metrics_updated_by_calls(model) if may_be_called else []
+        self._metrics = [*compiled, *updated_by_calls]
+        user_metrics = {id(metric) for metric in keras_internals.own_compiled_metrics(model)}
+        user_metrics |= {id(metric) for _, metric in updated_by_calls if keras_internals.is_own(metric)}
+        self.user_metrics = user_metrics
 
     def dependence(self, spec: Any, is_divided: bool) -> RowDependence:
         """See `row_dependence`."""
@@ -119,24 +119,24 @@ class _Traced:
         others = self._model.non_trainable_variables if self._may_be_called else []
         state = variables_of_state(variables, others)
         outputs = () if self._may_be_called else self._specs_of_outputs()
-        labels, calls = labels_of(self._evaluated, (tuple(spec), outputs), variables, state), self._collectives.calls[:]
-        of_metrics, metrics = self._coupled_metrics(labels, is_divided)
+        labels, calls = labels_of(self._evaluate, (tuple(spec), outputs), variables, state), self._collectives.calls[:]
+        metric_values, metrics = self._coupled_metrics(labels, is_divided)
         if not is_divided:
             return RowDependence(metrics=metrics)
-        of_outputs, of_losses, added = labels.results
+        output_labels, loss_labels, added_labels = labels.results
         values = [
             Labelled("output", self._model.name, each, "rows" if each == Rows(0, COUNT) else "")
-            for each in tf.nest.flatten(of_outputs)
+            for each in tf.nest.flatten(output_labels)
             if each is not None
         ]
         if all(value.op for value in values):  # otherwise, what is computed from them depends on several rows, too
-            values += _losses(of_losses, added)
-            values += [*of_metrics, *(self._state(spec) if self._may_be_called else [])]
+            values += _losses(loss_labels, added_labels)
+            values += [*metric_values, *(self._state(spec) if self._may_be_called else [])]
         else:
             metrics = {name: coupling for name, coupling in metrics.items() if coupling == "batches"}
         return RowDependence(values, metrics, calls=calls)
 
-    def _evaluated(self, batch: Any, size: tf.Tensor) -> Any:
+    def _evaluate(self, batch: Any, size: tf.Tensor) -> Any:
         ((x, y, *weights), outputs) = batch
         model, rows = self._model, count_rows(batch)
         with in_replica(model, self._collectives), scalars_weighted(floating(rows) / floating(size)):
@@ -147,11 +147,11 @@ class _Traced:
             loss.totals(terms, size, self._collectives)
             names = [flat.loss.name for flat in keras_internals.flat_losses(model)]
             keras_internals.update_metrics(model, y, outputs, weight)
-        of_losses = {
+        loss_terms = {
             f"{number}/{name}": [term.numerator, term.denominator]
             for number, (name, term) in enumerate(zip(names, terms, strict=True))
         }
-        return outputs, of_losses, added
+        return outputs, loss_terms, added
 
     def _specs_of_outputs(self) -> Any:
         outputs = whole_model(self._model).outputs
@@ -160,17 +160,17 @@ class _Traced:
 
     def _coupled_metrics(self, labels: Labels, is_divided: bool) -> tuple[list[Labelled], dict[str, Coupling]]:
         values: list[Labelled] = []
-        found: dict[str, Coupling] = {}
-        of_variables = iter(zip(labels.variables, labels.are_increments, strict=True))
+        coupled: dict[str, Coupling] = {}
+        variable_labels = iter(zip(labels.variables, labels.are_increments, strict=True))
         for name, metric in self._metrics:
-            each = [next(of_variables) for _ in metric.variables]
-            if id(metric) in self.own_metrics and not all(increases for _, increases in each):
-                found[name] = "batches"
-            elif is_divided and not all(adds_up(label) for label, _ in each):
-                found[name] = "rows"
-            assigned = sorted((label for label, _ in each if label is not None), key=adds_up)
-            values += [Labelled("metric", name, label, "" if name in found else "sum") for label in assigned[:1]]
-        return values, found
+            labels_of_metric = [next(variable_labels) for _ in metric.variables]
+            if id(metric) in self.user_metrics and not all(increases for _, increases in labels_of_metric):
+                coupled[name] = "batches"
+            elif is_divided and not all(adds_up(label) for label, _ in labels_of_metric):
+                coupled[name] = "rows"
+            assigned = sorted((label for label, _ in labels_of_metric if label is not None), key=adds_up)
+            values += [Labelled("metric", name, label, "" if name in coupled else "sum") for label in assigned[:1]]
+        return values, coupled
 
     def _state(self, spec: Any) -> list[Labelled]:
         """Returns the state that layers assign; what replicas cannot average has no `op`.
@@ -192,11 +192,11 @@ class _Traced:
             is_sum = label == SUM or isinstance(label, ReplicatedPlusSum)
             return sum_power(label) == -1 or not (is_sum or labels.is_used(variable))
 
-        of_variables = zip(variables, labels.variables, strict=True)
-        return [of_state(v, label, is_average(v, label)) for v, label in of_variables if label is not None]
+        variable_labels = zip(variables, labels.variables, strict=True)
+        return [labelled_state(v, label, is_average(v, label)) for v, label in variable_labels if label is not None]
 
 
-def of_state(variable: keras.Variable, label: Label, is_average: bool) -> Labelled:
+def labelled_state(variable: keras.Variable, label: Label, is_average: bool) -> Labelled:
     """Returns the value of state after a step; `is_average`: whether replicas may average it, if it is floating-point."""
     is_averaged = is_average and tf.as_dtype(variable.dtype).is_floating and not variable.trainable
     op: Combination = "same" if label in (REPLICATED, ZEROS) else "mean" if is_averaged else ""
@@ -208,13 +208,13 @@ def adds_up(label: Label | None) -> bool:
     return label is None or (isinstance(label, ReplicatedPlusSum) and label.power == 0)
 
 
-def _losses(of_losses: Mapping[str, list[Label]], added: Mapping[str, list[Label]]) -> list[Labelled]:
+def _losses(loss_labels: Mapping[str, list[Label]], added: Mapping[str, list[Label]]) -> list[Labelled]:
     """Returns the losses; what is no mean over rows has no `op`: numerator and denominator must add up."""
-    checked = [(key.partition("/")[2], labels, 0) for key, labels in of_losses.items()]
-    checked += [(f"what {layer} adds", labels, -1) for layer, labels in added.items()]
-    found = []
-    for name, labels, power in checked:
+    named_labels = [(key.partition("/")[2], labels, 0) for key, labels in loss_labels.items()]
+    named_labels += [(f"what {layer} adds", labels, -1) for layer, labels in added.items()]
+    losses = []
+    for name, labels, power in named_labels:
         wrong = [label for label in labels if sum_power(label) != power and label != ZEROS]
         label = times_count((wrong or labels)[0], -1 - power)
-        found.append(Labelled("loss", name, label, "" if wrong else "mean"))
-    return found
+        losses.append(Labelled("loss", name, label, "" if wrong else "mean"))
+    return losses
