@@ -67,7 +67,7 @@ class RowDependence(NamedTuple):
         return not self.communication.refused
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """Why a step needs all rows, and what replicas communicate, in words."""
         reason = self.reasons[0].rstrip(".")
         return f"needs all rows: {reason}. Besides gradients, replicas communicate {self.communication} in each step."

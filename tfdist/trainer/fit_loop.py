@@ -280,7 +280,7 @@ class FitLoop:
             options = program.settings, program.dependence
             of_data = check_examples(self._strategy, self._model, self._source, self._test, *options)
         if program.metrics.count_all_rows and self._strategy.is_chief:
-            _log.info("A step %s", program.dependence.said)
+            _log.info("A step %s", program.dependence.description)
         warn_of_run(self._strategy, self._facts, of_data)
         first = self._position.before(state.step)
         to_skip = first if self._source.can_be_read_again else first - state.read_before
