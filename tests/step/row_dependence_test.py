@@ -111,8 +111,8 @@ def test_what_is_no_mean_is_found(case: str) -> None:
     model = network(loss, layers)
     model.evaluate(X, Y, batch_size=16, verbose=0)  # builds the loss
     found = dependence(model, X, Y, micro_steps=2)
-    assert (names(found.wrong("loss")), bool(found.wrong("output"))) == (expected, "couples" in case)
-    assert not (found.wrong("variable") or found.metrics or found.error)
+    assert (names(found.uncombined("loss")), bool(found.uncombined("output"))) == (expected, "couples" in case)
+    assert not (found.uncombined("variable") or found.metrics or found.error)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(mean, []), (root, ["root"])])
@@ -121,7 +121,7 @@ def test_losses_are_labelled_without_calling_the_model(loss: Any, expected: list
     model = network(loss, [])
     model.evaluate(X, Y, verbose=0)
     found = dependence(model, X, Y, micro_steps=2, may_be_called=False)
-    assert (names(found.wrong("loss")), found.wrong("output")) == (expected, [])
+    assert (names(found.uncombined("loss")), found.uncombined("output")) == (expected, [])
 
 
 class Measuring(keras.layers.Layer):
@@ -182,7 +182,7 @@ def test_losses_of_several_outputs_are_told_apart() -> None:
     model.compile("sgd", {"a": root, "b": mean, "c": root})
     targets = {"a": Y, "b": Y, "c": Y}
     model.evaluate(X, targets, verbose=0)
-    assert names(dependence(model, X, targets, micro_steps=2).wrong("loss")) == ["root", "root"]
+    assert names(dependence(model, X, targets, micro_steps=2).uncombined("loss")) == ["root", "root"]
 
 
 class OfKnownRows(keras.Loss):

@@ -72,7 +72,7 @@ class RowDependence(NamedTuple):
         reason = self.reasons[0].rstrip(".")
         return f"needs all rows: {reason}. Besides gradients, replicas communicate {self.communication} in each step."
 
-    def wrong(self, kind: str) -> list[str]:
+    def uncombined(self, kind: str) -> list[str]:
         """Returns the values of a kind that depend on several rows, such as losses that are no means, with what they are."""
         values = [value for value in self.values if value.kind == kind and not value.op]
         return [f"{value.name}, which is {explained(value.label)}" for value in values]

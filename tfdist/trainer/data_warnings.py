@@ -183,11 +183,11 @@ def _refusals(found: RowDependence, model: keras.Model, replicas: int, parts: in
     if found.is_partitioned:
         batches = [name for name, coupling in found.metrics.items() if coupling == "batches"]
         return [_of_metric(name, "batches", replicas, parts) for name in batches]
-    if losses := found.wrong("loss"):
+    if losses := found.uncombined("loss"):
         return [str(not_means(losses, replicas, parts))]
     if found.metrics:
         return [_of_metric(name, coupling, replicas, parts) for name, coupling in found.metrics.items()]
-    if state := found.wrong("variable"):
+    if state := found.uncombined("variable"):
         return [
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them where "
             "its step cannot be partitioned, as with micro-steps, XLA and stages. Received: "
@@ -197,7 +197,7 @@ def _refusals(found: RowDependence, model: keras.Model, replicas: int, parts: in
         "The outputs for a row must not depend on the other rows where a step cannot be partitioned, as with micro-steps, "
         f"XLA, stages and local training. Received: the output of {output}, with {divided}. Leave these out, or use "
         "tfdist.gather_rows in a layer."
-        for output in found.wrong("output")
+        for output in found.uncombined("output")
     ]
 
 

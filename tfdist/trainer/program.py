@@ -183,7 +183,7 @@ class Program(NamedTuple):
     @property
     def partitions_outputs(self) -> bool:
         """Whether outputs for a row depend on other rows, and are partitioned."""
-        return self.metrics.count_all_rows and bool(self.dependence.wrong("output"))
+        return self.metrics.count_all_rows and bool(self.dependence.uncombined("output"))
 
     def resume(self, saved: Mapping[str, Any], step: int) -> None:
         """Takes over the values of a checkpoint at a step, whose variables have been restored."""
