@@ -17,7 +17,7 @@ COMPARE_EVERY = 100  # maximum number of batches between two comparisons
 def next_comparison(compared: int) -> int:
     """Returns the number of batches of a pass after which to compare again: 1, 2, 4, ... 128, then every `COMPARE_EVERY`.
 
-    What is wrong from the start is found at once, and long passes are not slowed down: a comparison costs a message.
+    Differences in the first batches are reported at once, and long passes are not slowed down: a comparison sends a message.
 
     Args:
       compared: number of batches compared so far.
@@ -54,7 +54,7 @@ class BatchComparison:
             self._compare(count)
 
     def compare_all(self) -> None:
-        """Compares all batches that were read and not compared yet, because there are no more.
+        """Compares the remaining batches at the end of the data.
 
         Raises:
           InputError: the batches differ.
@@ -120,7 +120,7 @@ class GlobalBatches:
         return self._reader
 
     def compare_rest(self) -> None:
-        """Compares what the current pass, if there is one, has taken and not compared; see `BatchReader.compare_rest`."""
+        """Compares the remaining batches of the current pass, if there is one; see `BatchReader.compare_rest`."""
         if self._reader is not None:
             self._reader.compare_rest()
 
@@ -181,7 +181,7 @@ class BatchReader:
         self._comparison.advance(self._position, self.at_end)
 
     def compare_rest(self) -> None:
-        """Compares what was taken and has not been compared; every process must have taken the same number of batches."""
+        """Compares the remaining batches; every process must have read the same number of them."""
         self._comparison.advance(self._position, is_end=True)
 
     def compare_all(self) -> None:

@@ -165,7 +165,7 @@ def synchronized_callbacks(
     each_batch: bool,
     deadline: float,
 ) -> list[keras.callbacks.Callback]:
-    """Returns this process's callbacks for `fit`: files by the chief, averaged statistics, and agreement to stop.
+    """Returns this process's callbacks for `fit`: the first averages statistics, and the last lets processes agree to stop.
 
     Args:
       callbacks: callbacks as passed on every process.
@@ -174,12 +174,10 @@ def synchronized_callbacks(
       each_batch: whether a callback may stop training after any batch.
       deadline: seconds to wait for processes whose callbacks take longer.
     """
-    averaging = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: average()
-    )  # before others use statistics
+    first = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average())
     last = (_StopTogetherAfterBatches if each_batch else _StopTogether)(strategy.group, deadline)
     restored = [_BroadcastRestored(strategy)] if strategy.cluster.size > 1 else []
-    return [averaging, *chosen(callbacks, strategy, restores=True), *restored, last]
+    return [first, *chosen(callbacks, strategy, restores=True), *restored, last]
 
 
 class _BroadcastRestored(keras.callbacks.Callback):

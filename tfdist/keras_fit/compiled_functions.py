@@ -70,7 +70,7 @@ class Functions:
           number: number of the first step.
           allows_not_finite: whether to return after a step that is not finite, instead of raising.
         """
-        self.sums.hide()
+        self.sums.prepare_step()
         if self._training is None:
             result = self._first_steps(batches, spec, max_steps, number)
         else:
@@ -88,7 +88,7 @@ class Functions:
 
         Metrics, the optimizer and its loss scale are kept; the error feedback of a compression is not.
         """
-        self.sums.show()
+        self.sums.publish()
         self.keep_loss_scale()
         self._training = None
 
@@ -113,7 +113,7 @@ class Functions:
         sends_rows = bool(ops.calls) or isinstance(self._training, CustomSteps)
         if not (sends_rows and isinstance(batches, BatchReader)):
             return self._training.run(batches, max_steps, number)
-        # Whether a step sends rows, of which there may be other numbers in the next one, is known when it is traced.
+        # Only tracing the step shows whether it sends rows, whose number may differ in the next step.
         result = self._training.run(next(batches) if first is None else first, 1, number)
         if max_steps == 1 or result.failure or batches.at_end:
             return result
@@ -137,7 +137,7 @@ class Functions:
           needs_all_rows: why each replica must compute the whole batch, if that is known.
         """
         has_all_rows = self._strategy.replicas * self._options.accumulate_steps == 1
-        if has_all_rows and not listener():  # for which Keras's own code is correct
+        if has_all_rows and not listener():  # Keras's own code is correct for all rows
             return ReduceOps(needs_all_rows="metrics" if returned and returned.computed_from_metrics else "")
         if needs_all_rows or self._per_row_state:
             ops = ReduceOps(needs_all_rows=needs_all_rows or self._per_row_state)
@@ -167,7 +167,7 @@ class Functions:
 
     def test(self, batches: Any, spec: Any, max_steps: int) -> StepsResult:
         """Evaluates batches; see `train` for arguments and result."""
-        self.sums.hide()
+        self.sums.prepare_step()
         if self._tests is None:
             self._tests = self._evaluation_steps(spec)
         self.sums.use_all_rows(self._tests.needs_all_rows)
@@ -191,7 +191,7 @@ class Functions:
 
     def results(self) -> dict[str, Any]:
         """Returns the metrics' results since their last reset, which the metrics themselves have until the next step."""
-        self.sums.show()
+        self.sums.publish()
         return self._results()
 
     def _results(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Functions:
           ends: whether they end a pass, after which users read results from the metrics themselves.
         """
         if ends:
-            self.sums.show()
+            self.sums.publish()
         if result.failure:
             return {**self._results(), **result.returned}
         if not result.returned:

@@ -12,7 +12,7 @@ from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_drain
 
 
 class MetricSums:
-    """Collects the sums from the devices, and shows them in the metrics' variables after a pass over data.
+    """Collects the sums from the devices, and publishes them in the metrics' variables after a pass over data.
 
     Each replica's variables have the sums of its own rows since they were last drained. Where replicas have all rows, they
     keep all sums, which a custom step may read.
@@ -35,8 +35,8 @@ class MetricSums:
         self._model, self._strategy = model, strategy
         self._by_all_rows = False  # whether replicas have all rows of a batch
         self._totals = Totals()
-        # The totals have all sums, or all but those since variables were drained; "shown" also in the metrics' variables.
-        self._state: Literal["collecting", "drained", "shown"] = "collecting"
+        # The totals have all sums, or all but those since variables were drained; "published" also in the metrics' variables.
+        self._state: Literal["collecting", "drained", "published"] = "collecting"
         self._collect()
 
     def _collect(self) -> None:
@@ -81,19 +81,19 @@ class MetricSums:
         sums = self._sums()
         return self.metrics.results(sums) if sums else {}
 
-    def show(self) -> None:
+    def publish(self) -> None:
         """Assigns the sums to the metrics' variables on every replica, from which users get results after a pass."""
-        if self._state != "shown":
+        if self._state != "published":
             sums = self._sums()
             self._totals = Totals(sums)
             self._assign(sums)
-            self._state = "shown"
+            self._state = "published"
 
-    def hide(self) -> None:
-        """Prepares the metrics' variables for a step after `show`; replicas with all rows keep the sums."""
-        if self._state == "shown" and self._by_all_rows:
+    def prepare_step(self) -> None:
+        """Prepares the metrics' variables for a step after `publish`; replicas with all rows keep the sums."""
+        if self._state == "published" and self._by_all_rows:
             self._totals = Totals(self._zeros)
-        elif self._state == "shown":
+        elif self._state == "published":
             self._assign(self._zeros)
         self._state = "collecting"
 

@@ -146,7 +146,7 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         distributed = attached(self)
         if distributed is None or inside:
             return original(self, *args, **kwargs)
-        # What one process does alone, such as saving in a callback, must not wait for the others; collective code opens
+        # Code of a single process, such as saving in a callback, must not wait for other processes; collective code opens
         # the scope.
         with keras_internals.outside_scopes() if name in _USER_METHODS else contextlib.nullcontext():
             is_eager = name in _USER_METHODS and (self.run_eagerly or tf.config.functions_run_eagerly())
