@@ -10,7 +10,7 @@ import pytest
 
 from tests.waiting import DEADLINE, read_line, wait_for
 from tfdist.cluster.environment import Cluster
-from tfdist.coordination import LostMember, watch
+from tfdist.coordination import LostMember, PeerFailureHandler
 from tfdist.coordination.job_token import LOOPBACK
 from tfdist.errors import NotFiniteError, PeerLostError
 from tfdist.launcher.placement import free_ports
@@ -46,7 +46,7 @@ def watched(job, monkeypatch):
     monkeypatch.setattr("tfdist.coordination.peer_failure.OWN_FAILURE_SECONDS", 1.0)
     three = job(3)
     three.stream, three.ends = io.StringIO(), Ends()
-    three.watch = watch(three.members[0], CLUSTER, three.stream, grace=0.3, end=three.ends)
+    three.handler = PeerFailureHandler(three.members[0], CLUSTER, three.stream, grace=0.3, end=three.ends)
     return three
 
 
@@ -73,7 +73,7 @@ def test_output_that_nobody_reads_does_not_keep_a_process_from_ending(job):
     os.set_blocking(writing, True)
     three, ends = job(3), Ends()
     with open(reading, "rb") as pipe, open(writing, "w") as stream:
-        watch(three.members[0], CLUSTER, stream, grace=0.3, end=ends)
+        PeerFailureHandler(three.members[0], CLUSTER, stream, grace=0.3, end=ends)
         kill(three, 1)
         assert ends.came.wait(DEADLINE)
         pipe.read1(1 << 20)  # so that the blocked threads end
@@ -83,7 +83,7 @@ def test_output_that_nobody_reads_does_not_keep_a_process_from_ending(job):
 def test_whoever_has_left_with_a_code_of_its_own_ends_with_that(watched):
     """A stall ends all processes at the same time, in which peers and engines fail, too."""
     watched.members[0].leave(4, "stalled")
-    with pytest.raises(RuntimeError), watched.watch:
+    with pytest.raises(RuntimeError), watched.handler:
         watched.members[0]._client._losses.append(LostMember(1, "ended with code 4 (stalled)", 4))
         raise RuntimeError("the engine failed")
     assert set(watched.ends.codes) == {4} and watched.stream.getvalue() == ""
@@ -92,7 +92,7 @@ def test_whoever_has_left_with_a_code_of_its_own_ends_with_that(watched):
 def test_an_engines_error_that_outruns_the_news_ends_with_code_5_and_one_line(watched, monkeypatch):
     monkeypatch.setattr("tfdist.coordination.peer_failure.LOSS_NOTICE_SECONDS", DEADLINE)
     threading.Timer(0.2, kill, (watched, 1)).start()
-    with pytest.raises(RuntimeError), watched.watch:
+    with pytest.raises(RuntimeError), watched.handler:
         raise RuntimeError("UnavailableError: connection reset")
     time.sleep(0.5)
     assert watched.stream.getvalue().count("\n") == 1 and watched.stream.getvalue().startswith(LINE)
@@ -101,7 +101,7 @@ def test_an_engines_error_that_outruns_the_news_ends_with_code_5_and_one_line(wa
 
 def test_an_error_without_a_loss_is_an_error(watched):
     began = time.monotonic()
-    with pytest.raises(ZeroDivisionError), watched.watch:
+    with pytest.raises(ZeroDivisionError), watched.handler:
         1 / 0  # noqa: B018
     assert time.monotonic() - began > 0.4  # waited for a notice of a loss
     assert watched.stream.getvalue() == "" and watched.ends.codes == []
@@ -113,7 +113,7 @@ def test_what_ends_all_of_its_own_is_nobodys_loss(watched, monkeypatch):
     """All ranks see that the loss is not finite; one that is notified of another's end first still reports its own error."""
     monkeypatch.setattr("tfdist.coordination.peer_failure.OWN_FAILURE_SECONDS", DEADLINE)
     watched.members[1].leave(3, "step 7")
-    with pytest.raises(NotFiniteError), watched.watch:
+    with pytest.raises(NotFiniteError), watched.handler:
         assert wait_for(watched.members[0].lost)
         raise NotFiniteError("step 7")
     assert watched.stream.getvalue() == "" and watched.ends.codes == []
@@ -129,13 +129,13 @@ def test_one_that_ended_with_a_code_is_told_of(watched):
 
 def test_a_gather_that_fails_by_a_loss_is_told_of_once(watched):
     kill(watched, 1)
-    with pytest.raises(PeerLostError), watched.watch:
+    with pytest.raises(PeerLostError), watched.handler:
         watched.members[0].gather("x", 1)
     assert watched.stream.getvalue().count("\n") == 1 and set(watched.ends.codes) == {5}
 
 
 def test_without_a_loss_it_leaves_quietly(watched):
-    with watched.watch:
+    with watched.handler:
         pass
     assert watched.stream.getvalue() == "" and watched.ends.codes == []
     assert watched.members[1].lost(wait=0.1) is None
@@ -155,15 +155,15 @@ def test_without_a_loss_it_leaves_quietly(watched):
     ],
 )
 def test_ways_to_end_are_told_by_their_code(watched, error, told):
-    with pytest.raises(BaseException) as raised, watched.watch:
+    with pytest.raises(BaseException) as raised, watched.handler:
         raise error
     assert raised.value is error
     lost = watched.members[1].lost
     assert str(lost(wait=0.3) if told == "None" else wait_for(lost)) == told
 
 
-def test_a_closed_watch_ends_nothing(watched):
-    watched.watch.close()
+def test_a_closed_handler_ends_nothing(watched):
+    watched.handler.close()
     kill(watched, 1)
     assert wait_for(watched.members[0].lost)
     assert not watched.ends.came.wait(0.6)
@@ -172,10 +172,10 @@ def test_a_closed_watch_ends_nothing(watched):
 STUCK = """
 import sys, threading
 from tfdist.cluster.environment import Cluster
-from tfdist.coordination import join, watch
+from tfdist.coordination import PeerFailureHandler, join
 cluster = Cluster(int(sys.argv[1]), 3, int(sys.argv[1]), 3, coordinator=sys.argv[2])
 group = join(cluster, environment={})
-with watch(group, cluster, grace=0.5):
+with PeerFailureHandler(group, cluster, grace=0.5):
     print("joined", flush=True)
     threading.Event().wait()  # a collective that nobody else will join
 """

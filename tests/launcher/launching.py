@@ -18,12 +18,12 @@ from tfdist.testing.processes import free_addresses
 MEMBER = """
 import os, sys, time
 from tfdist.cluster.environment import from_tf_config
-from tfdist.coordination import join, watch
+from tfdist.coordination import PeerFailureHandler, join
 cluster = from_tf_config(os.environ)
 if cluster.rank in {absent}:
     time.sleep(1000)
 group = join(cluster)
-with watch(group, cluster):
+with PeerFailureHandler(group, cluster):
     assert group.gather("ranks", cluster.rank) == list(range(cluster.size))
     {body}
 """

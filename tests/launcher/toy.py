@@ -14,7 +14,7 @@ PROGRAM = """
 import os, pathlib, signal, sys, time
 from tfdist.cluster.environment import from_tf_config
 from tfdist.errors import Preempted
-from tfdist.coordination import join, watch
+from tfdist.coordination import PeerFailureHandler, join
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.cluster.signals import notices
 from tfdist.cluster.progress_file import ProgressFile
@@ -48,7 +48,7 @@ def train(first, last):
                 {ending}
                 raise Preempted(f"preempted at step {{step}}")
 
-with watch(group, cluster, grace=1.0):
+with PeerFailureHandler(group, cluster, grace=1.0):
     first = int(saved.read_text()) if saved.exists() else 0
     try:
         train(first, {last})

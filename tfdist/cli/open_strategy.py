@@ -1,4 +1,4 @@
-"""Opens a strategy for a command: starts it from flags, with failure detection and the same flags on every process."""
+"""Opens a strategy for a command: starts it from flags, handles lost peers, and compares the flags of all processes."""
 
 import dataclasses
 import inspect
@@ -15,7 +15,7 @@ from tfdist.cli.early_checks import Place, find_place
 from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import names, replaced
-from tfdist.coordination import Group, watch
+from tfdist.coordination import Group, PeerFailureHandler
 from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
@@ -79,12 +79,11 @@ def opened_strategy(
     if not place.detection:  # else the flags have been checked
         check_strategy(config, declaration(detection.strategy))
     options = {**_options(config, detection), **more_options}
-    # Failure detection begins with the group, because an engine may wait forever at startup for a peer that is lost
-    # meanwhile.
+    # Losses are handled as soon as there is a group, because an engine may wait forever at startup for a lost peer.
     with ExitStack() as watching:
 
         def watch_over(group: Group, cluster: Cluster) -> None:
-            watching.enter_context(watch(group, cluster))
+            watching.enter_context(PeerFailureHandler(group, cluster))
 
         strategy = start(detection, config.start_timeout_seconds, place.environment, options, watch_over)
         per_process = names(config, "per_process")

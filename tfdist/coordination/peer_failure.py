@@ -1,4 +1,4 @@
-"""Reaction of a training process to the loss of another one: it reports it once and ends with the right exit code."""
+"""Ends a training process that has lost another one: one line, and the exit code 5."""
 
 import os
 import sys
@@ -13,12 +13,12 @@ from tfdist.coordination.client import goodbye_of
 from tfdist.coordination.group import Group, LostMember, name_member
 from tfdist.errors import ExitCode, PeerLostError, TfdistError
 
-LOSS_NOTICE_SECONDS = 2.0  # how much earlier than the notice of a loss the engine's error may be raised
-OWN_FAILURE_SECONDS = 3.0  # for this process to fail for the same reason, such as a loss that is not finite
+LOSS_NOTICE_SECONDS = 2.0  # for the notice of a loss, which an engine's error may precede
+OWN_FAILURE_SECONDS = 3.0  # for this process to fail for the same reason, such as a training loss that is not finite
 
 
-class FailureDetector:
-    """Detects the loss of other members while the main thread trains.
+class PeerFailureHandler:
+    """Ends this process after the loss of another member, while the main thread trains.
 
     On the first loss, prints one line that names the lost member. If the process has not ended by itself after `grace`
     seconds, ends it with code 5: the main thread is probably stuck in a collective that can never complete.
@@ -32,85 +32,66 @@ class FailureDetector:
         self,
         group: Group,
         cluster: Cluster,
-        stream: TextIO,
-        grace: float,
-        end: Callable[[int], object],
+        stream: TextIO = sys.stderr,
+        grace: float = 5.0,
+        end: Callable[[int], object] = os._exit,
     ):
-        """Starts failure detection; for the arguments see `watch`."""
+        """Subscribes to the losses of a group.
+
+        Args:
+          group: the group of the other members.
+          cluster: this process's rank and size, for the printed line.
+          stream: where the line is printed.
+          grace: seconds that the process has to end by itself.
+          end: ends the process immediately with an exit code.
+        """
         self._group, self._stream, self._grace, self._end = group, stream, grace, end
         self._name = f"rank {cluster.rank} of {cluster.size}"
         self._report_lock = threading.Lock()
-        self._said = False
+        self._is_reported = False
         self._closed = threading.Event()
-        group.on_loss(self._lost)
-
-    def lost(self, wait: float = LOSS_NOTICE_SECONDS) -> LostMember | None:
-        """Returns the first loss, after printing its line, waiting up to `wait` seconds for it.
-
-        To be called after an engine has raised an error: if there was a loss, the process should end with code 5.
-        """
-        loss = self._group.lost(wait)
-        if loss:
-            self._say(loss)
-        return loss
+        group.on_loss(self._handle_loss)
 
     def close(self) -> None:
-        """Stops detecting failures, because the process is about to end by itself."""
+        """Ignores later losses, because the process is about to end by itself."""
         self._closed.set()
 
-    def __enter__(self) -> "FailureDetector":
+    def __enter__(self) -> "PeerFailureHandler":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, Exception) and _may_be_caused_by_a_loss(error) and self.lost(LOSS_NOTICE_SECONDS):
-            self._closed.set()
-            self._group.leave(ExitCode.PEER_LOST)
-            self._finish()
+        if isinstance(error, Exception) and _may_be_caused_by_a_loss(error):
+            if loss := self._group.lost(LOSS_NOTICE_SECONDS):
+                self._report(loss)
+                self.close()
+                self._group.leave(ExitCode.PEER_LOST)
+                self._end_process()
         self.close()
         self._group.leave(*goodbye_of(error))
 
-    def _lost(self, loss: LostMember) -> None:
-        patience = 0.0 if loss.code is None else OWN_FAILURE_SECONDS
-        if self._closed.wait(patience):
+    def _handle_loss(self, loss: LostMember) -> None:
+        delay = 0.0 if loss.code is None else OWN_FAILURE_SECONDS
+        if self._closed.wait(delay):
             return
-        self._say(loss)
+        self._report(loss)
         if not self._closed.wait(self._grace):
-            self._finish()
+            self._end_process()
 
-    def _say(self, loss: LostMember) -> None:
+    def _report(self, loss: LostMember) -> None:
         with self._report_lock:
-            if not self._said and not self._group.goodbye_code:
-                self._said = True
-                lost = name_member(loss.rank, loss.noun) + self._group.role(loss.rank)
-                said = f"{lost} is lost: {loss.reason}".rstrip(".")  # the reason may be a complete sentence
-                print_line(f"{self._name}: {said}. Ending with code {ExitCode.PEER_LOST:d}.", self._stream)
+            if not self._is_reported and not self._group.goodbye_code:
+                self._is_reported = True
+                member = name_member(loss.rank, loss.noun) + self._group.role(loss.rank)
+                text = f"{member} is lost: {loss.reason}".rstrip(".")  # the reason may be a complete sentence
+                print_line(f"{self._name}: {text}. Ending with code {ExitCode.PEER_LOST:d}.", self._stream)
 
-    def _finish(self) -> None:
+    def _end_process(self) -> None:
         for stream in (sys.stdout, sys.stderr, self._stream):
             flush(stream)
         # Not a loss if this process has left the group with its own exit code.
         self._end(self._group.goodbye_code or ExitCode.PEER_LOST)
 
 
-def watch(
-    group: Group,
-    cluster: Cluster,
-    stream: TextIO = sys.stderr,
-    grace: float = 5.0,
-    end: Callable[[int], object] = os._exit,
-) -> FailureDetector:
-    """Starts failure detection for a training process; see `FailureDetector`.
-
-    Args:
-      group: the group whose members are watched.
-      cluster: this process's rank and size, for the printed line.
-      stream: where the line is printed.
-      grace: seconds that the process has to end by itself.
-      end: ends the process immediately with an exit code.
-    """
-    return FailureDetector(group, cluster, stream, grace, end)
-
-
 def _may_be_caused_by_a_loss(error: Exception) -> bool:
-    """Returns False for errors with another cause, such as a loss that is not finite."""
+    """Returns False for errors with another cause, such as a training loss that is not finite."""
     return isinstance(error, PeerLostError) or not isinstance(error, TfdistError)

@@ -213,8 +213,8 @@ class Watchdog:
         elif "end" in message:
             rank = f"rank {self._rank} of {self._group.size}"
             self._say(f"{rank}: {message['end']}. Ending with code {ExitCode.STALLED:d}.")
-            # In its own thread, because `leave` would wait for this thread, and for longer than the failure detectors of
-            # other ranks wait for a rank to end by itself.
+            # In its own thread, because `leave` would wait for this thread, and for longer than other ranks wait for a
+            # rank to end by itself.
             farewell = threading.Thread(target=self._group.leave, args=(ExitCode.STALLED, message["end"]), daemon=True)
             farewell.start()
             farewell.join(_FAREWELL_SECONDS)

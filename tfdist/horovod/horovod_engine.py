@@ -14,7 +14,7 @@ from tfdist.cluster.environment import Cluster, detect_cluster
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.collectives.no_constant_folding import not_constant
-from tfdist.coordination import Group, LocalGroup, join, watch
+from tfdist.coordination import Group, LocalGroup, PeerFailureHandler, join
 from tfdist.coordination.job_token import LOOPBACK, bound, job_token, join_address, network_interface
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
 from tfdist.errors import InputError
@@ -151,7 +151,7 @@ class HorovodEngine(Engine):
             found = start_horovod(cluster, join_job, **options)
             # Gloo raises an error if a rank is lost; MPI would wait for it forever.
             if found.size > 1 and hvd.mpi_enabled():
-                watch(found, cluster)
+                PeerFailureHandler(found, cluster)
             return found
         _agree_on(sets, group)
         start_through(group, cluster, **options)
