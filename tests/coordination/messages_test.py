@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tfdist.coordination.messages import (
     VERSION,
     BadMessage,
-    Handshake,
     MessageReader,
     deadline_field,
     encode,
+    join_refusal,
     take,
     take_deadline,
     take_ranks,
@@ -84,12 +84,11 @@ def test_ranks_of_a_subgroup_are_taken_in_order_with_the_sender():
             take_ranks({"type": "publish", "ranks": ranks}, 2, 3)
 
 
-GROUP = Handshake(size=2, token="secret", noun="rank")
 HELLO = {"type": "hello", "rank": 1, "size": 2, "version": VERSION, "pid": 12, "host": "b", "nonce": "n"}
 
 
 def test_a_member_is_welcome():
-    assert GROUP.refusal(HELLO, {0: "pid 11 on a"}) == version_refusal(HELLO) == ""
+    assert join_refusal(HELLO, 2, "rank", {0: "pid 11 on a"}) == version_refusal(HELLO) == ""
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_a_member_is_welcome():
     ],
 )
 def test_others_are_refused_with_what_is_wrong(change, message):
-    assert message in GROUP.refusal({**HELLO, **change}, {0: "pid 11 on a"})
+    assert message in join_refusal({**HELLO, **change}, 2, "rank", {0: "pid 11 on a"})
 
 
 @pytest.mark.parametrize("version", [VERSION + 1, VERSION - 1, None, "9" * 1000])
@@ -117,4 +116,4 @@ def test_what_is_no_hello_or_an_incomplete_one_is_a_bad_message():
             version_refusal({**HELLO, **change})
     for change in ({"rank": "1"}, {"size": None}, {"host": 3}):
         with pytest.raises(BadMessage):
-            GROUP.refusal({**HELLO, **change}, {})
+            join_refusal({**HELLO, **change}, 2, "rank", {})

@@ -185,8 +185,7 @@ class Publications:
     """
 
     def __init__(self, name: str):
-        """Initializes with the `name` of the delivering thread."""
-        self._name = name
+        self._name = name  # of the delivering thread
         self._state = threading.Lock()  # guards the attributes below
         self._values: list[tuple[Hashable, Json]] = []
         self._listeners: dict[Hashable, list[Listener]] = {}  # by topic; only the first one receives values
@@ -246,16 +245,15 @@ def _call(callback: Callable[[Json], object], topic: Hashable, value: Json) -> b
 
 
 class Liveness:
-    """Since when nothing has been received; only messages that are complete and verified count."""
+    """Measures the time since the last message, or since its creation; only complete and verified messages count.
+
+    Args:
+      lines: reads the messages.
+      interval: seconds between two calls of `is_silent` if nothing delays this process.
+      clock: returns the time in seconds.
+    """
 
     def __init__(self, lines: MessageReader, interval: float, clock: Callable[[], float] = time.monotonic):
-        """Initializes as if a message had been received now.
-
-        Args:
-          lines: reads the messages.
-          interval: seconds between two calls of `is_silent` if nothing delays this process.
-          clock: returns the time in seconds.
-        """
         self._lines, self._interval, self._clock = lines, interval, clock
         self._heard = self._checked = clock()
 

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import escaped
@@ -137,13 +137,12 @@ class MessageReader:
 
     Attributes:
       limit: maximum number of bytes per message.
-      unseal: returns the message of a sealed line, and raises `BadMessage` if it is not genuine; None while messages are not
-        sealed.
-      line: the last message as it was sent, without its seal and its newline.
+      unseal: returns the message of a sealed line, and raises `BadMessage` if it is not authentic; None while messages are
+        not sealed.
+      line: the last message as sent, without its seal and its newline.
     """
 
     def __init__(self, limit: int):
-        """Initializes with `limit`."""
         self.limit = limit
         self.unseal: Callable[[bytes], bytes] | None = None
         self.line = b""
@@ -194,8 +193,7 @@ def _decode(line: bytes) -> Message:
 # Each end sends a nonce in clear: the one that connects in its hello, the one that listens in its challenge. From the token
 # and these two messages both derive one key for each direction. Every later message carries its HMAC-SHA256 (RFC 2104) under
 # the key of its direction, over its number and its bytes. Without the token nobody can send, alter, repeat, reorder or reflect
-# a message, of this connection or of another one; what remains is to cut the connection, which counts as a loss. Messages are
-# not encrypted.
+# a message of this or another connection, but only cut the connection, which counts as a loss. Messages are not encrypted.
 #
 # Cost: 65 bytes and a few microseconds per message.
 
@@ -207,7 +205,7 @@ class WrongSealError(BadMessage):
 
 
 def nonce() -> str:
-    """Returns a text that no other connection has."""
+    """Returns a random text, unique to a connection."""
     return secrets.token_hex(16)
 
 
@@ -272,18 +270,12 @@ _MINUTE = 60.0
 
 
 class LimitedLog:
-    """Writes the first lines of each minute to a log, and then the number of the others.
+    """Writes the first lines of each minute to a log, and then the number of lines that it left out.
 
-    Lines are limited in length, and without control characters.
+    Lines are limited in length, and control characters are escaped.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic):
-        """Initializes without lines.
-
-        Args:
-          log: where the lines are written.
-          clock: returns the time in seconds.
-        """
         self._log, self._clock = log, clock
         self._writing = threading.Lock()  # guards the attributes below
         self._began = clock()
@@ -294,16 +286,12 @@ class LimitedLog:
         self._write(logging.WARNING, line)
 
     def error(self, what: str, error: Exception) -> None:
-        """Writes that something has failed by an exception that nothing expects, with its traceback."""
+        """Writes a message about an unexpected exception, with its traceback."""
         frames = "".join(traceback.format_tb(error.__traceback__))
         self._write(logging.ERROR, f"{what} ({type(error).__name__}: {error})", f"\n{frames}")
 
     def summarize(self, now: bool = False) -> None:
-        """Writes how many lines were left out, if their minute is over; call it from time to time.
-
-        Args:
-          now: whether not to wait for the end of the minute, as nothing will follow.
-        """
+        """Writes the number of lines left out if the minute is over, or `now`; to be called periodically."""
         with self._writing:
             self._summarize(now)
 
@@ -332,44 +320,33 @@ WRONG_TOKEN = (
 )
 
 
-class Handshake(NamedTuple):
-    """The requirements that a process must meet.
+def join_refusal(hello: Message, size: int, noun: str, joined: Mapping[int, str]) -> str:
+    """Returns why a process that knows the token is refused, or "" if it may join.
 
-    Attributes:
+    Args:
+      hello: first message of a connection.
       size: number of members.
-      token: the group's token.
-      noun: what a member is called.
+      noun: name of a member in messages.
+      joined: by rank, description of each member that has joined, including former ones.
+
+    Raises:
+      BadMessage: the hello is incomplete.
     """
-
-    size: int
-    token: str
-    noun: str
-
-    def refusal(self, hello: Message, came: Mapping[int, str]) -> str:
-        """Returns why a process that knows the token is refused, or "" if it may join.
-
-        Args:
-          hello: first message of a connection.
-          came: by rank, description of each member that has joined, including those that are gone.
-
-        Raises:
-          BadMessage: the hello is incomplete.
-        """
-        rank, size, pid, host = take(hello, rank=int, size=int, pid=int, host=str)
-        mine = f"{self.noun} {rank} (pid {pid} on {host})"
-        if size != self.size:
-            return (
-                f"All processes must agree on the number of processes. Received: {size} from {mine}, {self.size} from "
-                "the process that serves the group. Correct the environment of one of them."
-            )
-        if not 0 <= rank < self.size:
-            return f"A {self.noun} must be in [0, {self.size}). Received: {mine}."
-        if rank in came:
-            return (
-                f"Every process must have a unique {self.noun}. Received: {mine}, already taken by {came[rank]}. Correct "
-                "the environment of one of them."
-            )
-        return ""
+    rank, own_size, pid, host = take(hello, rank=int, size=int, pid=int, host=str)
+    sender = f"{noun} {rank} (pid {pid} on {host})"
+    if own_size != size:
+        return (
+            f"All processes must agree on the number of processes. Received: {own_size} from {sender}, {size} from "
+            "the process that serves the group. Correct the environment of one of them."
+        )
+    if not 0 <= rank < size:
+        return f"A {noun} must be in [0, {size}). Received: {sender}."
+    if rank in joined:
+        return (
+            f"Every process must have a unique {noun}. Received: {sender}, already taken by {joined[rank]}. Correct "
+            "the environment of one of them."
+        )
+    return ""
 
 
 def version_refusal(hello: Message) -> str:

@@ -23,7 +23,6 @@ from tfdist.coordination.messages import (
     OVERHEAD,
     WRONG_TOKEN,
     BadMessage,
-    Handshake,
     LimitedLog,
     Message,
     MessageReader,
@@ -31,6 +30,7 @@ from tfdist.coordination.messages import (
     WrongSealError,
     challenged,
     encode,
+    join_refusal,
     nonce,
     take,
     take_code,
@@ -44,7 +44,7 @@ _CHUNK = 1 << 16
 
 
 class Connection:
-    """A non-blocking connection that is registered with a selector.
+    """A non-blocking connection that owns its socket, registered with a selector, with this object as the key's data.
 
     Attributes:
       rank: the member's rank, after it has been welcomed.
@@ -58,7 +58,6 @@ class Connection:
     """
 
     def __init__(self, sock: socket.socket, peer: str, selector: selectors.BaseSelector):
-        """Takes ownership of the socket and registers it, with this object as the key's data."""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rank: int | None = None
@@ -207,16 +206,14 @@ class PendingOperations:
 
     A member's value goes to the oldest pending operation of these ranks and that name at which the member has not
     arrived yet.
+
+    Args:
+      size: number of members of the job.
+      noun: name of a member in messages.
+      absence: returns additional text about missing members.
     """
 
     def __init__(self, size: int, noun: str = "rank", absence: Callable[[list[int]], str] = lambda missing: ""):
-        """Initializes without pending operations.
-
-        Args:
-          size: number of members of the job.
-          noun: what a member is called in messages.
-          absence: returns additional text about missing members.
-        """
         self._size = size
         self._noun = noun
         self._absence = absence
@@ -303,10 +300,6 @@ class PendingOperations:
         """Returns when the next deadline is over."""
         return min((entry.expires for entry in self._open()), default=math.inf)
 
-    def _waiting(self) -> dict[int, PendingOperation]:
-        """Returns, by rank, the operation in which the member's main thread waits."""
-        return {rank: entry for entry in self._open() for rank in entry.places}
-
     def _note_stuck(self, now: float) -> None:
         stuck = self._stuck()
         for entry in self._open():
@@ -318,7 +311,7 @@ class PendingOperations:
         One such operation waits for a member whose main thread waits in another one. Other threads of that member are
         not known to be stuck.
         """
-        waiting = self._waiting()
+        waiting = {rank: entry for entry in self._open() for rank in entry.places}  # where main threads wait
         stuck: Sequence[PendingOperation] = list(dict.fromkeys(waiting.values()))
         while True:
             still = [entry for entry in stuck if any(waiting.get(rank) in stuck for rank in entry.missing())]
@@ -423,7 +416,7 @@ class Server:
         self.loss: LostMember | None = None
         self._losses: list[LostMember] = []
         self.size = size
-        self._handshake = Handshake(size, token, noun)
+        self._token, self._noun = token, noun
         self._nonce = nonce()  # for what members derive from the token, which other groups may share
         self._log = LimitedLog(logging.getLogger("tfdist.coordination"))
         self._places = places
@@ -568,14 +561,14 @@ class Server:
         elif refusal := version_refusal(message):
             self._refuse(connection, refusal)
         else:
-            connection.challenge(message, self._handshake.token)
+            connection.challenge(message, self._token)
 
     def _refuse(self, connection: Connection, refusal: str, *, sealed: bool = True) -> None:
         self._log.warning(f"Refused a connection from {connection.peer}. {refusal}")
         connection.refuse(refusal, sealed=sealed)
 
     def _admit(self, connection: Connection, hello: Message) -> None:
-        if refusal := self._handshake.refusal(hello, self._came):
+        if refusal := join_refusal(hello, self.size, self._noun, self._came):
             if hello["rank"] in self._came and self.absent():  # nobody has the rank that this process should have
                 connection.refuse(refusal)
                 self._send(self._rounds.fail_all(refusal))
@@ -605,7 +598,7 @@ class Server:
         """Closes a connection; if it is a member's, reports to all members that this one is lost."""
         rank = connection.rank
         if rank is not None and rank in self._members:
-            loss = LostMember(rank, reason, code, self._handshake.noun)
+            loss = LostMember(rank, reason, code, self._noun)
             self.loss = self.loss or loss
             self._losses.append(loss)
             for member in self._members.values():
@@ -639,7 +632,7 @@ class Server:
         if not never:
             return ""
         where = [f"{rank} at {self._places[rank]}" if self._places else str(rank) for rank in never]
-        return f" (never connected: {self._handshake.noun} {', '.join(where)})"
+        return f" (never connected: {self._noun} {', '.join(where)})"
 
     def _connections(self) -> list[Connection]:
         return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Connection)]

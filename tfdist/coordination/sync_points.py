@@ -29,8 +29,7 @@ class SyncPoints:
     """
 
     def __init__(self, group: Group):
-        """Initializes with the `group` of all ranks of the run."""
-        self._group = group
+        self._group = group  # of all ranks of the run
         self._over = 0  # number of ranks that have ended
         self._news = threading.Condition()  # guards the attributes below
         self._requests: list[tuple[str, str]] = []  # requested topics and the names of their gathers
