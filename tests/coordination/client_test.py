@@ -196,7 +196,7 @@ def test_a_server_that_dies_is_lost(scripted):
 
 
 def test_a_gather_does_not_wait_for_ever_for_a_server_that_answers_nothing(scripted, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.client.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("tfdist.coordination.client.SERVER_GRACE_SECONDS", 0.1)
     group = member(scripted({**WELCOME, "heartbeat": 9.0, "lost_after": 60.0}).address)
     with pytest.raises(PeerLostError, match="rank 0, which serves the group, did not answer 'x' within 0.1 s"):
         group.gather("x", 1, deadline=0.1)

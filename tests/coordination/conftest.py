@@ -50,7 +50,7 @@ def every_thread_ends(no_thread_is_left: None) -> None:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets members wait for a server of a test, a thread that may not run for seconds, longer than for a real one."""
-    monkeypatch.setattr("tfdist.coordination.client.PATIENCE_SECONDS", DEADLINE)
+    monkeypatch.setattr("tfdist.coordination.client.SERVER_GRACE_SECONDS", DEADLINE)
     monkeypatch.setattr("tfdist.coordination.client.JOIN_SECONDS", DEADLINE)
 
 

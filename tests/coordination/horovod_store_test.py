@@ -74,7 +74,7 @@ def served(port):
 
 
 def test_connections_are_limited_and_silent_ones_closed(monkeypatch):
-    monkeypatch.setattr(horovod_store, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(horovod_store, "MAX_CONNECTIONS", 4)
     with horovod_store.served(LOOPBACK, SLOTS) as port:
         silent = [socket.create_connection((LOOPBACK, port), timeout=DEADLINE) for _ in range(6)]
         closed = 0

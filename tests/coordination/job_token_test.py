@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.waiting import DEADLINE
-from tfdist.coordination.job_token import bound, given_token, job_token
+from tfdist.coordination.job_token import bound, job_token, user_token
 from tfdist.errors import InputError
 
 REMOTE, LOCAL = "node1.example.com:14000", "127.0.0.1:14000"
@@ -33,12 +33,12 @@ def test_the_variable_comes_before_the_file(file):
 def test_whitespace_around_a_token_does_not_belong_to_it(source, file):
     file.write_text(f" {SECRET}\t\r\n")
     variables = {"TFDIST_TOKEN": f" {SECRET}\t\r\n"} if source == "variable" else {"TFDIST_TOKEN_FILE": str(file)}
-    assert given_token(variables) == job_token(variables, REMOTE) == SECRET
+    assert user_token(variables) == job_token(variables, REMOTE) == SECRET
     short = {"TFDIST_TOKEN": "short" + " " * 20}
     with pytest.raises(InputError, match="must have at least 16 characters.*Received: 5"):
         job_token(short, REMOTE)
-    assert given_token({"TFDIST_TOKEN": " \n", "TFDIST_TOKEN_FILE": str(file)}) == SECRET
-    assert given_token({"TFDIST_TOKEN": " \n"}) == ""
+    assert user_token({"TFDIST_TOKEN": " \n", "TFDIST_TOKEN_FILE": str(file)}) == SECRET
+    assert user_token({"TFDIST_TOKEN": " \n"}) == ""
 
 
 def test_a_home_that_does_not_exist_is_bad_input(monkeypatch):
@@ -63,7 +63,7 @@ def test_without_a_home_the_key_may_be_elsewhere(tmp_path, monkeypatch):
 
 def test_a_file_of_the_home_directory(file, monkeypatch):
     monkeypatch.setenv("HOME", str(file.parent))
-    assert given_token({"TFDIST_TOKEN_FILE": "~/token"}) == SECRET
+    assert user_token({"TFDIST_TOKEN_FILE": "~/token"}) == SECRET
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from tfdist.coordination.messages import LONGEST_LINE, MOST_LINES, LimitedLog
+from tfdist.coordination.messages import MAX_LINE_LENGTH, MAX_LINES, LimitedLog
 
 
 @pytest.fixture
@@ -15,22 +15,22 @@ def test_the_first_lines_are_written_and_the_others_counted(log, clock, caplog):
         caplog.clear()
         for number in range(1000):
             log.warning(f"number {number}")
-        assert caplog.messages[-MOST_LINES:] == [f"number {number}" for number in range(MOST_LINES)]
+        assert caplog.messages[-MAX_LINES:] == [f"number {number}" for number in range(MAX_LINES)]
         clock.now += 60.0
-    assert caplog.messages[0] == f"... and {1000 - MOST_LINES} more lines about connections in the last minute"
+    assert caplog.messages[0] == f"... and {1000 - MAX_LINES} more lines about connections in the last minute"
 
 
 def test_nothing_is_left_uncounted(log, clock, caplog):
-    for _ in range(MOST_LINES + 2):
+    for _ in range(MAX_LINES + 2):
         log.warning("x")
     log.summarize()
-    assert len(caplog.messages) == MOST_LINES
+    assert len(caplog.messages) == MAX_LINES
     clock.now += 60.0
     log.summarize()
     log.summarize()
-    assert caplog.messages[MOST_LINES:] == ["... and 2 more lines about connections in the last minute"]
+    assert caplog.messages[MAX_LINES:] == ["... and 2 more lines about connections in the last minute"]
     log.summarize(now=True)  # nothing is left out since then
-    for _ in range(MOST_LINES + 1):
+    for _ in range(MAX_LINES + 1):
         log.warning("x")
     log.summarize(now=True)
     assert caplog.messages[-1] == "... and 1 more lines about connections in the last minute"
@@ -50,4 +50,6 @@ def test_warnings_hide_no_error(log, caplog):
 def test_lines_are_short_and_without_control_characters(log, caplog):
     log.warning("a\r\n\x1b]0;\x07\x9b\u202eb\ud800é" + "\x00" * 10_000)
     (line,) = caplog.messages
-    assert line.startswith(r"a\r\n\x1b]0;\x07\x9b\u202eb\ud800é") and line.isprintable() and len(line) == LONGEST_LINE
+    assert (
+        line.startswith(r"a\r\n\x1b]0;\x07\x9b\u202eb\ud800é") and line.isprintable() and len(line) == MAX_LINE_LENGTH
+    )

@@ -1,5 +1,5 @@
 from tfdist.coordination.client import Liveness
-from tfdist.coordination.messages import SLOWEST, MessageReader
+from tfdist.coordination.messages import MIN_BYTES_PER_SECOND, MessageReader
 
 
 def passes(liveness, clock, seconds, limit=10.0):
@@ -14,12 +14,12 @@ def passes(liveness, clock, seconds, limit=10.0):
 def test_silence_begins_with_the_last_message(clock):
     liveness = Liveness(MessageReader(100), 1.0, clock)
     assert passes(liveness, clock, 9) is None
-    liveness.heard()
+    liveness.record_message()
     assert passes(liveness, clock, 20) == 11
 
 
 def test_parts_of_a_message_do_not_count_as_one(clock):
-    lines = MessageReader(10 * SLOWEST)
+    lines = MessageReader(10 * MIN_BYTES_PER_SECOND)
     liveness = Liveness(lines, 1.0, clock)
     for _ in range(9):
         list(lines.feed(b"x"))
@@ -28,10 +28,10 @@ def test_parts_of_a_message_do_not_count_as_one(clock):
 
 
 def test_a_message_may_take_its_time_at_the_slowest_rate(clock):
-    lines = MessageReader(100 * SLOWEST)
+    lines = MessageReader(100 * MIN_BYTES_PER_SECOND)
     liveness = Liveness(lines, 1.0, clock)
     for _ in range(60):
-        list(lines.feed(b"x" * SLOWEST))
+        list(lines.feed(b"x" * MIN_BYTES_PER_SECOND))
         assert passes(liveness, clock, 1) is None
     assert passes(liveness, clock, 20) == 11  # when nothing more arrives
 
@@ -42,6 +42,6 @@ def test_a_pause_of_this_process_is_not_silence_of_the_other(clock):
     assert not liveness.is_silent(10.0)
     assert passes(liveness, clock, 20) == 11
     clock.now += 1000.0
-    liveness.heard()
+    liveness.record_message()
     assert not liveness.is_silent(10.0)  # nor is it counted twice
     assert passes(liveness, clock, 20) == 11

@@ -11,11 +11,11 @@ from tfdist.coordination.messages import (
     BadMessage,
     MessageReader,
     deadline_field,
+    deadline_of,
     encode,
     join_refusal,
+    ranks_of,
     take,
-    take_deadline,
-    take_ranks,
     version_refusal,
 )
 
@@ -57,13 +57,13 @@ def test_messages_that_are_not_taken_at_once_are_not_lost():
 
 
 def test_deadlines_are_finite_or_null():
-    assert [take_deadline({"type": "gather", "deadline": value}) for value in (0, 1.5, None)] == [0.0, 1.5, math.inf]
+    assert [deadline_of({"type": "gather", "deadline": value}) for value in (0, 1.5, None)] == [0.0, 1.5, math.inf]
     assert [deadline_field(value) for value in (2.5, math.inf, 1e300)] == [2.5, None, None]
     for value in (-1, 10**400, math.inf, math.nan, "1", [1]):
         with pytest.raises(BadMessage):
-            take_deadline({"type": "gather", "deadline": value})
+            deadline_of({"type": "gather", "deadline": value})
     with pytest.raises(BadMessage):
-        take_deadline({"type": "gather"})
+        deadline_of({"type": "gather"})
 
 
 def test_fields_are_taken_by_name_and_kind():
@@ -76,12 +76,12 @@ def test_fields_are_taken_by_name_and_kind():
 
 
 def test_ranks_of_a_subgroup_are_taken_in_order_with_the_sender():
-    assert take_ranks({"type": "publish", "ranks": [0, 2]}, 2, 3) == (0, 2)
-    assert take_ranks({"type": "publish", "ranks": None}, 2, 3) is None
-    assert take_ranks({"type": "publish", "ranks": [0, 1, 2]}, 2, 3) is None
+    assert ranks_of({"type": "publish", "ranks": [0, 2]}, 2, 3) == (0, 2)
+    assert ranks_of({"type": "publish", "ranks": None}, 2, 3) is None
+    assert ranks_of({"type": "publish", "ranks": [0, 1, 2]}, 2, 3) is None
     for ranks in (2, [2, 0], [2, 2], [2, 3], [True, 2], ["0", 2], [0, 1]):
         with pytest.raises(BadMessage, match="ranks"):
-            take_ranks({"type": "publish", "ranks": ranks}, 2, 3)
+            ranks_of({"type": "publish", "ranks": ranks}, 2, 3)
 
 
 HELLO = {"type": "hello", "rank": 1, "size": 2, "version": VERSION, "pid": 12, "host": "b", "nonce": "n"}

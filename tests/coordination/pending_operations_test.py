@@ -32,7 +32,7 @@ def test_a_member_that_is_ahead_opens_the_names_next_round():
 
 
 def test_the_shortest_deadline_fails_the_round_for_all_and_for_those_who_come_later():
-    rounds = PendingOperations(4, absence=lambda missing: f" ({missing})")
+    rounds = PendingOperations(4, describe_absence=lambda missing: f" ({missing})")
     add(rounds, 0, 1, deadline=60.0, now=0.0)
     add(rounds, 1, 1, deadline=5.0, now=2.0)
     assert rounds.next_expiry() == 7.0
@@ -105,11 +105,11 @@ def test_a_round_that_completes_ends_the_standstill():
 def test_who_waits_long_is_told_once_for_whom():
     rounds = PendingOperations(3)
     rounds.add(1, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
-    assert rounds.late(19.0) == []
-    (answer,) = rounds.late(20.0)
+    assert rounds.overdue_notices(19.0) == []
+    (answer,) = rounds.overdue_notices(20.0)
     assert answer.rank == 1
     assert answer.message == {"type": "waiting", "name": "fit", "missing": "ranks 0, 2", "place": "train.py, line 3"}
-    assert rounds.late(30.0) == []
+    assert rounds.overdue_notices(30.0) == []
 
 
 def test_a_rank_that_waits_for_some_that_stand_still_is_told_with_them():
@@ -161,11 +161,11 @@ def test_operations_of_any_subgroups_in_any_interleaving(operations, random, in_
         for answer in rounds.add(rank, number, name, number, math.inf, 0.0, "here", ranks):
             received[answer.rank].append((answer.message["ticket"], answer.message["values"]))
             waits.remove(answer.rank)
-        assert not (in_one_order and rounds._stuck())
+        assert not (in_one_order and rounds._deadlocked())
     for got in received.values():
         for number, values in got:
             assert len(values) == len(operations[number][0])
             assert {operations[theirs] for theirs in values} == {operations[number]}
-    assert {rank for entry in rounds._stuck() for rank in entry.places} == waits
+    assert {rank for entry in rounds._deadlocked() for rank in entry.locations} == waits
     assert {answer.rank for answer in rounds.expire(10.0)} == waits
     assert not in_one_order or not waits and rounds._rounds == {}

@@ -129,7 +129,7 @@ def test_the_end_of_another_process_fails_no_operation_of_a_subgroup(job, leaves
 def test_nothing_goes_on_without_the_server(job):
     three = job(3)
     ours = three.members[1].subgroup([1, 2])
-    three.members[1]._client._lose_server("it was unplugged")
+    three.members[1]._client._report_server_loss("it was unplugged")
     assert outcome(ours.barrier, "x") == "'x' cannot complete: rank 0 is lost: it was unplugged."
     assert ours.lost() == LostMember(0, "it was unplugged")
 
@@ -145,7 +145,7 @@ def test_leaving_is_leaving_the_job(job):
 def test_ranks_that_wait_for_each_other_in_subgroups_are_told_so(job, monkeypatch):
     """Each thread stands for the main thread of a process."""
     monkeypatch.setattr(threading, "main_thread", threading.current_thread)
-    monkeypatch.setattr("tfdist.coordination.server.STANDSTILL_SECONDS", 0.3)
+    monkeypatch.setattr("tfdist.coordination.server.DEADLOCK_SECONDS", 0.3)
     four = job(4, heartbeat=0.05)
     calls = [
         four.start(outcome, four.members[rank].subgroup([rank, other]).barrier, "x", 600.0)

@@ -65,7 +65,7 @@ def test_a_deadline_names_who_did_not_come_and_fails_for_all(job):
 
 
 def test_a_member_never_come_is_named_with_its_place(job):
-    two = job(2, members=False, places=("a:1", "b:2"))
+    two = job(2, members=False, addresses=("a:1", "b:2"))
     assert two.server.absent() == [0, 1]
     assert "(never connected: rank 1 at b:2)" in outcome(two.join(0).gather, "start", 0, 0.1)
     assert two.server.absent() == [1]
@@ -231,7 +231,7 @@ def test_bytes_that_make_no_message_do_not_hide_a_lost_member(job):
 
 
 def test_a_large_message_may_take_longer_than_the_limit_of_silence(job, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.messages.SLOWEST", 1 << 14)
+    monkeypatch.setattr("tfdist.coordination.messages.MIN_BYTES_PER_SECOND", 1 << 14)
     two = job(2, members=False, heartbeat=0.1, lost_after=3.0)
     with Wire(two.server.address, {**HELLO, "rank": 1}) as wire:
         other = two.start(two.join(0).gather, "x", 0)

@@ -12,7 +12,7 @@ from tests.coordination.members import outcome
 from tests.coordination.wire import GATHER, HELLO, Wire, drip
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination.job_token import split_address
-from tfdist.coordination.messages import LIMIT, LONGEST_LINE, MOST_LINES, encode
+from tfdist.coordination.messages import LIMIT, MAX_LINE_LENGTH, MAX_LINES, encode
 from tfdist.coordination.server import Connection, PendingOperations
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -144,10 +144,9 @@ def test_untrusted_clients_do_not_flood_the_log(job, caplog):
     two.server.close()
     *lines, last = caplog.messages
     assert (
-        len(lines) == MOST_LINES
-        and last == f"... and {50 - MOST_LINES} more lines about connections in the last minute"
+        len(lines) == MAX_LINES and last == f"... and {50 - MAX_LINES} more lines about connections in the last minute"
     )
-    assert all("which sent" in line and line.isprintable() and len(line) <= LONGEST_LINE for line in lines)
+    assert all("which sent" in line and line.isprintable() and len(line) <= MAX_LINE_LENGTH for line in lines)
 
 
 def test_a_connection_that_cannot_be_registered_costs_itself_alone(job, monkeypatch, caplog):
@@ -170,7 +169,7 @@ def test_a_connection_that_cannot_be_registered_costs_itself_alone(job, monkeypa
 
 
 def test_a_server_that_closes_does_not_wait_for_untrusted_clients(job, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.server.FAREWELL_SECONDS", DEADLINE)
+    monkeypatch.setattr("tfdist.coordination.server.CLOSE_SECONDS", DEADLINE)
     two = job(2)
     with Wire(two.server.address) as silent, Wire(two.server.address) as greeted:
         greeted.sock.sendall(encode(HELLO))
@@ -184,7 +183,7 @@ def test_a_server_that_closes_does_not_wait_for_untrusted_clients(job, monkeypat
 
 
 def test_a_member_that_reads_nothing_is_lost(job, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.server.MOST_UNREAD", 1 << 20)
+    monkeypatch.setattr("tfdist.coordination.server.MAX_UNREAD", 1 << 20)
     three = job(3, members=False, heartbeat=0.1)
     for rank in (0, 1):
         three.join(rank)

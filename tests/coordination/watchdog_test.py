@@ -38,25 +38,25 @@ class Heard:
 
     def __init__(self):
         self.lines, self.codes = [], []
-        self._news = threading.Condition()
+        self._condition = threading.Condition()
 
     def say(self, text):
-        with self._news:
+        with self._condition:
             self.lines.append(text)
-            self._news.notify_all()
+            self._condition.notify_all()
 
     def end(self, code):
-        with self._news:
+        with self._condition:
             self.codes.append(code)
-            self._news.notify_all()
+            self._condition.notify_all()
 
     def wait_for(self, condition):
-        with self._news:
-            assert self._news.wait_for(lambda: condition(self), DEADLINE), (self.lines, self.codes)
+        with self._condition:
+            assert self._condition.wait_for(lambda: condition(self), DEADLINE), (self.lines, self.codes)
 
 
 def made(group, heard, warning=0.0, shutdown=0.0):
-    return Watchdog(group, warning_seconds=warning, shutdown_seconds=shutdown, say=heard.say, end=heard.end)
+    return Watchdog(group, warning_seconds=warning, shutdown_seconds=shutdown, print_report=heard.say, end=heard.end)
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def at_once(watchdog):
     """Makes what ranks report in the body one event for the threads that watch them, however long it takes."""
     with contextlib.ExitStack() as stack:
         for each in watchdog:
-            stack.enter_context(each._news)
+            stack.enter_context(each._condition)
         yield
 
 
@@ -196,7 +196,7 @@ def test_who_has_not_come_to_the_run_is_named_and_says_nothing_of_it_later(group
         begin(rest, 0, 10)
         others.wait_for(lambda heard: heard.lines)
         with made(groups[0], late, warning=0.3) as first:
-            wait_for(lambda: first._asked == rest[0]._asked)  # it has answered what was asked before
+            wait_for(lambda: first._last_query == rest[0]._last_query)  # it has answered what was asked before
             first.begin(0, 10)
             time.sleep(ANSWER_SECONDS + 0.5)
     assert "in a call: 1, 2; no answer: 0." in others.lines[0]

@@ -15,7 +15,7 @@ class Listening(LocalGroup):
         super().__init__()
         self.heard = []
 
-    def agree(self, name, value, what="", deadline=60.0):
+    def agree(self, name, value, prefix="", deadline=60.0):
         self.heard.append((name, *value.items()))
 
 

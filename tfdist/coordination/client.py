@@ -21,7 +21,7 @@ from tfdist.coordination.job_token import split_address
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
     LIMIT,
-    LONGEST_DEADLINE,
+    MAX_DEADLINE,
     OVERHEAD,
     VERSION,
     WRONG_TOKEN,
@@ -33,12 +33,12 @@ from tfdist.coordination.messages import (
     deadline_field,
     derived,
     encode,
+    exit_code_of,
     limited,
     nonce,
     printable,
+    ranks_of,
     take,
-    take_code,
-    take_ranks,
 )
 from tfdist.errors import ExitCode, InputError, PeerLostError, TfdistError, exceptions
 from tfdist.errors.engine_errors import described
@@ -47,7 +47,7 @@ RETRY_SECONDS = 0.1
 _CHUNK = 1 << 16
 
 
-class AcceptedConnection(NamedTuple):
+class AuthenticatedConnection(NamedTuple):
     """An open connection between two ends that know the same token; what is sent must be sealed."""
 
     sock: socket.socket
@@ -66,7 +66,7 @@ def connect(
     server: str,
     seconds: Sequence[str] = (),
     texts: Sequence[str] = (),
-) -> AcceptedConnection:
+) -> AuthenticatedConnection:
     """Connects and joins, retrying until the server answers.
 
     Args:
@@ -87,16 +87,16 @@ def connect(
     problem = "no answer"
     while time.monotonic() < end:
         try:
-            return _try(address, hello, token, limit, end, seconds, texts)
+            return _connect_once(address, hello, token, limit, end, seconds, texts)
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
     raise PeerLostError(f"{server} did not answer at {address} within {timeout:g} s ({problem}).")
 
 
-def _try(
+def _connect_once(
     address: str, hello: Message, token: str, limit: int, end: float, seconds: Sequence[str], texts: Sequence[str]
-) -> AcceptedConnection:
+) -> AuthenticatedConnection:
     sock = socket.create_connection(split_address(address), timeout=max(end - time.monotonic(), RETRY_SECONDS))
     try:
         if sock.getsockname() == sock.getpeername():  # TCP can connect a port without a listener to itself
@@ -111,9 +111,9 @@ def _try(
         welcome = _expect(next_message(sock, lines, end), "welcome")
         take(welcome, **dict.fromkeys(texts, str))
         for number in take(welcome, **dict.fromkeys(seconds, (int, float))):
-            if not 0 < number <= LONGEST_DEADLINE:
+            if not 0 < number <= MAX_DEADLINE:
                 raise BadMessage(f"a welcome with {number!r:.80} seconds")
-        return AcceptedConnection(sock, lines, session.seal, welcome, list(lines.feed(b"")))
+        return AuthenticatedConnection(sock, lines, session.seal, welcome, list(lines.feed(b"")))
     except WrongSealError as error:
         sock.close()
         raise InputError(WRONG_TOKEN) from error
@@ -139,7 +139,7 @@ def _expect(message: Message, kind: str) -> Message:
 def send_or_shut(sock: socket.socket, seal: Callable[[bytes], bytes], line: bytes) -> None:
     """Seals and sends a message; shuts the connection down if that fails or is interrupted, as by Ctrl-C.
 
-    The seal has its number, and parts of it may have been sent: the other end would refuse every later message.
+    Part of the message may have been sent, and its number is used up: the other end would refuse every later one.
     """
     try:
         sock.sendall(seal(line))
@@ -150,16 +150,16 @@ def send_or_shut(sock: socket.socket, seal: Callable[[bytes], bytes], line: byte
 
 
 def next_message(sock: socket.socket, lines: MessageReader, end: float) -> Message:
-    """Returns the next message, and no more: the one after it may be sealed.
+    """Returns the next message, without reading the one after it, which may be sealed.
 
     Args:
       sock: a connected socket.
       lines: reads its messages.
-      end: when to give up, by `time.monotonic()`, however slowly the message arrives.
+      end: the deadline for the complete message, by `time.monotonic()`.
 
     Raises:
       OSError: it did not arrive in time, or the connection was closed.
-      BadMessage: it is none.
+      BadMessage: it is invalid.
     """
     for message in lines.feed(b""):
         return message
@@ -213,30 +213,30 @@ class Publications:
             thread.join(JOIN_SECONDS)
 
     def _start(self) -> None:
-        if self._thread is None and self._next() is not None:
+        if self._thread is None and self._next_index() is not None:
             self._thread = threading.Thread(target=self._deliver, name=self._name, daemon=True)
             self._thread.start()
 
-    def _next(self) -> int | None:
+    def _next_index(self) -> int | None:
         """Returns the index of the first value that has a subscriber."""
-        heard = (i for i, (topic, _) in enumerate(self._values) if self._listeners.get(topic))
-        return None if self._closed else next(heard, None)
+        indices = (i for i, (topic, _) in enumerate(self._values) if self._listeners.get(topic))
+        return None if self._closed else next(indices, None)
 
     def _deliver(self) -> None:
         while True:
             with self._state:
-                number = self._next()
-                if number is None:
+                index = self._next_index()
+                if index is None:
                     self._thread = None
                     return
-                topic, value = self._values.pop(number)
+                topic, value = self._values.pop(index)
                 callback = self._listeners[topic][0]
-            if _call(callback, topic, value):
+            if _run_callback(callback, topic, value):
                 with self._state:
                     self._listeners[topic].remove(callback)
 
 
-def _call(callback: Callable[[Json], object], topic: Hashable, value: Json) -> bool:
+def _run_callback(callback: Callable[[Json], object], topic: Hashable, value: Json) -> bool:
     try:
         return callback(value) is True
     except Exception:
@@ -255,19 +255,19 @@ class Liveness:
 
     def __init__(self, lines: MessageReader, interval: float, clock: Callable[[], float] = time.monotonic):
         self._lines, self._interval, self._clock = lines, interval, clock
-        self._heard = self._checked = clock()
+        self._last_received = self._last_checked = clock()
 
-    def heard(self) -> None:
+    def record_message(self) -> None:
         """Records that a message has been received."""
-        self._heard = self._clock()
+        self._last_received = self._clock()
 
     def is_silent(self, limit: float) -> bool:
-        """Returns whether no message has been received for `limit` seconds, and the time that a part of one needs."""
+        """Returns whether no message has arrived for `limit` seconds, plus the time allowed for an incomplete one."""
         now = self._clock()
-        if now - self._checked > self._interval + 1.0:  # this process was suspended or starved, not the other end
-            self._heard = min(now, self._heard + now - self._checked)
-        self._checked = now
-        return now - self._heard > limit + self._lines.allowance
+        if now - self._last_checked > self._interval + 1.0:  # this process was suspended or starved, not the other end
+            self._last_received = min(now, self._last_received + now - self._last_checked)
+        self._last_checked = now
+        return now - self._last_received > limit + self._lines.allowance
 
 
 class Member(Protocol):
@@ -300,7 +300,7 @@ def _leave_all(error: BaseException) -> None:
 
 
 def is_planned(code: int) -> bool:
-    """Returns whether a process that ends with this code is no loss for the others, which end as well."""
+    """Returns whether the end of a process with this code is not a loss, because the others end as well."""
     return code in (ExitCode.DONE, ExitCode.PREEMPTED)
 
 
@@ -322,7 +322,7 @@ def goodbye_of(error: BaseException | None) -> tuple[int, str]:
     return ExitCode.FAILED, described(error)
 
 
-PATIENCE_SECONDS = 2.0  # how much longer to wait for the server, after a deadline or a goodbye
+SERVER_GRACE_SECONDS = 2.0  # to wait for the server after a deadline or a goodbye
 
 
 Ranks = tuple[int, ...]  # ranks in the job, in order; each set of ranks has its own operations and topics
@@ -341,10 +341,10 @@ class _PendingGather:
 
 
 class Client:
-    """What a process sends to the members of its job, and receives from them, through a `Server`.
+    """Connects a process to the members of its job through a `Server`.
 
-    One thread receives messages and sends heartbeats. Operations are described in `Group`; each is one of some `ranks`
-    of the job, to which this process belongs.
+    One thread receives messages and sends heartbeats. `Group` describes the operations; each has the `ranks` of the job
+    that take part, including this process's.
 
     Attributes:
       rank: this process's rank.
@@ -372,10 +372,9 @@ class Client:
           size: number of members.
           token: the group's token, which the server checks.
           timeout: seconds to wait for the connection.
-          noun: what a member is called in messages.
-          server_rank: the member, or `LAUNCHER`, that is reported as lost if the server dies.
-          on_left: called with a description after this member has left; the process that serves the group closes the
-            server in it.
+          noun: name of a member in messages.
+          server_rank: the member, or `LAUNCHER`, that is reported as lost if the server fails.
+          on_left: called with a description after this member has left; closes the server in the process that serves it.
 
         Raises:
           PeerLostError: the server did not answer in time.
@@ -388,41 +387,41 @@ class Client:
         self._pending: dict[int, _PendingGather] = {}
         self._tickets = 0
         self._losses: list[LostMember] = []  # in the order in which they were noticed
-        self._over = ""  # why no gather can complete any more
+        self._end_reason = ""  # why no more gathers can complete
         self._callbacks: list[tuple[Ranks, Callable[[LostMember], None]]] = []  # not called yet
-        self._messengers: list[threading.Thread] = []
-        self._left = False
+        self._callback_threads: list[threading.Thread] = []
+        self._has_left = False
         self._publications = Publications(f"{noun}-{rank}-group-publications")
         self._sending = threading.Lock()
         hello = {"type": "hello", "rank": rank, "size": size, "version": VERSION}
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
         server, seconds = name_member(server_rank, noun), ("heartbeat", "lost_after")
-        call = connect(address, hello, token, (size + 1) * LIMIT, timeout, server, seconds, texts=("nonce",))
-        self._secret = derived(token, call.welcome["nonce"])
-        self._sock, self._lines, self._seal = call.sock, call.lines, call.seal
-        self._heartbeat, self._lost_after = (float(call.welcome[name]) for name in seconds)
+        connection = connect(address, hello, token, (size + 1) * LIMIT, timeout, server, seconds, texts=("nonce",))
+        self._secret = derived(token, connection.welcome["nonce"])
+        self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
+        self._heartbeat, self._lost_after = (float(connection.welcome[name]) for name in seconds)
         self._sock.settimeout(self._lost_after)
         self._liveness = Liveness(self._lines, self._heartbeat)
-        self._receive(call.following)
+        self._receive(connection.following)
         self._thread = threading.Thread(target=self._run, name=f"{noun}-{rank}-group-member", daemon=True)
         self._thread.start()
         leave_at_failure(self)
 
     def gather(self, ranks: Ranks, name: str, value: Json, deadline: float) -> list[Json]:
         """See `Group.gather`."""
-        ticket, question, line = self._ask(ranks, name, value, deadline)
+        ticket, pending, line = self._register_gather(ranks, name, value, deadline)
         try:
             self._send(line)
-            question.answered.wait(min(deadline + PATIENCE_SECONDS, threading.TIMEOUT_MAX))
+            pending.answered.wait(min(deadline + SERVER_GRACE_SECONDS, threading.TIMEOUT_MAX))
         finally:
             with self._state:
                 self._pending.pop(ticket, None)
-        if not question.answered.is_set():
+        if not pending.answered.is_set():
             server = name_member(self._server_rank, self._noun)
             raise PeerLostError(f"{server}, which serves the group, did not answer '{name}' within {deadline:g} s.")
-        if question.failure:
-            raise (InputError if question.is_misuse else PeerLostError)(question.failure)
-        return question.values
+        if pending.failure:
+            raise (InputError if pending.is_misuse else PeerLostError)(pending.failure)
+        return pending.values
 
     def token_for(self, purpose: str) -> str:
         """See `Group.token_for`."""
@@ -440,7 +439,7 @@ class Client:
         """See `Group.on_loss`."""
         with self._state:
             if loss := self._first_loss(ranks):
-                self._report_loss(loss, callback)
+                self._start_callback(loss, callback)
             else:
                 self._callbacks.append((ranks, callback))
 
@@ -464,10 +463,10 @@ class Client:
         All threads of the group have ended when this returns. A second goodbye is ignored.
         """
         with self._state:
-            if self._left:
+            if self._has_left:
                 return
-            self._left, self.goodbye_code = True, code
-        self._finish("this process has left the group")  # first, as the server answers a goodbye by closing
+            self._has_left, self.goodbye_code = True, code
+        self._fail_gathers("this process has left the group")  # first, as the server answers a goodbye by closing
         self._send(encode({"type": "goodbye", "code": code, "reason": reason[:1000]}))
         with contextlib.suppress(OSError):  # the server may be gone
             self._sock.shutdown(socket.SHUT_WR)
@@ -475,15 +474,17 @@ class Client:
         if self._thread.is_alive():  # a stopped server does not close its side
             self._disconnect()
             _join(self._thread)
-        for messenger in self._messengers:
-            _join(messenger)
+        for thread in self._callback_threads:
+            _join(thread)
         self._publications.close()
         self._sock.close()
         self._on_left(f"{name_member(self.rank, self._noun)} has left with code {code}")
 
-    def _ask(self, ranks: Ranks, name: str, value: Json, deadline: float) -> tuple[int, _PendingGather, bytes]:
+    def _register_gather(
+        self, ranks: Ranks, name: str, value: Json, deadline: float
+    ) -> tuple[int, _PendingGather, bytes]:
         with self._state:
-            if any((question.ranks, question.name) == (ranks, name) for question in self._pending.values()):
+            if any((pending.ranks, pending.name) == (ranks, name) for pending in self._pending.values()):
                 raise ValueError(
                     f"A name can be used by one operation at a time. Received: {name!r}, which is in progress."
                 )
@@ -492,10 +493,10 @@ class Client:
             message |= {"value": value, "deadline": deadline_field(deadline)}
             message["place"] = caller_location() if threading.current_thread() is threading.main_thread() else ""
             line = limited(message, name)
-            if self._over:
-                raise PeerLostError(f"'{name}' cannot complete: {self._over}.")
-            question = self._pending[self._tickets] = _PendingGather(ranks, name)
-            return self._tickets, question, line
+            if self._end_reason:
+                raise PeerLostError(f"'{name}' cannot complete: {self._end_reason}.")
+            pending = self._pending[self._tickets] = _PendingGather(ranks, name)
+            return self._tickets, pending, line
 
     def _encoded(self, ranks: Ranks) -> Ranks | None:
         return None if len(ranks) == self.size else ranks
@@ -509,16 +510,16 @@ class Client:
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._sock, selectors.EVENT_READ)
-            now = beaten = time.monotonic()
+            now = last_beat = time.monotonic()
             while True:
-                if selector.select(max(0.0, beaten + self._heartbeat - now)) and not self._read():
+                if selector.select(max(0.0, last_beat + self._heartbeat - now)) and not self._read():
                     return
                 now = time.monotonic()
                 if self._liveness.is_silent(self._lost_after):
-                    self._lose_server(silence(self._lost_after))
+                    self._report_server_loss(silence(self._lost_after))
                     return
-                if now >= beaten + self._heartbeat:
-                    beaten = now
+                if now >= last_beat + self._heartbeat:
+                    last_beat = now
                     self._send(encode({"type": "beat"}))
 
     def _read(self) -> bool:
@@ -526,23 +527,23 @@ class Client:
         try:
             data = self._sock.recv(_CHUNK)
         except OSError as error:
-            self._lose_server(f"its connection failed ({error})")
+            self._report_server_loss(f"its connection failed ({error})")
             return False
         if not data:
-            self._lose_server(NO_GOODBYE)
+            self._report_server_loss(NO_GOODBYE)
         return self._receive(self._lines.feed(data)) and bool(data)
 
     def _receive(self, messages: Iterable[Message]) -> bool:
         """Handles messages; if that is impossible, reports the server as lost, and returns False."""
         try:
             for message in messages:
-                self._liveness.heard()
+                self._liveness.record_message()
                 self._handle(message)
         except BadMessage as error:
-            self._lose_server(f"it sent {error}")
+            self._report_server_loss(f"it sent {error}")
         except Exception as error:  # a field is missing or has another type: with no thread left, gathers would hang
             _log.debug("A message of the group's server", exc_info=error)
-            self._lose_server(f"it sent a message that cannot be handled ({type(error).__name__}: {error})")
+            self._report_server_loss(f"it sent a message that cannot be handled ({type(error).__name__}: {error})")
         else:
             return True
         self._disconnect()
@@ -552,14 +553,16 @@ class Client:
         kind = message["type"]
         if kind == "lost":
             rank, reason = take(message, rank=int, reason=str)
-            self._lose(
-                LostMember(rank, reason, message["code"] if message["code"] is None else take_code(message), self._noun)
+            self._record_loss(
+                LostMember(
+                    rank, reason, message["code"] if message["code"] is None else exit_code_of(message), self._noun
+                )
             )
         elif kind == "closed":
             [reason] = take(message, reason=str)
-            self._finish(reason or "the group has ended")
+            self._fail_gathers(reason or "the group has ended")
         elif kind == "published":
-            ranks = take_ranks(message, self.rank, self.size) or tuple(range(self.size))
+            ranks = ranks_of(message, self.rank, self.size) or tuple(range(self.size))
             [topic] = take(message, topic=str)
             self._publications.put((ranks, topic), message["value"])
         elif kind == "waiting" and self._noun == "rank":  # a launcher may wait for others for as long as it needs
@@ -567,30 +570,30 @@ class Client:
             _log.warning("Rank %d waits for %s in '%s', called at %s.", self.rank, missing, name, place)
         elif kind in ("values", "failed"):
             with self._state:
-                question = self._pending.get(message["ticket"])
-            if question:
-                question.values, question.failure = message.get("values", []), message.get("failure", "")
-                question.is_misuse = message.get("misuse", False)
-                question.answered.set()
+                pending = self._pending.get(message["ticket"])
+            if pending:
+                pending.values, pending.failure = message.get("values", []), message.get("failure", "")
+                pending.is_misuse = message.get("misuse", False)
+                pending.answered.set()
 
-    def _lose_server(self, reason: str) -> None:
+    def _report_server_loss(self, reason: str) -> None:
         """Reports the loss of the server, unless its connection closes after a goodbye of either side."""
         with self._state:
-            is_expected = bool(self._over)
+            is_expected = bool(self._end_reason)
         if not is_expected:
-            self._lose(loss := LostMember(self._server_rank, reason, None, self._noun))
-            self._finish(str(loss))
+            self._record_loss(loss := LostMember(self._server_rank, reason, None, self._noun))
+            self._fail_gathers(str(loss))
 
-    def _lose(self, loss: LostMember) -> None:
+    def _record_loss(self, loss: LostMember) -> None:
         """Reports the loss of a member; the server fails the operations that need it."""
         with self._state:
             if any(known.rank == loss.rank for known in self._losses):
                 return
             self._losses.append(loss)
-            waiting, self._callbacks = self._callbacks, []
-            for ranks, callback in waiting:
+            callbacks, self._callbacks = self._callbacks, []
+            for ranks, callback in callbacks:
                 if self._first_loss(ranks):
-                    self._report_loss(loss, callback)
+                    self._start_callback(loss, callback)
                 else:
                     self._callbacks.append((ranks, callback))
             self._state.notify_all()
@@ -599,19 +602,19 @@ class Client:
         """Returns the first loss among these ranks. Without the server, no operation of any ranks is possible."""
         return next((loss for loss in self._losses if loss.rank in ranks or loss.rank == self._server_rank), None)
 
-    def _finish(self, over: str) -> None:
+    def _fail_gathers(self, reason: str) -> None:
         """Fails all pending and future gathers; the first loss, if there is one, is the cause that is named."""
         with self._state:
-            self._over = self._over or (str(self._losses[0]) if self._losses else over)
-            questions = [question for question in self._pending.values() if not question.answered.is_set()]
-        for question in questions:
-            question.failure = f"'{question.name}' cannot complete: {self._over}."
-            question.answered.set()
+            self._end_reason = self._end_reason or (str(self._losses[0]) if self._losses else reason)
+            unanswered = [pending for pending in self._pending.values() if not pending.answered.is_set()]
+        for pending in unanswered:
+            pending.failure = f"'{pending.name}' cannot complete: {self._end_reason}."
+            pending.answered.set()
 
-    def _report_loss(self, loss: LostMember, callback: Callable[[LostMember], None]) -> None:
-        messenger = threading.Thread(target=callback, args=(loss,), name="group-loss", daemon=True)
-        self._messengers.append(messenger)
-        messenger.start()
+    def _start_callback(self, loss: LostMember, callback: Callable[[LostMember], None]) -> None:
+        thread = threading.Thread(target=callback, args=(loss,), name="group-loss", daemon=True)
+        self._callback_threads.append(thread)
+        thread.start()
 
     def _send(self, line: bytes) -> None:
         with contextlib.suppress(OSError), self._sending:  # the receiving thread reports the end of the connection
@@ -624,4 +627,4 @@ class Client:
 
 def _join(thread: threading.Thread) -> None:
     if thread is not threading.current_thread():
-        thread.join(PATIENCE_SECONDS)
+        thread.join(SERVER_GRACE_SECONDS)

@@ -17,7 +17,7 @@ from tfdist.errors import InputError, PeerLostError, Preempted
 from tfdist.errors.engine_errors import described, one_line
 
 NO_GOODBYE = "its connection closed without a goodbye (it was killed, crashed, or exited silently)"
-_PIECE = 200  # entries per message
+_ENTRIES_PER_MESSAGE = 200  # entries per message
 LAUNCHER = -1  # rank of a launcher that serves a group
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
@@ -30,9 +30,9 @@ class LostMember:
 
     Attributes:
       rank: the member's rank; `LAUNCHER` for a launcher, which serves the group and is not a member.
-      reason: what is known, as the end of a sentence: "its connection closed without a goodbye".
+      reason: the end of a sentence, such as "its connection closed without a goodbye".
       code: the exit code of its goodbye; None if it sent none.
-      noun: what a member is called.
+      noun: name of a member in messages.
     """
 
     rank: int
@@ -70,7 +70,7 @@ class Group(abc.ABC):
     Attributes:
       rank: this process's rank among the members, in [0, size).
       size: number of members.
-      roles: what members do that others do not, by rank in the job, for messages: "stage 1" of a pipeline.
+      roles: roles of members by rank in the job, for messages, such as "stage 1" of a pipeline.
     """
 
     rank: int
@@ -136,25 +136,25 @@ class Group(abc.ABC):
 
         Args:
           name: name of the operation, the same on every member.
-          entries: what must be equal, by key; of any number.
+          entries: any number of entries, by key.
           deadline: seconds to wait.
           common: whether to ignore entries that are missing on a member.
-          among: the members whose entries are compared, in the order in which they are named; by default all.
+          among: the members whose entries are compared, in the order of the message; by default all.
         """
         compared = among or range(self.size)
-        mine = {key: _digest(value) for key, value in entries.items()} if self.rank in compared else {}
-        everyone = self.gather(name, _digest([*mine.items()]), deadline)
+        digests = {key: _digest(value) for key, value in entries.items()} if self.rank in compared else {}
+        everyone = self.gather(name, _digest([*digests.items()]), deadline)
         if len({everyone[member] for member in compared}) == 1:
             return None
-        of_first = dict(self._sent_by(compared[0], name, mine, deadline))
-        order = {key: number for number, key in enumerate({**of_first, **mine})}
-        keys = of_first.keys() & mine.keys() if common else order.keys()
-        different = [key for key in order if key in keys and of_first.get(key) != mine.get(key)]
-        mine_first = [order[different[0]], different[0]] if different and self.rank in compared else None
-        found = [each for each in self.gather(f"{name}/first", mine_first, deadline) if each]
-        if not found:
+        first_digests = dict(self._broadcast_entries(compared[0], name, digests, deadline))
+        order = {key: number for number, key in enumerate({**first_digests, **digests})}
+        keys = first_digests.keys() & digests.keys() if common else order.keys()
+        different = [key for key in order if key in keys and first_digests.get(key) != digests.get(key)]
+        own_candidate = [order[different[0]], different[0]] if different and self.rank in compared else None
+        candidates = [each for each in self.gather(f"{name}/first", own_candidate, deadline) if each]
+        if not candidates:
             return None
-        key = min(found)[1]
+        key = min(candidates)[1]
         values = self.gather(f"{name}/values", {key: entries[key]} if key in entries else {}, deadline)
         ranks: dict[str, list[int]] = {}
         for member in compared:
@@ -162,20 +162,24 @@ class Group(abc.ABC):
             ranks.setdefault(text, []).append(self.ranks[member])
         return Difference(key, ranks)
 
-    def _sent_by(self, root: int, name: str, mine: Mapping[str, str], deadline: float) -> Iterator[list[str]]:
+    def _broadcast_entries(
+        self, root: int, name: str, digests: Mapping[str, str], deadline: float
+    ) -> Iterator[list[str]]:
         """Yields a member's entries on all members; sent in pieces, because the size of a message is limited."""
-        entries = [*mine.items()]
-        for start in itertools.count(0, _PIECE):
-            piece = self.broadcast(f"{name}/{start}", entries[start : start + _PIECE], deadline, root)
-            yield from piece
-            if len(piece) < _PIECE:
+        entries = [*digests.items()]
+        for start in itertools.count(0, _ENTRIES_PER_MESSAGE):
+            entries_sent = self.broadcast(
+                f"{name}/{start}", entries[start : start + _ENTRIES_PER_MESSAGE], deadline, root
+            )
+            yield from entries_sent
+            if len(entries_sent) < _ENTRIES_PER_MESSAGE:
                 return
 
     def agree(
         self,
         name: str,
         entries: Mapping[str, Json],
-        what: str = "",
+        prefix: str = "",
         deadline: float = 60.0,
         *,
         common: bool = False,
@@ -184,17 +188,19 @@ class Group(abc.ABC):
 
         Args:
           name: name of the operation, the same on every member.
-          entries: what must be equal, by key: flags, versions.
-          what: prefix of a key in the message: "flag --" turns the key `seed` into "flag --seed differs: ...".
+          entries: values that must be equal, by key: flags, versions.
+          prefix: prefix of a key in the message: "flag --" turns the key `seed` into "flag --seed differs: ...".
           deadline: seconds to wait.
           common: whether to ignore entries that are missing on a member.
 
         Raises:
           InputError: on every member, naming the first key that differs and which ranks have which value.
         """
-        if found := self.difference(name, entries, deadline, common=common):
-            said = ", ".join(f"{name_ranks(ranks)} {_has(ranks)} {value}" for value, ranks in found.ranks.items())
-            raise InputError(f"{what}{found.key} differs: {said}. It must be the same on every process.")
+        if difference := self.difference(name, entries, deadline, common=common):
+            values = ", ".join(
+                f"{name_ranks(ranks)} {_verb(ranks)} {value}" for value, ranks in difference.ranks.items()
+            )
+            raise InputError(f"{prefix}{difference.key} differs: {values}. It must be the same on every process.")
 
     @abc.abstractmethod
     def publish(self, topic: str, value: Json) -> None:
@@ -216,9 +222,9 @@ class Group(abc.ABC):
         """Subscribes to a topic.
 
         The callback receives every value of the topic from the first one on, including values published before this
-        call, one at a time and in the order of publication. It is called from one thread that all topics share, so it
-        must return quickly and must not wait for another rank. If it returns True, it is unsubscribed, and later values
-        go to the next callback that has been or will be registered for the topic.
+        call, one at a time and in the order of publication. All topics share one thread, so it must return quickly and
+        must not wait for another rank. If it returns True, it is unsubscribed, and later values go to the next callback
+        that is registered for the topic.
 
         Args:
           topic: topic to subscribe to.
@@ -227,17 +233,16 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
-        """Calls back from another thread, at most once, when the first member is lost; at once if one already is.
+        """Calls back once, from another thread, when the first member is lost; immediately if one is lost already.
 
-        The loss of the process that serves the job's group counts in every subgroup, since nothing works without it.
+        The loss of the process that serves the job's group is a loss in every subgroup, which cannot work without it.
         """
 
     def lost(self, wait: float = 0.0) -> LostMember | None:
         """Returns the first loss, as `on_loss` reports it, or None.
 
         Args:
-          wait: seconds to wait for the notice of a loss, which an engine's error may precede; only to be given after
-            such an error.
+          wait: seconds to wait for the notice of a loss after an engine's error, which may precede the notice.
         """
         return None
 
@@ -248,22 +253,21 @@ class Group(abc.ABC):
         It belongs to this group: another job, or the same job started again, has another one, even with the same secret.
 
         Args:
-          purpose: the same on all processes of that connection; it need not be secret.
+          purpose: the same in all processes of that connection; not secret.
         """
 
     @abc.abstractmethod
     def subgroup(self, ranks: Sequence[int]) -> "Group":
         """Returns the group of some members, without communication.
 
-        Its operations and topics are its own: they wait for its members only, reach them only, and do not meet those of
-        another set of members, whatever their names. The loss of another process does not fail them. Groups of the same
-        members are the same group.
+        Its operations and topics involve its members only, and are distinct from those of other sets of members with
+        the same names. The loss of another process does not fail them. Groups of the same members are the same group.
 
         Args:
-          ranks: ranks in this group, in any order; this process's is one of them.
+          ranks: ranks in this group, in any order, including this process's.
 
         Raises:
-          ValueError: they are not different ranks of this group, or this process's is not among them.
+          ValueError: they are not distinct ranks of this group, or do not include this process's.
         """
 
     @abc.abstractmethod
@@ -281,14 +285,14 @@ class Group(abc.ABC):
 
 def members(group: Group, ranks: Iterable[int]) -> list[int]:
     """Returns the members of a subgroup in order; see `Group.subgroup` for the argument and the exception."""
-    given = list(ranks)
-    found = sorted(set(given))
-    if len(found) < len(given) or not set(found) <= set(range(group.size)) or group.rank not in found:
+    listed = list(ranks)
+    ordered = sorted(set(listed))
+    if len(ordered) < len(listed) or not set(ordered) <= set(range(group.size)) or group.rank not in ordered:
         raise ValueError(
             f"The ranks of a subgroup must be distinct ranks of {group.size}, including this process's own. Received: "
-            f"{given} on {name_member(group.rank)}."
+            f"{listed} on {name_member(group.rank)}."
         )
-    return found
+    return ordered
 
 
 def name_member(rank: int, noun: str = "rank") -> str:
@@ -305,7 +309,7 @@ def _digest(value: Json) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _has(ranks: list[int]) -> str:
+def _verb(ranks: list[int]) -> str:
     return "have" if len(ranks) > 1 else "has"
 
 
@@ -321,13 +325,13 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def long_timeout(with_what: str) -> Iterator[float]:
+def long_timeout(activity: str) -> Iterator[float]:
     """Yields the deadline in seconds for a `Group` operation in the body, and logs a warning if it takes long.
 
     A lost member is detected at once, whatever the deadline, which only limits the waiting for members that are alive.
 
     Args:
-      with_what: what may keep the other ranks busy, for the warning: "its data".
+      activity: the object that may keep the other ranks busy, for the warning: "its data".
     """
     timer = threading.Timer(
         WARNING_SECONDS,
@@ -336,7 +340,7 @@ def long_timeout(with_what: str) -> Iterator[float]:
             "Other ranks have not arrived for %g s: one may be busy with %s. This rank waits up to %g s. Send SIGUSR1 "
             "to a rank to print its stack.",
             WARNING_SECONDS,
-            with_what,
+            activity,
             LONG_SECONDS,
         ),
     )
@@ -348,15 +352,15 @@ def long_timeout(with_what: str) -> Iterator[float]:
         timer.cancel()
 
 
-_LONGEST = 1000  # characters of an error
+_MAX_ERROR_LENGTH = 1000  # characters of an error
 
 
 @contextlib.contextmanager
 def refused_together(group: Group, name: str) -> Iterator[None]:
     """Context that raises on all members of a group if its body raises on some of them; every member must enter it.
 
-    Processes with different parts of a model may refuse what others accept. The body must not wait for members that may not
-    arrive, because of an error in their bodies, at what it waits for.
+    Processes with different parts of a model may refuse different inputs. The body must not wait for other members, whose
+    bodies may have raised an error.
 
     Args:
       group: the members.
@@ -368,39 +372,39 @@ def refused_together(group: Group, name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (PeerLostError, Preempted):  # of which the others learn by themselves
+    except (PeerLostError, Preempted):  # which the others detect themselves
         raise
     except Exception as error:
         with contextlib.suppress(PeerLostError):
-            _gathered(group, name, _described(error))
+            _gather_errors(group, name, _described(error))
         raise
-    everyone = _gathered(group, name, None)
-    for member, found in enumerate(everyone):
-        if found:
-            raise _raised_by(group, member, *found)
+    failures = _gather_errors(group, name, None)
+    for member, failure in enumerate(failures):
+        if failure:
+            raise _member_error(group, member, *failure)
 
 
-def _gathered(group: Group, name: str, mine: Json) -> list[Json]:
+def _gather_errors(group: Group, name: str, error: Json) -> list[Json]:
     with long_timeout("its part of the model") as deadline:
-        return group.gather(f"refused/{name}", mine, deadline)
+        return group.gather(f"refused/{name}", error, deadline)
 
 
 def _described(error: Exception) -> list[str]:
     """Returns the kind of an error, and its message in one line."""
     if isinstance(error, InputError):
-        return ["InputError", one_line(str(error))[:_LONGEST]]
+        return ["InputError", one_line(str(error))[:_MAX_ERROR_LENGTH]]
     kind = "ValueError" if isinstance(error, ValueError | TypeError) else "Exception"
     return [kind, described(error)]
 
 
-def _raised_by(group: Group, member: int, kind: str, text: str) -> Exception:
+def _member_error(group: Group, member: int, kind: str, text: str) -> Exception:
     rank = group.ranks[member]
-    where = f"{name_member(rank)}{group.role(rank)}"
+    member_name = f"{name_member(rank)}{group.role(rank)}"
     if kind == "InputError":
         return InputError(text)
     if kind == "ValueError":
         text = text.rstrip(".")
         return InputError(
-            f"Every process must accept its part of the model. Received on {where}: {text}. Change the model or the data."
+            f"Every process must accept its part of the model. Received on {member_name}: {text}. Change the model or the data."
         )
-    return PeerLostError(f"{where} has failed: {text}")
+    return PeerLostError(f"{member_name} has failed: {text}")

@@ -1,4 +1,4 @@
-"""Horovod's rendezvous server, which stores the addresses of ranks, with limits: nobody has to show a token to use it."""
+"""Horovod's rendezvous server, which stores the addresses of ranks, with limits, because it does not authenticate clients."""
 
 import contextlib
 import errno
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from http.server import HTTPServer
 
-LARGEST_VALUE = 1 << 20  # bytes; a rank's addresses for all others
-LONGEST_NAME = 256  # characters of a scope or a key
-MOST_CONNECTIONS = 256  # that are served at the same time; others are closed
+MAX_VALUE_BYTES = 1 << 20  # bytes; a rank's addresses for all others
+MAX_NAME_LENGTH = 256  # characters of a scope or a key
+MAX_CONNECTIONS = 256  # at the same time; others are closed
 _KEYS = 10_000  # in addition to a hundred of each rank
 _BYTES = 64 << 20  # in addition to 1 KiB of each rank for each other
 
@@ -20,7 +20,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
     """Serves the rendezvous of a job, in threads of this process, until the server is shut down or the process ends.
 
     Args:
-      host: address of this host at which the ranks reach it. Nothing else is listened at, unless it is that of a gateway.
+      host: address at which the ranks reach this host, the only one to listen on, unless it is that of a gateway.
       slots: the ranks, as `horovod.runner.common.util.hosts.get_host_assignments` returns them.
 
     Returns:
@@ -38,7 +38,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
             if not self._has_names():
                 return
             size = self.headers.get("Content-Length", "")
-            if not size.isdecimal() or len(size) > 9 or int(size) > LARGEST_VALUE:
+            if not size.isdecimal() or len(size) > 9 or int(size) > MAX_VALUE_BYTES:
                 self.send_status_code(413)
                 return
             with self.server.cache_lock:
@@ -63,7 +63,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
         def _has_names(self) -> bool:
             """Returns whether the path is /SCOPE/KEY; otherwise answers that it is not."""
             names = self.path.split("/")
-            if len(names) == 3 and all(len(name) <= LONGEST_NAME for name in names):
+            if len(names) == 3 and all(len(name) <= MAX_NAME_LENGTH for name in names):
                 return True
             self.send_status_code(400)
             return False
@@ -73,23 +73,23 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
 
         def __init__(self, address: tuple[str, int]):
             super().__init__(address, Handler, 0)
-            self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+            self._free_connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            if not self._places.acquire(blocking=False):
+            if not self._free_connections.acquire(blocking=False):
                 self.shutdown_request(request)
                 return
             try:
                 super().process_request(request, client_address)
             except BaseException:  # no thread could be started
-                self._places.release()
+                self._free_connections.release()
                 raise
 
         def process_request_thread(self, request: Any, client_address: Any) -> None:
             try:
                 super().process_request_thread(request, client_address)
             finally:
-                self._places.release()
+                self._free_connections.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Ignores a connection that breaks, such as one of an untrusted client."""

@@ -1,4 +1,4 @@
-"""The token of a job, which keeps everybody else out of its control plane, and the addresses of groups.
+"""The token of a job, which protects its control plane, and the addresses of groups.
 
 Jobs on one host need no set-up: they use a key that belongs to the user who runs them. A job over several hosts needs a token
 that the user provides.
@@ -44,7 +44,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def free_port() -> int:
-    """Returns a port that no program of this host listens at; another one may take it before it is used."""
+    """Returns a port on which no program of this host listens; another program may take it before it is used."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -74,8 +74,8 @@ def listen(address: str, remedy: str) -> socket.socket:
                 raise
             return _bind("", port)
     except OSError as error:
-        says = "port in use" if error.errno == errno.EADDRINUSE else error.strerror or error
-        raise InputError(f"The group must be served at {address}. Received: {says}. {remedy}") from error
+        problem = "port in use" if error.errno == errno.EADDRINUSE else error.strerror or error
+        raise InputError(f"The group must be served at {address}. Received: {problem}. {remedy}") from error
 
 
 class Route(NamedTuple):
@@ -114,15 +114,17 @@ def is_loopback(address: str) -> bool:
 
 def network_interface(address: str) -> str:
     """Returns the name of this host's network interface with the given address, or "" if there is none."""
-    for name, held in psutil.net_if_addrs().items():
-        if address.partition("%")[0] in {one.address.partition("%")[0] for one in held}:
+    for name, addresses in psutil.net_if_addrs().items():
+        if address.partition("%")[0] in {
+            interface_address.address.partition("%")[0] for interface_address in addresses
+        }:
             return name
     return ""
 
 
 def _interface(host: str) -> str:
-    found = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    return "" if is_loopback(found) and host not in (found, "localhost") else found
+    address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    return "" if is_loopback(address) and host not in (address, "localhost") else address
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -134,14 +136,14 @@ TOKEN_VARIABLE = "TFDIST_TOKEN"
 FILE_VARIABLE = "TFDIST_TOKEN_FILE"
 INSECURE_VARIABLE = "TFDIST_INSECURE"
 
-SHORTEST = 16  # characters of a token that is used over a network
-_LONGEST = 4096  # bytes of a token file
-_MAKE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > ~/tfdist_token)"
+MIN_TOKEN_LENGTH = 16  # characters of a token that is used over a network
+_MAX_FILE_BYTES = 4096  # bytes of a token file
+_CREATE_COMMAND = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > ~/tfdist_token)"
 
 _log = logging.getLogger("tfdist")
 
 
-def job_token(environment: Mapping[str, str], address: str, described: str = "", *, warns: bool = True) -> str:
+def job_token(environment: Mapping[str, str], address: str, description: str = "", *, warns: bool = True) -> str:
     """Returns the token of a job.
 
     It is TFDIST_TOKEN, or else the contents of TFDIST_TOKEN_FILE. Without these, a job whose address is on the loopback uses a
@@ -149,62 +151,62 @@ def job_token(environment: Mapping[str, str], address: str, described: str = "",
     a token that can be derived from its addresses, and hence separates jobs without protecting them.
 
     Args:
-      environment: where the variables are looked up.
+      environment: environment variables.
       address: `host:port` at which the job's control plane is served.
-      described: what distinguishes this job from others at the address, the same in all of its processes.
+      description: text that distinguishes this job from others at the address, the same in all of its processes.
       warns: whether to log a warning if the job is not protected.
 
     Raises:
       InputError: there is no token for a job over several hosts, it is too short, or its file cannot be used.
     """
     is_local = _is_local(address)
-    token = given_token(environment)
-    if token and not is_local and len(token) < SHORTEST:
+    token = user_token(environment)
+    if token and not is_local and len(token) < MIN_TOKEN_LENGTH:
         raise InputError(
-            f"The token of a job over several hosts must have at least {SHORTEST} characters, because it can be guessed "
-            f"otherwise. Received: {len(token)}. Make one: {_MAKE}"
+            f"The token of a job over several hosts must have at least {MIN_TOKEN_LENGTH} characters, because it can be "
+            f"guessed otherwise. Received: {len(token)}. Make one: {_CREATE_COMMAND}"
         )
     if token:
         return token
-    described = f"{address}\n{described}"
+    description = f"{address}\n{description}"
     allowed = environment.get(INSECURE_VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
     if is_local:
-        return _hashed(described) if allowed else derived(_user_key(environment), described)
+        return _hashed(description) if allowed else derived(_user_key(environment), description)
     if not allowed:
         raise InputError(
             f"A job over several hosts needs a secret token; without one, anyone who can reach {address} can join it. "
             f"Received: neither {TOKEN_VARIABLE} nor {FILE_VARIABLE} nor --token_file. Make one in a file that all hosts can "
-            f"read, {_MAKE}, and set {FILE_VARIABLE}=~/tfdist_token for every process; or set {INSECURE_VARIABLE}=1 or "
-            "--insecure on a network that you trust."
+            f"read, {_CREATE_COMMAND}, and set {FILE_VARIABLE}=~/tfdist_token for every process; or set "
+            f"{INSECURE_VARIABLE}=1 or --insecure on a network that you trust."
         )
     if warns:
         _log.warning("This job has no token (%s): anyone who can reach %s can join it.", INSECURE_VARIABLE, address)
-    return _hashed(described)
+    return _hashed(description)
 
 
 def bound(token: str, role: str, address: str) -> str:
-    """Returns the token with which one group is served, as jobs and groups may have the same token.
+    """Derives the token of one group from a token that several jobs and groups may share.
 
-    It depends on the port but not on the host, which members may know by different names.
+    It depends on the port but not on the host, for which members may use different names.
 
     Args:
       token: the job's token.
-      role: what the members are.
+      role: noun for the members.
       address: `host:port` at which this process serves the group, or reaches it.
     """
     return derived(token, f"{role} at port {split_address(address)[1]}")
 
 
 def with_flags(environment: Mapping[str, str], token_file: str, insecure: bool) -> dict[str, str]:
-    """Returns the environment with the variables that --token_file and --insecure stand for, if they were given."""
+    """Returns the environment with the variables for --token_file and --insecure, if they are set."""
     variables = {FILE_VARIABLE: token_file, INSECURE_VARIABLE: "1" if insecure else ""}
     return {**environment, **{name: value for name, value in variables.items() if value}}
 
 
-def given_token(environment: Mapping[str, str]) -> str:
+def user_token(environment: Mapping[str, str]) -> str:
     """Returns the token that the user provides: TFDIST_TOKEN, or else the contents of TFDIST_TOKEN_FILE; empty without either.
 
-    Whitespace at its beginning and its end does not belong to it.
+    Whitespace around it is ignored.
 
     Raises:
       InputError: the file cannot be read, is empty, or can be read or written by other users.
@@ -222,25 +224,25 @@ def given_token(environment: Mapping[str, str]) -> str:
         ) from error
     except OSError as error:
         raise InputError(
-            f"The token file must be readable. Received: {path} ({error.strerror}). Make it: {_MAKE}"
+            f"The token file must be readable. Received: {path} ({error.strerror}). Make it: {_CREATE_COMMAND}"
         ) from error
     if not token:
-        raise InputError(f"The token file must not be empty. Received: {path}. Make it: {_MAKE}")
+        raise InputError(f"The token file must not be empty. Received: {path}. Make it: {_CREATE_COMMAND}")
     return token
 
 
-def _token_file(given: str) -> pathlib.Path:
+def _token_file(name: str) -> pathlib.Path:
     try:
-        return pathlib.Path(given).expanduser()
+        return pathlib.Path(name).expanduser()
     except RuntimeError as error:  # there is no such user, or no home
         raise InputError(
-            f"The token file must be in a home directory that exists on this host. Received: {given} ({error}) in "
+            f"The token file must be in a home directory that exists on this host. Received: {name} ({error}) in "
             f"{FILE_VARIABLE} or --token_file. Give the whole path."
         ) from error
 
 
 class _NotPrivateError(Exception):
-    """A file is not a regular one of this user, or others may use it; the message has its owner and its mode."""
+    """A file is not a regular file of this user, or others may access it; the message has its owner and mode."""
 
 
 def _private_text(path: pathlib.Path) -> str:
@@ -249,7 +251,7 @@ def _private_text(path: pathlib.Path) -> str:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise _NotPrivateError(f"of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}")
-        return file.read(_LONGEST).decode("utf-8", "surrogateescape").strip()
+        return file.read(_MAX_FILE_BYTES).decode("utf-8", "surrogateescape").strip()
 
 
 def _user_key(environment: Mapping[str, str]) -> str:

@@ -110,7 +110,7 @@ def _json_round_trip(value: Json) -> Json:
 
 ADDRESS_VARIABLE = "TFDIST_GROUP"  # host:port at which a launcher serves the group
 ELASTIC_VARIABLE = "TFDIST_ELASTIC"  # "1" if the number of processes may change between attempts of a launcher's job
-_NOTICE_SECONDS = 2.0  # to connect to the process that already listens at the address
+_REPORT_SECONDS = 2.0  # to report this process to a server that already listens at the address
 
 
 def join(
@@ -152,7 +152,7 @@ def join(
             size=cluster.size,
             token=token,
             timeout=start_timeout,
-            places=cluster.addresses,
+            addresses=cluster.addresses,
             remedy="Give each process a rank of its own; if another program uses the port, set TFDIST_COORDINATOR=host:port "
             "to another one, the same for every process.",
         )
@@ -168,7 +168,7 @@ def serve_group(
     timeout: float,
     remedy: str,
     noun: str = "rank",
-    places: tuple[str, ...] = (),
+    addresses: tuple[str, ...] = (),
 ) -> RemoteGroup:
     """Returns a group that its first member serves, in a thread, until it leaves.
 
@@ -176,11 +176,11 @@ def serve_group(
       address: `host:port` at which the first member serves the group and the others connect.
       rank: this member's rank.
       size: number of members.
-      token: the job's token, of which all members must present what `bound` derives.
+      token: the job's token, from which `bound` derives that of the group.
       timeout: seconds to wait for the server.
       remedy: last sentence of the error message if the first member cannot listen there.
-      noun: what a member is called in messages.
-      places: expected location of each member, for messages.
+      noun: name of a member in messages.
+      addresses: expected address of each member, for messages.
     """
     token = bound(token, noun, address)
     member = functools.partial(RemoteGroup, rank=rank, size=size, token=token, noun=noun)
@@ -188,13 +188,13 @@ def serve_group(
         return member(address, timeout=timeout)
     try:
         listener = listen(address, remedy)
-    except InputError:  # if another process with rank 0 serves the group, it learns of this one and tells all members
+    except InputError:  # if another process with rank 0 serves the group, it notifies all members of the conflict
         with contextlib.suppress(TfdistError):
-            member(address, timeout=_NOTICE_SECONDS).leave(ExitCode.BAD_INPUT)
+            member(address, timeout=_REPORT_SECONDS).leave(ExitCode.BAD_INPUT)
         raise
-    server = Server(listener, size=size, token=token, noun=noun, places=places)
+    server = Server(listener, size=size, token=token, noun=noun, addresses=addresses)
     try:
-        return member(_reachable(server.address), timeout=timeout, on_left=server.close)
+        return member(_local_address(server.address), timeout=timeout, on_left=server.close)
     except BaseException:
         server.close()
         raise
@@ -224,7 +224,7 @@ def _coordinator(cluster: Cluster) -> str:
     return cluster.coordinator
 
 
-def _reachable(address: str) -> str:
+def _local_address(address: str) -> str:
     """Returns the address at which the server's own process reaches it, even if it listens on every interface."""
     host, port = split_address(address)
     return join_address({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host), port)

@@ -26,10 +26,10 @@ from tfdist.errors.engine_errors import escaped
 
 VERSION = 1  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
-SLOWEST = 1 << 20  # bytes per second; at this rate, a message of any size may arrive, and does not count as silence
+MIN_BYTES_PER_SECOND = 1 << 20  # rate at which the time of an incomplete message does not count as silence
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss once an engine has reported a failure
 LIMIT_BEFORE_HELLO = 1 << 12  # for senders that have not presented the token yet
-LONGEST_DEADLINE = 1e9  # seconds; longer ones are sent as null, which is none
+MAX_DEADLINE = 1e9  # seconds; longer ones are sent as null
 
 Message = dict[str, Any]
 
@@ -62,9 +62,9 @@ def limited(message: Message, name: str) -> bytes:
     return line
 
 
-def printable(text: str, longest: int) -> str:
-    """Returns a text of another program for a log or a terminal: cut, and with control characters escaped."""
-    return escaped(text[:longest])[:longest]
+def printable(text: str, limit: int) -> str:
+    """Returns text from another program for a log or a terminal: cut, with control characters escaped."""
+    return escaped(text[:limit])[:limit]
 
 
 def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
@@ -80,25 +80,25 @@ def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
 
 
 def deadline_field(deadline: float) -> float | None:
-    """Returns a deadline in seconds in the form that messages have."""
-    return deadline if deadline <= LONGEST_DEADLINE else None
+    """Encodes a deadline in seconds as a field of a message."""
+    return deadline if deadline <= MAX_DEADLINE else None
 
 
-def take_deadline(message: Message) -> float:
+def deadline_of(message: Message) -> float:
     """Returns the deadline of a message in seconds, infinity for null.
 
     Raises:
-      BadMessage: it is missing, or not a number of seconds up to `LONGEST_DEADLINE`.
+      BadMessage: it is missing, or not a number of seconds up to `MAX_DEADLINE`.
     """
     (deadline,) = take(message, deadline=(int, float, type(None)))
     if deadline is None:
         return math.inf
-    if not 0 <= deadline <= LONGEST_DEADLINE:  # false for NaN, too
+    if not 0 <= deadline <= MAX_DEADLINE:  # false for NaN, too
         raise BadMessage(f"a {message['type']!r} whose 'deadline' is {deadline!r:.80}")
     return float(deadline)
 
 
-def take_code(message: Message) -> int:
+def exit_code_of(message: Message) -> int:
     """Returns the exit code of a message.
 
     Raises:
@@ -110,7 +110,7 @@ def take_code(message: Message) -> int:
     return code
 
 
-def take_ranks(message: Message, sender: int, size: int) -> tuple[int, ...] | None:
+def ranks_of(message: Message, sender: int, size: int) -> tuple[int, ...] | None:
     """Returns the ranks of a message's subgroup, None for all members.
 
     Args:
@@ -151,11 +151,11 @@ class MessageReader:
 
     @property
     def allowance(self) -> float:
-        """Seconds that the bytes of an unfinished message take at `SLOWEST`, by which it may delay the heartbeats after it.
+        """Seconds that an incomplete message may delay the heartbeats after it, at `MIN_BYTES_PER_SECOND`.
 
-        Since these bytes are not verified yet, forged ones extend the limit by the same time, which `limit` bounds.
+        Its bytes are not verified yet: forged ones extend the limit, too, by a time that `limit` bounds.
         """
-        return len(self._pending) / SLOWEST
+        return len(self._pending) / MIN_BYTES_PER_SECOND
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yields the messages that `data` completes.
@@ -232,13 +232,13 @@ class Session:
           challenge: the answer to it, likewise.
           is_server: whether this end has sent the challenge.
         """
-        seen = b"".join(hashlib.sha256(message).digest() for message in (hello, challenge))
-        keys = [hmac.digest(_bytes(token), b"tfdist " + end + seen, "sha256") for end in (b"client", b"server")]
+        transcript = b"".join(hashlib.sha256(message).digest() for message in (hello, challenge))
+        keys = [hmac.digest(_bytes(token), b"tfdist " + end + transcript, "sha256") for end in (b"client", b"server")]
         self._receiving, self._sending = keys if is_server else reversed(keys)
         self._received = self._sent = 0
 
     def seal(self, line: bytes) -> bytes:
-        """Returns a message, a line with its newline, with its MAC in front; to be sent in the order of the calls."""
+        """Prepends the MAC to a message, a line with its newline; messages must be sent in the order of the calls."""
         mac = _mac(self._sending, self._sent, line[:-1])
         self._sent += 1
         return mac + b" " + line
@@ -247,7 +247,7 @@ class Session:
         """Returns the message of a sealed line without newline.
 
         Raises:
-          WrongSealError: the other end has not sealed it as its next message.
+          WrongSealError: it is not the next message that the other end has sealed.
         """
         message = line[OVERHEAD:]
         if not hmac.compare_digest(line[:OVERHEAD], _mac(self._receiving, self._received, message) + b" "):
@@ -264,8 +264,8 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-MOST_LINES = 10  # per minute and level
-LONGEST_LINE = 500  # characters
+MAX_LINES = 10  # per minute and level
+MAX_LINE_LENGTH = 500  # characters
 _MINUTE = 60.0
 
 
@@ -285,10 +285,10 @@ class LimitedLog:
         """Writes a warning."""
         self._write(logging.WARNING, line)
 
-    def error(self, what: str, error: Exception) -> None:
+    def error(self, message: str, error: Exception) -> None:
         """Writes a message about an unexpected exception, with its traceback."""
         frames = "".join(traceback.format_tb(error.__traceback__))
-        self._write(logging.ERROR, f"{what} ({type(error).__name__}: {error})", f"\n{frames}")
+        self._write(logging.ERROR, f"{message} ({type(error).__name__}: {error})", f"\n{frames}")
 
     def summarize(self, now: bool = False) -> None:
         """Writes the number of lines left out if the minute is over, or `now`; to be called periodically."""
@@ -299,13 +299,13 @@ class LimitedLog:
         with self._writing:
             self._summarize()
             self._lines[level] += 1
-            if self._lines[level] <= MOST_LINES:
-                self._log.log(level, "%s%s", printable(line, LONGEST_LINE), trusted)
+            if self._lines[level] <= MAX_LINES:
+                self._log.log(level, "%s%s", printable(line, MAX_LINE_LENGTH), trusted)
 
     def _summarize(self, now: bool = False) -> None:
         if not now and self._clock() - self._began < _MINUTE:
             return
-        left_out = sum(max(0, lines - MOST_LINES) for lines in self._lines.values())
+        left_out = sum(max(0, lines - MAX_LINES) for lines in self._lines.values())
         if left_out:
             self._log.warning("... and %d more lines about connections in the last minute", left_out)
         self._began = self._clock()
@@ -313,7 +313,7 @@ class LimitedLog:
 
 
 HELLO_SECONDS = 10.0  # from the connection to admission
-MAX_UNAUTHENTICATED = 128  # connections that are not admitted yet; for another one, the oldest is closed
+MAX_UNAUTHENTICATED = 128  # connections that are not admitted yet; one more closes the oldest
 WRONG_TOKEN = (
     "The token must match the group's. Received: a different one: another job listens there, or this process was started with "
     "other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, and the same addresses."

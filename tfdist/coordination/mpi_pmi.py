@@ -1,8 +1,8 @@
 """MPI's process management interface: how the processes of an MPI library find each other, over the group of their job.
 
-An MPI library asks whoever started its process for its rank and for the addresses of the others, usually mpirun. Here each
-process serves these questions to itself, through a pair of sockets that no other process can reach, and the group carries
-what the processes publish: no further port, no process that manages others, and the job's token protects it.
+An MPI library requests its rank and the addresses of the others from the program that started it, usually mpirun. Here each
+process answers its own library, through a pair of sockets that no other process can reach, and the group distributes the
+published values: this needs neither another port nor a manager process, and the job's token protects it.
 
 The protocol is version 1 of PMI (Balaji et al., PMI: A Scalable Parallel Process-Management Interface, EuroMPI 2010),
 which MPICH and the libraries derived from it use, such as Intel MPI. Open MPI does not.
@@ -21,7 +21,7 @@ from tfdist.coordination.group import Group
 from tfdist.errors import TfdistError
 
 _log = logging.getLogger("tfdist.coordination")
-_SPACE = "kvs_0"  # name of the only space of keys and values
+_KEY_SPACE = "kvs_0"  # name of the only space of keys and values
 _MAXIMA = "kvsname_max=256 keylen_max=64 vallen_max=1024"
 _VARIABLES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 
@@ -31,7 +31,7 @@ class _Reply(NamedTuple):
 
     Attributes:
       text: its line, without the end of the line.
-      is_last: whether the library asks nothing after it.
+      is_last: whether it ends the conversation.
     """
 
     text: str
@@ -42,18 +42,18 @@ class _Reply(NamedTuple):
 def serving(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[None]:
     """Context in which an MPI library can be started in this process, once; it is served until it ends.
 
-    Collective: all members must start their libraries. The variables are restored at the end of the
-    context, since processes that this one starts are not members of the MPI job.
+    Collective: all members must start their libraries. The variables are restored at the end of the context, because
+    child processes are not members of the MPI job.
 
     Args:
       group: the job's group.
       hosts: host of each member, by rank.
       seconds: how long the library may wait for another member.
     """
-    own, theirs = socket.socketpair()
+    service_end, library_end = socket.socketpair()
     service = _Service(group, hosts, seconds)
-    threading.Thread(target=service.serve, args=(own,), name="mpi process management", daemon=True).start()
-    values = (str(theirs.detach()), str(group.rank), str(group.size))  # the library closes its end
+    threading.Thread(target=service.serve, args=(service_end,), name="mpi process management", daemon=True).start()
+    values = (str(library_end.detach()), str(group.rank), str(group.size))  # the library closes its end
     with environment_variables(dict(zip(_VARIABLES, values, strict=True))):  # srun may have set some
         yield
 
@@ -63,8 +63,8 @@ class _Service:
 
     def __init__(self, group: Group, hosts: Sequence[str], seconds: float):
         self._group, self._seconds = group, seconds
-        self._known = {"PMI_process_mapping": process_mapping(hosts)}
-        self._own: dict[str, str] = {}  # put since the last barrier
+        self._values = {"PMI_process_mapping": process_mapping(hosts)}
+        self._unsent: dict[str, str] = {}  # values since the last barrier
         self._barriers = itertools.count()
 
     def serve(self, sock: socket.socket) -> None:
@@ -87,16 +87,16 @@ class _Service:
             case "get_universe_size":
                 return _Reply(f"cmd=universe_size rc=0 size={self._group.size}")
             case "get_my_kvsname":
-                return _Reply(f"cmd=my_kvsname rc=0 kvsname={_SPACE}")
+                return _Reply(f"cmd=my_kvsname rc=0 kvsname={_KEY_SPACE}")
             case "put":
-                self._known[command["key"]] = self._own[command["key"]] = command["value"]
+                self._values[command["key"]] = self._unsent[command["key"]] = command["value"]
                 return _Reply("cmd=put_result rc=0 msg=success")
             case "get":
-                value = self._known.get(command["key"])
-                found = (
+                value = self._values.get(command["key"])
+                result = (
                     f"rc=0 msg=success value={value}" if value is not None else "rc=-1 msg=key_not_found value=unknown"
                 )
-                return _Reply(f"cmd=get_result {found}")
+                return _Reply(f"cmd=get_result {result}")
             case "barrier_in":
                 return self._barrier()
             case "finalize" | "abort":
@@ -105,11 +105,11 @@ class _Service:
                 return _Reply(f"cmd={name} rc=-1 msg=unsupported")
 
     def _barrier(self) -> _Reply:
-        """Waits for all members, and learns what they have put."""
-        own, self._own = self._own, {}
+        """Waits for all members, and receives their values."""
+        sent, self._unsent = self._unsent, {}
         try:
-            for values in self._group.gather(f"mpi/{next(self._barriers)}", own, self._seconds):
-                self._known.update(values)
+            for values in self._group.gather(f"mpi/{next(self._barriers)}", sent, self._seconds):
+                self._values.update(values)
         except TfdistError as error:  # the library ends the process
             _log.error("MPI cannot start: %s", error)
             return _Reply("cmd=barrier_out rc=-1 msg=failed")

@@ -29,13 +29,13 @@ from tfdist.coordination.messages import (
     Session,
     WrongSealError,
     challenged,
+    deadline_of,
     encode,
+    exit_code_of,
     join_refusal,
     nonce,
+    ranks_of,
     take,
-    take_code,
-    take_deadline,
-    take_ranks,
     version_refusal,
 )
 from tfdist.errors import exceptions
@@ -49,12 +49,12 @@ class Connection:
     Attributes:
       rank: the member's rank, after it has been welcomed.
       hello: the message that has been answered by a challenge; None before.
-      accepted: `time.monotonic()` when the connection was accepted.
-      heard: `time.monotonic()` when the last message was received, complete and verified, not counting those after `end`.
+      accept_time: `time.monotonic()` when the connection was accepted.
+      last_received: `time.monotonic()` of the last complete and verified message, not counting those after `end`.
       lines: splits the received data into messages.
       peer: address of the other end, for logs.
-      ending: whether the last message has been queued; data received afterwards is discarded.
-      closed: whether the socket is closed.
+      is_ending: whether the last message has been queued; data received afterwards is discarded.
+      is_closed: whether the socket is closed.
     """
 
     def __init__(self, sock: socket.socket, peer: str, selector: selectors.BaseSelector):
@@ -63,11 +63,11 @@ class Connection:
         self.rank: int | None = None
         self.hello: Message | None = None
         self._session: Session | None = None
-        self.accepted = self.heard = time.monotonic()
+        self.accept_time = self.last_received = time.monotonic()
         self.lines = MessageReader(LIMIT_BEFORE_HELLO)
         self.peer = peer
-        self.ending = False
-        self.closed = False
+        self.is_ending = False
+        self.is_closed = False
         self._sock, self._selector = sock, selector
         self._out = bytearray()
         selector.register(sock, selectors.EVENT_READ, self)
@@ -89,7 +89,7 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Queues a message and sends as much as possible without blocking."""
-        if not self.ending:
+        if not self.is_ending:
             line = encode(message)
             self._out += self._session.seal(line) if self._session else line
             self.flush()
@@ -102,7 +102,7 @@ class Connection:
         self.lines.unseal, self.lines.limit = session.unseal, LIMIT_BEFORE_HELLO + OVERHEAD
 
     def refuse(self, reason: str, *, sealed: bool = True) -> None:
-        """Sends a refusal and ends; without a seal to an end that does not know the token."""
+        """Sends a refusal and ends; not sealed if the other end does not know the token."""
         if not sealed:
             self._session = None
         self.send({"type": "refused", "reason": reason})
@@ -115,20 +115,20 @@ class Connection:
     def end(self) -> None:
         """Sends the queued data, and closes once the other end has closed too.
 
-        Closing at once would reset the connection if a message is still arriving, and the last message sent could be
-        lost.
+        Closing immediately would reset the connection if a message is still arriving, and could lose the last message
+        sent.
         """
-        self.ending = True
+        self.is_ending = True
         self.flush()
 
     def flush(self) -> None:
         """Sends as much of the queued data as possible without blocking."""
-        if self.closed:
+        if self.is_closed:
             return
         try:
             while self._out:
                 del self._out[: self._sock.send(self._out)]
-            if self.ending:
+            if self.is_ending:
                 self._sock.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             pass
@@ -139,14 +139,14 @@ class Connection:
 
     def close(self) -> None:
         """Closes the connection immediately."""
-        if not self.closed:
-            self.closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._selector.unregister(self._sock)
             self._sock.close()
 
 
-MOST_PENDING = 10_000  # operations, far more than programs have
-STANDSTILL_SECONDS = 10.0  # how long members must wait for each other before this is an error
+MAX_PENDING = 10_000  # operations, far more than programs have
+DEADLOCK_SECONDS = 10.0  # how long members must wait for each other before this is an error
 REPORTED_SECONDS = 20.0  # after which a waiting member is notified of the missing members
 
 
@@ -159,21 +159,21 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class PendingOperation:
-    """One use of a name: who has arrived, and the failure if there was one.
+    """One use of a name: the members that have arrived, and the failure if there was one.
 
     Attributes:
       name: name of the operation.
       ranks: the members that it waits for.
-      tickets: by rank, the id under which the member knows its request.
+      tickets: by rank, the member's id of its request.
       values: by rank.
       deadline: the shortest deadline of the waiting members, in seconds.
       expires: the time at which that deadline is over.
       failure: why it failed, for members that arrive later; empty while it is open.
-      places: by rank, where in its program the member waits; only for members whose main thread does.
+      locations: by rank, the line of the program at which the member waits; only for members whose main thread waits.
       began: when the first member arrived.
       is_reported: whether the waiting members have been notified of the missing ones.
       is_misuse: whether it failed because the programs of the ranks make different calls.
-      stuck_since: since when it is known to be stuck, see `_stuck`; inf if it is not.
+      deadlocked_since: time at which a deadlock was detected, see `_deadlocked`; inf if there is none.
     """
 
     name: str
@@ -183,11 +183,11 @@ class PendingOperation:
     deadline: float = math.inf
     expires: float = math.inf
     failure: str = ""
-    places: dict[int, str] = dataclasses.field(default_factory=dict)
+    locations: dict[int, str] = dataclasses.field(default_factory=dict)
     began: float = math.inf
     is_reported: bool = False
     is_misuse: bool = False
-    stuck_since: float = math.inf
+    deadlocked_since: float = math.inf
 
     def missing(self) -> list[int]:
         """Returns the members that have not arrived."""
@@ -210,15 +210,17 @@ class PendingOperations:
     Args:
       size: number of members of the job.
       noun: name of a member in messages.
-      absence: returns additional text about missing members.
+      describe_absence: returns additional text about missing members.
     """
 
-    def __init__(self, size: int, noun: str = "rank", absence: Callable[[list[int]], str] = lambda missing: ""):
+    def __init__(
+        self, size: int, noun: str = "rank", describe_absence: Callable[[list[int]], str] = lambda missing: ""
+    ):
         self._size = size
         self._noun = noun
-        self._absence = absence
+        self._describe_absence = describe_absence
         self._rounds: dict[tuple[Sequence[int], str], list[PendingOperation]] = {}
-        self._gone: dict[int, str] = {}  # why members can arrive nowhere any more, in the order of their ends
+        self._departed: dict[int, str] = {}  # why members take part in no more operations, in the order of their ends
         self._misuse = ""  # why some members will never join
 
     def add(
@@ -229,32 +231,32 @@ class PendingOperations:
         value: Json,
         deadline: float,
         now: float,
-        place: str = "",
+        location: str = "",
         ranks: Sequence[int] | None = None,
     ) -> list[Answer]:
         """Records a member's value and returns the messages to send.
 
         Args:
           rank: rank of the member.
-          ticket: id under which the member knows its request.
+          ticket: the member's id of its request.
           name: name of the operation.
           value: the member's value.
           deadline: seconds that the member waits.
           now: current time.
-          place: where in its program the member's main thread waits; empty if another thread does.
+          location: line of the program at which the member's main thread waits; empty if another thread waits.
           ranks: the members that the operation waits for, in order; None for all.
         """
         key = (range(self._size) if ranks is None else ranks, name)
         rounds = self._rounds.setdefault(key, [])
-        entry = next((one for one in rounds if rank not in one.tickets), None)
+        entry = next((operation for operation in rounds if rank not in operation.tickets), None)
         if entry is None:
-            if sum(map(len, self._rounds.values())) >= MOST_PENDING:
-                raise BadMessage(f"a gather while {MOST_PENDING} are pending")
+            if sum(map(len, self._rounds.values())) >= MAX_PENDING:
+                raise BadMessage(f"a gather while {MAX_PENDING} are pending")
             rounds.append(entry := PendingOperation(name, key[0]))
         entry.tickets[rank] = ticket
         entry.began = min(entry.began, now)
-        if place:
-            entry.places[rank] = place
+        if location:
+            entry.locations[rank] = location
         answers: list[Answer] = []
         if entry.failure:
             answers = [Answer(rank, _failed(ticket, entry.failure, entry.is_misuse))]
@@ -267,7 +269,7 @@ class PendingOperations:
             rounds.remove(entry)
         if not rounds:
             del self._rounds[key]
-        self._note_stuck(now)
+        self._update_deadlocks(now)
         return answers
 
     def expire(self, now: float) -> list[Answer]:
@@ -277,22 +279,26 @@ class PendingOperations:
             if entry.expires <= now:
                 missing = entry.missing()
                 names = name_ranks(missing, self._noun)
-                failure = f"{names} did not reach '{entry.name}' within {entry.deadline:g} s{self._absence(missing)}."
+                failure = f"{names} did not reach '{entry.name}' within {entry.deadline:g} s{self._describe_absence(missing)}."
                 answers += entry.fail(failure)
-        self._note_stuck(now)
-        stuck = [entry for entry in self._open() if entry.stuck_since + STANDSTILL_SECONDS <= now]
-        return answers + (self._end_standstill(stuck) if stuck else [])
+        self._update_deadlocks(now)
+        deadlocked = [entry for entry in self._open() if entry.deadlocked_since + DEADLOCK_SECONDS <= now]
+        return answers + (self._fail_deadlock(deadlocked) if deadlocked else [])
 
-    def late(self, now: float) -> list[Answer]:
+    def overdue_notices(self, now: float) -> list[Answer]:
         """Returns, once per operation, messages that notify long-waiting members of the missing ones."""
-        found = [one for one in self._open() if not one.is_reported and one.began + REPORTED_SECONDS <= now]
+        overdue = [
+            operation
+            for operation in self._open()
+            if not operation.is_reported and operation.began + REPORTED_SECONDS <= now
+        ]
         answers = []
-        for entry in found:
+        for entry in overdue:
             entry.is_reported = True
             missing = name_ranks(entry.missing(), self._noun)
             answers += [
-                Answer(rank, {"type": "waiting", "name": entry.name, "missing": missing, "place": place})
-                for rank, place in entry.places.items()
+                Answer(rank, {"type": "waiting", "name": entry.name, "missing": missing, "place": location})
+                for rank, location in entry.locations.items()
             ]
         return answers
 
@@ -300,54 +306,55 @@ class PendingOperations:
         """Returns when the next deadline is over."""
         return min((entry.expires for entry in self._open()), default=math.inf)
 
-    def _note_stuck(self, now: float) -> None:
-        stuck = self._stuck()
+    def _update_deadlocks(self, now: float) -> None:
+        deadlocked = self._deadlocked()
         for entry in self._open():
-            entry.stuck_since = min(entry.stuck_since, now) if entry in stuck else math.inf
+            entry.deadlocked_since = min(entry.deadlocked_since, now) if entry in deadlocked else math.inf
 
-    def _stuck(self) -> Sequence[PendingOperation]:
+    def _deadlocked(self) -> Sequence[PendingOperation]:
         """Returns the operations that wait for each other in a cycle, or for operations in a cycle.
 
-        One such operation waits for a member whose main thread waits in another one. Other threads of that member are
-        not known to be stuck.
+        Only main threads are considered: another thread of a member may still arrive.
         """
-        waiting = {rank: entry for entry in self._open() for rank in entry.places}  # where main threads wait
-        stuck: Sequence[PendingOperation] = list(dict.fromkeys(waiting.values()))
+        waiting = {rank: entry for entry in self._open() for rank in entry.locations}  # of main threads
+        deadlocked: Sequence[PendingOperation] = list(dict.fromkeys(waiting.values()))
         while True:
-            still = [entry for entry in stuck if any(waiting.get(rank) in stuck for rank in entry.missing())]
-            if len(still) == len(stuck):
-                return stuck
-            stuck = still
+            remaining = [
+                entry for entry in deadlocked if any(waiting.get(rank) in deadlocked for rank in entry.missing())
+            ]
+            if len(remaining) == len(deadlocked):
+                return deadlocked
+            deadlocked = remaining
 
-    def _end_standstill(self, stuck: Sequence[PendingOperation]) -> list[Answer]:
-        where = {rank: (entry, place) for entry in stuck for rank, place in entry.places.items()}
-        places = "; ".join(
-            f"{self._noun} {rank} in '{entry.name}'{self._among(entry)} at {place}"
-            for rank, (entry, place) in sorted(where.items())
+    def _fail_deadlock(self, deadlocked: Sequence[PendingOperation]) -> list[Answer]:
+        waiting = {rank: (entry, location) for entry in deadlocked for rank, location in entry.locations.items()}
+        locations = "; ".join(
+            f"{self._noun} {rank} in '{entry.name}'{self._among(entry)} at {location}"
+            for rank, (entry, location) in sorted(waiting.items())
         )
         failure = (
             f"Every {self._noun} must make the same calls, in the same order. Received: each waits for another one: "
-            f"{places}. Do not make them conditional on the {self._noun}."
+            f"{locations}. Do not make them conditional on the {self._noun}."
         )
-        return [answer for entry in stuck for answer in entry.fail(failure, is_misuse=True)]
+        return [answer for entry in deadlocked for answer in entry.fail(failure, is_misuse=True)]
 
     def _among(self, entry: PendingOperation) -> str:
         is_of_all = len(entry.ranks) == self._size
         return "" if is_of_all else f" of {name_ranks(list(entry.ranks), self._noun)}"
 
     def fail_all(self, misuse: str) -> list[Answer]:
-        """Fails all operations, and later ones, as the job was started such that some members will never join."""
+        """Fails all current and later operations, because some members can never join."""
         self._misuse = misuse
         return [answer for entry in self._open() for answer in self._outcome(entry)]
 
-    def member_left(self, rank: int, how: str) -> list[Answer]:
+    def member_left(self, rank: int, description: str) -> list[Answer]:
         """Records that a member left without an error, and fails the operations that still need it."""
-        self._gone[rank] = f"{self._noun} {rank} {how}"
+        self._departed[rank] = f"{self._noun} {rank} {description}"
         return [answer for entry in self._open() for answer in self._outcome(entry)]
 
     def member_lost(self, rank: int, loss: str) -> list[Answer]:
         """Records the loss of a member, and fails its operations: those of a subgroup without it continue."""
-        self._gone[rank] = loss
+        self._departed[rank] = loss
         pending = [entry for entry in self._open() if rank in entry.ranks]
         return [a for entry in pending for a in entry.fail(f"'{entry.name}' cannot complete: {loss}.")]
 
@@ -364,8 +371,8 @@ class PendingOperations:
             ]
         if self._misuse:
             return list(entry.fail(self._misuse, is_misuse=True))
-        gone = next((how for rank, how in self._gone.items() if rank in missing), "")
-        return list(entry.fail(f"'{entry.name}' cannot complete: {gone}.")) if gone else []
+        reason = next((reason for rank, reason in self._departed.items() if rank in missing), "")
+        return list(entry.fail(f"'{entry.name}' cannot complete: {reason}.")) if reason else []
 
 
 def _failed(ticket: int, failure: str, is_misuse: bool = False) -> Message:
@@ -373,9 +380,9 @@ def _failed(ticket: int, failure: str, is_misuse: bool = False) -> Message:
 
 
 LOST_AFTER_SECONDS = 20.0
-MOST_UNREAD = 64 * LIMIT  # bytes that a member may leave unread
+MAX_UNREAD = 64 * LIMIT  # bytes that a member may leave unread
 PAUSE_SECONDS = 1.0  # without accepting connections, when this process has no resources for them
-FAREWELL_SECONDS = 2.0  # for the last messages to be delivered when the server closes
+CLOSE_SECONDS = 2.0  # for the last messages to be delivered when the server closes
 
 
 class Server:
@@ -394,7 +401,7 @@ class Server:
         size: int,
         token: str,
         noun: str = "rank",
-        places: Sequence[str] = (),
+        addresses: Sequence[str] = (),
         heartbeat: float = 1.0,
         lost_after: float = LOST_AFTER_SECONDS,
     ):
@@ -404,8 +411,8 @@ class Server:
           listener: a listening socket; the server closes it.
           size: number of members.
           token: token that members must present.
-          noun: what a member is called in messages.
-          places: expected location of each member, by rank, for messages about members that never connected; empty if
+          noun: name of a member in messages.
+          addresses: expected address of each member, by rank, for messages about members that never connected; empty if
             unknown.
           heartbeat: seconds between two heartbeats, in both directions.
           lost_after: seconds without a heartbeat after which a member is lost. Must be longer than an engine can keep
@@ -419,14 +426,14 @@ class Server:
         self._token, self._noun = token, noun
         self._nonce = nonce()  # for what members derive from the token, which other groups may share
         self._log = LimitedLog(logging.getLogger("tfdist.coordination"))
-        self._places = places
+        self._addresses = addresses
         self._heartbeat, self._lost_after = heartbeat, lost_after
-        self._rounds = PendingOperations(size, noun, self._absence)
+        self._rounds = PendingOperations(size, noun, self._describe_absence)
         self._members: dict[int, Connection] = {}
-        self._came: dict[int, str] = {}  # by rank, pid and host, including members that are gone
+        self._joined: dict[int, str] = {}  # by rank, pid and host, including members that are gone
         self._listener = listener
         self._wake_sender, self._wake_receiver = socket.socketpair()  # writing to the first one wakes the thread
-        self._farewell = ""
+        self._close_reason = ""
         self._paused_until = 0.0  # no connections are accepted before
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -437,12 +444,12 @@ class Server:
 
     def absent(self) -> list[int]:
         """Returns the members that never connected."""
-        return [rank for rank in range(self.size) if rank not in self._came]
+        return [rank for rank in range(self.size) if rank not in self._joined]
 
     def close(self, reason: str = "the group is closed") -> None:
         """Notifies the members that the group is closed, and joins the thread. May be called repeatedly."""
-        if not self._farewell:
-            self._farewell = reason
+        if not self._close_reason:
+            self._close_reason = reason
             with contextlib.suppress(OSError):  # the thread may have ended by an error
                 self._wake_sender.send(b"x")
         self._thread.join()
@@ -460,21 +467,21 @@ class Server:
                 sock.close()
 
     def _serve(self) -> None:
-        last = beaten = time.monotonic()
-        while not self._farewell:
-            until = min(beaten + self._heartbeat, self._rounds.next_expiry())
+        last = last_beat = time.monotonic()
+        while not self._close_reason:
+            until = min(last_beat + self._heartbeat, self._rounds.next_expiry())
             for key, mask in self._selector.select(max(0.0, until - last)):
                 self._handle_event(key, mask)
             now = time.monotonic()
             if now - last > self._heartbeat + 1.0:  # this process was suspended or starved, not the members
                 for connection in self._connections():
-                    connection.heard += now - last
-                    connection.accepted += now - last
+                    connection.last_received += now - last
+                    connection.accept_time += now - last
             last = now
             self._send(self._rounds.expire(now))
-            self._send(self._rounds.late(now))
-            if now >= beaten + self._heartbeat:
-                beaten = now
+            self._send(self._rounds.overdue_notices(now))
+            if now >= last_beat + self._heartbeat:
+                last_beat = now
                 self._beat(now)
             if self._paused_until and now >= self._paused_until:
                 self._paused_until = 0.0
@@ -504,7 +511,7 @@ class Server:
             return  # otherwise the client is gone again
         unauthenticated = [connection for connection in self._connections() if connection.rank is None]
         if len(unauthenticated) >= MAX_UNAUTHENTICATED:  # a member says hello at once
-            min(unauthenticated, key=lambda connection: connection.accepted).close()
+            min(unauthenticated, key=lambda connection: connection.accept_time).close()
         try:
             Connection(sock, peer[0], self._selector)
         except Exception as error:  # it costs this connection, as one that is reset at once
@@ -513,7 +520,7 @@ class Server:
 
     def _read(self, connection: Connection) -> None:
         data = connection.receive()
-        if connection.ending:
+        if connection.is_ending:
             if data is None:
                 connection.close()
             return
@@ -522,7 +529,7 @@ class Server:
             return
         try:
             for message in connection.lines.feed(data):
-                connection.heard = time.monotonic()
+                connection.last_received = time.monotonic()
                 self._handle(connection, message)
         except WrongSealError as error:
             if connection.rank is None:
@@ -534,26 +541,26 @@ class Server:
             self._drop(connection, f"it sent {error}")
 
     def _handle(self, connection: Connection, message: Message) -> None:
-        if connection.ending:
+        if connection.is_ending:
             return
         rank = connection.rank
         if rank is None:
             self._handle_unauthenticated(connection, message)
         elif message["type"] == "gather":
-            ticket, name, value, place = take(message, ticket=int, name=str, value=object, place=str)
-            deadline = take_deadline(message)
-            ranks, now = take_ranks(message, rank, self.size), time.monotonic()
-            self._send(self._rounds.add(rank, ticket, name, value, deadline, now, place, ranks))
+            ticket, name, value, location = take(message, ticket=int, name=str, value=object, place=str)
+            deadline = deadline_of(message)
+            ranks, now = ranks_of(message, rank, self.size), time.monotonic()
+            self._send(self._rounds.add(rank, ticket, name, value, deadline, now, location, ranks))
         elif message["type"] == "publish":
             topic, value = take(message, topic=str, value=object)
-            ranks = take_ranks(message, rank, self.size)
+            ranks = ranks_of(message, rank, self.size)
             published = {"type": "published", "ranks": ranks, "topic": topic, "value": value}
             self._send([Answer(member, published) for member in ranks or self._members])
         elif message["type"] == "doubt":
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
             (reason,) = take(message, reason=str)
-            self._goodbye(connection, rank, take_code(message), reason)
+            self._goodbye(connection, rank, exit_code_of(message), reason)
 
     def _handle_unauthenticated(self, connection: Connection, message: Message) -> None:
         if connection.hello:  # and this message is sealed: whoever sent it knows the token
@@ -568,8 +575,8 @@ class Server:
         connection.refuse(refusal, sealed=sealed)
 
     def _admit(self, connection: Connection, hello: Message) -> None:
-        if refusal := join_refusal(hello, self.size, self._noun, self._came):
-            if hello["rank"] in self._came and self.absent():  # nobody has the rank that this process should have
+        if refusal := join_refusal(hello, self.size, self._noun, self._joined):
+            if hello["rank"] in self._joined and self.absent():  # nobody has the rank that this process should have
                 connection.refuse(refusal)
                 self._send(self._rounds.fail_all(refusal))
             else:
@@ -577,7 +584,7 @@ class Server:
             return
         rank: int = hello["rank"]
         connection.admit(rank)
-        self._came[rank] = f"pid {hello['pid']} on {hello['host']}"
+        self._joined[rank] = f"pid {hello['pid']} on {hello['host']}"
         self._members[rank] = connection
         seconds = {"heartbeat": self._heartbeat, "lost_after": self._lost_after}
         connection.send({"type": "welcome", "nonce": self._nonce} | seconds)
@@ -586,13 +593,13 @@ class Server:
 
     def _goodbye(self, connection: Connection, rank: int, code: int, reason: str) -> None:
         if not is_planned(code):
-            ending = f"ended with {exceptions.describe(code)}" + (f": {reason}" if reason else "")
-            self._drop(connection, ending, code)
+            description = f"ended with {exceptions.describe(code)}" + (f": {reason}" if reason else "")
+            self._drop(connection, description, code)
         else:
             del self._members[rank]
             connection.end()
-            how = exceptions.describe(code) if code else "code 0"
-            self._send(self._rounds.member_left(rank, f"has left with {how}"))
+            description = exceptions.describe(code) if code else "code 0"
+            self._send(self._rounds.member_left(rank, f"has left with {description}"))
 
     def _drop(self, connection: Connection, reason: str, code: int | None = None) -> None:
         """Closes a connection; if it is a member's, reports to all members that this one is lost."""
@@ -610,12 +617,12 @@ class Server:
     def _beat(self, now: float) -> None:
         self._log.summarize()
         for connection in self._connections():
-            if connection.ending or connection.rank is None:
-                if now - (connection.heard if connection.ending else connection.accepted) > HELLO_SECONDS:
+            if connection.is_ending or connection.rank is None:
+                if now - (connection.last_received if connection.is_ending else connection.accept_time) > HELLO_SECONDS:
                     connection.close()
-            elif connection.unread > MOST_UNREAD:
-                self._drop(connection, f"it left more than {MOST_UNREAD} bytes unread")
-            elif now - connection.heard > self._lost_after + connection.lines.allowance:
+            elif connection.unread > MAX_UNREAD:
+                self._drop(connection, f"it left more than {MAX_UNREAD} bytes unread")
+            elif now - connection.last_received > self._lost_after + connection.lines.allowance:
                 self._drop(connection, silence(self._lost_after))
             else:
                 connection.send({"type": "beat"})
@@ -627,12 +634,12 @@ class Server:
             if rank in self._members:
                 self._members[rank].send(message)
 
-    def _absence(self, missing: list[int]) -> str:
-        never = [rank for rank in missing if rank not in self._came]
+    def _describe_absence(self, missing: list[int]) -> str:
+        never = [rank for rank in missing if rank not in self._joined]
         if not never:
             return ""
-        where = [f"{rank} at {self._places[rank]}" if self._places else str(rank) for rank in never]
-        return f" (never connected: {self._noun} {', '.join(where)})"
+        members = [f"{rank} at {self._addresses[rank]}" if self._addresses else str(rank) for rank in never]
+        return f" (never connected: {self._noun} {', '.join(members)})"
 
     def _connections(self) -> list[Connection]:
         return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Connection)]
@@ -642,9 +649,9 @@ class Server:
             if connection.rank is None:  # it was never admitted
                 connection.close()
             else:
-                connection.send({"type": "closed", "reason": self._farewell})
+                connection.send({"type": "closed", "reason": self._close_reason})
                 connection.end()
-        end = time.monotonic() + FAREWELL_SECONDS
+        end = time.monotonic() + CLOSE_SECONDS
         while self._connections() and time.monotonic() < end:
             for key, mask in self._selector.select(0.05):
                 if isinstance(key.data, Connection):

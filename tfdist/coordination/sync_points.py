@@ -11,7 +11,7 @@ TOPIC = "sync_points"
 
 
 class SyncPoints:
-    """Coordinates what all ranks of a run do together between two calls of the compiled loop.
+    """Coordinates actions of all ranks of a run between two calls of the compiled loop.
 
     The main thread of every rank reports its progress locally: `begin` before each call of the loop and `reached` after
     it. All ranks split their steps into the same calls. Any thread may request a topic (`request`). The group delivers
@@ -30,12 +30,12 @@ class SyncPoints:
 
     def __init__(self, group: Group):
         self._group = group  # of all ranks of the run
-        self._over = 0  # number of ranks that have ended
-        self._news = threading.Condition()  # guards the attributes below
+        self._ended_ranks = 0  # number of ranks that have ended
+        self._condition = threading.Condition()  # guards the attributes below
         self._requests: list[tuple[str, str]] = []  # requested topics and the names of their gathers
         self._thread: threading.Thread | None = None  # exists while there is a request
         self._earliest = 0  # the first step at which this rank can still act
-        self._answered: int | None = None  # this rank's answer to the pending agreement
+        self._pending_answer: int | None = None  # this rank's answer to the pending agreement
         self._agreed: list[tuple[str, int]] = []
         self._failure: PeerLostError | None = None
         group.subscribe(TOPIC, self._on_message)
@@ -49,7 +49,7 @@ class SyncPoints:
 
     def begin(self, end_step: int) -> None:
         """Records that the main thread enters a call of the compiled loop that ends at `end_step`."""
-        with self._news:
+        with self._condition:
             self._earliest = end_step
 
     def reached(self, step: int) -> frozenset[str]:
@@ -58,8 +58,10 @@ class SyncPoints:
         Raises:
           PeerLostError: a rank was lost, so that no agreement is possible.
         """
-        with self._news:
-            self._news.wait_for(lambda: self._failure or self._answered is None or self._answered > step)
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._failure or self._pending_answer is None or self._pending_answer > step
+            )
             if self._failure:
                 raise self._failure
             due = frozenset(topic for topic, first in self._agreed if first <= step)
@@ -77,9 +79,9 @@ class SyncPoints:
     def _on_message(self, message: Json) -> bool:
         """Receives requests and ends, in the same order on every rank, so that all ranks answer the same requests."""
         if "request" not in message:
-            self._over += 1
-            return self._over == self._group.size
-        with self._news:
+            self._ended_ranks += 1
+            return self._ended_ranks == self._group.size
+        with self._condition:
             self._requests.append((message["request"], message["name"]))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._agree, name=f"sync-points-{self._group.rank}", daemon=True)
@@ -88,25 +90,25 @@ class SyncPoints:
 
     def _agree(self) -> None:
         while True:
-            with self._news:
+            with self._condition:
                 if not self._requests:
                     self._thread = None
                     return
                 topic, name = self._requests.pop(0)
-                self._answered = self._earliest
+                self._pending_answer = self._earliest
             try:
-                first = max(self._group.gather(name, self._answered, deadline=float("inf")))
+                agreed_step = max(self._group.gather(name, self._pending_answer, deadline=float("inf")))
             except PeerLostError as error:
                 self._fail(error)
                 continue
-            with self._news:
-                self._agreed.append((topic, first))
-                self._answered = None
-                self._news.notify_all()
+            with self._condition:
+                self._agreed.append((topic, agreed_step))
+                self._pending_answer = None
+                self._condition.notify_all()
 
     def _fail(self, error: PeerLostError) -> None:
         """Makes `reached` fail, unless a rank has left without an error: then no further calls will follow."""
-        with self._news:
+        with self._condition:
             self._failure = error if self._group.lost() else None
-            self._answered = None
-            self._news.notify_all()
+            self._pending_answer = None
+            self._condition.notify_all()

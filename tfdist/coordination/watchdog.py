@@ -20,7 +20,7 @@ from tfdist.coordination import Group, Json
 from tfdist.errors import ExitCode
 
 TOPIC = "stalls"
-_FAREWELL_SECONDS = 0.5
+_LEAVE_SECONDS = 0.5
 _RESOLUTION_SECONDS = 1.0  # of the time measurement
 ANSWER_SECONDS = 2.0  # a rank that has not answered by then is suspended or does not release the GIL
 
@@ -30,27 +30,27 @@ class _Call:
     """A running call.
 
     Attributes:
-      what: description of the call.
-      begun: when it began, in seconds of `time.monotonic()`.
-      usual: seconds that it may take, estimated from previous calls.
-      first: whether it is the call in which everything is compiled.
-      lasted: seconds so far, as measured by the watching thread.
+      description: description of the call.
+      start_time: when it began, in seconds of `time.monotonic()`.
+      usual_seconds: seconds that it may take, estimated from previous calls.
+      is_first: whether it is the call in which everything is compiled.
+      elapsed: seconds so far, as measured by the watching thread.
     """
 
-    what: str
-    begun: float
-    usual: float
-    first: bool
-    lasted: float = 0.0
+    description: str
+    start_time: float
+    usual_seconds: float
+    is_first: bool
+    elapsed: float = 0.0
 
 
 class _Query(NamedTuple):
     """A query of all ranks; `asked` is the time of the query, in seconds of `time.monotonic()`."""
 
     number: int
-    asked: float
-    why: str
-    first: bool
+    time: float
+    reason: str
+    is_first: bool
 
 
 class Watchdog:
@@ -77,112 +77,116 @@ class Watchdog:
         *,
         warning_seconds: float,
         shutdown_seconds: float,
-        say: Callable[[str], object] = lambda text: print_line(text, sys.stderr),
+        print_report: Callable[[str], object] = lambda text: print_line(text, sys.stderr),
         end: Callable[[int], object] = os._exit,
     ):
-        """Initializes the watchdog, which starts in `__enter__`.
+        """Initializes the watchdog.
 
         Args:
           group: the ranks of the run.
-          warning_seconds: a longer call is reported, once; 0 for never. Also the interval of the queries during the
-            first call.
-          shutdown_seconds: a longer call, except the first, is reported and ends the job; 0 for never.
-          say: prints a report, on the lowest rank that answers, and the reason for ending, on every rank.
+          warning_seconds: duration after which a call is reported, once; 0 for never. Also the interval of the queries
+            during the first call.
+          shutdown_seconds: duration after which a call, except the first, is reported and ends the job; 0 for never.
+          print_report: prints a report, on the lowest rank that answers, and the reason for ending, on every rank.
           end: ends the process with an exit code.
         """
-        self._group, self._say, self._end = group, say, end
+        self._group, self._print_report, self._end = group, print_report, end
         self._rank = group.ranks[group.rank]  # in the job, as reports name it
         self._warning, self._shutdown = warning_seconds, shutdown_seconds
-        self._news = threading.Condition()  # guards the attributes below
+        self._condition = threading.Condition()  # guards the attributes below
         self._call: _Call | None = None  # the running call
         self._pace = 0.0  # seconds per step of the slowest call that has ended
         self._ended_calls = 0  # number of calls that have ended
         self._step = 0
         self._calls = 0
         self._closed = False
-        self._asked = ""
+        self._last_query = ""
         # The queries in the order of their messages, which is the same on every rank: their numbers name the answers.
         self._answers: list[dict[int, Json]] = []
         self._queries: deque[_Query] = deque()  # not reported yet; the first one is removed once it has been
         self._last_summary = ""  # summary of the latest answers during the first call
-        self._ranks_over = 0
+        self._ended_ranks = 0
         self._stack = ExitStack()
 
     def begin(self, step: int, end_step: int) -> None:
         """Records that the main thread enters a call of the compiled loop.
 
-        If `end_step` equals `step`, it waits for the callbacks of the other ranks after that step instead.
+        If `end_step` equals `step`, the main thread waits for the callbacks of the other ranks after that step.
 
         Args:
           step: the step at which the call begins.
           end_step: the step at which it ends.
         """
-        with self._news:
-            what = (
+        with self._condition:
+            description = (
                 f"the call from step {step} to {end_step}"
                 if end_step > step
                 else f"the wait for the callbacks of step {step}"
             )
-            usual = 2 * self._pace * (end_step - step)
-            self._step, self._call = step, _Call(what, time.monotonic(), usual, first=not self._calls)
+            usual_seconds = 2 * self._pace * (end_step - step)
+            self._step, self._call = step, _Call(description, time.monotonic(), usual_seconds, is_first=not self._calls)
             self._calls += 1
-            self._news.notify_all()
+            self._condition.notify_all()
 
     def reached(self, step: int) -> None:
         """Records that the call has ended at a step."""
-        with self._news:
+        with self._condition:
             if self._call and step > self._step:
-                pace = (time.monotonic() - self._call.begun) / (step - self._step)
+                pace = (time.monotonic() - self._call.start_time) / (step - self._step)
                 self._ended_calls += 1
                 self._pace = pace if self._ended_calls < 3 else max(pace, self._pace)  # excludes compilation
             self._call, self._step = None, step
-            self._news.notify_all()
+            self._condition.notify_all()
 
-    def report(self, why: str) -> None:
+    def report(self, reason: str) -> None:
         """Requests a report of where every rank is. Does not wait; may be called from any thread."""
-        self._ask(secrets.token_hex(8), why)
+        self._query_ranks(secrets.token_hex(8), reason)
 
     def __enter__(self) -> "Watchdog":
         self._group.subscribe(TOPIC, self._on_message)
         threading.Thread(target=self._watch, name=f"stalls-{self._rank}", daemon=True).start()
         if signals.can_set_handlers() and signals.is_free(signal.SIGUSR1):
-            asked = f"SIGUSR1 to rank {self._rank}"
-            self._stack.enter_context(signals.handling({signal.SIGUSR1: lambda _: self.report(asked)}))
+            reason = f"SIGUSR1 to rank {self._rank}"
+            self._stack.enter_context(signals.handling({signal.SIGUSR1: lambda _: self.report(reason)}))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._stack.close()
-        with self._news:
+        with self._condition:
             self._closed, self._call = True, None
-            self._news.notify_all()
+            self._condition.notify_all()
         self._group.publish(TOPIC, {"over": True})
 
     def _watch(self) -> None:
         """Waits for a call, then for its limits in increasing order."""
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._closed or self._call is not None)
+            with self._condition:
+                self._condition.wait_for(lambda: self._closed or self._call is not None)
                 if self._closed:
                     return
                 call = self._call
             assert call is not None
-            before = 0.0
+            last_limit = 0.0
             for limit in self._limits(call):
                 if not self._exceeds(call, limit):
                     break
                 # The name depends on the call, so that ranks that wait in the same call cause one query.
-                why = f"{call.what} has lasted {limit + call.usual:.3g} s on rank {self._rank}"
-                self._ask(f"{call.what} {limit}", why, first=call.first and not before < self._shutdown <= limit)
-                before = limit
-            if self._shutdown and not call.first and self._exceeds(call, self._shutdown + 2 * ANSWER_SECONDS):
-                lasted = self._shutdown + call.usual
-                why = f"{call.what} has lasted {lasted:.3g} s, as long as --stall_shutdown_seconds allows"
-                self._group.publish(TOPIC, {"end": why})
+                reason = f"{call.description} has lasted {limit + call.usual_seconds:.3g} s on rank {self._rank}"
+                self._query_ranks(
+                    f"{call.description} {limit}",
+                    reason,
+                    is_first=call.is_first and not last_limit < self._shutdown <= limit,
+                )
+                last_limit = limit
+            if self._shutdown and not call.is_first and self._exceeds(call, self._shutdown + 2 * ANSWER_SECONDS):
+                seconds = self._shutdown + call.usual_seconds
+                reason = f"{call.description} has lasted {seconds:.3g} s, as long as --stall_shutdown_seconds allows"
+                self._group.publish(TOPIC, {"end": reason})
             self._exceeds(call, float("inf"))
 
     def _limits(self, call: _Call) -> Iterable[float]:
         """Returns the times, in seconds beyond the usual duration, at which the ranks are queried."""
-        if call.first and self._warning:
+        if call.is_first and self._warning:
             return itertools.count(self._warning, self._warning)
         return sorted({self._warning, self._shutdown} - {0.0})
 
@@ -191,52 +195,52 @@ class Watchdog:
 
         Time during which this process was suspended, as by Ctrl-Z, does not count.
         """
-        with self._news:
-            while call.lasted < limit + call.usual:
-                seconds = min(_RESOLUTION_SECONDS, limit + call.usual - call.lasted)
-                if self._news.wait_for(lambda: self._closed or self._call is not call, seconds):
+        with self._condition:
+            while call.elapsed < limit + call.usual_seconds:
+                seconds = min(_RESOLUTION_SECONDS, limit + call.usual_seconds - call.elapsed)
+                if self._condition.wait_for(lambda: self._closed or self._call is not call, seconds):
                     return False
-                call.lasted += seconds
+                call.elapsed += seconds
             return self._call is call and not self._closed
 
-    def _ask(self, name: str, why: str, first: bool = False) -> None:
-        self._group.publish(TOPIC, {"ask": name, "why": why, "first": first})
+    def _query_ranks(self, name: str, reason: str, is_first: bool = False) -> None:
+        self._group.publish(TOPIC, {"ask": name, "why": reason, "first": is_first})
 
     def _on_message(self, message: Any) -> bool:
         """Handles a message of the topic, on every rank in the same order."""
         if "ask" in message:
-            if message["ask"] != self._asked:
-                self._asked = message["ask"]
+            if message["ask"] != self._last_query:
+                self._last_query = message["ask"]
                 self._answer(message)
         elif "answer" in message:
             self._answers[message["answer"]][message["rank"]] = message["where"]
         elif "end" in message:
             rank = f"rank {self._rank} of {self._group.size}"
-            self._say(f"{rank}: {message['end']}. Ending with code {ExitCode.STALLED:d}.")
+            self._print_report(f"{rank}: {message['end']}. Ending with code {ExitCode.STALLED:d}.")
             # In its own thread, because `leave` would wait for this thread, and for longer than other ranks wait for a
             # rank to end by itself.
-            farewell = threading.Thread(target=self._group.leave, args=(ExitCode.STALLED, message["end"]), daemon=True)
-            farewell.start()
-            farewell.join(_FAREWELL_SECONDS)
+            leaving = threading.Thread(target=self._group.leave, args=(ExitCode.STALLED, message["end"]), daemon=True)
+            leaving.start()
+            leaving.join(_LEAVE_SECONDS)
             self._end(ExitCode.STALLED)
         else:
-            self._ranks_over += 1
-        return self._ranks_over == self._group.size
+            self._ended_ranks += 1
+        return self._ended_ranks == self._group.size
 
     def _answer(self, message: Any) -> None:
         query = _Query(len(self._answers), time.monotonic(), message["why"], message["first"])
         self._answers.append({})
-        with self._news:
+        with self._condition:
             self._queries.append(query)
             is_reporting = len(self._queries) > 1
         if not is_reporting:
             threading.Thread(target=self._report_in_order, name=f"stalls-{self._rank}", daemon=True).start()
-        self._group.publish(TOPIC, {"answer": query.number, "rank": self._rank, "where": self._where()})
+        self._group.publish(TOPIC, {"answer": query.number, "rank": self._rank, "where": self._own_state()})
 
-    def _where(self) -> Json:
+    def _own_state(self) -> Json:
         call = self._call
-        doing = call and [call.what, time.monotonic() - call.begun]
-        return {"step": self._step, "call": doing, "stack": main_stack()}
+        running = call and [call.description, time.monotonic() - call.start_time]
+        return {"step": self._step, "call": running, "stack": main_stack()}
 
     def _report_in_order(self) -> None:
         """Reports the answers to each query once the ranks have had time to answer, and ends after the last query.
@@ -246,33 +250,33 @@ class Watchdog:
         is_last = False
         while not is_last:
             query = self._queries[0]
-            time.sleep(max(0.0, query.asked + ANSWER_SECONDS - time.monotonic()))
+            time.sleep(max(0.0, query.time + ANSWER_SECONDS - time.monotonic()))
             self._print_answers(query)
-            with self._news:
+            with self._condition:
                 self._queries.popleft()
                 is_last = not self._queries
 
     def _print_answers(self, query: _Query) -> None:
         """Prints, on one rank, which ranks are in the call, which are elsewhere, and which did not answer."""
         answers, self._answers[query.number] = self._answers[query.number], {}  # releases the stacks
-        arrived = [rank for rank, where in sorted(answers.items()) if where["call"]]
-        elsewhere = [rank for rank, where in sorted(answers.items()) if not where["call"]]
+        arrived = [rank for rank, state in sorted(answers.items()) if state["call"]]
+        elsewhere = [rank for rank, state in sorted(answers.items()) if not state["call"]]
         silent = [rank for rank in self._group.ranks if rank not in answers]
         kinds = {"in a call": arrived, "not in a call": elsewhere, "no answer": silent}
         named = {kind: [f"{rank}{self._group.role(rank)}" for rank in ranks] for kind, ranks in kinds.items()}
         summary = "; ".join(f"{kind}: {', '.join(ranks)}" for kind, ranks in named.items() if ranks)
-        speakers = list(answers)
-        if query.first:
+        printing_ranks = list(answers)
+        if query.is_first:
             # Only ranks in the call may print: a rank that has just joined the run receives earlier queries, with
             # outdated answers.
-            is_news = len(arrived) < self._group.size and summary != self._last_summary
-            speakers, self._last_summary = arrived if is_news else [], summary
-        if min(speakers, default=None) != self._rank:
+            is_new = len(arrived) < self._group.size and summary != self._last_summary
+            printing_ranks, self._last_summary = arrived if is_new else [], summary
+        if min(printing_ranks, default=None) != self._rank:
             return
-        lines = [f"State of the ranks ({query.why}). {summary}."]
-        for rank, where in sorted(answers.items()):
-            call = where["call"]
-            doing = f"for {call[1]:.1f} s in {call[0]}" if call else "between two calls"
-            lines += [f"rank {rank}{self._group.role(rank)}: step {where['step']}, {doing}"]
-            lines += [f"  {frame}" for frame in where["stack"]]
-        self._say("\n".join(lines))
+        lines = [f"State of the ranks ({query.reason}). {summary}."]
+        for rank, state in sorted(answers.items()):
+            call = state["call"]
+            activity = f"for {call[1]:.1f} s in {call[0]}" if call else "between two calls"
+            lines += [f"rank {rank}{self._group.role(rank)}: step {state['step']}, {activity}"]
+            lines += [f"  {frame}" for frame in state["stack"]]
+        self._print_report("\n".join(lines))

@@ -115,7 +115,7 @@ class RemoteAgent(OrderSource):
             except TimeoutError:
                 continue
             for message in self._lines.feed(data):
-                liveness.heard()
+                liveness.record_message()
                 self._receive_order(message)
             if not data:
                 return

@@ -197,7 +197,7 @@ class RendezvousServer:
             except TimeoutError:
                 continue
             for message in connection.lines.feed(data):
-                liveness.heard()
+                liveness.record_message()
                 if message["type"] == "report":
                     self._controller.reported(name, orders.report_of(message))
                 elif message["type"] == "goodbye":

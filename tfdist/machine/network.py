@@ -11,9 +11,9 @@ from tfdist.coordination.job_token import (
     FILE_VARIABLE,
     INSECURE_VARIABLE,
     LOOPBACK,
-    SHORTEST,
+    MIN_TOKEN_LENGTH,
     TOKEN_VARIABLE,
-    given_token,
+    user_token,
     is_loopback,
 )
 from tfdist.errors import InputError
@@ -111,12 +111,12 @@ def _described(interface: Mapping[str, object]) -> str:
 
 def _token(environment: Mapping[str, str]) -> Finding:
     try:
-        token = given_token(environment)
+        token = user_token(environment)
     except InputError as error:
         return Finding(Status.WARNING, str(error))
     short = (
-        f"the token has {len(token)} characters; jobs over several hosts need {SHORTEST}"
-        if 0 < len(token) < SHORTEST
+        f"the token has {len(token)} characters; jobs over several hosts need {MIN_TOKEN_LENGTH}"
+        if 0 < len(token) < MIN_TOKEN_LENGTH
         else ""
     )
     insecure = " (insecure ones are allowed)" if environment.get(INSECURE_VARIABLE) else ""
