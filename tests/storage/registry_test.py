@@ -18,9 +18,9 @@ class Other(FileSystem):
 def registered(monkeypatch):
     """An empty registry for one test."""
     monkeypatch.setattr(registry, "_STORAGES", dict(registry._STORAGES))
-    registry._made.cache_clear()
+    registry._storage.cache_clear()
     yield
-    registry._made.cache_clear()
+    registry._storage.cache_clear()
 
 
 def test_paths_of_this_machine(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ Checkpoints, run directories and exported models are read and written through it
 object store, is one file and one line in `registry.py`. This package does not depend on their contents.
 
 Files that belong to a machine are not accessed through it: in-memory checkpoints (/dev/shm) and their exchange between hosts,
-progress files of launchers, builds of Horovod, data sets, what TensorFlow writes itself (profiles).
+progress files of launchers, builds of Horovod, data sets, and files that TensorFlow writes itself (profiles).
 """
 
 from tfdist.storage.file_system import FileSystem

@@ -61,7 +61,7 @@ class FileSystem(Storage):
     def replace(self, path: StoragePath, data: bytes) -> None:
         """See base class."""
         partial = _local(path.with_name(f"{path.name}.partial"))
-        partial.unlink(missing_ok=True)  # of a killed process, or a link, through which another file would be written
+        partial.unlink(missing_ok=True)  # left by a killed process, or a link to a file that would be overwritten
         with self.create(partial) as file:
             file.write(data, 0)
         os.replace(partial, _local(path))
@@ -83,17 +83,17 @@ class FileSystem(Storage):
     def info(self, path: StoragePath) -> Info | None:
         """See base class."""
         try:
-            found = os.stat(_local(path))
+            status = os.stat(_local(path))
         except OSError as error:
             if error.errno in _MISSING:
                 return None
             raise
-        return Info(stat.S_ISDIR(found.st_mode), found.st_size, found.st_mtime)
+        return Info(stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime)
 
     def entries(self, directory: StoragePath) -> list[Entry]:
         """See base class."""
-        with os.scandir(_local(directory)) as found:
-            return [Entry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+        with os.scandir(_local(directory)) as entries:
+            return [Entry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
     def make_directory(self, directory: StoragePath, *, is_new: bool = False) -> None:
         """See base class."""
@@ -109,16 +109,12 @@ class FileSystem(Storage):
 
     def sync_directory(self, directory: StoragePath) -> None:
         """See base class."""
-        descriptor = os.open(_local(directory), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_one(_local(directory), os.O_DIRECTORY)
 
     def check_writable(self, directory: StoragePath) -> None:
         """See base class."""
-        whole = _local(directory).absolute()
-        nearest = next(place for place in (whole, *whole.parents) if self.exists(place))
+        path = _local(directory).absolute()
+        nearest = next(parent for parent in (path, *path.parents) if self.exists(parent))
         if not nearest.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a directory", str(directory))
         if not os.access(nearest, os.W_OK | os.X_OK):
@@ -126,7 +122,7 @@ class FileSystem(Storage):
 
     def resolved(self, path: StoragePath) -> Path:
         """See base class."""
-        return Path(os.path.realpath(_local(path)))  # `Path.resolve` fails for links in a circle
+        return Path(os.path.realpath(_local(path)))  # `Path.resolve` fails for a cycle of links
 
     def is_link(self, path: StoragePath) -> bool:
         """See base class."""
@@ -169,7 +165,7 @@ class _New(NewFile):
 
 
 class _Appended(AppendedFile):
-    """Nothing is buffered: `close` does not retry what a full disk has refused, which would hide the first error."""
+    """An unbuffered file: `close` does not repeat a write that has failed on a full disk, which would hide the error."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -205,19 +201,19 @@ def _local(path: StoragePath) -> Path:
 
 
 def _regular_file(path: StoragePath, flags: int, *, is_written: bool = False) -> int:
-    """Opens a regular file; one to be written must not have another name, as a link from a copied directory has.
+    """Opens a regular file; a file to be written must not have several names, as a hard link of a copied directory has.
 
     Raises:
-      NotRegularFile: there is something else.
+      NotRegularFile: the path is not that of such a file.
       OSError: with ELOOP for a symbolic link.
     """
     try:
-        # O_NONBLOCK: opening a pipe would wait for the other end.
+        # O_NONBLOCK: otherwise opening a pipe would wait for its other end.
         descriptor = os.open(_local(path), flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from error
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads
+        if error.errno == errno.ENXIO:  # a pipe without a reader
             raise NotRegularFile(errno.EINVAL, "not a regular file", str(path)) from error
         raise
     status = os.fstat(descriptor)
@@ -229,10 +225,14 @@ def _regular_file(path: StoragePath, flags: int, *, is_written: bool = False) ->
 
 
 def _sync(path: Path) -> None:
-    """Returns when a file, or a directory with everything in it, is durable."""
+    """Returns when a file, or a directory with all of its contents, is durable."""
     for inner in path.iterdir() if path.is_dir() else ():
         _sync(inner)
-    descriptor = os.open(path, os.O_RDONLY)
+    _sync_one(path)
+
+
+def _sync_one(path: Path, flags: int = 0) -> None:
+    descriptor = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(descriptor)
     finally:

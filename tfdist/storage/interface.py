@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol, Self, TypeAlias
 
 
 class StoragePath(Protocol):
-    """A path in some storage, as text only; `storage_of(path)` accesses what is there.
+    """The path of a file in a storage; `storage_of(path)` accesses the file.
 
-    A `pathlib.Path` is one, but its methods that read or write files would only work on this machine.
+    A `pathlib.Path` is a `StoragePath`, but its methods that access files only work on this machine.
     """
 
     @property
@@ -47,8 +47,8 @@ class Url:
     It is not an `os.PathLike`, so that it cannot be opened as a local file by mistake.
 
     Attributes:
-      scheme: what comes before `://`.
-      key: what comes after it: components separated by single slashes, without one at either end.
+      scheme: the part before `://`.
+      key: the part after it: components separated by single slashes, without a slash at either end.
     """
 
     scheme: str
@@ -79,12 +79,12 @@ class Url:
         return f"{self.scheme}://{self.key}"
 
 
-_PIECE = 1 << 22  # bytes that are copied at once
-_LARGEST = 1 << 30  # bytes of a file that is read whole; files of others may claim any size
+_COPY_BYTES = 1 << 22  # that are copied at once
+_MAX_READ_BYTES = 1 << 30  # of a file that `read` returns; files from others may claim any size
 
 
 class Info(NamedTuple):
-    """What is at a path.
+    """The file or directory at a path.
 
     Attributes:
       is_directory: whether it is a directory.
@@ -114,7 +114,7 @@ class NotRegularFile(OSError):
 
 
 class StoredFile(abc.ABC):
-    """A file that is being read; several threads may read it at once."""
+    """A file that is being read; several threads may read it concurrently."""
 
     @property
     @abc.abstractmethod
@@ -127,14 +127,14 @@ class StoredFile(abc.ABC):
 
     def read(self, size: int, position: int = 0) -> bytes:
         """Returns bytes from a position; fewer than `size` only at the end."""
-        data, done = bytearray(size), 0
-        while done < size and (got := self.read_into(memoryview(data)[done:], position + done)):
-            done += got
-        return bytes(data[:done])
+        data, total = bytearray(size), 0
+        while total < size and (count := self.read_into(memoryview(data)[total:], position + total)):
+            total += count
+        return bytes(data[:total])
 
 
 class NewFile(abc.ABC):
-    """A file that is being written; several threads may write different ranges of it at once."""
+    """A file that is being written; several threads may write different ranges of it concurrently."""
 
     @abc.abstractmethod
     def write(self, data: bytes | memoryview, position: int) -> None:
@@ -149,7 +149,7 @@ class AppendedFile(abc.ABC):
 
     @abc.abstractmethod
     def write(self, data: bytes) -> None:
-        """Appends all bytes. They survive the end of the process, so they are not kept in its memory."""
+        """Appends all bytes, without buffering: they survive the end of the process."""
 
     @abc.abstractmethod
     def sync(self) -> None:
@@ -161,7 +161,7 @@ class AppendedFile(abc.ABC):
 
 
 class LockFile(abc.ABC):
-    """A file that is locked. What it contains is for people to read: the lock does not depend on it."""
+    """A file that is locked. Its contents are for people: the lock does not depend on them."""
 
     @abc.abstractmethod
     def write(self, data: bytes) -> None:
@@ -173,7 +173,7 @@ class LockFile(abc.ABC):
 
 
 class Storage(abc.ABC):
-    """A place for durable files: a tree of directories and files, with the same view from all processes of a run.
+    """A store of durable files: a tree of directories and files, with the same view from all processes of a run.
 
     A storage has no state that differs between processes; its methods may be called by any thread. They raise the
     subclasses of `OSError` that `os` raises (`FileNotFoundError`, `FileExistsError`, ...), with a `strerror` for the
@@ -187,7 +187,7 @@ class Storage(abc.ABC):
         """Opens a file for reading.
 
         Raises:
-          NotRegularFile: there is something else. A link to a file is refused, too, with `errno.ELOOP`.
+          NotRegularFile: it is not a regular file. A link to a file is refused, too, with `errno.ELOOP`.
         """
 
     @abc.abstractmethod
@@ -202,14 +202,14 @@ class Storage(abc.ABC):
         """Opens a file to append to, and creates it if necessary; with `is_new` it must not exist.
 
         Raises:
-          NotRegularFile: there is something else, or a file with several names; a link is refused, too.
+          NotRegularFile: it is not a regular file, or has several names; a link is refused, too.
         """
 
     @abc.abstractmethod
     def replace(self, path: StoragePath, data: bytes) -> None:
         """Writes a file, replacing an existing one; it is durable when this returns.
 
-        After a failure it has either the old or the new contents. A link is replaced, and not followed.
+        After a failure it has either the old or the new contents. A link is replaced, not followed.
         """
 
     @abc.abstractmethod
@@ -222,11 +222,11 @@ class Storage(abc.ABC):
 
         Args:
           path: path of the file.
-          exclusive: False to open it in the same way without locking, where `lock` is not possible.
+          exclusive: False to open it without locking, where locks are not possible.
 
         Raises:
           BlockingIOError: another process has locked it, on any host.
-          NotRegularFile: there is something else, or a file with several names; a link is refused, too.
+          NotRegularFile: it is not a regular file, or has several names; a link is refused, too.
           OSError: files cannot be locked here.
         """
 
@@ -234,11 +234,11 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def info(self, path: StoragePath) -> Info | None:
-        """Returns what is at a path; None if there is nothing."""
+        """Returns information about the file or directory at a path; None if there is none."""
 
     @abc.abstractmethod
     def entries(self, directory: StoragePath) -> list[Entry]:
-        """Returns what a directory contains, in any order."""
+        """Returns the entries of a directory, in any order."""
 
     @abc.abstractmethod
     def make_directory(self, directory: StoragePath, *, is_new: bool = False) -> None:
@@ -246,38 +246,37 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def remove_directory(self, directory: StoragePath) -> None:
-        """Removes a directory with everything in it. If it fails, any part of that may be left."""
+        """Removes a directory with all of its contents. If it fails, any part of them may be left."""
 
     @abc.abstractmethod
     def rename(self, path: StoragePath, target: StoragePath) -> None:
-        """Renames a file, which replaces an existing one, or a directory to a path where there is none.
+        """Renames a file, which replaces an existing one, or a directory, to a path that must not exist.
 
-        Every process sees all of it under one of the two names at any time.
+        The change is atomic: every process sees all of it under one of the two names.
         """
 
     @abc.abstractmethod
     def sync_directory(self, directory: StoragePath) -> None:
-        """Returns when the entries of a directory are durable: what was created, renamed or removed in it."""
+        """Returns when the entries of a directory are durable: all creations, renames and removals in it."""
 
-    # What follows has an implementation for every storage.
+    # The following methods have an implementation for every storage.
 
     def read(self, path: StoragePath) -> bytes:
         """Returns the contents of a file, which is opened by `open`; raises an `OSError` if it is larger than 1 GiB."""
         with self.open(path) as file:
-            if file.size > _LARGEST:
-                raise OSError(
-                    errno.EFBIG, f"it has {file.size} bytes, more than the largest allowed {_LARGEST}", str(path)
-                )
+            if file.size > _MAX_READ_BYTES:
+                problem = f"it has {file.size} bytes, more than the largest allowed {_MAX_READ_BYTES}"
+                raise OSError(errno.EFBIG, problem, str(path))
             return file.read(file.size)
 
     def copy_to(self, path: StoragePath, local: Path) -> None:
         """Copies a file, which is opened by `open` and may have any size, to a new one of this machine."""
         with self.open(path) as file, local.open("xb") as copy:
-            for position in range(0, file.size, _PIECE):
-                copy.write(file.read(_PIECE, position))
+            for position in range(0, file.size, _COPY_BYTES):
+                copy.write(file.read(_COPY_BYTES, position))
 
     def is_link(self, path: StoragePath) -> bool:
-        """Returns whether a path refers to another place, where something may be missing."""
+        """Returns whether a path is a link, whose target may be missing."""
         return False
 
     def check_writable(self, directory: StoragePath) -> None:
@@ -288,19 +287,19 @@ class Storage(abc.ABC):
         return path
 
     def exists(self, path: StoragePath) -> bool:
-        """Returns whether there is anything at a path."""
+        """Returns whether there is a file or directory at a path."""
         return self.info(path) is not None
 
     def is_directory(self, path: StoragePath) -> bool:
         """Returns whether there is a directory at a path."""
-        found = self.info(path)
-        return found is not None and found.is_directory
+        info = self.info(path)
+        return info is not None and info.is_directory
 
     @contextlib.contextmanager
     def staged(self, path: StoragePath) -> Iterator[Path]:
         """Yields a path of this machine with the same name, for libraries that write files or directories themselves.
 
-        When the context exits without an error, `path` durably has what was written there, replacing an existing file.
+        When the context exits without an error, the result is durable at `path`, where it replaces an existing file.
         """
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
             written = Path(folder) / path.name
@@ -312,17 +311,17 @@ class Storage(abc.ABC):
                 self.sync_directory(path.parent)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    self._remove_any(partial)
+                    self._remove_any(partial, self.is_directory(partial))
                 raise
 
     def clean_staged(self, path: StoragePath) -> None:
         """Removes the remains of `staged(path)` in killed processes; must not be called while it is in use."""
         for entry in self.entries(path.parent):
             if entry.name.startswith(staged_prefix(path)):
-                (self.remove_directory if entry.is_directory else self.remove)(path.with_name(entry.name))
+                self._remove_any(path.with_name(entry.name), entry.is_directory)
 
-    def _remove_any(self, path: StoragePath) -> None:
-        (self.remove_directory if self.is_directory(path) else self.remove)(path)
+    def _remove_any(self, path: StoragePath, is_directory: bool) -> None:
+        (self.remove_directory if is_directory else self.remove)(path)
 
     def _upload(self, local: Path, path: StoragePath) -> None:
         if local.is_dir():
@@ -332,8 +331,8 @@ class Storage(abc.ABC):
             self.sync_directory(path)
             return
         with local.open("rb") as source, self.create(path) as file:
-            for position in range(0, local.stat().st_size, _PIECE):
-                file.write(source.read(_PIECE), position)
+            for position in range(0, local.stat().st_size, _COPY_BYTES):
+                file.write(source.read(_COPY_BYTES), position)
 
 
 def staged_prefix(path: StoragePath) -> str:

@@ -31,11 +31,11 @@ def register(scheme: str, storage: Callable[[], Storage]) -> None:
     if not _URL.fullmatch(f"{scheme}://") or scheme == "file":
         raise ValueError(f"A storage needs its own URL scheme, such as `s3`. Received: {scheme!r}.")
     _STORAGES[scheme] = storage
-    _made.cache_clear()
+    _storage.cache_clear()
 
 
 def path_of(path: AnyPath) -> StoragePath:
-    """Returns a path as a value: a `pathlib.Path`, with `~` expanded, or a `Url`.
+    """Converts a path to a `pathlib.Path`, with `~` expanded, or a `Url`.
 
     Raises:
       InputError: no storage is registered for its scheme, or a file URL names a host.
@@ -51,9 +51,9 @@ def path_of(path: AnyPath) -> StoragePath:
         if not key.startswith("/"):
             raise InputError(f"A file URL must have three slashes and no host. Received: {text}. Give file:///PATH.")
         return pathlib.Path(key)
-    if _made(scheme) is None:
+    if _storage(scheme) is None:
         raise InputError(
-            f"A path must be local, or begin with the scheme of a known storage: {', '.join(_known())}. Received: "
+            f"A path must be local, or begin with the scheme of a known storage: {', '.join(_schemes())}. Received: "
             f"{text}. Give another path, install a package that provides this storage, or call tfdist.storage.register."
         )
     return Url(scheme, key)
@@ -65,33 +65,33 @@ def storage_of(path: AnyPath) -> Storage:
     Raises:
       InputError: no storage is registered for its scheme.
     """
-    found = path_of(path)
-    storage = _made(found.scheme if isinstance(found, Url) else "file")
-    assert storage is not None, f"{found} was made without path_of"
+    location = path_of(path)
+    storage = _storage(location.scheme if isinstance(location, Url) else "file")
+    assert storage is not None, f"{location} was created without path_of"
     return storage
 
 
 @functools.cache
-def _made(scheme: str) -> Storage | None:
+def _storage(scheme: str) -> Storage | None:
     if scheme in _STORAGES:
         return _STORAGES[scheme]()
     declared = [point for point in _declared() if point.name == scheme]
     return cast(Storage, declared[0].load()()) if declared else None
 
 
-def _known() -> list[str]:
+def _schemes() -> list[str]:
     return [f"{scheme}://" for scheme in sorted({*_STORAGES, *(point.name for point in _declared())})]
 
 
 def _declared() -> "EntryPoints":
-    # Imported late, because it takes 15 ms, and most runs are on the file system.
+    # Imported here, because it takes 15 ms, and most runs use the file system.
     from importlib.metadata import entry_points
 
     return entry_points(group=ENTRY_POINTS)
 
 
 def text_of(file: AnyPath) -> str:
-    """Returns the text of a file that a user names; a link to a regular file is followed.
+    """Returns the text of a file that the user names; a link to a regular file is followed.
 
     Raises:
       OSError, UnicodeDecodeError: there is no such file, or it is not text.
@@ -106,8 +106,8 @@ def read_text(file: AnyPath, rule: str, remedy: str = "") -> str:
 
     Args:
       file: path or URL.
-      rule: what the file must be, as a sentence, for the error.
-      remedy: what to do otherwise, as a sentence; empty for none.
+      rule: the requirement for the file, as a sentence, for the error.
+      remedy: the remedy, as a sentence; empty for none.
 
     Raises:
       InputError: there is no such file, or it is not text.
