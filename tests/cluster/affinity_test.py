@@ -16,7 +16,7 @@ def host(monkeypatch, tmp_path):
         (folder / "core_id").write_text(f"{cpu % 2}\n")
     monkeypatch.setattr(affinity, "TOPOLOGY", tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(affinity, "_OWN", {})
+    monkeypatch.setattr(affinity, "_BOUND", {})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: bound[-1] if bound else set(range(8)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, share: bound.append(share))
     return bound

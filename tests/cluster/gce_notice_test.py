@@ -63,7 +63,7 @@ class Soon(threading.Event):
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     made = Metadata()
     monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{made.server.server_address[1]}")
-    monkeypatch.setattr(gce_notice, "ASK_SECONDS", DEADLINE)  # for an answer
+    monkeypatch.setattr(gce_notice, "POLL_SECONDS", DEADLINE)  # for an answer
     monkeypatch.setattr(gce_notice, "threading", types.SimpleNamespace(Event=Soon, Thread=threading.Thread))
     yield made
     made.server.shutdown()
@@ -108,13 +108,13 @@ def test_a_server_that_falls_silent_is_asked_again(metadata, monkeypatch):
     noticed: list[str] = []
     with gce_notice.machine_notices(noticed.append):
         metadata.wait()
-        monkeypatch.setattr(gce_notice, "ASK_SECONDS", 0.05)
+        monkeypatch.setattr(gce_notice, "POLL_SECONDS", 0.05)
         metadata.wait()  # what is asked from now on has this limit
         metadata.speaks.clear()
         metadata.wait()  # requests without an answer
         metadata.said["instance/preempted"] = "TRUE"
         assert noticed == []
-        monkeypatch.setattr(gce_notice, "ASK_SECONDS", DEADLINE)
+        monkeypatch.setattr(gce_notice, "POLL_SECONDS", DEADLINE)
         metadata.speaks.set()
         wait_for(lambda: noticed)
     assert noticed == ["instance/preempted"]

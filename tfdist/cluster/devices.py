@@ -32,7 +32,7 @@ def local_device_names(count: int) -> list[str]:
 
 
 def check_available(count: int) -> None:
-    """Raises `InputError` if a process can't have this many devices: GPUs if there are any, else logical CPU devices."""
+    """Raises `InputError` if a process cannot have this many devices: GPUs if there are any, else logical CPU devices."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and count > len(gpus):
         raise InputError(
@@ -102,15 +102,15 @@ def use_one_gpu(local_rank: int) -> None:
 
 def _logical_cpus(count: int) -> list[str]:
     [cpu, *_] = tf.config.list_physical_devices("CPU")
-    have = tf.config.get_logical_device_configuration(cpu)
-    if count > 1 and (have is None or len(have) < count):
+    existing = tf.config.get_logical_device_configuration(cpu)
+    if count > 1 and (existing is None or len(existing) < count):
         try:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
             allow_waiting(count)
         except (RuntimeError, ValueError):
             raise InputError(
                 f"Logical CPU devices are created when TensorFlow starts. Received: devices={count}, after "
-                f"TensorFlow has started with {len(have) if have else 1}. Load the strategy before anything else "
+                f"TensorFlow has started with {len(existing) if existing else 1}. Load the strategy before anything else "
                 "uses TensorFlow, including tfdist.data.load."
             ) from None
     return [f"CPU:{i}" for i in range(count)]

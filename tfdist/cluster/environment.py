@@ -5,7 +5,6 @@ incomplete or contradictory. `TFDIST_COORDINATOR=host:port` overrides the addres
 """
 
 import dataclasses
-import functools
 import itertools
 import re
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from tfdist.cluster import tf_config
 from tfdist.errors import InputError
 
-_MAX_HOSTS = 65536  # limits the memory used for typing errors such as [1-1000000000]
+_MAX_HOSTS = 65536  # limits the memory used for mistakes such as [1-1000000000]
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -29,16 +28,16 @@ def expand(text: str) -> list[str]:
       The host names; the last bracket of a name varies fastest.
 
     Raises:
-      InputError: the text is no host list.
+      InputError: the text is not a host list.
     """
     hosts: list[str] = []
     for name in _split(text):
         parts = [_numbers(text, match[1]) if match[2] is None else [match[2]] for match in _PART.finditer(name)]
         if _PART.sub("", name) or not parts:
-            raise _error(text, f"{name!r} is not a name with brackets closed")
+            raise _host_list_error(text, f"{name!r} is not a name with brackets closed")
         hosts += itertools.islice(map("".join, itertools.product(*parts)), _MAX_HOSTS + 1)
         if len(hosts) > _MAX_HOSTS:
-            raise _error(text, f"it names more than {_MAX_HOSTS} hosts")
+            raise _host_list_error(text, f"it names more than {_MAX_HOSTS} hosts")
     return hosts
 
 
@@ -46,12 +45,12 @@ def task_counts(text: str) -> list[int]:
     """Expands a list of counts: `4(x2),3` is 4, 4, 3.
 
     Raises:
-      InputError: the text is no list of counts.
+      InputError: the text is not a list of counts.
     """
-    found = [_COUNT.fullmatch(part) for part in text.split(",")]
-    if not all(found):
+    matches = [_COUNT.fullmatch(part) for part in text.split(",")]
+    if not all(matches):
         raise InputError(f"A list of task counts must read like 4(x2),3. Received: {text!r}.")
-    repeats = [(int(match[1]), int(match[2] or 1)) for match in found if match]
+    repeats = [(int(match[1]), int(match[2] or 1)) for match in matches if match]
     return [count for count, times in repeats for _ in range(min(times, _MAX_HOSTS))]
 
 
@@ -65,15 +64,15 @@ def _numbers(text: str, inside: str) -> list[str]:
     for item in inside.split(","):
         match = _RANGE.fullmatch(item)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise _error(text, f"{item!r} is neither a number nor an increasing range")
+            raise _host_list_error(text, f"{item!r} is neither a number nor an increasing range")
         first, last = int(match[1]), int(match[2] or match[1])
         if last - first >= _MAX_HOSTS:
-            raise _error(text, f"it names more than {_MAX_HOSTS} hosts")
+            raise _host_list_error(text, f"it names more than {_MAX_HOSTS} hosts")
         numbers += [str(number).zfill(len(match[1])) for number in range(first, last + 1)]
     return numbers
 
 
-def _error(text: str, why: str) -> InputError:
+def _host_list_error(text: str, why: str) -> InputError:
     return InputError(f"A host list must read like gpu[01-03,07],login1: {why}. Received: {text!r}.")
 
 
@@ -119,12 +118,10 @@ def from_tf_config(env: Environment) -> Cluster | None:
     if text in ("", "{}"):  # TensorFlow treats both as no cluster
         return None
     addresses, rank = tf_config.parse(text)
-    here = [
-        other for other, address in enumerate(addresses) if tf_config.host(address) == tf_config.host(addresses[rank])
-    ]
-    cluster = _cluster(
-        env, "TF_CONFIG", (rank, len(addresses), here.index(rank), len(here)), tf_config.control_address(addresses)
-    )
+    hosts = [tf_config.host(address) for address in addresses]
+    local_rank, local_size = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+    numbers = rank, len(addresses), local_rank, local_size
+    cluster = _cluster(env, "TF_CONFIG", numbers, tf_config.control_address(addresses))
     return dataclasses.replace(cluster, addresses=addresses)
 
 
@@ -172,7 +169,7 @@ def from_slurm(env: Environment) -> Cluster | None:
 
 
 def from_kubernetes(env: Environment) -> Cluster | None:
-    """Reads a Kubernetes indexed Job: JOB_COMPLETION_INDEX, and what its manifest must set in addition.
+    """Reads a Kubernetes indexed Job: JOB_COMPLETION_INDEX, and variables that its manifest must set.
 
     TFDIST_PROCESSES is the number of pods that train together (the Job's `completions`); without it the pods are
     treated as independent runs. The group is at TFDIST_COORDINATOR, or in pod 0 at JOB_NAME-0.SERVICE, where SERVICE is
@@ -207,10 +204,11 @@ def from_torchrun(env: Environment) -> Cluster | None:
             f"RANK and WORLD_SIZE={env['WORLD_SIZE']} say that there are other processes, but not where rank 0 is. "
             "Received: no MASTER_ADDR. Set it, or unset RANK and WORLD_SIZE."
         )
-    given = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500", **env}
-    port = _number(given, "torchrun", "MASTER_PORT") + (env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true")
+    complete = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500", **env}
+    port = _number(complete, "torchrun", "MASTER_PORT")
+    port += env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
-    return _numbered(given, "torchrun", *names, coordinator=f"{env['MASTER_ADDR']}:{port}")
+    return _numbered(complete, "torchrun", *names, coordinator=f"{env['MASTER_ADDR']}:{port}")
 
 
 def without_sources(env: Environment) -> dict[str, str]:
@@ -263,19 +261,12 @@ def _slurm_local_size(env: Environment) -> int:
 
 
 # In order of precedence; the first two are launchers that are used for Horovod.
-_SOURCES = (
-    from_horovod,
-    from_mpi,
-    from_tf_config,
-    from_slurm,
-    from_kubernetes,
-    from_torchrun,
-)
+_SOURCES = (from_horovod, from_mpi, from_tf_config, from_slurm, from_kubernetes, from_torchrun)
 _ALLOCATORS = ("Slurm", "Kubernetes")
 
 
 def detect_cluster(env: Environment) -> Cluster:
-    """Determines this process's place among the job's processes.
+    """Determines this process's rank and the job's size: those of the first source, completed by the others.
 
     Args:
       env: environment of the process.
@@ -283,33 +274,24 @@ def detect_cluster(env: Environment) -> Cluster:
     Raises:
       InputError: sources disagree about this process's rank or the job's size.
     """
-    return _agreed([found for source in _SOURCES if (found := source(env))])
-
-
-def _agreed(found: list[Cluster]) -> Cluster:
-    """Returns the first source that applies, completed by the others."""
+    clusters = [cluster for source in _SOURCES if (cluster := source(env))]
     # If each task of a scheduler ran a launcher (srun torchrun; mpirun, whose daemons srun starts), the processes are
     # the launcher's. A source with one process is ignored, such as an interactive shell in a Slurm step.
-    inner = max((c.size for c in found if c.source not in (*_ALLOCATORS, "TF_CONFIG")), default=0)
-    found = [c for c in found if c.source not in _ALLOCATORS or c.size >= inner]
-    speaking = [c for c in found if c.size > 1 or c.source in HOROVOD_LAUNCHERS]
-    if not speaking:
-        return found[0] if found else Cluster()
-    for other in speaking[1:]:
-        if (other.rank, other.size) != (speaking[0].rank, speaking[0].size):
+    inner = max((c.size for c in clusters if c.source not in (*_ALLOCATORS, "TF_CONFIG")), default=0)
+    clusters = [c for c in clusters if c.source not in _ALLOCATORS or c.size >= inner]
+    relevant = [c for c in clusters if c.size > 1 or c.source in HOROVOD_LAUNCHERS]
+    if not relevant:
+        return clusters[0] if clusters else Cluster()
+    first = relevant[0]
+    for other in relevant[1:]:
+        if (other.rank, other.size) != (first.rank, first.size):
             raise InputError(
                 "The sources of this process's rank must agree. Received: "
-                f"{describe(speaking[0])}; {describe(other)}. Unset the variables of the wrong one."
+                f"{describe(first)}; {describe(other)}. Unset the variables of the wrong one."
             )
-    return functools.reduce(_complete, speaking)
-
-
-def _complete(first: Cluster, other: Cluster) -> Cluster:
-    return dataclasses.replace(
-        first,
-        addresses=first.addresses or other.addresses,
-        coordinator=first.coordinator or other.coordinator,
-    )
+    addresses = next((c.addresses for c in relevant if c.addresses), ())
+    coordinator = next((c.coordinator for c in relevant if c.coordinator), "")
+    return dataclasses.replace(first, addresses=addresses, coordinator=coordinator)
 
 
 def describe(cluster: Cluster) -> str:
@@ -320,7 +302,7 @@ def describe(cluster: Cluster) -> str:
 
 
 def hint(env: Environment) -> str:
-    """Returns a hint about an environment that looks like several processes but is not treated as such."""
+    """Returns a hint about an environment that suggests several processes but starts one."""
     if env.get("SLURM_NTASKS", "1") != "1" and from_slurm(env) is None:
         return f" (Slurm's allocation has {env['SLURM_NTASKS']} tasks, but srun did not start this process)"
     if "JOB_COMPLETION_INDEX" in env and "TFDIST_PROCESSES" not in env:

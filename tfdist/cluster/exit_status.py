@@ -1,8 +1,8 @@
 """Exit status of this process, known once its main thread has ended, before Python waits for threads and exit handlers.
 
-An endless thread or an exit handler that waits for other processes can keep a process from ending, which must not hide
-that it has failed. Python calls no hook for `SystemExit`, so that its exit status is known only if it is raised by
-`sys.exit`, which is replaced here. `raise SystemExit(1)` in a program is not noticed.
+A thread that does not end, or an exit handler that waits for other processes, can keep a process from ending, which must
+not hide its failure. Python calls no hook for `SystemExit`, so that its exit status is known only if it is raised by
+`sys.exit`, which is replaced here. `raise SystemExit(1)` in a program is not detected.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ _log = logging.getLogger(__name__)
 def cause() -> BaseException | None:
     """Returns the exception with which the main thread has ended: an uncaught error, or a `SystemExit` of any code.
 
-    None if it has ended otherwise, or is still running.
+    None if it has ended without an exception, or is still running.
     """
     return _exits[-1] if _exits else getattr(sys, "last_value", None)
 
 
 def at_end(call: Callable[[BaseException], object]) -> None:
-    """Registers a call to be made when the main thread has ended with an exception, with `cause()`.
+    """Registers a function to be called with `cause()` when the main thread has ended with an exception.
 
-    It is made after Python has printed the exception, and before threads and exit handlers are waited for.
+    It is called after Python has printed the exception, and before Python waits for threads and exit handlers.
     """
     watch()
     _calls.append(call)
@@ -38,9 +38,9 @@ def at_end(call: Callable[[BaseException], object]) -> None:
 
 @functools.cache
 def watch() -> None:
-    """Starts to watch how this process ends; call it early: `sys.exit(main())` looks up `sys.exit` before it calls `main`."""
+    """Starts to record the exit status; to be called early: `sys.exit(main())` looks up `sys.exit` before it calls `main`."""
     sys.exit = _replaced(sys.exit)
-    # These modules register a wait for the threads of executors. What is registered last runs first, so not after that wait.
+    # These modules register a wait for the threads of executors; functions registered later run before it.
     for module in ("concurrent.futures.thread", "concurrent.futures.process"):
         importlib.import_module(module)
     with contextlib.suppress(RuntimeError):  # this process is ending already
@@ -55,11 +55,11 @@ def _report() -> None:
         try:
             call(error)
         except Exception:  # it would keep Python from waiting for threads
-            _log.exception("Reporting how this process ends failed")
+            _log.exception("Reporting the exit status failed")
 
 
 class _Exit(SystemExit):
-    """What `sys.exit` raises. Python reads its `code` to end the process, when no Python code runs in the thread any more."""
+    """The exception of `sys.exit`. Python reads its `code` to end the process, without a calling frame in the thread."""
 
     def _read(self) -> Any:
         if sys._getframe().f_back is None:

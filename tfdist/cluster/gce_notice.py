@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ASK_SECONDS = 5.0  # a preemptible machine has 30 s from its notice
+POLL_SECONDS = 5.0  # a preemptible machine has 30 s from its notice
 _NOTICES = {"instance/preempted": "TRUE", "instance/maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
 
@@ -27,7 +27,7 @@ def machine_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     Args:
       on_notice: called once, from another thread, with the name of the notice; must return quickly.
     """
-    if not _gives_notice():
+    if not _is_compute_engine():
         yield
         return
     ended = threading.Event()
@@ -39,7 +39,7 @@ def machine_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
         ended.set()
 
 
-def _gives_notice() -> bool:
+def _is_compute_engine() -> bool:
     if "GCE_METADATA_IP" in os.environ:
         return True
     try:
@@ -49,14 +49,14 @@ def _gives_notice() -> bool:
 
 
 def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
-    stood = _standing() or set()
-    while not ended.wait(ASK_SECONDS):
-        now = _standing()
-        if now is None:
+    known = _active_notices() or set()
+    while not ended.wait(POLL_SECONDS):
+        active = _active_notices()
+        if active is None:
             continue
-        news, stood = now - stood, stood & now  # a notice that is withdrawn may be given again
-        if news and not ended.is_set():
-            name = min(news)
+        new, known = active - known, known & active  # a notice that is withdrawn may be repeated
+        if new and not ended.is_set():
+            name = min(new)
             _log.warning(
                 "The platform is preempting this machine (%s): saving and stopping at the next agreed step.", name
             )
@@ -64,19 +64,19 @@ def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
             return
 
 
-def _standing() -> set[str] | None:
+def _active_notices() -> set[str] | None:
     """Returns the active notices; None if the server does not answer."""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        return {path for path, word in _NOTICES.items() if _asked(path) == word}
+        return {path for path, word in _NOTICES.items() if _metadata(path) == word}
     return None
 
 
-def _asked(path: str) -> str:
-    """Returns the server's value for this machine. Unlike TensorFlow's request, has a timeout for lost connections."""
+def _metadata(path: str) -> str:
+    """Returns the server's value for this machine; unlike TensorFlow's request, with a timeout for lost connections."""
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     request = urllib.request.Request(
         f"http://{server}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
     )
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would answer for its own machine
-    with direct.open(request, timeout=ASK_SECONDS) as answer:
+    with direct.open(request, timeout=POLL_SECONDS) as answer:
         return answer.read().decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""Refuses Keras's other backends when Keras is imported: without TensorFlow, nothing is distributed."""
+"""Refuses backends of Keras other than TensorFlow when Keras is imported."""
 
 import json
 import os
@@ -8,11 +8,11 @@ from typing import Any
 
 from tfdist.errors import InputError
 
-REMEDY = "Set KERAS_BACKEND=tensorflow"  # it goes before keras.json
+REMEDY = "Set KERAS_BACKEND=tensorflow"  # it overrides keras.json
 
 
 class _Finder:
-    """Finds no module, but checks the backend before Keras is imported."""
+    """Checks the backend before Keras is imported; finds no module."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """See `importlib.abc.MetaPathFinder`."""
@@ -21,27 +21,27 @@ class _Finder:
 
 
 def check_on_import() -> None:
-    """Makes the import of Keras raise `InputError` for another backend than TensorFlow; if it is imported, raises it now."""
+    """Makes the import of Keras raise `InputError` for a backend other than TensorFlow; raises it now if it is imported."""
     if "keras" in sys.modules:
         check()
     sys.meta_path.insert(0, _Finder())
 
 
 def check() -> None:
-    """Raises `InputError` if the backend of Keras is another one than TensorFlow."""
-    if found := problem():
-        raise InputError(f"{found} {REMEDY}.")
+    """Raises `InputError` if the backend of Keras is not TensorFlow."""
+    if text := problem():
+        raise InputError(f"{text} {REMEDY}.")
 
 
 def problem() -> str:
-    """Returns a sentence about another backend than TensorFlow, that Keras has or will have; "" if there is none."""
-    backend, place = _backend()
+    """Returns a sentence about a current or future backend of Keras other than TensorFlow; empty for TensorFlow."""
+    backend, origin = _backend()
     rule = "Keras must compute with TensorFlow, on which tfdist distributes."
-    return "" if backend == "tensorflow" else f"{rule} Received: the backend {backend} {place}."
+    return "" if backend == "tensorflow" else f"{rule} Received: the backend {backend} {origin}."
 
 
 def _backend() -> tuple[str, str]:
-    """Returns the backend and where it comes from, as Keras looks for it."""
+    """Returns the backend and its origin, in Keras's order of precedence."""
     if config := getattr(sys.modules.get("keras"), "config", None):  # it has been imported
         return config.backend(), "in this process"
     if backend := os.environ.get("KERAS_BACKEND"):
@@ -49,5 +49,5 @@ def _backend() -> tuple[str, str]:
     file = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras"), "keras.json").expanduser()
     try:
         return str(json.loads(file.read_bytes())["backend"]), f"in {file}"
-    except (OSError, ValueError, TypeError, KeyError):  # of which Keras has its own errors
+    except (OSError, ValueError, TypeError, KeyError):  # for which Keras raises its own errors
         return "tensorflow", ""

@@ -1,4 +1,4 @@
-"""Hides the messages that TensorFlow prints when it starts; environment variables that are set temporarily."""
+"""Hides the messages that TensorFlow prints when it starts; sets environment variables temporarily."""
 
 import contextlib
 import importlib.util
@@ -10,22 +10,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# What TensorFlow prints when it starts. Messages of others, and all messages before an exception, are shown.
-# TensorFlow's C++ code writes these messages to the file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so they
-# can only be hidden by redirecting the descriptor.
+# TensorFlow's messages when it starts. Other messages, and all messages before an exception, are shown. TensorFlow's C++ code
+# writes them to the file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so only redirecting it can hide them.
 _STARTUP_MESSAGE = re.compile(
     rb"WARNING: All log messages before absl::|[IWE]\d{4} [\d:.]+ |To enable the following instructions"
 )
 
 
-def is_wanted() -> bool:
-    """Returns whether TF_CPP_MIN_LOG_LEVEL asks for TensorFlow's INFO or WARNING messages."""
+def shows_startup_messages() -> bool:
+    """Returns whether TF_CPP_MIN_LOG_LEVEL enables TensorFlow's INFO or WARNING messages."""
     return os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1")
 
 
 @contextlib.contextmanager
 def filtered_stderr() -> Iterator[None]:
-    """Context that holds back what is written to stderr's file descriptor; writes it on exit, without TensorFlow's messages."""
+    """Context that collects writes to stderr's file descriptor, and writes them on exit, without TensorFlow's messages."""
     import tempfile  # not needed to import tfdist
 
     with contextlib.ExitStack() as stack:
@@ -75,7 +74,7 @@ class _Finder:
             spec = importlib.util.find_spec(name)
         finally:
             self._is_searching = False
-        if spec and spec.loader and not is_wanted():
+        if spec and spec.loader and not shows_startup_messages():
             # It has the methods of a loader that the import system calls.
             spec.loader = _FilteringLoader(spec.loader, self)  # type: ignore[assignment]
         return spec
@@ -101,7 +100,7 @@ class _FilteringLoader:
 
 
 def filter_stderr_on_import() -> None:
-    """Hides TensorFlow's messages when it is imported for the first time, by any module, unless they are wanted."""
+    """Hides TensorFlow's messages when it is imported for the first time, by any module, unless they are enabled."""
     if "tensorflow" not in sys.modules:
         sys.meta_path.insert(0, _Finder())
 
@@ -112,7 +111,7 @@ def detect_devices() -> None:
 
     import tensorflow as tf
 
-    if is_wanted():
+    if shows_startup_messages():
         return
     logger = tf.get_logger()
     if logger.level == logging.INFO:

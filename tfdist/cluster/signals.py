@@ -1,4 +1,4 @@
-"""Signals and notices that ask this process to end soon, handled whatever the main thread is doing."""
+"""Signals that request the end of this process, handled independently of the main thread."""
 
 import contextlib
 import logging
@@ -17,12 +17,12 @@ from typing import Any, TextIO
 from tfdist.errors.exceptions import SIGNALLED
 
 _FRAMES = 8
-_OURS = pathlib.Path(__file__).resolve().parents[1]
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = (
     *(_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    f"{_OURS}/",
-    f"{_OURS.parent / 'strategies'}/",
+    f"{_PACKAGE}/",
+    f"{_PACKAGE.parent / 'strategies'}/",
     "<frozen",
 )
 
@@ -30,12 +30,12 @@ _LIBRARIES = (
 def main_stack() -> list[str]:
     """Returns the main thread's innermost Python calls, each as `file:line function`, the innermost last.
 
-    Of TensorFlow's calls only the last one is included, because the others are always the same.
+    Of TensorFlow's calls, only the last one is included.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = traceback.extract_stack(frame) if frame else []
-    shown = [call for call in stack[:-1] if "/tensorflow/python/" not in call.filename] + stack[-1:]
-    return [f"{call.filename}:{call.lineno} {call.name}" for call in shown[-_FRAMES:]]
+    calls = [call for call in stack[:-1] if "/tensorflow/python/" not in call.filename] + stack[-1:]
+    return [f"{call.filename}:{call.lineno} {call.name}" for call in calls[-_FRAMES:]]
 
 
 def caller_location() -> str:
@@ -46,10 +46,9 @@ def caller_location() -> str:
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
 
-# Handles signals immediately, whatever the main thread is doing.
-# Python's own handlers would wait until a call of the engine returns.
+# Signals are handled by a thread: Python's own handlers would wait until a call of the engine returns.
 
-_NOBODY = -1  # instead of a file descriptor
+_NO_DESCRIPTOR = -1  # instead of a file descriptor
 _REPLACED: list[Mapping[int, Any]] = []  # handlers by signal, of the outermost context first
 
 _log = logging.getLogger(__name__)
@@ -61,8 +60,8 @@ def can_set_handlers() -> bool:
 
 
 def is_free(number: int) -> bool:
-    """Returns whether the program has no handler of its own for a signal, which would have to be kept."""
-    return signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN, _stays_alive)
+    """Returns whether the program has no handler of its own for a signal, which must not be replaced."""
+    return signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN, _no_action)
 
 
 @contextlib.contextmanager
@@ -80,12 +79,11 @@ def sigterm_preserved() -> Iterator[None]:
 def handling(callbacks: Mapping[int, Callable[[int], object]]) -> Iterator[None]:
     """Calls a callback for each of these signals, instead of their usual effect.
 
-    Python writes the number of each signal to a socket, whatever code is running, and a thread reads from it. The
-    previous handlers are restored on exit. The context manager can be nested; a signal goes to the innermost one that
-    handles it.
+    Python writes the number of each signal to a socket, during any call, and a thread reads from it. The previous handlers
+    are restored on exit. The context manager can be nested; the innermost one for a signal handles it.
 
     Args:
-      callbacks: by signal; called with the signal's number, from another thread, and must return quickly.
+      callbacks: by signal; called with the signal's number from another thread, and must return quickly.
 
     Raises:
       ValueError: this is not the main thread.
@@ -107,14 +105,14 @@ def handling(callbacks: Mapping[int, Callable[[int], object]]) -> Iterator[None]
 
 @contextlib.contextmanager
 def _handlers(numbers: Iterable[int]) -> Iterator[None]:
-    before = {number: signal.signal(number, _stays_alive) for number in numbers}
-    _REPLACED.append(before)
+    previous = {number: signal.signal(number, _no_action) for number in numbers}
+    _REPLACED.append(previous)
     try:
         yield
     finally:
-        if before in _REPLACED:  # not in a forked process, which has restored them
-            _REPLACED.remove(before)
-            _restore(before)
+        if previous in _REPLACED:  # not in a forked process, which has restored them
+            _REPLACED.remove(previous)
+            _restore(previous)
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:
@@ -123,22 +121,22 @@ def _restore(handlers: Mapping[int, Any]) -> None:
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _forget_in_child() -> None:
-    """Gives a process that a program forks the usual effects of signals: the sockets are those of its parent."""
+def _restore_in_child() -> None:
+    """Restores the usual effects of signals in a forked process: the sockets are those of its parent."""
     if _REPLACED:
-        signal.set_wakeup_fd(_NOBODY)
+        signal.set_wakeup_fd(_NO_DESCRIPTOR)
     while _REPLACED:
         _restore(_REPLACED.pop())
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_restore_in_child)
 
 
 def _read(reading: socket.socket, callbacks: Mapping[int, Callable[[int], object]], former: int) -> None:
-    while arrived := reading.recv(1):
-        number = arrived[0]
+    while data := reading.recv(1):
+        number = data[0]
         if number not in callbacks:  # a signal with another handler
-            _pass_on(arrived, former)
+            _forward(data, former)
             continue
         try:
             callbacks[number](number)
@@ -146,13 +144,13 @@ def _read(reading: socket.socket, callbacks: Mapping[int, Callable[[int], object
             _log.exception("Handling %s failed", signal.Signals(number).name)
 
 
-def _pass_on(arrived: bytes, former: int) -> None:
-    if former != _NOBODY:
+def _forward(data: bytes, former: int) -> None:
+    if former != _NO_DESCRIPTOR:
         with contextlib.suppress(OSError):  # full or closed: ignored, as by Python itself
-            os.write(former, arrived)
+            os.write(former, data)
 
 
-def _stays_alive(number: int, frame: object) -> None:
+def _no_action(number: int, frame: object) -> None:
     """Replaces the default action; without a Python-level handler, nothing is written to the socket."""
 
 
@@ -162,7 +160,7 @@ PATIENCE_SECONDS = 1.0
 def print_line(line: str, stream: TextIO) -> None:
     """Prints a line and flushes the stream; gives up after a second, or if the stream is closed or broken.
 
-    It is one write, so that what other threads and libraries print does not come between the line and its end.
+    It is one write, which the output of other threads and libraries cannot split.
     """
     _try(lambda: (stream.write(f"{line}\n"), stream.flush()))
 
@@ -193,7 +191,7 @@ CTRL_C = "Ctrl-C"  # SIGINT from the terminal of this process
 def is_at_terminal() -> bool:
     """Returns whether this process is in the foreground of a terminal that is its input, where Ctrl-C sends it SIGINT.
 
-    A scheduler or another program that sends SIGINT has usually started it without one.
+    A scheduler or another program that sends SIGINT usually starts processes without a terminal.
     """
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
@@ -208,9 +206,9 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     Both take effect immediately, even while the main thread is inside a call of the engine. Signals within a second of
     the first one belong to the same notice.
 
-    In a process that tfdist's launcher has started, all signals are one notice, so that nothing cuts a save short: a
-    scheduler may signal the process, and the launcher signal it again, to resize the job or because it is to end. When
-    it has to end at once, the launcher kills it.
+    In a process that tfdist's launcher has started, all signals are one notice, so that no signal interrupts a save: a
+    scheduler may signal the process, and the launcher signal it again, to resize or end the job. To end it immediately,
+    the launcher kills it.
 
     Must be entered after the engine has started, whose own handler catches SIGTERM without a visible effect. The
     previous handlers are restored on exit. A signal that was ignored before (SIGINT under nohup) stays ignored. Outside
@@ -234,7 +232,7 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
 
 
 class _Notice:
-    """Handles signals that request the end: passes on the first, exits on the second, unless a launcher decides that."""
+    """Handles signals that request the end: forwards the first, and exits on the second, unless a launcher does."""
 
     def __init__(self, on_notice: Callable[[str], object]):
         self._on_notice = on_notice

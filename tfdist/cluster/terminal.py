@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
-LAUNCHER_VARIABLE = (
-    "TFDIST_TERMINAL_COLUMNS"  # columns for a bar; set for rank 0 if stderr of the launcher is a terminal
-)
+# Columns for a bar; set for rank 0 if stderr of the launcher is a terminal.
+LAUNCHER_VARIABLE = "TFDIST_TERMINAL_COLUMNS"
 
 
 def launcher_columns(environment: Mapping[str, str] = os.environ) -> int:
@@ -20,7 +19,7 @@ def launcher_columns(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Returns whether a stream is a terminal; None, or an object of a program's own with `write` alone, is none."""
+    """Returns whether a stream is a terminal; None, or an object with only `write`, is not."""
     return bool(getattr(stream, "isatty", bool)())
 
 
@@ -30,7 +29,7 @@ def has_cursor_control(stream: TextIO) -> bool:
 
 
 def columns_of(stream: TextIO) -> int:
-    """Returns the number of columns for a bar on a stream; 0 if it is no terminal, or one without cursor control."""
+    """Returns the number of columns for a bar on a stream; 0 if it is not a terminal with cursor control."""
     if not has_cursor_control(stream):
         return 0
     try:
@@ -46,7 +45,7 @@ def leads_to_launcher(stream: TextIO) -> bool:
 
 
 def is_watched(stream: TextIO) -> bool:
-    """Returns whether text on a stream can be overwritten, because it ends in a terminal."""
+    """Returns whether text on a stream can be overwritten, because it is shown on a terminal."""
     return has_cursor_control(stream) or leads_to_launcher(stream)
 
 
@@ -62,58 +61,54 @@ _CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class StatusLine:
-    """A line of a terminal that can be overwritten and hidden.
+    """A line of a terminal that can be overwritten and hidden, initially empty.
 
-    A line of text that is wider than the terminal is cut, because one that wraps could not be erased.
+    Text that is wider than the terminal is cut, because a line that wraps could not be erased.
     """
 
     def __init__(self, stream: TextIO):
-        """Initializes with nothing to show on a terminal."""
         self._stream, self._text = stream, ""
 
     def set(self, text: bytes) -> None:
         """Shows a text, encoded in UTF-8; an empty one erases the line."""
         columns = columns_of(self._stream)
         plain = _CONTROL_SEQUENCE.sub("", text.decode(errors="ignore"))
-        shown = "".join(character if character.isprintable() else " " for character in plain)[:columns].rstrip()
-        if shown != self._text:
-            self._text = shown
-            self._write(_ERASE + shown)
+        visible = "".join(character if character.isprintable() else " " for character in plain)[:columns].rstrip()
+        if visible != self._text:
+            self._text = visible
+            _write(self._stream, _ERASE + visible)
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
         """Context in which lines can be written above."""
         if self._text:
-            self._write(_ERASE)
+            _write(self._stream, _ERASE)
         yield
         if self._text:
-            self._write(self._text)
-
-    def _write(self, text: str) -> None:
-        _write(self._stream, text)
+            _write(self._stream, self._text)
 
 
 def on_terminal(stream: TextIO) -> StatusLine | None:
-    """Returns a status line on a stream; None if that is no terminal."""
+    """Returns a status line on a stream; None if it is not a terminal."""
     return StatusLine(stream) if columns_of(stream) else None
 
 
 @contextlib.contextmanager
 def showing(text: str) -> Iterator[None]:
-    """Context in which a text is shown on stderr, if that ends in a terminal."""
+    """Context in which a text is shown on stderr, if that is shown on a terminal."""
     stream = sys.stderr
     if not is_watched(stream):
         yield
         return
-    shown = text[: columns_of(stream) or launcher_columns() or None]
-    _write(stream, shown)
+    visible = text[: columns_of(stream) or launcher_columns() or None]
+    _write(stream, visible)
     try:
         yield
     finally:
-        _write(stream, f"\r{' ' * len(shown)}\r")  # a launcher reads no control sequences
+        _write(stream, f"\r{' ' * len(visible)}\r")  # a launcher reads no control sequences
 
 
 def _write(stream: TextIO, text: str) -> None:
-    with contextlib.suppress(OSError, UnicodeEncodeError):  # a closed terminal is noticed by the lines
+    with contextlib.suppress(OSError, UnicodeEncodeError):  # writes of lines detect a closed terminal
         stream.write(text)
         stream.flush()

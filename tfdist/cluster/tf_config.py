@@ -74,19 +74,18 @@ def is_address(value: Any) -> bool:
 def control_address(addresses: Sequence[str]) -> str:
     """Returns the address at which rank 0 serves the `Group`, derived from the TensorFlow addresses of a cluster.
 
-    The group is formed before anything is connected, so every process must derive its port from what all processes
-    know: the port of rank 0 + 1000, or - 1000 if that would exceed 65535. Launchers number the workers of a host
-    upwards from one port, so the port after rank 0's is probably a neighbor's, while one 1000 away is not; if it is,
-    the next free one is used.
+    The group is formed before the processes are connected, so every process must derive its port from TF_CONFIG: the port
+    of rank 0 + 1000, or - 1000 if that would exceed 65535. Launchers number the workers of a host upwards from one port, so
+    the port after rank 0's is probably used by a worker, while one 1000 away is not; if it is, the next free one is used.
 
     Args:
       addresses: `host:port` of each process, by rank.
     """
     first = addresses[0]
-    taken = {port(address) for address in addresses if host(address) == host(first)}
+    used = {port(address) for address in addresses if host(address) == host(first)}
     step = 1 if port(first) + 1000 <= 65535 else -1
     control = port(first) + 1000 * step
-    while control in taken:
+    while control in used:
         control -= step
     return f"{first.rpartition(':')[0]}:{control}"
 

@@ -1,4 +1,4 @@
-"""Topology of a job: the ranks that share a host, which decides whether a message crosses a link between hosts."""
+"""Topology of a job: the ranks on each host, which determine whether a message crosses a link between hosts."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ from tfdist.errors import InputError
 
 
 def parse_topology(text: str) -> tuple[int, ...] | None:
-    """Returns the number of replicas on each host; None if the text is anything else than positive numbers."""
+    """Returns the number of replicas on each host; None if the text is not a list of positive numbers."""
     counts = [count.strip() for count in text.split(",")]
     if not all(re.fullmatch(r"[1-9][0-9]{0,8}", count) for count in counts):
         return None

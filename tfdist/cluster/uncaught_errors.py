@@ -1,4 +1,4 @@
-"""Errors of tfdist that a user's program does not catch: where they come from, and how they end the ranks of a launcher."""
+"""Errors of tfdist that a user's program does not catch: their locations, and the exit codes of a launcher's ranks."""
 
 import contextlib
 import logging
@@ -17,34 +17,34 @@ _log = logging.getLogger(__name__)
 
 
 def located(error: InputError) -> str:
-    """Returns the message of an error about bad input, after the last line of the program's own file that was running."""
+    """Returns the message of an error about bad input, with the line of the program's own file that caused it."""
     frames = traceback.walk_tb(error.__traceback__)
-    own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == "__main__"]
-    place = f"{own[-1][0].f_code.co_filename}, line {own[-1][1]}: " if own else ""
-    return f"{place}{error}"
+    own_frames = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == "__main__"]
+    location = f"{own_frames[-1][0].f_code.co_filename}, line {own_frames[-1][1]}: " if own_frames else ""
+    return f"{location}{error}"
 
 
 def end_with_exit_codes(environment: Mapping[str, str] = os.environ) -> None:
     """Makes an uncaught error of tfdist end this process with one line and its exit code, if a launcher has started it.
 
-    So the launcher does not restart a program that cannot succeed, and restarts one that was preempted. Processes that are
-    started otherwise are left alone, as Python's traceback is what a program's author expects of an imported library.
+    With it, the launcher does not restart a program that cannot succeed, and restarts one that was preempted. Other
+    processes keep Python's traceback, which a program's author expects of an imported library.
 
     Args:
       environment: environment variables of this process.
     """
     if LAUNCHER_VARIABLE not in environment:
         return
-    exit_status.watch()  # a rank that fails leaves its group, see `tfdist.coordination.goodbye`
-    before = sys.excepthook
+    exit_status.watch()  # a rank that fails leaves its group, see `tfdist.coordination.client`
+    previous = sys.excepthook
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, TfdistError):
-            before(kind, error, trace)
+            previous(kind, error, trace)
             return
         _log.debug("Traceback of the error:", exc_info=error)
         message = located(error) if isinstance(error, InputError) else error
-        with contextlib.suppress(OSError):  # nobody reads the output; the code still counts
+        with contextlib.suppress(OSError):  # the output is closed; the exit code still counts
             print(f"tfdist: {one_line(str(message))}", file=sys.stderr)
         raise SystemExit(int(error.exit_code))  # Python ends with this code
 
@@ -65,7 +65,7 @@ def call_excepthook(error: BaseException) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit:
         raise
-    except BaseException as own:
-        for title, each in (("Error in sys.excepthook:", own), ("\nOriginal exception was:", error)):
+    except BaseException as hook_error:
+        for title, each in (("Error in sys.excepthook:", hook_error), ("\nOriginal exception was:", error)):
             print(title, file=sys.stderr)
             traceback.print_exception(each)
