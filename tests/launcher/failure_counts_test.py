@@ -25,7 +25,7 @@ def signalled(rank: int, code: int = 137) -> Ended:
     ],
 )
 def test_who_has_died_of_a_failure_of_its_own(ends, cause, count):
-    assert orders.own(ends, cause) == count
+    assert orders.count_own_failures(ends, cause) == count
 
 
 def report(code: int, rank: int | None = None, dead: int = 0) -> Report:
@@ -47,7 +47,7 @@ def report(code: int, rank: int | None = None, dead: int = 0) -> Report:
     ],
 )
 def test_a_rank_that_the_first_launcher_names_is_dead_for_its_own(a, b, dead):
-    assert orders.by_launcher({"a": 2, "b": 1}, {"a": a, "b": b}) == dict(zip("ab", dead, strict=True))
+    assert orders.failures_by_launcher({"a": 2, "b": 1}, {"a": a, "b": b}) == dict(zip("ab", dead, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_a_rank_that_the_first_launcher_names_is_dead_for_its_own(a, b, dead):
 )
 def test_ranks_that_never_came_are_dead_all_at_once(rank, absent, dead):
     reports = {"a": Report(Outcome(5, "why", rank), absent=absent), "b": Report(Outcome(5))}
-    assert orders.by_launcher({"a": 2, "b": 3}, reports) == dict(zip("ab", dead, strict=True))
+    assert orders.failures_by_launcher({"a": 2, "b": 3}, reports) == dict(zip("ab", dead, strict=True))
 
 
 def test_a_launcher_that_has_not_reported_is_lost_as_a_whole():
-    assert orders.by_launcher({"a": 2, "b": 1}, {"a": report(1, 2)}) == {"a": 0}
+    assert orders.failures_by_launcher({"a": 2, "b": 1}, {"a": report(1, 2)}) == {"a": 0}

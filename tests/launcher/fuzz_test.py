@@ -19,7 +19,7 @@ from tfdist.launcher.orders import OrderKind, Report
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.fuzz]
 
-REPORT = orders.report_message(Report(Outcome(0)))
+REPORT = orders.encode_report(Report(Outcome(0)))
 RAW = st.binary(max_size=300) | st.tuples(near(HELLO).map(encode), st.binary(max_size=100)).map(b"".join)
 fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -253,7 +253,7 @@ def test_a_launcher_of_an_attempt_that_stops_is_told_to_wait_no_more_for_the_oth
     parted = []
     play.controller.close_group = lambda: parted.append(True)
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.controller.left("b")
+    play.controller.remove_launcher("b")
     assert play.order("a").kind == play.order("a").kind == OrderKind.STOP
     assert parted == [True]
 

@@ -14,11 +14,11 @@ import pytest
 
 from tfdist.errors import InputError
 from tfdist.launcher import job_runner
-from tfdist.launcher.attempt import Host, _ordered, _supervise
+from tfdist.launcher.attempt import Host, _check_orders, _supervise
 from tfdist.launcher.child import NewProcess, Task
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.orders import Order, OrderKind, Report
-from tfdist.launcher.supervision import Stop, Watched
+from tfdist.launcher.supervision import Stop, SupervisorHooks
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -105,7 +105,7 @@ def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) ->
     guard = Unguarded()
     task = Task(0, ("sleep", "1000"), {"PATH": os.environ["PATH"]}, tmp_path / "rank-0.log")
     with contextlib.ExitStack() as stack, pytest.raises(OSError, match="no guard"):
-        _supervise(host(guard, tmp_path), [task], Watched(), stack, 0)
+        _supervise(host(guard, tmp_path), [task], SupervisorHooks(), stack, 0)
     [group] = guard.groups
     with pytest.raises(ProcessLookupError):
         os.killpg(group, 0)
@@ -115,4 +115,4 @@ def test_processes_of_a_launcher_that_was_given_up_end() -> None:
     """After a long hang, for example of its disk, it must not train concurrently with the others."""
     lost = Outcome(5, "this launcher has not said how its processes ended")
     order_source = SimpleNamespace(order=lambda: Order(OrderKind.OVER, outcome=lost))
-    assert _ordered(host(), cast(Any, order_source))() == Stop(lost, final=False)
+    assert _check_orders(host(), cast(Any, order_source))() == Stop(lost, is_final=False)

@@ -25,7 +25,7 @@ def test_several_launchers_share_the_processes_in_the_order_in_which_they_came()
 
 def test_a_launcher_that_is_gone_is_not_waited_for_and_the_others_go_on():
     play = settled()
-    play.controller.left("b", "is lost: no heartbeat")
+    play.controller.remove_launcher("b", "is lost: no heartbeat")
     play.report("a", code=5)
     assert play.runs("a") == 2  # immediately
     assert "b is lost: no heartbeat." in play.said
@@ -68,10 +68,10 @@ def test_a_launcher_that_brings_another_program_is_refused_and_the_others_go_on(
 def test_a_host_that_is_lost_again_and_again_stops_the_others_ever_more_rarely():
     play = settled(rejoin_seconds=60.0)
     for pause, name in ((60.0, "b"), (120.0, "b again")):
-        play.controller.lost(name, "is lost")
+        play.controller.lose_launcher(name, "is lost")
         play.report("a", code=5)
         assert play.runs("a") == 2
-        play.controller.joined(f"{name} again", ["b"])
+        play.controller.add_launcher(f"{name} again", ["b"])
         assert play.runs("a", after=pause - 1.0) == 2 and play.order(f"{name} again").kind == OrderKind.WAIT
         play.order("a", after=2.0)
         assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
@@ -83,14 +83,14 @@ def test_hosts_that_are_lost_one_after_the_other_before_a_step_is_made_are_no_re
     play = settled(names=tuple("abcd"), listed=dict.fromkeys("abcd", 2), most=4)
     for lost, other in ("bc", "cd"):
         assert play.runs(lost) == 2
-        play.controller.lost(lost, "is lost")
+        play.controller.lose_launcher(lost, "is lost")
         play.report("a", code=5, step=7)
         assert (play.runs("a"), play.runs(other)) == (2, 2)  # the same number as before
 
 
 def test_a_host_that_has_said_goodbye_may_come_again_at_once():
     play = settled(rejoin_seconds=60.0)
-    play.controller.left("b", "has left the job")
+    play.controller.remove_launcher("b", "has left the job")
     play.report("a", code=5)
     assert play.runs("a") == 2
     play.join("b")
@@ -219,7 +219,7 @@ def test_a_launcher_that_is_preempted_as_it_starts_keeps_its_slots():
 def test_a_launcher_that_is_gone_before_it_is_refused_does_not_end_the_job_either():
     play = joined()
     play.report("b", code=2, dead=1)
-    play.controller.left("b", "has left the job")
+    play.controller.remove_launcher("b", "has left the job")
     play.report("a", code=2)
     assert play.runs("a") == 2
 
@@ -251,8 +251,8 @@ def test_a_host_on_which_nothing_starts_does_not_end_a_job_that_others_can_do(co
 def test_a_process_that_only_another_launcher_sees_die_is_its_own_launcher_s(code):
     """It has sent a goodbye, or is silent, and its launcher ends it before it ends by itself."""
     play = settled(least=1, listed={"a": 2, "b": 1})
-    play.controller.reported("a", Report(Outcome(code, "rank 2 is the cause", 2), step=7))
-    play.controller.reported("b", Report(Outcome(code, "node 0 is lost")))
+    play.controller.record_report("a", Report(Outcome(code, "rank 2 is the cause", 2), step=7))
+    play.controller.record_report("b", Report(Outcome(code, "node 0 is lost")))
     assert (play.runs("a"), play.runs("b")) == (2, 0)
     assert play.said[-2] == "rank 2 is the cause. At once: restart 1 after step 7."
 
@@ -263,7 +263,7 @@ def test_a_host_that_has_trained_and_whose_ranks_all_hang_now_is_done_without():
     play.report("b", code=1, dead=2, step=7)
     play.order("a"), play.order("a", after=5.0)
     assert (play.runs("a"), play.runs("b")) == (1, 2)
-    play.controller.reported("a", Report(Outcome(5, "ranks 1, 2 did not join the job's group", 1), absent=(1, 2)))
+    play.controller.record_report("a", Report(Outcome(5, "ranks 1, 2 did not join the job's group", 1), absent=(1, 2)))
     play.report("b", code=5)
     assert (play.runs("a"), play.runs("b")) == (1, 0)
 
@@ -271,7 +271,7 @@ def test_a_host_that_has_trained_and_whose_ranks_all_hang_now_is_done_without():
 def test_if_it_comes_again_and_again_the_others_are_stopped_ever_more_rarely():
     play = joined_by_another_program(rejoin_seconds=60.0)
     assert play.runs("a") == 2
-    play.controller.joined("b again", ["b"])
+    play.controller.add_launcher("b again", ["b"])
     assert play.runs("a", after=50.0) == 2 and play.order("b again").kind == OrderKind.WAIT
     play.order("a", after=20.0)
     assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.launcher.output_forwarding import LONGEST, LineSplitter
+from tfdist.launcher.output_forwarding import MAX_LINE_BYTES, LineSplitter
 
 
 class Clock:
@@ -54,7 +54,7 @@ def test_a_bar_that_returns_first_is_shown_too():
 def test_what_has_no_end_does_not_fill_the_memory():
     lines = LineSplitter()
     pieces = shown(lines, *[b"x" * 1000] * 200)
-    assert pieces and max(map(len, pieces)) == LONGEST
+    assert pieces and max(map(len, pieces)) == MAX_LINE_BYTES
     assert sum(map(len, pieces)) + sum(map(len, lines.end())) == 200_000
 
 

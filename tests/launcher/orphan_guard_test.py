@@ -76,15 +76,15 @@ def test_a_guard_that_somebody_has_ended_is_named_once(caplog):
         guard.add(124)
         guard.forget(123)
         guard.add_directory("/nowhere")
-        guard.look()
-        guard.look()
+        guard.check()
+        guard.check()
     guard.forget(124)  # as by a late thread
     assert len(caplog.messages) == 1 and "the guard of this job's processes" in caplog.messages[0]
 
 
 def test_a_guard_that_is_missed_only_at_the_end_is_not_named(caplog):
     with OrphanGuard() as guard:
-        guard.look()
+        guard.check()
         guard._process.kill()
         guard._process.wait()
     assert not caplog.messages

@@ -60,7 +60,7 @@ def test_a_stream_without_bytes_gets_text():
 def test_a_screen_that_nobody_reads_says_so(error):
     screen = Screen(Failing(error))
     screen.write(b"x")
-    assert screen.gone
+    assert screen.is_broken
     screen.write(b"y")
 
 
@@ -69,10 +69,10 @@ def test_what_finds_no_room_on_a_screen_is_lost():
         screen = Screen(stream)
         screen.write(b"x")
         screen.write(b"y")
-    assert not screen.gone
+    assert not screen.is_broken
     screen = Screen(Failing(BlockingIOError(errno.EAGAIN, "")))
     screen.write(b"x")
-    assert not screen.gone
+    assert not screen.is_broken
 
 
 def test_an_incomplete_line_is_shown_below_and_the_log_has_what_remains(pipe, monkeypatch):

@@ -26,7 +26,7 @@ class Play:
         return f"host:{len(self.met)}", "secret"
 
     def join(self, name: str) -> None:
-        self.controller.joined(name, [name])
+        self.controller.add_launcher(name, [name])
 
     def order(self, name: str = "a", after: float = 0.0) -> Order:
         self.now += after
@@ -40,7 +40,7 @@ class Play:
 
     def report(self, name: str = "a", code: int = 0, **fields) -> None:
         outcome = KILLED if code == 137 else Outcome(code, f"code {code}" if code else "")
-        self.controller.reported(name, Report(outcome, **fields))
+        self.controller.record_report(name, Report(outcome, **fields))
 
 
 def elastic(least: int = 2, most: int = 3, **fields) -> Play:

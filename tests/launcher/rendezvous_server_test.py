@@ -41,7 +41,7 @@ class Open:
         self.rendezvous_server = RendezvousServer(listener, "127.0.0.1", "token")
         self.controller = JobController(self.job, self.said.append, lambda: self.listed)
         self.controller.open_group = self.rendezvous_server.open_group
-        self.controller.joined("own", ["here"])
+        self.controller.add_launcher("own", ["here"])
         self.rendezvous_server.open(self.controller)
 
     def remote_agent(self, token: str = "token") -> RemoteAgent:
@@ -50,7 +50,7 @@ class Open:
     def finish(self) -> None:
         """Ends the job, whose own launcher has reported."""
         self.controller.end(Outcome(0))
-        self.controller.reported("own", Report(Outcome(0)))
+        self.controller.record_report("own", Report(Outcome(0)))
 
     def wait_for_guest(self) -> None:
         """Waits until the controller knows of a guest, which is welcomed before: an attempt would begin without it."""
@@ -74,7 +74,7 @@ def test_a_guest_gets_its_orders_and_reports(opened) -> None:
         own, other = opened.controller.order("own"), remote_agent.order()
         assert (own.node, own.processes, other.node, other.processes, own.nodes) == (0, 2, 1, 1, 2)
         assert own.address == other.address and own.purpose == other.purpose
-        opened.controller.reported("own", Report(Outcome(0)))
+        opened.controller.record_report("own", Report(Outcome(0)))
         remote_agent.report(Report(Outcome(0)))
         wait_for(lambda: remote_agent.order().kind == OrderKind.OVER)
         assert remote_agent.order().outcome.code == 0
@@ -158,7 +158,7 @@ def test_a_guest_that_never_ends_does_not_hold_up_the_end(opened, monkeypatch) -
     with Wire(opened.address, HELLO, "token") as wire:
         wire.receive()
         opened.finish()
-        wire.send(orders.report_message(Report(Outcome(0))))
+        wire.send(orders.encode_report(Report(Outcome(0))))
         dripping = threading.Thread(target=drip, args=(wire.sock,))
         dripping.start()
         began = time.monotonic()
@@ -218,7 +218,7 @@ def test_untrusted_clients_are_limited_in_number_and_hold_up_neither_launchers_n
 def test_a_launcher_whose_report_makes_no_sense_is_lost_alone(opened, change) -> None:
     with Wire(opened.address, HELLO, "token") as wire:
         assert wire.receive() == {"type": "welcome"}
-        wire.send(orders.report_message(Report(Outcome(0))) | change)
+        wire.send(orders.encode_report(Report(Outcome(0))) | change)
         wait_for(lambda: any("is lost: " in line for line in opened.said))
     with opened.remote_agent() as remote_agent:
         wait_for(lambda: remote_agent.order().kind == OrderKind.RUN)

@@ -60,7 +60,7 @@ def test_they_are_in_a_row_until_a_step_is_noted():
 
 def test_once_training_had_begun_it_takes_more_of_them():
     restarts = endless()
-    restarts.begun()
+    restarts.record_training()
     assert None not in waits(restarts, *[(1, None)] * (MAX_LATER_FAILURES - 1))
     decision = restarts.decide(Outcome(1), None)
     assert decision.wait is None and decision.reason.startswith(
@@ -71,7 +71,7 @@ def test_once_training_had_begun_it_takes_more_of_them():
 def test_training_may_have_begun_without_a_note():
     restarts = endless()
     for _ in range(3 * MAX_EARLY_FAILURES):
-        restarts.begun()
+        restarts.record_training()
         assert waits(restarts, (1, None)) != [None]
 
 

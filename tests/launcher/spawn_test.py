@@ -155,8 +155,8 @@ def test_an_interrupted_notebook_leaves_nobody(monkeypatch, tmp_path):
                 raise error
         return original(self)
 
-    original = supervision.Supervisor._pump
-    monkeypatch.setattr(supervision.Supervisor, "_pump", interrupt)
+    original = supervision.Supervisor._forward_output
+    monkeypatch.setattr(supervision.Supervisor, "_forward_output", interrupt)
     with pytest.raises(KeyboardInterrupt):
         spawn(wait)
     assert len(list(tmp_path.glob("saved-*"))) == 2

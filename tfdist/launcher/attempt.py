@@ -25,12 +25,12 @@ from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.output_forwarding import Channel, Log, ProgressFiles, Screen, prefix
 from tfdist.launcher.placement import Placement, place_processes
-from tfdist.launcher.supervision import Stop, Supervisor, Watched
+from tfdist.launcher.supervision import Stop, Supervisor, SupervisorHooks
 
-Ask = Callable[[], Stop | None]
+StopCheck = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
 LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # name of the job by its start time, used to name its output
-_OURS = (
+_LAUNCHER_VARIABLES = (
     ADDRESS_VARIABLE,
     TOKEN_VARIABLE,
     RESTART_VARIABLE,
@@ -46,15 +46,15 @@ class Host:
     """State that all attempts of a job share on this host.
 
     Attributes:
-      job: number of processes, and how they find each other.
+      job: number of processes, and their engine.
       command: returns the command of a rank.
       environment: environment that the processes inherit.
       start: starts a process.
       guard: kills the remaining processes if this process is killed.
       logs: directory of the ranks' logs.
-      notes: the ranks' progress files; None if progress is not needed.
+      progress_files: the ranks' progress files; None if progress is not needed.
       stops: polled for a reason to end the processes.
-      arrived: received signals that request the end.
+      received_signals: received signals that request the end.
       say: called with a line that lists the local ranks.
     """
 
@@ -64,9 +64,9 @@ class Host:
     start: Start
     guard: OrphanGuard
     logs: pathlib.Path
-    notes: ProgressFiles | None
-    stops: Sequence[Ask]
-    arrived: Sequence[int]
+    progress_files: ProgressFiles | None
+    stops: Sequence[StopCheck]
+    received_signals: Sequence[int]
     say: Callable[[str], None]
 
 
@@ -87,41 +87,43 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
     """
     with order_source.launchers(order) as launchers, contextlib.ExitStack() as stack:
         placement = place_processes(order.processes, order_source.host, launchers)
-        server, variables = stack.enter_context(_served(host.job, placement, launchers))
+        server, variables = stack.enter_context(_serve_group(host.job, placement, launchers))
         tasks = _tasks(host, placement, variables, order)
         if is_first:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
-            exposed = ENGINES[host.job.launcher].exposed
-            if exposed and not host.job.isolate:
-                host.say(exposed)
+            exposure = ENGINES[host.job.launcher].exposure
+            if exposure and not host.job.isolate:
+                host.say(exposure)
         timeout = _StartTimeout(host.job.start_timeout_seconds, server)
-        watched = Watched(
-            stops=[*host.stops, timeout, _check_launchers(host, launchers), _ordered(host, order_source)],
+        hooks = SupervisorHooks(
+            stops=[*host.stops, timeout, _check_launchers(host, launchers), _check_orders(host, order_source)],
             loss=lambda: server.loss if server else None,
             on_stop=lambda outcome: _announce(launchers, outcome),
             grace=host.job.grace_seconds,
-            together=host.job.is_elastic,
+            collects_failures=host.job.is_elastic,
         )
-        supervised = _supervise(host, tasks, watched, stack, order.attempt)
+        supervised = _supervise(host, tasks, hooks, stack, order.attempt)
     outcome = supervised.outcome
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
-    step, final = host.notes.read(task.rank for task in tasks) if host.notes else (None, False)
+    step, final = host.progress_files.read(task.rank for task in tasks) if host.progress_files else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
     return supervised._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
 
 
 def _announce(launchers: Group, failure: Outcome) -> None:
-    """Notifies the other launchers before the processes are ended; preempted ones end by themselves, as do the others'."""
+    """Notifies the other launchers of a failure before the processes are ended; preempted ranks end on all hosts."""
     if failure.code != ExitCode.PREEMPTED:
         launchers.leave(failure.code, failure.reason)
 
 
 @contextlib.contextmanager
-def _served(job: Job, placement: Placement, launchers: Group) -> Iterator[tuple[Server | None, list[dict[str, str]]]]:
-    """Starts the servers of the ranks on node 0; yields the ranks' group, on node 0 only, and this node's variables."""
+def _serve_group(
+    job: Job, placement: Placement, launchers: Group
+) -> Iterator[tuple[Server | None, list[dict[str, str]]]]:
+    """Starts the servers of the ranks on node 0; yields the server of their group, if here, and this node's variables."""
     engine = ENGINES[job.launcher]
     with contextlib.ExitStack() as stack:
-        server, told = None, None
+        server, endpoint = None, None
         if launchers.rank == 0:
             purpose = nonce()
             host = placement.hosts[0]
@@ -129,29 +131,32 @@ def _served(job: Job, placement: Placement, launchers: Group) -> Iterator[tuple[
             server = Server(listener, size=placement.size, token=launchers.token_for(purpose))
             stack.callback(server.close, "the launcher has ended")
             port = split_address(server.address)[1]
-            told = [join_address(host, port), purpose, stack.enter_context(engine.serve(placement))]
-        address, purpose, engine_port = launchers.broadcast("launch/served", told)
+            endpoint = [join_address(host, port), purpose, stack.enter_context(engine.serve(placement))]
+        address, purpose, engine_port = launchers.broadcast("launch/served", endpoint)
         group = {ADDRESS_VARIABLE: address, TOKEN_VARIABLE: launchers.token_for(purpose)}
         yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
 
 
 def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
-    which = {RESTART_VARIABLE: str(order.attempt), LAUNCHED_VARIABLE: order.launched}
+    job_variables = {RESTART_VARIABLE: str(order.attempt), LAUNCHED_VARIABLE: order.launched}
     if host.job.is_elastic:
-        which[ELASTIC_VARIABLE] = "1"
-    inherited = _inherited(host.environment) | which
+        job_variables[ELASTIC_VARIABLE] = "1"
+    inherited = _inherited(host.environment) | job_variables
     tasks = []
-    for one, own in zip(placement.ranks(), variables, strict=True):
-        if host.notes and (note := host.notes.blank(one.rank)):
-            own = own | {progress_file.VARIABLE: str(note)}
-        if one.rank == 0 and (columns := terminal.columns_of(sys.stderr)):
-            room = max(columns - len(prefix(one.rank)), 1)  # the last state of a bar remains as a line
-            own = own | {terminal.LAUNCHER_VARIABLE: str(room)}
-        tasks.append(Task(one.rank, host.command(one.rank), inherited | own, host.logs / f"rank-{one.rank}.log"))
+    for rank, rank_variables in zip(placement.ranks(), variables, strict=True):
+        environment = inherited | rank_variables
+        if host.progress_files and (path := host.progress_files.blank(rank.rank)):
+            environment[progress_file.VARIABLE] = str(path)
+        if rank.rank == 0 and (columns := terminal.columns_of(sys.stderr)):
+            width = max(columns - len(prefix(rank.rank)), 1)  # the last state of a bar remains as a line
+            environment[terminal.LAUNCHER_VARIABLE] = str(width)
+        tasks.append(Task(rank.rank, host.command(rank.rank), environment, host.logs / f"rank-{rank.rank}.log"))
     return tasks
 
 
-def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: contextlib.ExitStack, number: int) -> Report:
+def _supervise(
+    host: Host, tasks: Sequence[Task], hooks: SupervisorHooks, stack: contextlib.ExitStack, attempt_number: int
+) -> Report:
     status = terminal.on_terminal(sys.stderr)
     screens = (
         Screen(sys.stdout, status if terminal.is_terminal(sys.stdout) else None),
@@ -161,7 +166,7 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
     channels: list[Channel] = []
     try:
         for task in tasks:
-            log = stack.enter_context(Log(task.log, number))
+            log = stack.enter_context(Log(task.log, attempt_number))
             child = Child(task, host.start)
             children.append(child)
             host.guard.add(child.pid)
@@ -173,42 +178,41 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
         for child in children:
             child.reap()
         raise
-    stops = [*watched.stops, lambda: asked(host), lambda: _unread(host, screens)]
-    watched = watched._replace(stops=stops, hurry=lambda: is_repeated_request(host), look=host.guard.look)
-    supervisor = Supervisor(children, channels, watched)
+    stops = [*hooks.stops, lambda: stop_requested(host), lambda: _check_output(host, screens)]
+    hooks = hooks._replace(stops=stops, is_repeated=lambda: is_repeated_request(host), poll=host.guard.check)
+    supervisor = Supervisor(children, channels, hooks)
     try:
         outcome = supervisor.run()
-        return Report(outcome, supervisor.stopped or bool(host.arrived), orders.own(children, outcome))
+        return Report(
+            outcome, supervisor.stopped or bool(host.received_signals), orders.count_own_failures(children, outcome)
+        )
     finally:
         for child in children:
             host.guard.forget(child.pid)
         host.guard.sweep()
 
 
-def asked(host: Host) -> Stop | None:
+def stop_requested(host: Host) -> Stop | None:
     """Returns a `Stop` if this launcher has received a signal to end."""
-    if not host.arrived:
+    if not host.received_signals:
         return None
-    name = signal.Signals(host.arrived[0]).name
-    outcome = Outcome(exceptions.SIGNALLED + host.arrived[0], f"ended by {name}")
-    return Stop(outcome, host.job.grace_seconds, asked=True)
+    name = signal.Signals(host.received_signals[0]).name
+    outcome = Outcome(exceptions.SIGNALLED + host.received_signals[0], f"ended by {name}")
+    return Stop(outcome, host.job.grace_seconds, is_requested=True)
 
 
 def is_repeated_request(host: Host) -> bool:
-    """Returns whether the request to end was repeated."""
-    return len(host.arrived) > 1
+    """Returns whether this launcher has received a second signal to end."""
+    return len(host.received_signals) > 1
 
 
-def _unread(host: Host, screens: Sequence[Screen]) -> Stop | None:
-    if any(screen.gone for screen in screens):
-        return Stop(
-            Outcome(exceptions.SIGNALLED + signal.SIGPIPE, "the output is no longer read"), host.job.grace_seconds
-        )
-    return None
+def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
+    outcome = Outcome(exceptions.SIGNALLED + signal.SIGPIPE, "the output is no longer read")
+    return Stop(outcome, host.job.grace_seconds) if any(screen.is_broken for screen in screens) else None
 
 
 def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in without_sources(environment).items() if name not in _OURS}
+    kept = {name: value for name, value in without_sources(environment).items() if name not in _LAUNCHER_VARIABLES}
     return {"PYTHONUNBUFFERED": "1"} | kept  # prints lines immediately, including the last ones before a crash
 
 
@@ -223,7 +227,7 @@ class _StartTimeout:
 
     def __init__(self, seconds: float, server: Server | None):
         self._seconds, self._server = seconds, server
-        self._first_came = 0.0
+        self._first_join = 0.0
         self.absent: list[int] = []
 
     def __call__(self) -> Stop | None:
@@ -231,41 +235,41 @@ class _StartTimeout:
         if not absent or not self._server or len(absent) == self._server.size:
             return None
         now = time.monotonic()
-        self._first_came = self._first_came or now
-        if now - self._first_came < self._seconds:
+        self._first_join = self._first_join or now
+        if now - self._first_join < self._seconds:
             return None
         self.absent = absent
         reason = (
             f"{name_ranks(absent)} did not join the job's group within {self._seconds:g} s (--start_timeout_seconds)"
         )
-        return Stop(Outcome(ExitCode.PEER_LOST, reason, absent[0]), final=False)
+        return Stop(Outcome(ExitCode.PEER_LOST, reason, absent[0]), is_final=False)
 
 
-def _ordered(host: Host, order_source: OrderSource) -> Ask:
+def _check_orders(host: Host, order_source: OrderSource) -> StopCheck:
     """Returns a check for orders to stop, so that the processes save before others join or some leave."""
 
-    def ask() -> Stop | None:
+    def check() -> Stop | None:
         order = order_source.order()
-        if order.kind not in (OrderKind.STOP, OrderKind.OVER):  # OVER if this launcher was given up
+        if order.kind not in (OrderKind.STOP, OrderKind.OVER):  # OVER if the controller has given up this launcher
             return None
-        if order.outcome.code == ExitCode.PEER_LOST:  # nothing can be saved
-            return Stop(order.outcome, final=False)
-        return Stop(order.outcome, host.job.grace_seconds, asked=True, final=False)
+        if order.outcome.code == ExitCode.PEER_LOST:  # the processes cannot save
+            return Stop(order.outcome, is_final=False)
+        return Stop(order.outcome, host.job.grace_seconds, is_requested=True, is_final=False)
 
-    return ask
+    return check
 
 
-def _check_launchers(host: Host, launchers: Group) -> Ask:
+def _check_launchers(host: Host, launchers: Group) -> StopCheck:
     """Returns a check for launchers of other hosts that have ended.
 
-    If another launcher was asked to end, or its output is no longer read, its ranks agree with ours on a step at which
-    to end. Ours then need time to save but no signal, which would kill them if it arrived after they have saved.
+    If the end of another launcher was requested, or its output is no longer read, its ranks agree with those of this host on
+    a step at which to end. These then need time to save but no signal, which would kill them after they have saved.
     """
 
-    def ask() -> Stop | None:
+    def check() -> Stop | None:
         outcome = node_group.lost_launcher(launchers)
         if outcome and node_group.is_request(outcome.code):
-            return Stop(outcome, asked=True, final=False, wait=host.job.grace_seconds)
-        return Stop(outcome, final=False) if outcome else None
+            return Stop(outcome, is_requested=True, is_final=False, wait=host.job.grace_seconds)
+        return Stop(outcome, is_final=False) if outcome else None
 
-    return ask
+    return check

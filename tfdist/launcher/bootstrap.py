@@ -1,4 +1,4 @@
-"""Creates a launcher's order source: decides whether the launcher controls the job or follows another one."""
+"""Creates a launcher's order source, according to whether the launcher controls the job or another one does."""
 
 import contextlib
 import errno
@@ -27,48 +27,47 @@ _CHUNK = 1 << 16
 
 
 class RemoteAgent(OrderSource):
-    """A launcher's connection to the rendezvous server, with one receiving thread; a context manager."""
+    """A launcher's connection to the rendezvous server, with one receiving thread; a context manager.
+
+    Args:
+      job: contains the address of the rendezvous server and the time to wait for it.
+      token: the job's token.
+
+    Raises:
+      PeerLostError: the server did not answer in time.
+      InputError: the server refused this launcher.
+    """
 
     def __init__(self, job: Job, token: str):
-        """Connects, retrying until the rendezvous server answers.
-
-        Args:
-          job: contains the address of the rendezvous server and the time to wait for it.
-          token: the job's token.
-
-        Raises:
-          PeerLostError: the server did not answer in time.
-          InputError: the server refused this launcher.
-        """
         self._job, self.everyone = job, LocalGroup()
         hello = {"type": "hello", "version": VERSION, "places": own_names()}
         server = "the coordinator's launcher"
-        call = connect(job.coordinator, hello, token, LIMIT, job.start_timeout_seconds, server)
+        connection = connect(job.coordinator, hello, token, LIMIT, job.start_timeout_seconds, server)
         self._token = token
-        self._sock, self._lines, self._seal = call.sock, call.lines, call.seal
+        self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
         self.host = own_host(job.coordinator, serves=False)
         self._order = Order(OrderKind.WAIT)
-        self._done: int | None = None  # the last attempt that was reported
-        self._left = False
+        self._reported_attempt: int | None = None  # the last attempt that was reported
+        self._has_left = False
         self._lost: Outcome | None = None
         self._sending, self._changing = threading.Lock(), threading.Lock()
-        for message in call.following:
+        for message in connection.following:
             self._receive_order(message)
         self._thread = threading.Thread(target=self._listen, name="guest", daemon=True)
         self._thread.start()
 
     def order(self) -> Order:
-        """See base class. An order for an attempt that has already ended here is ignored."""
+        """See base class. Ignores an order for an attempt that has already ended here."""
         order, lost = self._order, self._lost
-        runs = order.kind in (OrderKind.RUN, OrderKind.STOP) and order.attempt != self._done
+        runs = order.kind in (OrderKind.RUN, OrderKind.STOP) and order.attempt != self._reported_attempt
         if lost and order.kind != OrderKind.OVER:
             return Order(OrderKind.STOP if runs else OrderKind.OVER, order.attempt, outcome=lost)
         return order if runs or order.kind == OrderKind.OVER else Order(OrderKind.WAIT)
 
     def report(self, report: Report) -> None:
         """See base class. A launcher that was asked to end leaves afterwards."""
-        self._done = self._order.attempt
-        self._send(orders.report_message(report))
+        self._reported_attempt = self._order.attempt
+        self._send(orders.encode_report(report))
         if report.stopped:
             self.end(report.outcome)
 
@@ -79,7 +78,7 @@ class RemoteAgent(OrderSource):
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
         """See base class."""
         with self._changing:
-            self._left = True
+            self._has_left = True
             self._order = Order(OrderKind.OVER, outcome=outcome)
         self._send({"type": "goodbye"})
 
@@ -87,7 +86,7 @@ class RemoteAgent(OrderSource):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._left = True
+        self._has_left = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(LOST_AFTER_SECONDS)
@@ -99,7 +98,7 @@ class RemoteAgent(OrderSource):
             self._follow()
         except (OSError, BadMessage) as error:
             problem = str(error)
-        if not self._left:
+        if not self._has_left:
             self._lost = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {problem}")
         with contextlib.suppress(OSError):  # the rendezvous server does not wait for a main thread that hangs
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -124,8 +123,8 @@ class RemoteAgent(OrderSource):
     def _receive_order(self, message: dict[str, object]) -> None:
         if message["type"] == "order":
             with self._changing:
-                if not self._left:  # the last order is that the job is over
-                    self._order = orders.order_of(message)
+                if not self._has_left:  # the last order is that the job is over
+                    self._order = orders.decode_order(message)
 
     def _send(self, message: dict[str, object]) -> None:
         with contextlib.suppress(OSError), self._sending:  # the receiving thread detects the end of the connection
@@ -133,7 +132,7 @@ class RemoteAgent(OrderSource):
 
 
 @contextlib.contextmanager
-def opened(
+def open_order_source(
     job: Job, environment: Mapping[str, str], guard: OrphanGuard, say: Callable[[str], object]
 ) -> Iterator[OrderSource]:
     """Yields the order source of this launcher.
@@ -157,7 +156,7 @@ def opened(
             yield stack.enter_context(RemoteAgent(job, _token(job, environment)))
             return
         hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
-        controller = JobController(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
+        controller = JobController(job, say, host_slots=lambda: hosts.slots if hosts else None, launched=launched_now())
         token = _token(job, environment) if listener else ""
         # Created before remote launchers join, because the first launcher owns the job.
         local_controller = LocalController(job, controller, token)
@@ -175,17 +174,17 @@ def _token(job: Job, environment: Mapping[str, str]) -> str:
 
 def _listener(coordinator: str) -> socket.socket | None:
     """Returns the rendezvous server's socket if this is the first launcher on the coordinator's host, else None."""
-    if not is_here(split_address(coordinator)[0]):
+    if not is_this_host(split_address(coordinator)[0]):
         return None
     try:
         return listen(coordinator, "Choose another --coordinator, the same on every host.")
     except InputError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
-            return None  # used by an earlier launcher or by another program; connecting to it tells which
+            return None  # used by an earlier launcher or by another program, which the connection will show
         raise
 
 
-def is_here(host: str) -> bool:
+def is_this_host(host: str) -> bool:
     """Returns whether a host name or address is this host's; False if it cannot be resolved."""
     try:
         addresses = {

@@ -21,11 +21,10 @@ _MEMBERSHIP = pathlib.Path("/proc/self/cgroup")
 def out_of_memory_kills() -> int:
     """Returns how many processes of this process's control group the kernel has killed because there was no memory.
 
-    The processes that this one starts are in its group, unless something moves them. With version 2 of control groups, the
-    groups below it count as well.
+    Child processes are in the same group unless they are moved. With version 2 of control groups, nested groups count, too.
 
     Returns:
-      The number since the group was created; 0 where the system does not count.
+      The number since the group was created; 0 if the system does not count.
     """
     for counter in _counters():
         try:
@@ -36,12 +35,12 @@ def out_of_memory_kills() -> int:
 
 
 def _counters() -> list[pathlib.Path]:
-    """Returns the files that may have the number; the group's own path is not visible in every container."""
+    """Returns the files that may have the number; a container may not see the group's own path."""
     try:
         lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
         return []
-    found = []
+    files = []
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if "memory" in controllers.split(","):
             root, name = _ROOT / "memory", "memory.oom_control"
@@ -49,8 +48,8 @@ def _counters() -> list[pathlib.Path]:
             root, name = _ROOT, "memory.events"
         else:
             continue
-        found += [root / path.lstrip("/") / name, root / name]
-    return found
+        files += [root / path.lstrip("/") / name, root / name]
+    return files
 
 
 class LocalProcess(Protocol):
@@ -68,18 +67,16 @@ class LocalProcess(Protocol):
 
 
 class NewProcess:
-    """A process with a new program.
+    """A process with a new program; `out` and `err` are the file descriptors of its outputs.
 
     Attributes:
       pid: see `LocalProcess`.
+
+    Raises:
+      OSError: the program cannot be started.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], out: int, err: int):
-        """Starts the process, with the file descriptors of its outputs.
-
-        Raises:
-          OSError: the program cannot be started.
-        """
         self._process = subprocess.Popen(
             list(command),
             env=dict(environment),
@@ -92,10 +89,10 @@ class NewProcess:
 
     def poll(self) -> int | None:
         """See `LocalProcess`."""
-        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if not found:
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if not status:
             return None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     def reap(self, seconds: float) -> bool:
         """See `LocalProcess`."""
@@ -110,7 +107,7 @@ _log = logging.getLogger("tfdist.launch")
 
 
 class Task(NamedTuple):
-    """What a rank runs: its command, environment and log."""
+    """The command, environment and log of a rank."""
 
     rank: int
     command: Sequence[str]
@@ -124,7 +121,8 @@ Start = Callable[[Sequence[str], Mapping[str, str], int, int], LocalProcess]  # 
 class Child:
     """The process of a rank, which leads a process group.
 
-    It remains a zombie until `reap`, so that its pid is not reused.
+    It remains a zombie until `reap`, so that its pid is not reused. `start` starts the process of a task, given file
+    descriptors for its outputs.
 
     Attributes:
       rank: rank of the process.
@@ -133,25 +131,19 @@ class Child:
       out: pipe from its standard output.
       err: pipe from its standard error.
       code: its exit code, 6 if the kernel killed it for lack of memory, 128 + N if signal N ended it; None while it runs.
-      ended: `time.monotonic()` when the end was noticed.
+      ended: `time.monotonic()` when the end was detected.
       signalled: whether the launcher had sent it a signal before.
+
+    Raises:
+      InputError: the program does not exist.
     """
 
     def __init__(self, task: Task, start: Start = NewProcess):
-        """Starts the process.
-
-        Args:
-          task: what it runs.
-          start: starts a process, given file descriptors for its outputs.
-
-        Raises:
-          InputError: the program does not exist.
-        """
         self.rank, self.log = task.rank, task.log
-        (out, theirs_out), (err, theirs_err) = os.pipe(), os.pipe()
+        (out, child_out), (err, child_err) = os.pipe(), os.pipe()
         self.out, self.err = os.fdopen(out, "rb"), os.fdopen(err, "rb")
         try:
-            self._process = start(task.command, task.environment, theirs_out, theirs_err)
+            self._process = start(task.command, task.environment, child_out, child_err)
         except OSError as error:
             self.out.close()
             self.err.close()
@@ -159,8 +151,8 @@ class Child:
                 f'The command must be a program that can be started. Received: "{task.command[0]}" ({error.strerror}).'
             ) from error
         finally:
-            os.close(theirs_out)
-            os.close(theirs_err)
+            os.close(child_out)
+            os.close(child_err)
         self.pid = self._process.pid
         self.code: int | None = None
         self.ended = 0.0
@@ -197,7 +189,7 @@ class Child:
             os.killpg(self.pid, number)
 
     def reap(self) -> None:
-        """Kills whatever is left of the process group, and reaps the process.
+        """Kills the rest of the process group, and reaps the process.
 
         A process that survives SIGKILL because it waits in the kernel for a disk or device is abandoned, and counts as
         killed.

@@ -18,17 +18,12 @@ class Engine(NamedTuple):
     Attributes:
       serve: runs the server that node 0 provides, given the placement; yields its port.
       variables: returns a rank's environment variables, given the placement, that port, and the rank.
-      exposed: what the ranks open to the network, as a sentence without its full stop; empty if nothing.
+      exposure: warning about the ranks' open ports, as a sentence without its full stop; empty if there are none.
     """
 
     serve: Callable[[Placement], AbstractContextManager[int]]
     variables: Callable[[Placement, int, Rank], dict[str, str]]
-    exposed: str
-
-
-@contextlib.contextmanager
-def _serve_nothing(placement: Placement) -> Iterator[int]:
-    yield 0
+    exposure: str
 
 
 def _tf_config(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
@@ -38,7 +33,7 @@ def _tf_config(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _serve_rendezvous(placement: Placement) -> Iterator[int]:
-    """Runs Horovod's rendezvous server. It uses no token: like the engine itself, it requires a trusted network."""
+    """Runs Horovod's rendezvous server, which has no authentication: like the engine itself, it needs a trusted network."""
     try:
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
     except ImportError as error:
@@ -69,13 +64,13 @@ def _horovod(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
 
 
 def _node_name(node: int) -> str:
-    """Returns the name by which Horovod distinguishes hosts; real host names may repeat in containers."""
+    """Returns the name by which Horovod distinguishes hosts; several containers may have the same host name."""
     return f"node-{node}"
 
 
 ENGINES = {
     "tensorflow": Engine(
-        _serve_nothing,
+        lambda placement: contextlib.nullcontext(0),  # no server
         _tf_config,
         "TensorFlow's servers accept anyone who can reach their ports, on every network interface "
         "(docs/guides/security.md)",

@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import itertools
 import logging
 import os
 import re
@@ -9,7 +10,8 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from socket import AF_INET, AF_INET6
 from types import TracebackType
 
 import psutil
@@ -30,13 +32,13 @@ def parse(text: str, source: str) -> dict[str, int]:
 
     Args:
       text: the lines.
-      source: where they come from, for messages.
+      source: their origin, for messages.
 
     Returns:
       The number of slots by name; duplicate names are added up.
 
     Raises:
-      InputError: a line is none of these.
+      InputError: a line is invalid.
     """
     slots: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -51,19 +53,32 @@ def parse(text: str, source: str) -> dict[str, int]:
 
 
 class Programs:
-    """Runs programs one at a time; `end` may be called from another thread, and prevents further runs."""
+    """Runs programs one at a time; an optional `guard` kills a running program if this process is killed.
+
+    `end` may be called from another thread, and prevents further runs.
+    """
 
     def __init__(self, guard: OrphanGuard | None = None):
-        """Initializes with an optional `guard`, which kills a running program if this process is killed."""
         self._guard = guard
         self._lock = threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
         self._ended = False
 
-    def printed(self, path: str) -> str:
+    def output_of(self, path: str) -> str:
         """Returns a program's output; a program that exceeds its time limit is killed with its process group."""
-        with self._begun(path) as program:
-            out, err = program.communicate(timeout=PROGRAM_SECONDS)
+        program = self._start(path)
+        try:
+            with program:
+                try:
+                    out, err = program.communicate(timeout=PROGRAM_SECONDS)
+                except BaseException:
+                    _kill(program)
+                    raise
+        finally:
+            with self._lock:
+                self._running = None
+            if self._guard:
+                self._guard.forget(program.pid)
         if program.returncode:
             raise subprocess.CalledProcessError(program.returncode, path, out, err)
         return out.decode(errors="replace")
@@ -75,23 +90,7 @@ class Programs:
             if self._running and self._running.returncode is None:
                 _kill(self._running)
 
-    @contextlib.contextmanager
-    def _begun(self, path: str) -> Iterator[subprocess.Popen[bytes]]:
-        program = self._begin(path)
-        try:
-            with program:
-                try:
-                    yield program
-                except BaseException:
-                    _kill(program)
-                    raise
-        finally:
-            with self._lock:
-                self._running = None
-            if self._guard:
-                self._guard.forget(program.pid)
-
-    def _begin(self, path: str) -> subprocess.Popen[bytes]:
+    def _start(self, path: str) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._ended:
                 raise OSError("the job is over")
@@ -113,7 +112,7 @@ def _kill(program: subprocess.Popen[bytes]) -> None:
 
 
 def read(path: str, programs: Programs) -> dict[str, int]:
-    """Reads the slots from a file, or from its output if it is executable.
+    """Reads the slots from a file, or from the output of an executable one.
 
     Args:
       path: path of the file.
@@ -124,16 +123,16 @@ def read(path: str, programs: Programs) -> dict[str, int]:
     """
     try:
         if os.access(path, os.X_OK) and os.path.isfile(path):
-            text, source = programs.printed(path), f"what {path} prints"
+            text, source = programs.output_of(path), f"what {path} prints"
         else:
             with open(path, encoding="utf-8") as file:
                 text, source = file.read(), path
         if slots := parse(text, source):
             return slots
-        problem = "it lists no host"  # as a file that is just being written
+        problem = "it lists no host"  # for example a file that is being written
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines()
-        problem = f"code {error.returncode}" + (f" ({said[-1]})" if said else "")
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        problem = f"code {error.returncode}" + (f" ({lines[-1]})" if lines else "")
     except subprocess.TimeoutExpired:
         problem = f"still running after {PROGRAM_SECONDS:g} s"
     except (OSError, UnicodeDecodeError) as error:
@@ -147,18 +146,16 @@ class Hosts:
     To be used as a context manager. If a later read fails, a warning is logged and the previous contents stay valid. A
     decrease of the total number of slots only takes effect when it has been read twice, because a file may be half
     written.
+
+    Args:
+      path: path of the file or program.
+      guard: see `Programs`.
+
+    Raises:
+      InputError: the first read fails, see `read`.
     """
 
     def __init__(self, path: str, guard: OrphanGuard | None = None):
-        """Reads the slots for the first time.
-
-        Args:
-          path: path of the file or program.
-          guard: see `Programs`.
-
-        Raises:
-          InputError: see `read`.
-        """
         self._path, self._programs = path, Programs(guard)
         self._slots = read(path, self._programs)
         self._ended = threading.Event()
@@ -194,8 +191,8 @@ class Hosts:
 
 def own_names() -> list[str]:
     """Returns the names that a host list may use for this host: host name, and addresses that others can reach."""
-    held = [one for some in psutil.net_if_addrs().values() for one in some]
-    addresses = {one.address.partition("%")[0] for one in held if one.family in (socket.AF_INET, socket.AF_INET6)}
+    all_addresses = itertools.chain.from_iterable(psutil.net_if_addrs().values())
+    addresses = {each.address.partition("%")[0] for each in all_addresses if each.family in (AF_INET, AF_INET6)}
     return [socket.gethostname(), *sorted(address for address in addresses if _is_for_others(address))]
 
 

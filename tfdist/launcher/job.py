@@ -1,4 +1,4 @@
-"""The description of a job to launch, as given by flags, and how a job ended."""
+"""The description of a job to launch, as given by flags, and its outcome."""
 
 import dataclasses
 import pathlib
@@ -23,24 +23,24 @@ class Job:
         launchers together.
       min_processes: in an elastic job, the minimum over all launchers together; 0 for a job that is not elastic.
       hosts: a file, or a program, that lists how many processes each host of an elastic job may run; see `hosts.parse`.
-      launcher: which environment variables the processes get: "tensorflow" (TF_CONFIG) or "horovod".
+      launcher: environment variables of the processes: "tensorflow" (TF_CONFIG) or "horovod".
       nodes: number of launchers, one per host; launchers of an elastic job may join and leave instead.
       node_rank: index of this launcher, in [0, nodes).
       coordinator: `host:port` of the launcher of node 0, or of the controlling launcher of an elastic job; only needed
         with several hosts.
       token_file: file with the token that the launchers share, see `job_token`; empty to take it from the environment.
       insecure: whether a job over several hosts may do without a token.
-      isolate: whether the processes run in a network namespace of their own.
+      isolate: whether the processes run in their own network namespace.
       start_timeout_seconds: time for all launchers to connect, and for all ranks to join, if they use tfdist.
       log_dir: directory of the ranks' logs; empty for a new one under runs/.
-      grace_seconds: time for the processes to save and end when the job is asked to end, before they are killed.
-      max_restarts: how many times all processes are restarted after a failure; see `Restarts`. None for never
-        or, in an elastic job, without limit.
-      max_preemptions: how many times they are restarted after an exit with code 75, or by a SIGTERM, that was not requested
-        from this launcher; None as for `max_restarts`.
+      grace_seconds: time for the processes to save and end before they are killed, when the end of the job is requested.
+      max_restarts: maximum number of restarts of all processes after failures; see `Restarts`. None for no restart or, in
+        an elastic job, for no limit.
+      max_preemptions: maximum number of restarts after an exit with code 75, or by a SIGTERM, that was not requested from
+        this launcher; None as for `max_restarts`.
       restart_backoff_seconds: time before the first restart; doubles with each failure, up to 60 s.
       rejoin_seconds: in an elastic job, time before a failed process is started again; see `Slots`.
-      elastic_timeout_seconds: how long an elastic job waits for its minimum of processes; 0 for no limit.
+      elastic_timeout_seconds: maximum time that an elastic job waits for its minimum of processes; 0 for no limit.
     """
 
     processes: int = 1
@@ -136,7 +136,7 @@ class Job:
 
 
 class ProcessEnd(Protocol):
-    """How a process ended; implemented by `Child`."""
+    """The end of a process; implemented by `Child`."""
 
     rank: int
     code: int | None
@@ -146,7 +146,7 @@ class ProcessEnd(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
+    """The outcome of a job.
 
     Attributes:
       code: exit code.
@@ -170,9 +170,9 @@ def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Ou
     """Finds the process whose end caused the others'.
 
     Processes that the launcher has signalled, or that ended because they lost a peer, are consequences. A preempted
-    process ended as requested, and is the cause only if nothing else went wrong. Of the remaining processes, the first
-    to end is the cause, unless the group's loss says otherwise: an engine's error can end its process before the one
-    that caused it, and a suspended or hanging process does not end at all.
+    process ended as requested, and is the cause only if there is no failure. Of the remaining processes, the first to
+    end is the cause, unless the group's loss names another: an engine's error can end its process before the one that
+    caused it, and a suspended or hanging process does not end at all.
 
     Args:
       ends: ends of the processes; those still running have no code.

@@ -1,4 +1,4 @@
-"""Runs a job, also for callers that take its results instead of its output."""
+"""Runs a job, and captures its output for callers that use its results."""
 
 import contextlib
 import dataclasses
@@ -10,11 +10,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Self
 
 from tfdist.checkpoint import in_memory
 from tfdist.errors import ExitCode, InputError, PeerLostError
-from tfdist.launcher.attempt import Ask, Host, asked, attempt, is_repeated_request
-from tfdist.launcher.bootstrap import opened
+from tfdist.launcher.attempt import Host, StopCheck, attempt, is_repeated_request, stop_requested
+from tfdist.launcher.bootstrap import open_order_source
 from tfdist.launcher.child import NewProcess, Start
 from tfdist.launcher.job import SUCCESS, Job, Outcome
 from tfdist.launcher.order_sources import OrderSource
@@ -32,7 +33,7 @@ def run(
     environment: Mapping[str, str],
     *,
     start: Start = NewProcess,
-    stops: Sequence[Ask] = (),
+    stops: Sequence[StopCheck] = (),
     interrupts: contextlib.AbstractContextManager[list[int]] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
@@ -44,8 +45,8 @@ def run(
       environment: environment that the processes inherit; variables that identify a process are replaced.
       start: starts a process.
       stops: polled for a reason to end the processes.
-      interrupts: collects the signals that request the end while processes run, as `signals.received()` does; outside
-        of it they have their usual effect. None if the caller handles them.
+      interrupts: collects the signals that request the end while processes run, see `orphan_guard.received`; otherwise
+        they have their usual effect. None if the caller handles them.
       say: called with the location of the logs, and about restarts.
 
     Returns:
@@ -57,35 +58,33 @@ def run(
     """
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(OrphanGuard())
-        order_source = stack.enter_context(opened(job, environment, guard, say))
+        order_source = stack.enter_context(open_order_source(job, environment, guard, say))
         logs = log_directory(job.log_dir, order_source.everyone)
         memory = stack.enter_context(_memory(guard))
-        # Needed to know whether a failure repeats, whether training had begun at a preemption, and whether a launcher
-        # fits.
-        is_noted = job.restart_budget or job.preemption_budget or job.is_elastic
-        notes = ProgressFiles(memory) if is_noted else None
-        own = {in_memory.VARIABLE: str(memory / "commits"), **guard.variables}
-        inherited = {name: value for name, value in environment.items() if name != in_memory.VARIABLE}
-        with interrupts or contextlib.nullcontext([]) as arrived:
+        # Show whether a failure repeats, whether training had begun at a preemption, and whether a launcher fits.
+        needs_progress = job.restart_budget or job.preemption_budget or job.is_elastic
+        progress_files = ProgressFiles(memory) if needs_progress else None
+        variables = {**environment, in_memory.VARIABLE: str(memory / "commits"), **guard.variables}
+        with interrupts or contextlib.nullcontext([]) as received_signals:
             outcome = _until_over(
-                Host(job, command, inherited | own, start, guard, logs, notes, stops, arrived, say), order_source
+                Host(job, command, variables, start, guard, logs, progress_files, stops, received_signals, say),
+                order_source,
             )
         return order_source.conclude(outcome)
 
 
 def _until_over(host: Host, order_source: OrderSource) -> Outcome:
     """Follows orders until the job is over."""
-    last = SUCCESS
-    begun = False
+    last, is_first = SUCCESS, True
     while (order := order_source.order()).kind != OrderKind.OVER:
-        stop = asked(host)
-        if order.kind == OrderKind.STOP:  # the order to run was replaced before it was seen
+        stop = stop_requested(host)
+        if order.kind == OrderKind.STOP:  # the order to run was replaced before it was received
             order_source.report(Report(order.outcome))
         elif order.kind == OrderKind.RUN and stop:
             order_source.report(Report(stop.outcome, stopped=True))
         elif order.kind == OrderKind.RUN:
-            report = _attempt(host, order_source, order, is_first=not begun)
-            begun, last = True, report.outcome
+            report = _attempt(host, order_source, order, is_first)
+            is_first, last = False, report.outcome
             order_source.report(report)
         else:
             if stop:  # a preempted run stays preempted, because it has saved
@@ -106,15 +105,15 @@ def _attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool
 @contextlib.contextmanager
 def _memory(guard: OrphanGuard) -> Iterator[pathlib.Path]:
     """Yields a directory, in memory if possible, for data that outlives an attempt's processes but not the job."""
-    home = MEMORY if os.access(MEMORY, os.W_OK) else None
+    parent = MEMORY if os.access(MEMORY, os.W_OK) else None
     with contextlib.ExitStack() as stack:
         try:
-            made = tempfile.TemporaryDirectory(prefix="tfdist-launch-", dir=home, ignore_cleanup_errors=True)
-            path = stack.enter_context(made)
+            directory = tempfile.TemporaryDirectory(prefix="tfdist-launch-", dir=parent, ignore_cleanup_errors=True)
+            path = stack.enter_context(directory)
             os.mkdir(os.path.join(path, "commits"))
         except OSError as error:
             raise InputError(
-                f"A launcher needs a directory for files that outlive its processes. Received: {home or 'TMPDIR'} "
+                f"A launcher needs a directory for files that outlive its processes. Received: {parent or 'TMPDIR'} "
                 f"({error.strerror}). Free space there."
             ) from error
         guard.add_directory(path)
@@ -125,13 +124,12 @@ _GRACE_SECONDS = 1.0
 
 
 class CapturedJobs:
-    """Runs jobs, one after the other; no process and no file is left at its end."""
+    """Runs jobs, one after the other, with files in a temporary directory; leaves no process and no file behind."""
 
     def __init__(self, prefix: str):
-        """Initializes without a process; `prefix`: beginning of the name of the temporary directory."""
-        self._prefix = prefix
+        self._prefix = prefix  # of the name of the directory
 
-    def __enter__(self) -> "CapturedJobs":
+    def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             guard = stack.enter_context(OrphanGuard())  # cleans up if this process is killed
             self._directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=self._prefix))
@@ -144,7 +142,7 @@ class CapturedJobs:
 
     @contextlib.contextmanager
     def new_directory(self) -> Iterator[pathlib.Path]:
-        """Context of a new directory for the files of a job, which is removed on exit: the files may be large."""
+        """Yields a new directory for the files of a job, which may be large; removes it on exit."""
         with tempfile.TemporaryDirectory(dir=self._directory, ignore_cleanup_errors=True) as directory:
             yield pathlib.Path(directory)
 
@@ -154,7 +152,7 @@ class CapturedJobs:
         logs: pathlib.Path,
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
-        stops: Sequence[Ask],
+        stops: Sequence[StopCheck],
         start: Start = NewProcess,
     ) -> Outcome:
         """Runs a job until its end, see `job_runner.run`.
@@ -168,18 +166,18 @@ class CapturedJobs:
           start: starts a process.
         """
         job = dataclasses.replace(job, log_dir=str(logs), grace_seconds=_GRACE_SECONDS)
-        shown = io.StringIO()  # the logs have it as well
-        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        output = io.StringIO()  # discarded, as the logs contain it
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             return run(job, command, environment, start=start, stops=stops)
 
 
 def last_line(log: str) -> str:
-    """Returns the last line that a process has printed, without the name of its command; empty if there is none."""
+    """Returns the last line of a process's output, without the name of its command; empty if there is none."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     return re.sub(r"^tfdist \w+( \w+)?: ", "", last)
 
 
 def read_log(path: pathlib.Path | None) -> str:
-    """Returns what a process has printed; empty if there is no such file."""
+    """Returns the output of a process from its log; empty if there is no such file."""
     return path.read_text(encoding="utf-8", errors="replace") if path and path.exists() else ""

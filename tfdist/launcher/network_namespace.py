@@ -1,4 +1,4 @@
-"""A network namespace for a job on one host (Linux), in which its ports are out of reach of everybody else."""
+"""A network namespace for a job on one host (Linux), in which no other program can reach its ports."""
 
 import ctypes
 import fcntl
@@ -16,9 +16,9 @@ _REQUEST = "16sh22x"  # struct ifreq: name and flags of an interface
 
 
 def enter() -> None:
-    """Moves this process, and those that it will start, into a new network namespace that has nothing but a loopback.
+    """Moves this process, and its future child processes, into a new network namespace with only a loopback.
 
-    Other users than root need a user namespace for this, in which they keep their ids. The process must have a single thread.
+    Users other than root need a user namespace for this, in which they keep their ids. The process must have a single thread.
 
     Raises:
       InputError: the system does not permit it.
@@ -44,7 +44,7 @@ def _unshare(namespaces: int) -> None:
 
 
 def _keep_ids(user: int, group: int) -> None:
-    """Maps the user and the group to themselves; without it, files would belong to nobody."""
+    """Maps the user and the group to themselves; otherwise files would belong to `nobody`."""
     own = pathlib.Path("/proc/self")
     (own / "setgroups").write_text("deny")  # required before a group can be mapped without privileges
     (own / "uid_map").write_text(f"{user} {user} 1")
@@ -53,6 +53,6 @@ def _keep_ids(user: int, group: int) -> None:
 
 def _start_loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        found = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack(_REQUEST, b"lo", 0))
-        flags = struct.unpack(_REQUEST, found)[1]
+        answer = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack(_REQUEST, b"lo", 0))
+        flags = struct.unpack(_REQUEST, answer)[1]
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack(_REQUEST, b"lo", flags | _UP))

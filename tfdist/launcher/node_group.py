@@ -1,6 +1,7 @@
 """The group of launchers on a fixed number of hosts."""
 
 import contextlib
+import math
 import signal
 from collections.abc import Iterator, Mapping
 
@@ -10,9 +11,7 @@ from tfdist.coordination.join import serve_group, started
 from tfdist.errors import ExitCode, PeerLostError, exceptions
 from tfdist.errors.engine_errors import described
 from tfdist.launcher.job import Job, Outcome
-from tfdist.launcher.orphan_guard import ENDING
-
-FOREVER = float("inf")
+from tfdist.launcher.orphan_guard import END_SIGNALS
 
 
 @contextlib.contextmanager
@@ -41,33 +40,33 @@ def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
         group.leave()
 
 
-def conclude(group: Group, mine: Outcome, grace: float) -> Outcome:
-    """Returns how the job ended, after waiting for the other launchers if the processes of this one have not failed.
+def conclude(group: Group, own: Outcome, grace: float) -> Outcome:
+    """Returns the outcome of the job, after waiting for the other launchers if the processes of this one have not failed.
 
     Args:
       group: group of all launchers.
-      mine: how the processes of this launcher ended.
+      own: outcome of the processes of this launcher.
       grace: seconds to wait for the others if they were preempted.
     """
-    if mine.code not in (ExitCode.DONE, ExitCode.PREEMPTED) or group.goodbye_code is not None:
-        group.leave(mine.code, mine.reason)
-        return mine
+    if own.code not in (ExitCode.DONE, ExitCode.PREEMPTED) or group.goodbye_code is not None:
+        group.leave(own.code, own.reason)
+        return own
     try:
-        codes = group.gather("launch/end", int(mine.code), grace if mine.code else FOREVER)
+        codes = group.gather("launch/end", int(own.code), grace if own.code else math.inf)
     except PeerLostError as error:
-        return _without_others(group, mine, error, grace)
-    if mine.code or ExitCode.PREEMPTED not in codes:
-        return mine
+        return _without_others(group, own, error, grace)
+    if own.code or ExitCode.PREEMPTED not in codes:
+        return own
     node = codes.index(ExitCode.PREEMPTED)
     return Outcome(ExitCode.PREEMPTED, f"ranks of node {node} ended with {exceptions.describe(ExitCode.PREEMPTED)}")
 
 
-def _without_others(group: Group, mine: Outcome, error: PeerLostError, grace: float) -> Outcome:
-    """Returns how the job ended if another launcher is lost, has left, or does not end."""
+def _without_others(group: Group, own: Outcome, error: PeerLostError, grace: float) -> Outcome:
+    """Returns the outcome of the job if another launcher is lost, has left, or does not end."""
     loss, reason = group.lost(), str(error).rstrip(".")
-    if loss and mine.code and (loss.code is None or is_request(loss.code)):  # the ranks of this node have saved
-        return mine
-    if mine.code and not loss:
+    if loss and own.code and (loss.code is None or is_request(loss.code)):  # the ranks of this node have saved
+        return own
+    if own.code and not loss:
         reason += f" of the end of this node's ranks, which were preempted (--grace_seconds={grace:g})"
     outcome = lost_launcher(group) or Outcome(error.exit_code, reason)
     group.leave(outcome.code, outcome.reason)
@@ -75,12 +74,12 @@ def _without_others(group: Group, mine: Outcome, error: PeerLostError, grace: fl
 
 
 def is_request(code: int) -> bool:
-    """Returns whether a launcher that ended with this code was asked to end, or its output was no longer read."""
-    return code - exceptions.SIGNALLED in (*ENDING, signal.SIGPIPE)
+    """Returns whether a launcher ended with this code because its end was requested, or its output was closed."""
+    return code - exceptions.SIGNALLED in (*END_SIGNALS, signal.SIGPIPE)
 
 
 def lost_launcher(group: Group) -> Outcome | None:
-    """Returns how the job ended if another launcher is lost, else None."""
+    """Returns the outcome of the job if another launcher is lost, else None."""
     loss = group.lost()
     return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None
 

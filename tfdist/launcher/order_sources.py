@@ -1,4 +1,4 @@
-"""Sources of a launcher's orders: a local job controller, or a fixed job description."""
+"""Sources of a launcher's orders: a job controller in the same process, or a fixed description of the job."""
 
 import abc
 import contextlib
@@ -21,7 +21,7 @@ OWN = "this launcher"  # name of the first launcher
 
 
 class OrderSource(abc.ABC):
-    """Where a launcher gets its orders.
+    """The source of a launcher's orders.
 
     Attributes:
       host: address at which the job's other launchers reach this host.
@@ -44,12 +44,7 @@ class OrderSource(abc.ABC):
         """Returns a context with the group of the attempt's launchers."""
 
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
-        """Requests the end of this launcher while it runs nothing.
-
-        Args:
-          outcome: why it ends.
-          at_once: whether not to wait for processes on other hosts.
-        """
+        """Requests the end of this launcher between two attempts, without waiting for other hosts if `at_once`."""
 
     def conclude(self, outcome: Outcome) -> Outcome:
         """Returns how the job ended, after all launchers have ended."""
@@ -57,19 +52,18 @@ class OrderSource(abc.ABC):
 
 
 class LocalController(OrderSource):
-    """The first launcher of a job, and often the only one, whose controller decides."""
+    """Orders of a job controller in the same process: that of the first, and often only, launcher of a job.
+
+    Args:
+      job: the job to run.
+      controller: a controller without launchers.
+      token: the job's token, if other launchers may join.
+    """
 
     def __init__(self, job: Job, controller: JobController, token: str = ""):
-        """Joins a controller.
-
-        Args:
-          job: the job to run.
-          controller: a controller without launchers.
-          token: the job's token, if other launchers may join.
-        """
         self._job, self._controller, self._token = job, controller, token
         self.host, self.everyone = own_host(job.coordinator if job.is_elastic else "", serves=True), LocalGroup()
-        controller.joined(OWN, [*LOOPBACK_NAMES, *own_names()])
+        controller.add_launcher(OWN, [*LOOPBACK_NAMES, *own_names()])
 
     def order(self) -> Order:
         """See base class."""
@@ -77,7 +71,7 @@ class LocalController(OrderSource):
 
     def report(self, report: Report) -> None:
         """See base class."""
-        self._controller.reported(OWN, report)
+        self._controller.record_report(OWN, report)
 
     def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""
@@ -89,31 +83,25 @@ class LocalController(OrderSource):
 
 
 class FixedNodes(OrderSource):
-    """One of a fixed number of launchers, each of which runs its processes once."""
+    """Orders of one of a fixed number of launchers, each of which runs its processes once; `group` is that of all."""
 
     def __init__(self, job: Job, group: Group):
-        """Initializes with the group of all launchers.
-
-        Args:
-          job: the job of all launchers.
-          group: their group.
-        """
         self._job, self.everyone = job, group
-        self._ended: Outcome | None = None
+        self._outcome: Outcome | None = None
         self._launched = launched_now()  # node 0's value is used to name the job's output
         self.host = own_host(job.coordinator, serves=group.rank == 0)
 
     def order(self) -> Order:
         """See base class."""
-        if self._ended:
-            return Order(OrderKind.OVER, outcome=self._ended)
+        if self._outcome:
+            return Order(OrderKind.OVER, outcome=self._outcome)
         return Order(
             OrderKind.RUN, 0, self._job.node_rank, self._job.nodes, self._job.processes, launched=self._launched
         )
 
     def report(self, report: Report) -> None:
         """See base class."""
-        self._ended = report.outcome
+        self._outcome = report.outcome
 
     def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""

@@ -13,7 +13,7 @@ from tfdist.launcher.job import Outcome, ProcessEnd
 
 
 class OrderKind(enum.StrEnum):
-    """What a launcher should do."""
+    """Action of a launcher."""
 
     WAIT = "wait"
     RUN = "run"
@@ -22,10 +22,10 @@ class OrderKind(enum.StrEnum):
 
 
 class Order(NamedTuple):
-    """What a launcher should do, until the next order.
+    """The action of a launcher until the next order.
 
     Attributes:
-      kind: wait; run an attempt, unless that has been done; stop it, so that it saves; or end, because the job is over.
+      kind: wait; run an attempt, unless it has run; stop it, so that it saves; or end, because the job is over.
       attempt: number of the attempt, 0 for the first.
       node: index of this launcher in it.
       nodes: number of launchers that run it.
@@ -48,11 +48,11 @@ class Order(NamedTuple):
 
 
 class Report(NamedTuple):
-    """How an attempt ended, as seen by one of its launchers.
+    """The end of an attempt, as seen by one of its launchers.
 
     Attributes:
       outcome: outcome of the attempt.
-      stopped: whether this launcher was asked to end.
+      stopped: whether the end of this launcher was requested.
       dead: number of its processes that failed by themselves.
       step: last step that any of its ranks has recorded; None if none has.
       final: whether one of them has recorded that the job must not be restarted.
@@ -68,45 +68,45 @@ class Report(NamedTuple):
 
 
 def launched_now() -> str:
-    """Returns the name of a job that begins now: its start time, and digits that differ if another begins in that second."""
+    """Returns the name of a job that begins now: its start time, and random digits in case another begins in that second."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def order_message(order: Order) -> Message:
+def encode_order(order: Order) -> Message:
     """Encodes an order."""
-    return {"type": "order"} | order._asdict() | {"outcome": _outcome_message(order.outcome)}
+    return {"type": "order"} | order._asdict() | {"outcome": _encode_outcome(order.outcome)}
 
 
-def order_of(message: Message) -> Order:
+def decode_order(message: Message) -> Order:
     """Decodes an order; raises `BadMessage` if it is invalid."""
     kinds = {"kind": str, "attempt": int, "node": int, "nodes": int, "processes": int, "address": str, "purpose": str}
     kind, *numbers = take(message, **kinds)
     if kind not in list(OrderKind):
         raise BadMessage(f"an order to {kind!r:.80}")
     outcome, launched = take(message, outcome=list, launched=str)
-    return Order(OrderKind(kind), *numbers)._replace(outcome=_outcome_of(outcome), launched=launched)
+    return Order(OrderKind(kind), *numbers)._replace(outcome=_decode_outcome(outcome), launched=launched)
 
 
-def report_message(report: Report) -> Message:
+def encode_report(report: Report) -> Message:
     """Encodes a report."""
-    return {"type": "report"} | report._asdict() | {"outcome": _outcome_message(report.outcome)}
+    return {"type": "report"} | report._asdict() | {"outcome": _encode_outcome(report.outcome)}
 
 
-def report_of(message: Message) -> Report:
+def decode_report(message: Message) -> Report:
     """Decodes a report; raises `BadMessage` if it is invalid."""
     outcome, *rest = take(message, outcome=list, stopped=bool, dead=int, step=(int, type(None)), final=bool)
     [absent] = take(message, absent=list)
     if not all(_is_count(number) for number in (message["dead"], message["step"] or 0, *absent)):
         raise BadMessage(f"a report of {message['dead']!r:.80}, {message['step']!r:.80} and {absent!r:.80}")
-    return Report(_outcome_of(outcome), *rest)._replace(absent=tuple(absent))
+    return Report(_decode_outcome(outcome), *rest)._replace(absent=tuple(absent))
 
 
-def _outcome_message(outcome: Outcome) -> list[object]:
+def _encode_outcome(outcome: Outcome) -> list[object]:
     """Encodes an outcome, without its log, which is a local file."""
     return [int(outcome.code), outcome.reason, outcome.rank]
 
 
-def _outcome_of(fields: list[object]) -> Outcome:
+def _decode_outcome(fields: list[object]) -> Outcome:
     code, reason, rank = fields if len(fields) == 3 else (None, None, None)
     if not isinstance(code, int) or not isinstance(reason, str) or not isinstance(rank, int | None):
         raise BadMessage(f"an outcome that is {fields!r:.80}")
@@ -119,12 +119,12 @@ def _is_count(number: object) -> bool:
     return type(number) is int and 0 <= number < 1 << 63
 
 
-# Exit codes that are not a process's own failure: done, preempted, lost a peer; and a stall, which ends all processes.
+# Exit codes that do not count as a process's own failure; a stall ends all processes.
 _NOT_OWN_FAILURES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 
 
-def own(ends: Collection[ProcessEnd], cause: Outcome) -> int:
-    """Returns how many of a launcher's processes ended because of their own failure.
+def count_own_failures(ends: Collection[ProcessEnd], cause: Outcome) -> int:
+    """Returns the number of a launcher's processes that ended because of their own failure.
 
     The process that is the cause may have been signalled after it announced its failure, or because it had become
     silent.
@@ -133,37 +133,36 @@ def own(ends: Collection[ProcessEnd], cause: Outcome) -> int:
       ends: the ends of all of the launcher's processes.
       cause: the cause of the end, as seen by the launcher.
     """
-    died = {end.rank for end in ends if not end.signalled and end.code not in _NOT_OWN_FAILURES}
-    silent = {end.rank for end in ends if end.signalled and cause.code == ExitCode.PEER_LOST}
-    named = {end.rank for end in ends if cause.code not in _NOT_OWN_FAILURES} | silent
-    return len(died | ({cause.rank} & named))
+    failed = {end.rank for end in ends if not end.signalled and end.code not in _NOT_OWN_FAILURES}
+    signalled = {end.rank for end in ends if end.signalled and cause.code == ExitCode.PEER_LOST}
+    named = {end.rank for end in ends if cause.code not in _NOT_OWN_FAILURES} | signalled
+    return len(failed | ({cause.rank} & named))
 
 
-def by_launcher(processes: Mapping[str, int], reports: Mapping[str, Report]) -> dict[str, int]:
-    """Returns how many processes of each launcher that has reported have failed.
+def failures_by_launcher(processes: Mapping[str, int], reports: Mapping[str, Report]) -> dict[str, int]:
+    """Returns the number of failed processes of each launcher that has reported.
 
-    Also counts the ranks that the first launcher, which serves the ranks' group, reports as the cause. Their own
-    launcher may have ended them before they ended by themselves: a rank may announce its failure first, become silent,
-    or never join.
+    Includes the ranks that the first launcher, which serves the ranks' group, reports as the cause. Their own launcher may
+    have ended them before they ended by themselves: a rank may announce its failure first, become silent, or never join.
 
     Args:
       processes: number of processes of each launcher, in the order of ranks.
       reports: by launcher.
     """
-    dead = {name: report.dead for name, report in reports.items()}
+    failures = {name: report.dead for name, report in reports.items()}
     owners = [name for name, count in processes.items() for _ in range(count)]
-    blamed = _blamed(reports[owners[0]], owners) if owners[0] in reports else []
-    for owner in dead:
-        dead[owner] = max(dead[owner], blamed.count(owner))
-    return dead
+    failed_owners = _failed_owners(reports[owners[0]], owners) if owners[0] in reports else []
+    for owner in failures:
+        failures[owner] = max(failures[owner], failed_owners.count(owner))
+    return failures
 
 
-def _blamed(report: Report, owners: Sequence[str]) -> list[str]:
+def _failed_owners(report: Report, owners: Sequence[str]) -> list[str]:
     """Returns the owner of each rank of another launcher that is the cause according to the first launcher.
 
-    The first launcher counts its own ranks itself. With code 5, the rank that it names is one that was lost, not one
-    that lost others. If ranks did not join in time, all of them are returned: otherwise each of them would delay one
-    more attempt by the timeout.
+    The first launcher counts its own ranks itself. With code 5, it names a rank that was lost, not one that lost others. If
+    ranks did not join in time, all of them are returned: otherwise each of them would delay one more attempt by the
+    timeout.
     """
     cause = report.outcome
     if cause.code == ExitCode.PEER_LOST and cause.rank in report.absent:

@@ -16,39 +16,39 @@ from typing import IO
 from tfdist.cluster.signals import LAUNCHER_VARIABLE, TOGETHER_SECONDS
 from tfdist.launcher import reaper
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def received(numbers: tuple[signal.Signals, ...] = ENDING) -> Iterator[list[int]]:
+def received(numbers: tuple[signal.Signals, ...] = END_SIGNALS) -> Iterator[list[int]]:
     """Collects the signals that arrive in the body, in order, instead of their usual effect.
 
     Signals within a second of the first one are ignored as part of it: a closing terminal sends two, and systemd sends
-    SIGHUP after SIGTERM. If SIGHUP was ignored before, as under nohup, it stays so.
+    SIGHUP after SIGTERM. If SIGHUP was ignored before, as under nohup, it stays ignored.
 
-    SIGUSR1, which asks a training process for a report, is ignored here and, until they install their handlers, in
-    processes started in the body: it must not kill one that is just starting.
+    SIGUSR1, which requests a report of a training process, is ignored here and in processes started in the body until
+    they install their handlers: it must not kill a starting process.
 
     Args:
       numbers: the signals to collect.
     """
-    arrived: list[int] = []
-    first = math.inf
+    signals: list[int] = []
+    first_time = math.inf
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal first
-        first = min(first, time.monotonic())
-        if not arrived or time.monotonic() - first >= TOGETHER_SECONDS:
-            arrived.append(number)
+    def record(number: int, frame: FrameType | None) -> None:
+        nonlocal first_time
+        first_time = min(first_time, time.monotonic())
+        if not signals or time.monotonic() - first_time >= TOGETHER_SECONDS:
+            signals.append(number)
 
     # Under nohup a launcher outlives its terminal.
     ignored = {number for number in numbers if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN}
-    before = {number: signal.signal(number, note) for number in numbers if number not in ignored}
-    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    handlers = {number: signal.signal(number, record) for number in numbers if number not in ignored}
+    handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        yield arrived
+        yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -56,7 +56,7 @@ _log = logging.getLogger("tfdist.launch")
 
 
 class OrphanGuard:
-    """A small process that outlives the launcher just long enough to kill what it started.
+    """A small process that outlives the launcher just long enough to kill the processes that the launcher has started.
 
     It is a new interpreter instead of a fork, so that it works in a notebook with threads, and has its own session,
     so that it does not receive a terminal's signals. On Linux it also finds processes that have left their process group,
@@ -67,14 +67,13 @@ class OrphanGuard:
     """
 
     def __init__(self) -> None:
-        """Chooses the variable."""
         self.variables = {LAUNCHER_VARIABLE: secrets.token_hex(16)}  # not secret
         self._groups: set[int] = set()
 
     def __enter__(self) -> "OrphanGuard":
         # A blocked signal stays blocked in the new process from its first instruction on. If a signal is sent to all
         # processes of a user, the launcher thus has time to write `done`.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", reaper.__file__],
@@ -85,33 +84,33 @@ class OrphanGuard:
                 start_new_session=True,
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._is_missed = False
-        self._tell(f"{self._variable}\n")
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self._is_warned = False
+        self._send(f"{self._variable}\n")
         return self
 
     def add(self, group: int) -> None:
         """Adds a process group to be killed."""
         self._groups.add(group)
-        self._tell(f"{group}\n")
+        self._send(f"{group}\n")
 
     def add_directory(self, path: str) -> None:
         """Adds a directory to be removed if the launcher is killed, because it may use memory."""
-        self._tell(f"{path}\n")
+        self._send(f"{path}\n")
 
     def forget(self, group: int) -> None:
-        """Removes a process group, whose id may be reused."""
+        """Removes a process group that has ended, whose id may be reused."""
         self._groups.discard(group)
-        self._tell(f"-{group}\n")
+        self._send(f"-{group}\n")
 
     def sweep(self) -> None:
         """Kills processes of the job that have left the process groups in which they were started, except added ones."""
         reaper.kill_marked(self._variable, self._groups)
 
-    def look(self) -> None:
-        """Warns once if the guard was killed; to be polled while there are processes to guard."""
-        if not self._is_missed and self._process.poll() is not None:
-            self._is_missed = True
+    def check(self) -> None:
+        """Warns once if the guard was killed; to be called periodically."""
+        if not self._is_warned and self._process.poll() is not None:
+            self._is_warned = True
             _log.warning(
                 "tfdist launch: process %d, the guard of this job's processes, was killed: if SIGKILL ends this "
                 "launcher now, they outlive it.",
@@ -119,7 +118,7 @@ class OrphanGuard:
             )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._tell("done\n")
+        self._send("done\n")
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
         self._process.wait()
@@ -134,9 +133,9 @@ class OrphanGuard:
         assert self._process.stdin
         return self._process.stdin
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._input.closed:  # a thread of the launcher may call this during shutdown
             return
-        with contextlib.suppress(BrokenPipeError):  # see `look`
+        with contextlib.suppress(BrokenPipeError):  # see `check`
             self._input.write(line.encode())
             self._input.flush()

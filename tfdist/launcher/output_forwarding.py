@@ -1,4 +1,4 @@
-"""Passes the ranks' output on: to the launcher's output, to log files, and the progress of rank 0."""
+"""Forwards the ranks' output to that of the launcher and to log files; reads the ranks' progress files."""
 
 import contextlib
 import datetime
@@ -18,7 +18,7 @@ from tfdist.coordination import Group
 from tfdist.errors import InputError
 from tfdist.storage import AppendedFile, storage_of
 
-LONGEST = 1 << 16  # bytes; a longer line is shown in pieces
+MAX_LINE_BYTES = 1 << 16  # bytes; a longer line is shown in pieces
 PROGRESS_SECONDS = 1.0  # minimum interval between two shown states of a progress bar
 
 
@@ -26,11 +26,10 @@ class LineSplitter:
     """Splits a stream of bytes into lines.
 
     Text that ends in a carriage return will be overwritten, as by a progress bar: at most one such state per second is
-    yielded, and only the last one of a complete line.
+    yielded, and only the last one of a complete line. Without `yields_states`, only complete lines are yielded.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, yields_states: bool = True):
-        """Initializes with a `clock` that returns seconds; without `yields_states`, only complete lines are yielded."""
         self._clock = clock
         self._yields_states = yields_states
         self._pending = b""
@@ -50,9 +49,9 @@ class LineSplitter:
         *states, last = text.split(b"\r")
         self._pending = last + self._pending[len(text) :]
         yield from self._progress([state for state in states if state])
-        while len(self._pending) > LONGEST:
-            yield self._pending[:LONGEST]
-            self._pending = self._pending[LONGEST:]
+        while len(self._pending) > MAX_LINE_BYTES:
+            yield self._pending[:MAX_LINE_BYTES]
+            self._pending = self._pending[MAX_LINE_BYTES:]
 
     def end(self) -> Iterator[bytes]:
         """Yields the rest at the end of the stream."""
@@ -71,7 +70,7 @@ def _last_state(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-PARENT = pathlib.Path("runs")
+RUNS_DIRECTORY = pathlib.Path("runs")
 
 _log = logging.getLogger("tfdist.launch")
 
@@ -88,8 +87,8 @@ def log_directory(path: str, launchers: Group) -> pathlib.Path:
       InputError: the directory cannot be written.
     """
     try:
-        fresh = launchers.broadcast("launch/log_dir", None if path or launchers.rank else str(_new_directory()))
-        directory = pathlib.Path(path or fresh)
+        new_path = launchers.broadcast("launch/log_dir", None if path or launchers.rank else str(_new_directory()))
+        directory = pathlib.Path(path or new_path)
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
@@ -100,28 +99,26 @@ def log_directory(path: str, launchers: Group) -> pathlib.Path:
 
 
 class Log:
-    """A rank's log, unbuffered.
+    """A rank's log, unbuffered, appended to the output of earlier attempts or launches.
 
-    If it cannot be written, as on a full disk, it is closed, and the job continues without it.
+    If it is not a regular file or cannot be written, as on a full disk, it is closed, and the job continues without it.
+
+    Args:
+      path: path of the file.
+      number: number of the attempt, 0 for the first.
     """
 
     def __init__(self, path: pathlib.Path, number: int):
-        """Opens the log for appending to the output of earlier attempts or launches; only a regular file is one.
-
-        Args:
-          path: path of the file.
-          number: number of the attempt, 0 for the first.
-        """
         self._path = path
         self._file: AppendedFile | None = None
         try:
             self._file = storage_of(path).append(path)
         except OSError as error:
             self._give_up(error)
-        found = storage_of(path).info(path) if self._file else None
-        if found and found.size:
-            what = f"restart {number}" if number else "another launch"
-            self.write(f"--- {what}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+        info = storage_of(path).info(path) if self._file else None
+        if info and info.size:
+            title = f"restart {number}" if number else "another launch"
+            self.write(f"--- {title}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
 
     def write(self, data: bytes) -> None:
         """Writes all data, or warns once that it cannot."""
@@ -156,7 +153,7 @@ def _new_directory() -> pathlib.Path:
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     number = 1
     while True:
-        path = PARENT / f"launch-{now}{f'-{number}' if number > 1 else ''}"
+        path = RUNS_DIRECTORY / f"launch-{now}{f'-{number}' if number > 1 else ''}"
         try:
             path.mkdir(parents=True)
         except FileExistsError:  # another launch in the same second
@@ -166,11 +163,11 @@ def _new_directory() -> pathlib.Path:
 
 
 _CHUNK = 1 << 16
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
+_STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
 
 
 def prefix(rank: int) -> str:
-    """Returns what the lines of a rank begin with."""
+    """Returns the prefix of a rank's lines."""
     return f"[{rank}] "
 
 
@@ -179,21 +176,19 @@ class Screen:
 
     Output that cannot be stored, as in a file on a full disk, is lost.
 
+    Args:
+      stream: a console, a file, or a notebook's output, which has no underlying byte stream.
+      status: the last line of the terminal to which the stream writes, if it is one.
+
     Attributes:
-      gone: whether it has no reader any more, as with `| head` or a closed terminal.
+      is_broken: whether it has no reader any more, as with `| head` or a closed terminal.
     """
 
     def __init__(self, stream: TextIO, status: StatusLine | None = None):
-        """Wraps a stream.
-
-        Args:
-          stream: a console, a file, or a notebook's output, which has no underlying byte stream.
-          status: the last line of the terminal to which the stream writes, if it is one.
-        """
         self._stream = stream
         self._bytes: BinaryIO | None = getattr(stream, "buffer", None)
         self._status = status
-        self.gone = False
+        self.is_broken = False
 
     def write(self, line: bytes) -> None:
         """Writes one line, above the status line."""
@@ -204,7 +199,7 @@ class Screen:
             self._write(line)
 
     def _write(self, line: bytes) -> None:
-        if self.gone:
+        if self.is_broken:
             return
         try:
             if self._bytes:
@@ -216,22 +211,21 @@ class Screen:
                 self._stream.flush()
         # EIO for a closed terminal, which must not end the launcher while ranks are still saving.
         except OSError as error:
-            self.gone = error.errno not in _NO_ROOM
+            self.is_broken = error.errno not in _STORAGE_ERRORS
 
 
 class Channel:
-    """One output of one rank: copies its pipe to a screen and a log."""
+    """One output of one rank: copies its pipe to a screen and a log.
+
+    Args:
+      rank: rank of the process.
+      pipe: read end, owned by the channel.
+      screen: receives the lines.
+      log: receives the unmodified bytes or, with `status`, the text that remains visible.
+      status: receives the incomplete line, such as a progress bar.
+    """
 
     def __init__(self, rank: int, pipe: IO[bytes], screen: Screen, log: Log, status: StatusLine | None = None):
-        """Initializes the channel.
-
-        Args:
-          rank: rank of the process.
-          pipe: read end, of which the channel takes ownership.
-          screen: gets its lines.
-          log: gets the unmodified bytes or, with `status`, what remains visible of them.
-          status: gets its incomplete line, such as a progress bar.
-        """
         self._prefix = prefix(rank).encode()
         self._pipe, self._screen, self._log, self._status = pipe, screen, log, status
         self._lines = LineSplitter(yields_states=status is None)
@@ -242,29 +236,29 @@ class Channel:
         return self._pipe.fileno()
 
     def pump(self) -> bool:
-        """Passes on the data that has arrived; returns whether there may be more."""
+        """Forwards the data that has arrived; returns whether there may be more."""
         try:
             data = os.read(self.fileno(), _CHUNK)
         except BlockingIOError:
             return True
         if self._status is None:
             self._log.write(data)
-            self._pass_on(self._lines.feed(data))
+            self._write_lines(self._lines.feed(data))
         else:
             for line in self._lines.feed(data):
                 self._status.set(b"")
-                self._pass_on([line.rstrip()])  # without the spaces that covered the bar
+                self._write_lines([line.rstrip()])  # without the spaces that erased the bar
             self._status.set(self._lines.current)
         return bool(data)
 
     def close(self) -> None:
-        """Passes on an incomplete last line, and closes the pipe."""
+        """Forwards an incomplete last line, and closes the pipe."""
         if self._status is not None:
             self._status.set(b"")
-        self._pass_on(self._lines.end())
+        self._write_lines(self._lines.end())
         self._pipe.close()
 
-    def _pass_on(self, lines: Iterable[bytes]) -> None:
+    def _write_lines(self, lines: Iterable[bytes]) -> None:
         for line in lines:
             if self._status is not None:
                 self._log.write(line + b"\n")
@@ -272,23 +266,22 @@ class Channel:
 
 
 class ProgressFiles:
-    """The progress files of the ranks.
+    """The progress files of the ranks, in a folder of the launcher's directory in memory.
 
-    A file that cannot be read counts as empty, and is created again for the next attempt; it does not end the job.
-    Other programs may delete files in memory.
+    Other programs may delete files in memory: a file that cannot be read counts as empty, and is created again for the
+    next attempt.
     """
 
     def __init__(self, memory: pathlib.Path):
-        """Initializes with the launcher's directory in memory, in which the files get a folder."""
         self._memory, self._folder = memory, memory / "notes"
-        self._made: set[int] = set()  # by rank
+        self._created: set[int] = set()  # by rank
         self._has_room = self._is_warned = False
 
     def blank(self, rank: int) -> pathlib.Path | None:
         """Creates the file of a rank that is about to start.
 
         Returns:
-          Its path; None if there is no memory left, and the rank records nothing.
+          Its path; None if there is no memory left, so that the rank cannot record its progress.
 
         Raises:
           InputError: there is no memory for the first file.
@@ -305,16 +298,16 @@ class ProgressFiles:
                     f"{self._memory.parent}."
                 ) from error
             self._warn(path, error)
-            self._made.discard(rank)
+            self._created.discard(rank)
             return None
         self._has_room = True
-        self._made.add(rank)
+        self._created.add(rank)
         return path
 
     def read(self, ranks: Iterable[int]) -> tuple[int | None, bool]:
         """Returns the last step that any of the ranks has recorded, or None, and whether one forbids a restart."""
         steps, final = [], False
-        for path in map(self._path, self._made.intersection(ranks)):
+        for path in map(self._path, self._created.intersection(ranks)):
             try:
                 steps.append(progress_file.read(path))
                 final = final or progress_file.forbids_restart(path)

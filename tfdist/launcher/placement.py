@@ -9,15 +9,15 @@ from tfdist.coordination import Group
 from tfdist.coordination.job_token import LOOPBACK, join_address, network_interface, route_to, split_address
 from tfdist.errors import InputError
 
-# Below the range for outgoing connections on Linux and other systems, so that none of those takes the port meanwhile.
+# Below the range for outgoing connections on Linux and other systems, so that none of them takes the port meanwhile.
 CANDIDATES = range(20000, 32000)
 
 
 def free_ports(count: int, host: str) -> list[int]:
-    """Returns ports on which nothing listens on this host.
+    """Returns ports on which no program listens on this host.
 
-    All are bound at the same time during the search, so that they are distinct. The choice depends on no seed of the program:
-    two programs with the same one would choose the same ports.
+    All are bound at the same time during the search, so that they are distinct. The choice does not depend on the program's
+    random seed, with which two programs would choose the same ports.
 
     Args:
       count: number of ports.
@@ -26,21 +26,21 @@ def free_ports(count: int, host: str) -> list[int]:
     Raises:
       InputError: there are not enough free ports.
     """
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
+    ports: list[int] = []
+    with contextlib.ExitStack() as sockets:
         for port in random.SystemRandom().sample(CANDIDATES, len(CANDIDATES)):
-            if len(found) == count:
+            if len(ports) == count:
                 break
-            sock = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            sock = sockets.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             try:
                 sock.bind((host, port))
             except OSError:  # in use
                 sock.close()
                 continue
-            found.append(port)
-    if len(found) < count:
-        raise InputError(f"Each of {count} processes needs a free port. Received: {len(found)} on {host}.")
-    return found
+            ports.append(port)
+    if len(ports) < count:
+        raise InputError(f"Each of {count} processes needs a free port. Received: {len(ports)} on {host}.")
+    return ports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,17 +92,17 @@ class Placement:
     def ranks(self) -> list[Rank]:
         """Returns the ranks of this node."""
         counts = [len(ports) for ports in self.ports]
-        mine = counts[self.node]
+        local_size = counts[self.node]
         return [
             Rank(
                 rank=sum(counts[: self.node]) + local,
                 size=self.size,
                 local_rank=local,
-                local_size=mine,
+                local_size=local_size,
                 cross_rank=sum(count > local for count in counts[: self.node]),
                 cross_size=sum(count > local for count in counts),
             )
-            for local in range(mine)
+            for local in range(local_size)
         ]
 
 
@@ -115,14 +115,14 @@ def place_processes(processes: int, host: str, launchers: Group) -> Placement:
       launchers: group of the launchers of all nodes.
     """
     ports = free_ports(processes, host if launchers.size == 1 else "")
-    everyone = launchers.gather("launch/places", [host, ports])
-    return Placement(launchers.rank, tuple(host for host, _ in everyone), tuple(tuple(ports) for _, ports in everyone))
+    nodes = launchers.gather("launch/places", [host, ports])
+    return Placement(launchers.rank, tuple(host for host, _ in nodes), tuple(tuple(ports) for _, ports in nodes))
 
 
 def own_host(coordinator: str, serves: bool) -> str:
     """Returns the address at which other hosts reach this one.
 
-    That is the coordinator's name on the coordinator's host, and elsewhere the local address of the route to it.
+    On the coordinator's host, this is the coordinator's name; elsewhere, the local address of the route to it.
 
     Args:
       coordinator: `host:port`; empty for a single host.

@@ -10,18 +10,18 @@ from tfdist.errors import InputError
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-_PROGRAM = re.compile(r"-[a-zA-Z]*[cmhV?].*|--(help.*|version)")  # options that give a program, or need none
+_PROGRAM = re.compile(r"-[a-zA-Z]*[cmhV?].*|--(help.*|version)")  # options that contain a program, or need none
 
 
 def check_program(name: str, arguments: Sequence[str] = ()) -> None:
-    """Checks that a program can be started, before there are logs and before other hosts wait for this one.
+    """Checks that a program can be started, before logs are created and other hosts wait for this one.
 
     Args:
       name: the program.
       arguments: its arguments.
 
     Raises:
-      InputError: it cannot, or it is Python and would read its program from standard input.
+      InputError: it cannot, or it is Python and would read its program from the standard input.
     """
     if shutil.which(name):
         if _PYTHON.fullmatch(os.path.basename(name)) and not _names_program(arguments):

@@ -1,9 +1,9 @@
 """Kills the processes of a job after the launcher that started them has been killed.
 
-A separate program, which imports nothing of tfdist. It reads lines from standard input: NAME=VALUE is the variable that only
-processes of the job have in their environment; a number is a process group, removed again by its negative; a path is a
-directory to remove with them. The line `done` means that the launcher has ended everything itself; the end of the input without
-it means that the launcher was killed.
+A separate program, which does not import tfdist. It reads lines from standard input: NAME=VALUE is the variable that only
+processes of the job have in their environment; a number is a process group, removed by its negative; a path is a directory to
+remove with them. The line `done` means that the launcher has ended all of them itself; the end of the input without it means
+that the launcher was killed.
 """
 
 import os
@@ -13,34 +13,34 @@ import sys
 import time
 from collections.abc import Collection
 
-_SECONDS = 5.0  # for which killed processes are awaited: those in an uninterruptible sleep may last longer
-_PAUSE = 0.01
+_WAIT_SECONDS = 5.0  # for killed processes to end: those in an uninterruptible sleep may last longer
+_POLL_SECONDS = 0.01
 
 
-def kill_marked(variable: str, spare: Collection[int] = ()) -> None:
+def kill_marked(variable: str, excluded: Collection[int] = ()) -> None:
     """Kills every process that had this variable when its program was started, even outside of its process group (Linux).
 
-    It returns when two searches in succession have found none: a process may start another one while it is being killed, and
+    It returns when two successive searches have found none: a process may start another one while it is being killed, and
     has no variables for a moment while it replaces its program.
 
     Args:
       variable: NAME=VALUE.
-      spare: ids of processes that are not killed.
+      excluded: ids of processes that are not killed.
     """
-    deadline, without = time.monotonic() + _SECONDS, 0
-    while without < 2 and time.monotonic() < deadline:
-        found = [pid for pid in _marked(variable.encode()) if pid not in spare]
-        for pid in found:
+    deadline, empty_searches = time.monotonic() + _WAIT_SECONDS, 0
+    while empty_searches < 2 and time.monotonic() < deadline:
+        pids = [pid for pid in _marked(variable.encode()) if pid not in excluded]
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:  # has ended
                 pass
-        without = 0 if found else without + 1
-        time.sleep(_PAUSE)
+        empty_searches = 0 if pids else empty_searches + 1
+        time.sleep(_POLL_SECONDS)
 
 
 def _marked(variable: bytes) -> list[int]:
-    found = []
+    pids = []
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:
             with open(f"/proc/{int(name)}/environ", "rb") as file:
@@ -48,8 +48,8 @@ def _marked(variable: bytes) -> list[int]:
         except (ValueError, OSError):  # not a process, or another user's
             continue
         if variable in variables:
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def main() -> None:

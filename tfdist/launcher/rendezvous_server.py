@@ -37,7 +37,7 @@ from tfdist.launcher.job_controller import JobController
 
 BEAT_SECONDS = 1.0  # interval of the heartbeats, in both directions
 LOST_AFTER_SECONDS = 10.0  # without a heartbeat; no engine blocks a launcher's threads
-_WAKE_SECONDS = 0.1  # polling interval for orders
+_POLL_SECONDS = 0.1  # polling interval for orders
 _PAUSE_SECONDS = 1.0  # without accepting connections, when this process has no resources for them
 _CHUNK = 1 << 16
 
@@ -45,18 +45,16 @@ _CHUNK = 1 << 16
 class RendezvousServer:
     """Connects other launchers to a `JobController`; a context manager.
 
-    One thread accepts connections, and one more serves each launcher. Connections that are not admitted yet are limited in
-    number and in time.
+    One thread accepts connections, and another one serves each launcher. Connections that are not admitted yet are limited
+    in number and in time.
+
+    Args:
+      listener: a listening socket; the server closes it.
+      host: address at which the others reach this host.
+      token: token that launchers must present.
     """
 
     def __init__(self, listener: socket.socket, host: str, token: str):
-        """Initializes without serving yet.
-
-        Args:
-          listener: a listening socket; the server closes it.
-          host: address at which the others reach this host.
-          token: token that launchers must present.
-        """
         self._listener, self._host, self._token = listener, host, token
         self._controller: JobController | None = None
         self._ended = threading.Event()
@@ -72,7 +70,7 @@ class RendezvousServer:
         self._start(self._accept)
 
     def open_group(self, names: Sequence[str]) -> tuple[str, str]:
-        """Serves a group of the named launchers, in place of the last one; returns its address and its token's purpose."""
+        """Serves a group of these launchers, instead of the last one; returns its address and its token's purpose."""
         self.close_group()
         purpose = nonce()
         listener = listen(join_address(self._host, 0), "Choose another --coordinator, the same on every host.")
@@ -83,10 +81,10 @@ class RendezvousServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Waits until the launchers have been notified of how the job ended."""
+        # Waits until the launchers have received the outcome of the job.
         self._ended.set()
         for sock in (self._listener, *self._unauthenticated):
-            _wake(sock)
+            _shut_down(sock)
         end = time.monotonic() + LOST_AFTER_SECONDS
         for thread in filter(threading.Thread.is_alive, self._threads):  # the last one may not have been started
             thread.join(max(0.0, end - time.monotonic()))
@@ -114,7 +112,7 @@ class RendezvousServer:
                     self._ended.wait(_PAUSE_SECONDS)
                 continue  # otherwise the job is over, or the client is gone again
             if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:  # a launcher says hello at once
-                _wake(self._unauthenticated.pop(0))
+                _shut_down(self._unauthenticated.pop(0))
             self._unauthenticated.append(sock)
             try:
                 self._start(self._serve, sock, str(peer[0]))
@@ -126,19 +124,19 @@ class RendezvousServer:
     def _serve(self, sock: socket.socket, peer: str) -> None:
         with sock, contextlib.suppress(OSError, BadMessage):
             try:
-                admitted = self._admitted(sock)
+                admitted = self._admit(sock)
             finally:
                 with contextlib.suppress(ValueError):  # removed for another one
                     self._unauthenticated.remove(sock)
             if not admitted:
                 return
-            connection, places = admitted
+            connection, host_names = admitted
             connection.send({"type": "welcome"})
-            self._serve_launcher(connection, f"launcher {next(self._numbers)} ({peer})", [*map(str, places), peer])
+            self._serve_launcher(connection, f"launcher {next(self._numbers)} ({peer})", [*map(str, host_names), peer])
             sock.shutdown(socket.SHUT_WR)
-            _wait_for_the_end(sock, time.monotonic() + HELLO_SECONDS)  # until the last order has been received
+            _wait_for_close(sock, time.monotonic() + HELLO_SECONDS)  # until the last order has been received
 
-    def _admitted(self, sock: socket.socket) -> "tuple[_Connection, list[object]] | None":
+    def _admit(self, sock: socket.socket) -> "tuple[_Connection, list[object]] | None":
         """Returns the connection of a launcher that knows the token, and its names; None after refusing another one."""
         end = time.monotonic() + HELLO_SECONDS
         lines = MessageReader(LIMIT_BEFORE_HELLO + OVERHEAD)
@@ -158,40 +156,40 @@ class RendezvousServer:
         lines.limit = LIMIT + OVERHEAD
         return _Connection(sock, lines, session.seal), places
 
-    def _serve_launcher(self, connection: "_Connection", name: str, places: Sequence[str]) -> None:
+    def _serve_launcher(self, connection: "_Connection", name: str, host_names: Sequence[str]) -> None:
         """Exchanges orders and reports with a launcher until it leaves or the job is over."""
         assert self._controller
-        self._controller.joined(name, places)
+        self._controller.add_launcher(name, host_names)
         try:
             self._exchange_orders(connection, name)
         except (OSError, BadMessage) as error:
-            self._controller.lost(name, f"is lost: {error}")
+            self._controller.lose_launcher(name, f"is lost: {error}")
         except Exception as error:  # it costs this launcher, not the job
             self._log.error(f"{name} could not be served", error)
-            self._controller.lost(name, f"could not be served ({type(error).__name__}: {error})")
+            self._controller.lose_launcher(name, f"could not be served ({type(error).__name__}: {error})")
         finally:
-            self._controller.left(name)
+            self._controller.remove_launcher(name)
 
     def _exchange_orders(self, connection: "_Connection", name: str) -> None:
         """Returns when the launcher has left or the job is over; raises `OSError` if it is gone or silent."""
         assert self._controller
-        sock, said, beaten = connection.sock, None, 0.0
-        liveness = Liveness(connection.lines, _WAKE_SECONDS)
+        sock, last_order, last_beat = connection.sock, None, 0.0
+        liveness = Liveness(connection.lines, _POLL_SECONDS)
         while not liveness.is_silent(LOST_AFTER_SECONDS):
             order = self._controller.order(name)
             now = time.monotonic()
-            if order != said:
+            if order != last_order:
                 sock.settimeout(LOST_AFTER_SECONDS)
-                connection.send(orders.order_message(order))
-                said = order
+                connection.send(orders.encode_order(order))
+                last_order = order
                 if order.kind == orders.OrderKind.OVER:
                     return
             elif self._ended.is_set():
                 return
-            elif now - beaten > BEAT_SECONDS:
+            elif now - last_beat > BEAT_SECONDS:
                 connection.send({"type": "beat"})
-                beaten = now
-            sock.settimeout(_WAKE_SECONDS)
+                last_beat = now
+            sock.settimeout(_POLL_SECONDS)
             try:
                 data = sock.recv(_CHUNK)
             except TimeoutError:
@@ -199,9 +197,9 @@ class RendezvousServer:
             for message in connection.lines.feed(data):
                 liveness.record_message()
                 if message["type"] == "report":
-                    self._controller.reported(name, orders.report_of(message))
+                    self._controller.record_report(name, orders.decode_report(message))
                 elif message["type"] == "goodbye":
-                    self._controller.left(name, "has left the job")
+                    self._controller.remove_launcher(name, "has left the job")
                     return
             if not data:
                 raise OSError(NO_GOODBYE)
@@ -219,7 +217,7 @@ class _Connection(NamedTuple):
         self.sock.sendall(self.seal(encode(message)))
 
 
-def _wait_for_the_end(sock: socket.socket, end: float) -> None:
+def _wait_for_close(sock: socket.socket, end: float) -> None:
     """Reads until the other end closes the connection; raises `TimeoutError` at `end`, whatever arrives."""
     while (left := end - time.monotonic()) > 0:
         sock.settimeout(left)
@@ -228,7 +226,7 @@ def _wait_for_the_end(sock: socket.socket, end: float) -> None:
     raise TimeoutError
 
 
-def _wake(sock: socket.socket) -> None:
+def _shut_down(sock: socket.socket) -> None:
     """Ends what a thread does with a socket; that thread closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -18,7 +18,7 @@ _BOOT = (
 
 
 def command(directory: pathlib.Path) -> Callable[[int], list[str]]:
-    """Returns a function that returns the command of a rank, which makes the call that is stored in a directory."""
+    """Returns a function from a rank to its command, which makes the call that is stored in a directory."""
     search_path = json.dumps([os.path.abspath(entry) for entry in sys.path])
     return lambda rank: [sys.executable, "-c", _BOOT, search_path, str(directory), str(rank)]
 

@@ -1,4 +1,4 @@
-"""Supervises the processes of one launcher: forwards their output, and ends all when one fails."""
+"""Supervises the processes of one attempt on this host: forwards their output, and ends all of them when one fails."""
 
 import selectors
 import signal
@@ -17,68 +17,62 @@ POLL_SECONDS = 0.02
 SETTLE_SECONDS = 0.7  # for the cause to appear after a consequence
 FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL after a failure
 DRAIN_SECONDS = 0.5  # for the last output to arrive
+_FIRST_RESERVED_CODE = min(ExitCode.PREEMPTED, exceptions.SIGNALLED)  # lower ones are a program's own failures
 
 
 class Stop(NamedTuple):
-    """Why running processes must end.
+    """The reason why running processes must end.
 
     Attributes:
-      outcome: outcome of the job, unless a process of this launcher turns out to be the cause.
-      seconds: between SIGTERM and SIGKILL.
-      asked: whether the end was requested; if all processes then exit with the same code, it is the job's exit code.
-      final: whether the job is over, so that it is not restarted.
+      outcome: outcome of the job, unless a process of this launcher is the cause.
+      seconds: time between SIGTERM and SIGKILL.
+      is_requested: whether the end was requested; if all processes then exit with the same code, it is the job's exit code.
+      is_final: whether the job is over, so that it is not restarted.
       wait: seconds for the processes to end by themselves, before SIGTERM.
     """
 
     outcome: Outcome
     seconds: float = FAILURE_SECONDS
-    asked: bool = False
-    final: bool = True
+    is_requested: bool = False
+    is_final: bool = True
     wait: float = 0.0
 
 
 def deadline(seconds: float) -> Callable[[], Stop | None]:
-    """Returns a check that ends the processes this many seconds from now."""
+    """Returns a check that ends the processes after this many seconds."""
     end = time.monotonic() + seconds
     stop = Stop(Outcome(ExitCode.STALLED, f"the processes did not end within {seconds:g} s"))
     return lambda: stop if time.monotonic() > end else None
 
 
-class Watched(NamedTuple):
-    """What a supervisor watches besides its processes.
+class SupervisorHooks(NamedTuple):
+    """Callbacks and settings of a supervisor.
 
     Attributes:
       stops: polled for a reason to end the processes.
-      look: called periodically.
-      hurry: returns whether the user has repeated the request to end.
+      poll: called periodically.
+      is_repeated: returns whether the user has repeated the request to end.
       loss: returns the first loss in the ranks' group.
       on_stop: called with a failure before the processes are ended.
       grace: seconds to wait for the other processes after the first one has exited with code 75; then they have failed.
-      together: whether to wait a moment after a failure, to see which other processes fail for the same reason.
+      collects_failures: whether to wait a moment after a failure for other processes that fail for the same reason.
     """
 
     stops: Sequence[Callable[[], Stop | None]] = ()
-    look: Callable[[], object] = lambda: None
-    hurry: Callable[[], bool] = lambda: False
+    poll: Callable[[], object] = lambda: None
+    is_repeated: Callable[[], bool] = lambda: False
     loss: Callable[[], LostMember | None] = lambda: None
     on_stop: Callable[[Outcome], None] = lambda outcome: None
     grace: float = 60.0
-    together: bool = False
+    collects_failures: bool = False
 
 
 class Supervisor:
-    """Supervises a launcher's processes until they have ended."""
+    """Supervises started processes, and forwards their outputs through `channels`, until they have ended."""
 
-    def __init__(self, children: Sequence[Child], channels: Sequence[Channel], watched: Watched):
-        """Initializes the supervisor.
-
-        Args:
-          children: started processes.
-          channels: their outputs.
-          watched: what else to watch.
-        """
+    def __init__(self, children: Sequence[Child], channels: Sequence[Channel], hooks: SupervisorHooks):
         self._children = children
-        self._watched = watched
+        self._hooks = hooks
         self._stopped: Stop | None = None
         self._selector = selectors.DefaultSelector()
         for channel in channels:
@@ -87,20 +81,20 @@ class Supervisor:
     @property
     def stopped(self) -> bool:
         """Whether the end of the job was requested."""
-        return self._stopped is not None and self._stopped.final
+        return self._stopped is not None and self._stopped.is_final
 
     def run(self) -> Outcome:
-        """Waits for all processes to end, and returns how; none is left running, even after an exception."""
+        """Waits for all processes to end, and returns the outcome; none is left running, even after an exception."""
         try:
-            stop = self._wait_for_a_stop()
+            stop = self._wait_for_stop()
             if stop:
-                self._watched.on_stop(stop.outcome)
+                self._hooks.on_stop(stop.outcome)
                 self._let_lost_rank_end()
-                if stop.asked and self._cause().code == ExitCode.PREEMPTED:  # all already end without a signal
+                if stop.is_requested and self._cause().code == ExitCode.PREEMPTED:  # all already end without a signal
                     stop = stop._replace(wait=max(stop.wait, stop.seconds), seconds=FAILURE_SECONDS)
-                self._wait_until(lambda: self._all_ended() or self._watched.hurry(), stop.wait)
+                self._wait_until(lambda: self._all_ended() or self._hooks.is_repeated(), stop.wait)
                 self._terminate(stop.seconds)
-            return self._conclude(stop)
+            return self._outcome(stop)
         except BaseException:
             self._terminate(FAILURE_SECONDS)
             raise
@@ -109,58 +103,54 @@ class Supervisor:
                 child.reap()
             self._drain()
 
-    def _wait_for_a_stop(self) -> Stop | None:
+    def _wait_for_stop(self) -> Stop | None:
         self._wait_until(lambda: self._poll_stops() or self._cause().code or self._all_ended())
         if self._cause().code == ExitCode.PEER_LOST:  # a consequence, so wait for the cause
             self._wait_until(lambda: self._poll_stops() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
-        elif self._watched.together and ExitCode.DONE < self._cause().code < min(
-            ExitCode.PREEMPTED, exceptions.SIGNALLED
-        ):
+        elif self._hooks.collects_failures and ExitCode.DONE < self._cause().code < _FIRST_RESERVED_CODE:
             self._wait_until(lambda: self._poll_stops() or self._all_ended(), SETTLE_SECONDS)
-        if (
-            self._cause().code == ExitCode.PREEMPTED
-        ):  # a signal would be the processes' second, and keep them from saving
+        if self._cause().code == ExitCode.PREEMPTED:  # a second signal would keep the processes from saving
             self._wait_until(
                 lambda: self._poll_stops() or self._all_ended() or self._cause().code != ExitCode.PREEMPTED,
-                self._watched.grace,
+                self._hooks.grace,
             )
         cause = self._cause()
         if cause.code == ExitCode.PREEMPTED and not self._all_ended():
-            cause = self._hanging(cause)
+            cause = self._hang_outcome(cause)
         return self._stopped or (Stop(cause) if cause.code else None)
 
     def _let_lost_rank_end(self) -> None:
-        """Waits for a process that has said goodbye: its exit handlers may record why it failed."""
-        loss = self._watched.loss()
+        """Waits for the process that has left the group: its exit handlers may record why it failed."""
+        loss = self._hooks.loss()
         leaving = [child for child in self._children if loss and loss.code and child.rank == loss.rank]
         self._wait_until(
-            lambda: self._poll_stops() or self._watched.hurry() or all(child.poll() for child in leaving),
+            lambda: self._poll_stops() or self._hooks.is_repeated() or all(child.poll() for child in leaving),
             FAILURE_SECONDS,
         )
 
-    def _hanging(self, preempted: Outcome) -> Outcome:
-        """Returns the failure of processes that still run long after another one was preempted."""
+    def _hang_outcome(self, preempted: Outcome) -> Outcome:
+        """Returns the failure of processes that run long after another one was preempted."""
         ranks = [child.rank for child in self._children if child.code is None]
-        late = f"{name_ranks(ranks)} did not end within {self._watched.grace:g} s (--grace_seconds)"
-        return Outcome(ExitCode.PEER_LOST, f"{late}, although {preempted.reason}", ranks[0])
+        text = f"{name_ranks(ranks)} did not end within {self._hooks.grace:g} s (--grace_seconds)"
+        return Outcome(ExitCode.PEER_LOST, f"{text}, although {preempted.reason}", ranks[0])
 
     def _poll_stops(self) -> bool:
-        for check in self._watched.stops:
+        for check in self._hooks.stops:
             self._stopped = self._stopped or check()
         return self._stopped is not None
 
     def _terminate(self, seconds: float) -> None:
         self._signal(signal.SIGTERM)
-        self._wait_until(lambda: self._all_ended() or self._watched.hurry(), seconds)
+        self._wait_until(lambda: self._all_ended() or self._hooks.is_repeated(), seconds)
         self._signal(signal.SIGKILL)
         self._wait_until(self._all_ended, FAILURE_SECONDS)
 
-    def _conclude(self, stop: Stop | None) -> Outcome:
+    def _outcome(self, stop: Stop | None) -> Outcome:
         """Returns the outcome; the cause may have appeared only while the processes were being ended."""
         codes = {child.code for child in self._children}
         code, *others = codes
         if stop and code is not None and not others and code <= exceptions.SIGNALLED:
-            if stop.asked or code == ExitCode.PREEMPTED:
+            if stop.is_requested or code == ExitCode.PREEMPTED:
                 return Outcome(code, f"all ranks ended with {exceptions.describe(code)}" if code else "")
         if codes == {ExitCode.DONE, ExitCode.PREEMPTED}:
             first = next(child.rank for child in self._children if child.code == ExitCode.PREEMPTED)
@@ -169,16 +159,16 @@ class Supervisor:
             )
         cause = self._cause()
         if stop and cause.code in (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST):
-            return self._requested(stop).outcome
+            return self._request_or(stop).outcome
         return cause
 
-    def _requested(self, stop: Stop) -> Stop:
-        """Returns the user's request if one arrived during a resize, in which case not all processes have saved."""
-        requests = [check() for check in self._watched.stops] if stop.outcome.code == ExitCode.PREEMPTED else []
-        return next((request for request in requests if request and request.final), stop)
+    def _request_or(self, stop: Stop) -> Stop:
+        """Returns the user's request instead, if it arrived during a resize, in which not all processes have saved."""
+        requests = [check() for check in self._hooks.stops] if stop.outcome.code == ExitCode.PREEMPTED else []
+        return next((request for request in requests if request and request.is_final), stop)
 
     def _cause(self) -> Outcome:
-        return root_cause(self._children, self._watched.loss())
+        return root_cause(self._children, self._hooks.loss())
 
     def _all_ended(self) -> bool:
         return all(child.poll() for child in self._children)
@@ -191,23 +181,23 @@ class Supervisor:
         """Forwards output until the condition holds or the time is up."""
         end = time.monotonic() + seconds
         while True:
-            self._watched.look()
+            self._hooks.poll()
             for child in self._children:
                 child.poll()
             if condition() or time.monotonic() > end:
                 return
-            self._pump()
+            self._forward_output()
 
     def _drain(self) -> None:
         """Forwards the remaining output, for a limited time: a process outside its group may keep a pipe open."""
         end = time.monotonic() + DRAIN_SECONDS
         while self._selector.get_map() and time.monotonic() < end:
-            self._pump()
+            self._forward_output()
         for key in self._selector.get_map().values():
             key.fileobj.close()  # type: ignore[union-attr]  # a Channel
         self._selector.close()
 
-    def _pump(self) -> None:
+    def _forward_output(self) -> None:
         if not self._selector.get_map():  # all have closed their outputs but are still running
             time.sleep(POLL_SECONDS)
             return
