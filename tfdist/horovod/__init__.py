@@ -9,7 +9,7 @@ a single process: `init` must come before any other use of TensorFlow, and gradi
 callbacks work. What does not work raises `InputError` and names the alternative: process sets of some ranks, `join`,
 `elastic`, timelines, arguments of `init`, a second `init`, and `steps_per_execution` above 1. `alltoall`,
 `reducescatter`, Min, Max and Product are then composed of gathers: N times the bytes. Every rank must trace the same
-functions in the same order; each traced or eager call is first compared over the job's group.
+functions in the same order: each traced or eager call is first compared over the job's group.
 
 Objects (`broadcast_object`, `allgather_object`, elastic states) are sent pickled, and signed with the job's token.
 """
@@ -36,7 +36,7 @@ from tfdist.horovod.data_movement import (
     reducescatter,
 )
 from tfdist.horovod.errors import UnknownNameError
-from tfdist.horovod.keras2_names import provide_older_names
+from tfdist.horovod.keras2_names import add_keras2_names
 from tfdist.horovod.module_aliases import executing_eagerly as _executing_eagerly  # noqa: F401 - used by scripts
 from tfdist.horovod.module_aliases import mpi_ops, refs_to_vars, util, vars_to_refs
 from tfdist.horovod.object_exchange import (
@@ -174,7 +174,7 @@ _REFUSED = {
     "split_list": "numpy.array_split",
 }
 
-provide_older_names()
+add_keras2_names()
 
 
 def __getattr__(name: str) -> Any:

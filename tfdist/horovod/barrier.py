@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.horovod.data_movement import of_engine
+from tfdist.horovod.data_movement import reduce_through_engine
 from tfdist.horovod.engine import call_of
 from tfdist.horovod.ops import Sum
 from tfdist.horovod.process import engine
@@ -13,7 +13,7 @@ from tfdist.horovod.process_sets import global_process_set
 
 def barrier(process_set: Any = global_process_set) -> tf.Tensor:
     """Returns a zero that is available when every rank has made the call; in a graph it must be used."""
-    [done] = of_engine([tf.zeros([1])], Sum, call_of("barrier", None, process_set))
+    [done] = reduce_through_engine([tf.zeros([1])], Sum, call_of("barrier", None, process_set))
     return done[0]
 
 

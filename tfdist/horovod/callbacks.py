@@ -33,20 +33,18 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     If the model is built (it has an `Input`, or was called), that is before the first step, which then counts in full.
     Otherwise it is after the first batch, as in Horovod: the gradients of that step are of different weights. States of
     random layers are not broadcast.
+
+    Args:
+      root_rank: rank whose variables are broadcast.
+      device: accepted, but has no effect.
+      local_variables: a variable, or several, that are not broadcast.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None):
-        """Initializes the callback.
-
-        Args:
-          root_rank: rank whose variables are broadcast.
-          device: accepted, but has no effect.
-          local_variables: a variable, or several, that are not broadcast.
-        """
         super().__init__()
         self.root_rank = root_rank
-        listed = local_variables if isinstance(local_variables, list | tuple | set) else [local_variables]
-        self._local = {key_of(variable) for variable in listed if variable is not None}
+        variables = local_variables if isinstance(local_variables, list | tuple | set) else [local_variables]
+        self._local = {key_of(variable) for variable in variables if variable is not None}
         self.broadcast_done = False
 
     def register_local_var(self, var: Any) -> None:
@@ -74,21 +72,19 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if not optimizer.built:
             optimizer.build(self.model.trainable_variables)
-        kept = {id(state) for state in randomness.seed_states(self.model)}
-        variables = [v for v in self.model.variables if id(v) not in kept and key_of(v) not in self._local]
+        seeds = {id(state) for state in randomness.seed_states(self.model)}
+        variables = [v for v in self.model.variables if id(v) not in seeds and key_of(v) not in self._local]
         broadcast_variables([*variables, *optimizer.variables], self.root_rank)
         self.broadcast_done = True
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the logs of an epoch over the ranks, in one message; must precede callbacks that read them."""
+    """Averages the logs of an epoch over the ranks, in one message; must precede callbacks that read them.
+
+    `device` is accepted, but has no effect.
+    """
 
     def __init__(self, device: str = ""):
-        """Initializes the callback.
-
-        Args:
-          device: accepted, but has no effect.
-        """
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -105,7 +101,15 @@ class MetricAverageCallback(keras.callbacks.Callback):
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` in the epochs `start_epoch` to `end_epoch - 1`.
 
-    With `staircase` it is set once per epoch, otherwise at every batch, with fractional epochs.
+    Args:
+      initial_lr: the rate that is multiplied.
+      multiplier: a function of the epoch, or the base of a power: multiplier ^ (epoch - start_epoch).
+      start_epoch: first epoch in which the rate is set.
+      end_epoch: first epoch in which it is no longer set; None for no end.
+      staircase: whether the rate is set once per epoch, instead of at every batch, with fractional epochs.
+      momentum_correction: whether the momentum variables of SGD and RMSprop are scaled with the rate (Goyal et al.,
+        arXiv:1706.02677), which is equivalent to Horovod's change of the momentum for one batch.
+      steps_per_epoch: by default taken from `fit`.
     """
 
     def __init__(
@@ -118,18 +122,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ):
-        """Initializes the callback.
-
-        Args:
-          initial_lr: the rate that is multiplied.
-          multiplier: a function of the epoch, or the base of a power: multiplier ^ (epoch - start_epoch).
-          start_epoch: first epoch in which the rate is set.
-          end_epoch: first epoch in which it is no longer set; None for no end.
-          staircase: whether the rate changes only between epochs.
-          momentum_correction: whether the momentum variables of SGD and RMSprop are scaled with the rate (Goyal et al.,
-            arXiv:1706.02677), which is equivalent to Horovod's change of the momentum for one batch.
-          steps_per_epoch: by default taken from `fit`.
-        """
         super().__init__()
         if initial_lr is None:
             raise InputError("The callback needs initial_lr. Received: None. Pass the optimizer's learning rate.")
@@ -194,6 +186,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from `initial_lr / size()` to `initial_lr` over the first epochs, batch by batch.
 
     rate = initial_lr / size * ((size - 1) * (epoch + 1 / steps_per_epoch) / warmup_epochs + 1)
+
+    Args:
+      initial_lr: rate at the end of the warmup.
+      warmup_epochs: length of the warmup in epochs.
+      momentum_correction: see `LearningRateScheduleCallback`.
+      steps_per_epoch: by default taken from `fit`.
+      verbose: whether rank 0 reports the end of the warmup.
     """
 
     def __init__(
@@ -204,16 +203,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ):
-        """Initializes the callback.
-
-        Args:
-          initial_lr: rate at the end of the warmup.
-          warmup_epochs: length of the warmup in epochs.
-          momentum_correction: see `LearningRateScheduleCallback`.
-          steps_per_epoch: by default taken from `fit`.
-          verbose: whether rank 0 reports the end of the warmup.
-        """
-
         def multiplier(epoch: float) -> float:
             epoch += 1.0 / (self.steps_per_epoch or 1)  # for round numbers at the ends of epochs
             return (epoch * (size() - 1) / warmup_epochs + 1) / size()
@@ -236,7 +225,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keras's `ModelCheckpoint` of the best model so far; assign `filepath` before training."""
+    """Keras's `ModelCheckpoint` of the best model so far, with its arguments; assign `filepath` before training."""
 
     def __init__(
         self,
@@ -246,7 +235,6 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         mode: str = "auto",
         save_freq: str | int = "epoch",
     ):
-        """Initializes the callback; the arguments are those of `keras.callbacks.ModelCheckpoint`."""
         super().__init__(
             filepath="best.weights.h5" if save_weights_only else "best.keras",
             monitor=monitor,

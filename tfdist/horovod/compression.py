@@ -14,7 +14,7 @@ from tfdist.gradients.compression import METHODS, check, compressed
 
 
 class Compressor(abc.ABC):
-    """Horovod's interface: replaces a tensor by what is sent, in a dtype that the engine can sum."""
+    """Horovod's interface: converts a tensor to one of a dtype that the engine can sum, and back."""
 
     @staticmethod
     @abc.abstractmethod
@@ -60,14 +60,12 @@ class Method:
 
     `hvd.Compression.powersgd(rank=4)` is "powersgd(rank=4)". Methods have state, so they can be used with
     `DistributedOptimizer` and `DistributedGradientTape`, but not in single operations.
+
+    Attributes:
+      text: a method, or rules for variables; validated where it is used.
     """
 
     def __init__(self, text: str):
-        """Stores the text.
-
-        Args:
-          text: a method, or rules for variables; validated where it is used.
-        """
         self.text = text
 
     def __call__(self, **parameters: Any) -> "Method":
@@ -75,11 +73,10 @@ class Method:
         return Method(f"{self.text}({', '.join(f'{name}={value!r}' for name, value in parameters.items())})")
 
     def __repr__(self) -> str:
-        """Returns the text as in a call of `hvd.Compression`."""
         return f"hvd.Compression({self.text!r})"
 
 
-class _Methods(type):
+class _CompressionMeta(type):
     """Provides an attribute for each method in tfdist's catalog."""
 
     def __getattr__(cls, name: str) -> Method:
@@ -95,7 +92,7 @@ class _Methods(type):
         return Method(text)
 
 
-class Compression(metaclass=_Methods):
+class Compression(metaclass=_CompressionMeta):
     """Compression of gradients: `none`, `fp16` (Horovod's), and tfdist's methods by name, e.g. `.powersgd(rank=4)`."""
 
     none = NoneCompressor
@@ -149,11 +146,6 @@ class CompressedSum(Reducer):
     """The engine's sum of tensors compressed by a Horovod compressor."""
 
     def __init__(self, compressor: type[Compressor]):
-        """Initializes the reducer.
-
-        Args:
-          compressor: has `compress` and `decompress`.
-        """
         self._compressor = compressor
 
     def reduce(

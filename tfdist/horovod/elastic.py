@@ -1,9 +1,8 @@
 """Elastic jobs: Horovod's states and callbacks, for Keras 3.
 
-They need Horovod, and horovodrun's elastic options to grow.
-
-With any other launcher they behave as in a job of fixed size: `run` synchronizes the state and calls the function,
-`commit` saves the state in memory, and on an error of Horovod the last saved state is restored and Horovod restarted.
+They need Horovod and, to change the number of ranks, horovodrun's elastic options. With any other launcher the job has a
+fixed size: `run` synchronizes the state and calls the function, `commit` saves the state in memory, and on an error of
+Horovod the last saved state is restored and Horovod restarted.
 """
 
 import functools
@@ -18,7 +17,7 @@ import tensorflow as tf
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import described
 from tfdist.horovod import tape
-from tfdist.horovod.engine import needs_horovod
+from tfdist.horovod.engine import horovod_required
 from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
 from tfdist.horovod.object_exchange import broadcast_object, broadcast_object_fn, broadcast_variables
 from tfdist.horovod.process import init, rank, shutdown
@@ -39,7 +38,7 @@ except ImportError:
         """State of an elastic job; needs Horovod."""
 
         def __init__(self, *args: Any, **kwargs: Any):
-            raise needs_horovod("hvd.elastic", "Save checkpoints with Keras's ModelCheckpoint")
+            raise horovod_required("hvd.elastic", "Save checkpoints with Keras's ModelCheckpoint")
 
     _ObjectState = State
 
@@ -51,7 +50,7 @@ except ImportError:
 
     def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
         """Raises `InputError`: needs Horovod."""
-        raise needs_horovod("hvd.elastic.run", "Call the function")
+        raise horovod_required("hvd.elastic.run", "Call the function")
 
 
 __all__ = [
@@ -96,16 +95,17 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NoNotifications:
-    """Takes the place of Horovod's service that hears of new hosts, in jobs whose launcher sends nothing to it.
+    """Replaces Horovod's notification service in jobs whose launcher sends no notifications.
 
-    The service listens on every network interface, unpickles what arrives, and stores its key where anyone can read it.
+    The service listens on every network interface, unpickles the data it receives, and stores its key where anyone can
+    read it.
     """
 
     def init(self) -> None:
-        """Starts nothing."""
+        """Does nothing."""
 
     def register_listener(self, listener: Any) -> None:
-        """Does nothing, as nothing is heard of."""
+        """Does nothing."""
 
     def remove_listener(self, listener: Any) -> None:
         """Does nothing."""
@@ -117,16 +117,12 @@ def _reset() -> None:
 
 
 class ObjectState(_ObjectState):
-    """Values, passed as keywords and stored as attributes, that are sent pickled between the job's own ranks."""
+    """Values, passed as keywords and stored as attributes, that are sent pickled between the job's own ranks.
+
+    `bcast_object` and `get_rank` are by default this package's functions.
+    """
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
-        """Initializes the state.
-
-        Args:
-          bcast_object: broadcasts an object; by default this package's function.
-          get_rank: returns this process's rank; by default this package's function.
-          **kwargs: the values.
-        """
         super().__init__(bcast_object=bcast_object or broadcast_object, get_rank=get_rank or rank, **kwargs)
 
 
@@ -154,22 +150,15 @@ class _VariablesState(ObjectState):
     def sync(self) -> None:
         """Makes the variables and values equal to rank 0's, and saves them."""
         broadcast_variables(self._variables(), 0)
-        tape.begin_anew()
+        tape.reset_state()
         self._kept = [tf.identity(variable) for variable in self._variables()]
         super().sync()
 
 
 class TensorFlowState(_VariablesState):
-    """TensorFlow variables, and values."""
+    """TensorFlow variables to save and synchronize, and values, passed as keywords; `session` must be None."""
 
     def __init__(self, variables: Sequence[Any] | None = None, session: None = None, **kwargs: Any):
-        """Initializes the state.
-
-        Args:
-          variables: variables to save and synchronize.
-          session: must be None.
-          **kwargs: the values.
-        """
         check_no_session(session)
         if variables is None:
             raise NoGraphError(
@@ -185,19 +174,17 @@ class TensorFlowKerasState(_VariablesState):
 
     Synchronization sets the state of the optimizer's compression that all ranks share to rank 0's; per-rank state and
     accumulated, unapplied gradients are discarded.
+
+    Args:
+      model: a built model.
+      optimizer: by default the optimizer with which the model was compiled; it is built here.
+      backend: accepted, but has no effect.
+      **kwargs: the values.
     """
 
     def __init__(
         self, model: keras.Model, optimizer: keras.Optimizer | None = None, backend: Any = None, **kwargs: Any
     ):
-        """Initializes the state.
-
-        Args:
-          model: a built model.
-          optimizer: by default the optimizer with which the model was compiled; it is built here.
-          backend: accepted, but has no effect.
-          **kwargs: the values.
-        """
         check_eager("hvd.elastic.TensorFlowKerasState", "Make it outside of graphs")
         if not model.built:
             raise InputError("The model must be built first. Received: one without variables. Give it an Input.")
@@ -225,13 +212,6 @@ class KerasState(TensorFlowKerasState):
     """`TensorFlowKerasState` under its name for Keras."""
 
     def __init__(self, model: keras.Model, optimizer: keras.Optimizer | None = None, **kwargs: Any):
-        """Initializes the state.
-
-        Args:
-          model: a built model.
-          optimizer: by default the optimizer with which the model was compiled; it is built here.
-          **kwargs: the values.
-        """
         super().__init__(model, optimizer, **kwargs)
 
 
@@ -239,12 +219,6 @@ class CommitStateCallback(keras.callbacks.Callback):
     """Commits a state every `batches_per_commit` batches, and at the end of an epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1):
-        """Initializes the callback.
-
-        Args:
-          state: state to commit.
-          batches_per_commit: number of batches between commits.
-        """
         super().__init__()
         self.state, self.batches_per_commit = state, batches_per_commit
         self._left = batches_per_commit
@@ -269,11 +243,6 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     """Sets `state.batch` to the number of the batch, and to 0 after an epoch."""
 
     def __init__(self, state: Any):
-        """Initializes the callback.
-
-        Args:
-          state: state with an attribute `batch`.
-        """
         super().__init__()
         self.state = state
 
@@ -290,11 +259,6 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     """Sets `state.epoch` to the number of completed epochs, over all resets."""
 
     def __init__(self, state: Any):
-        """Initializes the callback.
-
-        Args:
-          state: state with an attribute `epoch`.
-        """
         super().__init__()
         self.state = state
         self._first = state.epoch

@@ -1,11 +1,11 @@
-"""The contract `Engine`: the ranks, their operations, names of calls, and the comparison of calls between ranks."""
+"""The contract `Engine`: the ranks, their operations and dtypes, names of calls, and the comparison of calls between ranks."""
 
 import abc
 import dataclasses
 import itertools
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
 from tfdist.errors import InputError, PeerLostError
-from tfdist.horovod.errors import FailedPreconditionError, check_no_old_graph
+from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError, check_no_old_graph
 from tfdist.horovod.ops import ReduceOp
 
 
@@ -33,9 +33,9 @@ class CallId:
     explicit: bool = False
     ignore_name_scope: bool = False
 
-    def then(self, what: str) -> "CallId":
+    def then(self, suffix: str) -> "CallId":
         """Returns another call that belongs to this one."""
-        return dataclasses.replace(self, name=f"{self.name}_{what}")
+        return dataclasses.replace(self, name=f"{self.name}_{suffix}")
 
 
 class Engine(abc.ABC):
@@ -57,7 +57,7 @@ class Engine(abc.ABC):
       collectives: collectives of all ranks, usable anywhere in this process, eagerly and in `tf.function`.
       reduces: dtypes that can be reduced.
       moves: dtypes that can be gathered, broadcast and exchanged.
-      size_changes: whether the number of ranks may change between runs of the same traced graph.
+      is_elastic: whether the number of ranks may change between runs of the same traced graph.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class Engine(abc.ABC):
     collectives: Collectives
     reduces: frozenset[tf.DType]
     moves: frozenset[tf.DType]
-    size_changes: bool = False
+    is_elastic: bool = False
 
     @abc.abstractmethod
     def collectives_of(self, process_set: Any) -> Collectives:
@@ -108,8 +108,8 @@ class Engine(abc.ABC):
     def join(self) -> tf.Tensor:
         """Waits until all ranks are out of data; returns the last rank that joined."""
 
-    def all_take_part(self) -> bool:
-        """Returns whether no rank has joined so far; the ranks that have not must call it together."""
+    def has_no_joined_rank(self) -> bool:
+        """Returns whether no rank has joined so far; collective over the ranks that have not."""
         return True
 
     @abc.abstractmethod
@@ -133,10 +133,10 @@ class Engine(abc.ABC):
         """Closes the engine, but not the group."""
 
 
-def needs_horovod(what: str, instead: str) -> InputError:
-    """Returns the error for a feature that needs Horovod; `instead` names the alternative."""
+def horovod_required(what: str, alternative: str) -> InputError:
+    """Returns the error for a feature that needs Horovod, with an alternative."""
     return InputError(
-        f"{what} needs Horovod. Received: a job on tf.distribute's collectives. {instead}, or run `tfdist install_horovod`."
+        f"{what} needs Horovod. Received: a job on tf.distribute's collectives. {alternative}, or run `tfdist install_horovod`."
     )
 
 
@@ -157,6 +157,76 @@ def scaled(tensor: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.cast(tensor, exact) * times, tensor.dtype)
 
 
+_SAME_BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
+_WIDER = {
+    tf.bfloat16: tf.float32,
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.uint8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+}
+
+
+def reduce_in_supported_dtype(
+    engine: Engine, tensors: Sequence[tf.Tensor], reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]], what: str
+) -> list[tf.Tensor]:
+    """Reduces tensors in a dtype that the engine can reduce; bfloat16 is summed in float32 and rounded once.
+
+    Args:
+      engine: engine with the supported dtypes.
+      tensors: tensors to reduce.
+      reduce: reduces tensors of supported dtypes.
+      what: name of the operation, for errors.
+
+    Raises:
+      InvalidArgumentError: no dtype is suitable.
+    """
+    sent = []
+    for tensor in tensors:
+        wider = tensor.dtype if tensor.dtype in engine.reduces else _WIDER.get(tensor.dtype)
+        if wider not in engine.reduces or tensor.dtype == tf.bool:
+            known = ", ".join(sorted(dtype.name for dtype in engine.reduces | {tf.bfloat16}))
+            raise InvalidArgumentError(f"{what} takes {known}. Received: {tensor.dtype.name}. Cast it to one of these.")
+        sent.append(tf.cast(tensor, wider))
+    return [tf.cast(total, tensor.dtype) for total, tensor in zip(reduce(sent), tensors, strict=True)]
+
+
+def move_in_supported_dtype(
+    engine: Engine, tensors: Sequence[tf.Tensor], move: Callable[[list[tf.Tensor]], list[tf.Tensor]], what: str
+) -> list[tf.Tensor]:
+    """Moves tensors in a dtype that the engine can move, without loss.
+
+    Args:
+      engine: engine with the supported dtypes.
+      tensors: tensors to move.
+      move: moves tensors of supported dtypes.
+      what: name of the operation, for errors.
+
+    Raises:
+      InvalidArgumentError: no dtype is suitable.
+    """
+    conversions = [_conversion(engine, tensor.dtype, what) for tensor in tensors]
+    sent = [convert(tensor, dtype) for tensor, (convert, dtype) in zip(tensors, conversions, strict=True)]
+    received = move(sent)
+    return [
+        convert(result, tensor.dtype)
+        for result, tensor, (convert, _) in zip(received, tensors, conversions, strict=True)
+    ]
+
+
+def _conversion(engine: Engine, dtype: tf.DType, what: str) -> tuple[Callable[..., tf.Tensor], tf.DType]:
+    if dtype in engine.moves:
+        return tf.cast, dtype
+    if _SAME_BITS.get(dtype) in engine.moves:
+        return tf.bitcast, _SAME_BITS[dtype]
+    if _WIDER.get(dtype) in engine.moves:
+        return tf.cast, _WIDER[dtype]
+    raise InvalidArgumentError(
+        f"{what} needs a tensor of a supported dtype. Received: {dtype.name}. Cast it to another dtype."
+    )
+
+
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_./-]")
 _counters: weakref.WeakKeyDictionary[Any, itertools.count] = weakref.WeakKeyDictionary()
 
@@ -164,9 +234,8 @@ _counters: weakref.WeakKeyDictionary[Any, itertools.count] = weakref.WeakKeyDict
 def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scope: bool = False) -> CallId:
     """Returns the call of an operation.
 
-    Without a name, calls are numbered within their graph, in the order of tracing, so that ranks that trace the same
-    code match, however often each has traced before. Eager calls are sequential, and the name of the operation
-    suffices.
+    Without a name, calls are numbered within their graph, in the order of tracing, so that ranks that trace the same code
+    match, independently of earlier tracing. Eager calls are sequential, so the name of the operation suffices.
 
     Args:
       operation: name of the operation.
@@ -175,9 +244,9 @@ def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scop
       ignore_name_scope: whether TensorFlow's name scopes are left out of the name.
     """
     if name:
-        clean = _NOT_IN_NAMES.sub("_", name)
-        clean = clean if clean[0].isalnum() else f"x{clean}"
-        return CallId(clean, process_set, explicit=True, ignore_name_scope=ignore_name_scope)
+        valid_name = _NOT_IN_NAMES.sub("_", name)
+        valid_name = valid_name if valid_name[0].isalnum() else f"x{valid_name}"
+        return CallId(valid_name, process_set, explicit=True, ignore_name_scope=ignore_name_scope)
     if tf.executing_eagerly():
         return CallId(operation, process_set, ignore_name_scope=ignore_name_scope)
     number = next(_counters.setdefault(tf.compat.v1.get_default_graph(), itertools.count()))
@@ -189,24 +258,22 @@ class Agreement:
 
     TensorFlow's collectives match calls by order only: a sum on one rank and a mean on another would silently give
     wrong numbers. Cost: one round trip to rank 0 per eager or traced call, about a millisecond; none when a graph runs.
+
+    Args:
+      group: group of all ranks.
+      deadline: seconds to wait for other ranks.
     """
 
     def __init__(self, group: Group, deadline: float):
-        """Initializes the comparison.
-
-        Args:
-          group: group of all ranks.
-          deadline: seconds to wait for other ranks.
-        """
         self._group, self._deadline = group, deadline
         self._numbers = itertools.count(1)
 
-    def check(self, name: str, what: str, tensors: Sequence[tf.Tensor], uneven: bool = False) -> None:
+    def check(self, name: str, operation: str, tensors: Sequence[tf.Tensor], uneven: bool = False) -> None:
         """Checks that every rank makes this call next.
 
         Args:
           name: name of the call.
-          what: the operation with all parameters that must be equal.
+          operation: the operation with all parameters that must be equal.
           tensors: inputs of the call.
           uneven: whether ranks may have different numbers of rows.
 
@@ -216,17 +283,17 @@ class Agreement:
           PeerLostError: a rank did not call in time, or is lost; names the call.
         """
         check_no_old_graph(f"hvd.{name}")
-        called = f"{name}: {what} of {', '.join(_described(tensor, uneven) for tensor in tensors)}"
+        description = f"{name}: {operation} of {', '.join(_describe(tensor, uneven) for tensor in tensors)}"
         number = next(self._numbers)
         try:
-            self._group.agree("horovod/calls", {f"call {number}": called}, "The hvd ", self._deadline)
+            self._group.agree("horovod/calls", {f"call {number}": description}, "The hvd ", self._deadline)
         except InputError as error:
             raise FailedPreconditionError(str(error)) from error
         except PeerLostError as error:
-            raise PeerLostError(f"The hvd call {number}, {called}, was not made by every rank: {error}") from error
+            raise PeerLostError(f"The hvd call {number}, {description}, was not made by every rank: {error}") from error
 
 
-def _described(tensor: tf.Tensor, uneven: bool) -> str:
+def _describe(tensor: tf.Tensor, uneven: bool) -> str:
     if tensor.shape.rank is None:
         return f"{tensor.dtype.name}[...]"
     sizes = ["?" if size is None else str(size) for size in tensor.shape]

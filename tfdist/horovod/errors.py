@@ -21,11 +21,6 @@ class InvalidArgumentError(InputError, tf.errors.InvalidArgumentError):
     """An argument is invalid on every rank: a scalar, or a root that is not a rank of the call."""
 
     def __init__(self, message: str):
-        """Initializes the error.
-
-        Args:
-          message: one line.
-        """
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
         self.args = (message,)
 
@@ -34,33 +29,19 @@ class FailedPreconditionError(InputError, tf.errors.FailedPreconditionError):
     """Calls of ranks do not match, or Horovod rejects them after the ranks have compared them."""
 
     def __init__(self, message: str):
-        """Initializes the error.
-
-        Args:
-          message: one line.
-        """
         tf.errors.FailedPreconditionError.__init__(self, None, None, message)
         self.args = (message,)
 
 
-def check_eager(what: str, instead: str) -> None:
-    """Raises `NoGraphError` unless calls run eagerly.
-
-    Args:
-      what: name of the call, for the error.
-      instead: the alternative.
-    """
+def check_eager(what: str, alternative: str) -> None:
+    """Raises `NoGraphError` unless calls run eagerly, with the name of the call and an alternative."""
     if not tf.executing_eagerly():
         kind = "tf.function" if tf.compat.v1.executing_eagerly_outside_functions() else "a graph of TensorFlow 1"
-        raise NoGraphError(f"{what} runs eagerly. Received: a call in {kind}. {instead}.")
+        raise NoGraphError(f"{what} runs eagerly. Received: a call in {kind}. {alternative}.")
 
 
 def check_no_old_graph(what: str) -> None:
-    """Raises `NoGraphError` in a TensorFlow 1 graph, which is run by a session.
-
-    Args:
-      what: name of the call, for the error.
-    """
+    """Raises `NoGraphError`, with the name of the call, in a TensorFlow 1 graph, which is run by a session."""
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise NoGraphError(
             f"{what} in a graph of TensorFlow 1 needs Horovod. Received: a job on tf.distribute's collectives, which sessions "

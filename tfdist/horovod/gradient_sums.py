@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -52,55 +52,31 @@ class Options:
     device_dense: str = ""
 
 
-class LocalVariables:
-    """A set of variables whose gradients are not reduced; variables of Keras and TensorFlow are not hashable."""
-
-    def __init__(self, others: "LocalVariables | None" = None):
-        """Initializes the set.
-
-        Args:
-          others: variables to copy.
-        """
-        self._keys: set[int] = set(others._keys) if others else set()
-
-    def add(self, variable: Any) -> None:
-        """Adds a variable."""
-        self._keys.add(key_of(variable))
-
-    def __contains__(self, variable: Any) -> bool:
-        return key_of(variable) in self._keys
-
-
 class GradientSums:
     """Reduces a model's gradients over the ranks, and stores the state of the compression.
 
     Dense gradients are sent in tfdist's buckets, and slices as rows if that sends less (see `SparseRows` for the cost);
-    results are dense. The choice is made when a set of gradients is first seen, and is then compared over the job's
+    results are dense. The choice is made at the first call with a set of gradients, and is then compared over the job's
     group: ranks whose models differ get an error that names the first difference, instead of waiting for each other.
     """
 
     def __init__(self, options: Options):
-        """Initializes the reduction.
-
-        Args:
-          options: how gradients are reduced.
-        """
         self.options = options
         self._plans: dict[str, list[str]] = {}  # names of gradients on the first rank, by what this rank's are
         self._rows: dict[str, bool] = {}
-        self._state: dict[_Key, tf.Variable] = {}
-        self._kinds: dict[_Key, State] = {}
-        self._received: dict[_Key, Any] = {}  # initial values of variables to be created
+        self._variables_by_state: dict[_Key, tf.Variable] = {}
+        self._states: dict[_Key, State] = {}
+        self._received_values: dict[_Key, Any] = {}  # initial values of variables to be created
 
     def __call__(
-        self, gradients: Sequence[Gradient], variables: Sequence[Any], local: "LocalVariables"
+        self, gradients: Sequence[Gradient], variables: Sequence[Any], local: Collection[int]
     ) -> list[Gradient]:
         """Returns the reduced gradients; None stays None.
 
         Args:
           gradients: this rank's gradients, one per variable.
           variables: their variables, in the same order on every rank.
-          local: variables whose gradients are not reduced.
+          local: variables whose gradients are not reduced, by `key_of`.
 
         Raises:
           InputError: on every rank, if the ranks' gradients differ in name, dtype or shape.
@@ -111,8 +87,8 @@ class GradientSums:
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
                 continue
-            if variable not in local:
-                reduced[names[i]] = self._given(gradient, variable)
+            if key_of(variable) not in local:
+                reduced[names[i]] = self._with_static_shape(gradient, variable)
             elif self.options.scale_local_gradients:
                 results[i] = unscaled(gradient, engine().count(self.options.process_set))
         with tf.device(self.options.device_dense or None):
@@ -121,8 +97,8 @@ class GradientSums:
             results[i] = totals.get(name, results[i])
         return results
 
-    def _given(self, gradient: Gradient, variable: Any) -> Gradient:
-        """Gives a gradient its variable's static shape, if any; keeps slices only if they may be sent as such."""
+    def _with_static_shape(self, gradient: Gradient, variable: Any) -> Gradient:
+        """Returns a gradient with its variable's static shape, if any; keeps slices only if they may be sent as rows."""
         shape = tf.TensorShape(variable.shape)
         if not shape.is_fully_defined():
             return tf.convert_to_tensor(gradient)
@@ -133,37 +109,39 @@ class GradientSums:
     def _totals(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
         if self.options.process_set.included() is False:
             return {name: _dense(gradient) for name, gradient in gradients.items()}
-        used = engine()
-        collectives = used.collectives_of(self.options.process_set)
+        current = engine()
+        collectives = current.collectives_of(self.options.process_set)
         summed = self.options.op in (Average, Sum)
-        alone = {n: g for n, g in gradients.items() if not (summed and g.shape.is_fully_defined())}
-        gradients = {n: g for n, g in gradients.items() if n not in alone}
+        individual = {n: g for n, g in gradients.items() if not (summed and g.shape.is_fully_defined())}
+        gradients = {n: g for n, g in gradients.items() if n not in individual}
         for name, gradient in gradients.items():
             if name not in self._rows:
-                self._rows[name] = self._goes_as_rows(gradient, used, collectives)
+                self._rows[name] = self._is_sent_as_rows(gradient, current, collectives)
         rows = [n for n, g in gradients.items() if self._rows[n] and isinstance(g, tf.IndexedSlices)]
         dense = {n: _dense(g) for n, g in gradients.items() if n not in rows}
-        digest, named = self._agreed(used, gradients | alone, rows)
+        digest, names = self._agree_on_names(current, gradients | individual, rows)
         message = f"{self.options.name}_{digest}"
         mean = self.options.op == Average
         before = 1.0 / self.options.gradient_predivide_factor if mean else 1.0
-        after = _quotient(self.options.gradient_predivide_factor, used.count(self.options.process_set)) if mean else 1.0
+        after = (
+            _quotient(self.options.gradient_predivide_factor, current.count(self.options.process_set)) if mean else 1.0
+        )
         totals: dict[str, Gradient] = {}
         for i, name in enumerate(rows):
             totals[name] = sum_rows(_scaled_rows(gradients[name], before), collectives, f"{message}/rows{i}")[0]
         scaled_before = [scaled(g, before) for g in dense.values()]
-        sums = self._dense_sums([named[name] for name in dense], scaled_before, collectives, message)
+        sums = self._dense_sums([names[name] for name in dense], scaled_before, collectives, message)
         totals |= dict(zip(dense, sums, strict=True))
-        return self._totals_alone(alone) | {name: scaled(total, after) for name, total in totals.items()}
+        return self._individual_totals(individual) | {name: scaled(total, after) for name, total in totals.items()}
 
-    def _goes_as_rows(self, gradient: Gradient, used: Engine, collectives: Any) -> bool:
-        """Returns whether slices are sent as rows: never if the number of ranks, which decides it, may change."""
-        if used.size_changes or not isinstance(gradient, tf.IndexedSlices):
+    def _is_sent_as_rows(self, gradient: Gradient, current: Engine, collectives: Any) -> bool:
+        """Returns whether slices are sent as rows: never if the number of ranks, on which the cost depends, may change."""
+        if current.is_elastic or not isinstance(gradient, tf.IndexedSlices):
             return False
         return rows_send_less(gradient, collectives)
 
-    def _totals_alone(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
-        """Reduces what buckets and methods do not support tensor by tensor, through the engine."""
+    def _individual_totals(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
+        """Reduces gradients that buckets and methods do not support tensor by tensor, through the engine."""
         factor = self.options.gradient_predivide_factor
         for name, gradient in gradients.items():
             if not is_lossless(self.options.compression):
@@ -192,8 +170,8 @@ class GradientSums:
         sent = [tf.cast(x, dtype) for x, dtype in zip(tensors, wire, strict=True)]
         specs = [tf.TensorSpec(x.shape, x.dtype, name) for x, name in zip(sent, names, strict=True)]
         reducer = reducer_of(self.options.compression, specs)
-        if engine().size_changes and not is_lossless(self.options.compression):
-            sent = _of_as_many(sent, collectives.size, self.options)
+        if engine().is_elastic and not is_lossless(self.options.compression):
+            sent = _assert_same_size(sent, collectives.size, self.options)
         state = self._variables(reducer, specs)
         before = [tf.convert_to_tensor(variable) for variable in state]
         result = reducer.reduce(sent, before, collectives, name=message)
@@ -210,47 +188,53 @@ class GradientSums:
         states = reducer.state(specs)
         with tf.init_scope():
             for state in states:
-                if (state.name, state.shape) not in self._state:
-                    start = self._received.pop((state.name, state.shape), state.initial)
-                    self._kinds[state.name, state.shape] = state
-                    self._state[state.name, state.shape] = _variable(dataclasses.replace(state, initial=start))
-        return [self._state[state.name, state.shape] for state in states]
+                if (state.name, state.shape) not in self._variables_by_state:
+                    value = self._received_values.pop((state.name, state.shape), state.initial)
+                    self._states[state.name, state.shape] = state
+                    self._variables_by_state[state.name, state.shape] = _variable(
+                        dataclasses.replace(state, initial=value)
+                    )
+        return [self._variables_by_state[state.name, state.shape] for state in states]
 
-    def begin_anew(self) -> None:
+    def reset_state(self) -> None:
         """Resets the state of the compression on this rank."""
-        self._received.clear()
-        for key, variable in self._state.items():
-            variable.assign(_initial(self._kinds[key]))
+        self._received_values.clear()
+        for key, variable in self._variables_by_state.items():
+            variable.assign(_initial(self._states[key]))
 
     def synchronize(self) -> None:
         """Sets the compression's shared state to that of the first rank and resets per-rank state.
 
         Every rank must call it; a rank that has not reduced anything yet starts with the others' state.
         """
-        shared = {k: v.numpy() for k, v in self._state.items() if not self._kinds[k].per_replica}
-        self.begin_anew()
+        shared = {k: v.numpy() for k, v in self._variables_by_state.items() if not self._states[k].per_replica}
+        self.reset_state()
         ranks = self.options.process_set
         if ranks.included():
-            self._received = broadcast_object(shared, ranks.ranks[0], name="compression", process_set=ranks)
-        for key in self._state.keys() & self._received.keys():
-            self._state[key].assign(self._received.pop(key))
+            self._received_values = broadcast_object(shared, ranks.ranks[0], name="compression", process_set=ranks)
+        for key in self._variables_by_state.keys() & self._received_values.keys():
+            self._variables_by_state[key].assign(self._received_values.pop(key))
 
-    def _agreed(self, used: Engine, gradients: dict[str, Gradient], rows: list[str]) -> tuple[str, dict[str, str]]:
+    def _agree_on_names(
+        self, current: Engine, gradients: dict[str, Gradient], rows: list[str]
+    ) -> tuple[str, dict[str, str]]:
         """Returns a short name for this set of gradients and the name of each, the same on all ranks.
 
-        Ranks compare the set when it is first seen. Without a group of these ranks, or once one has joined, names are
-        those of this rank.
+        Ranks compare a set at its first use. Without a group of these ranks, or once one has joined, the names are those of
+        this rank.
         """
-        plan = {name: _described(gradient) + " as rows" * (name in rows) for name, gradient in gradients.items()}
-        own = _digest(list(plan.items()))
-        if own not in self._plans:
-            compares = self.options.process_set is global_process_set and used.group.size == used.size
-            self._plans[own] = _compared(used, plan) if compares and used.all_take_part() else list(plan)
-        names = dict(zip(plan, self._plans[own], strict=True))
+        plan = {name: _describe(gradient) + " as rows" * (name in rows) for name, gradient in gradients.items()}
+        key = _digest(list(plan.items()))
+        if key not in self._plans:
+            compares = self.options.process_set is global_process_set and current.group.size == current.size
+            self._plans[key] = (
+                _compare_plans(current, plan) if compares and current.has_no_joined_rank() else list(plan)
+            )
+        names = dict(zip(plan, self._plans[key], strict=True))
         return _digest([(names[name], kind) for name, kind in plan.items()]), names
 
 
-def _compared(used: Engine, plan: dict[str, str]) -> list[str]:
+def _compare_plans(current: Engine, plan: dict[str, str]) -> list[str]:
     """Returns the first rank's names of the gradients; others may have loaded or numbered their layers differently.
 
     Raises:
@@ -259,22 +243,22 @@ def _compared(used: Engine, plan: dict[str, str]) -> list[str]:
     digests = [_digest(list(plan.items())), _digest(list(plan.values())), _digest(sorted(plan))]
     same, same_kinds, same_names = (
         len(set(of_ranks)) == 1
-        for of_ranks in zip(*used.group.gather("horovod/gradients", digests, _PLAN_SECONDS), strict=True)
+        for of_ranks in zip(*current.group.gather("horovod/gradients", digests, _PLAN_SECONDS), strict=True)
     )
     if same:
         return list(plan)
     if same_names or not same_kinds:
-        used.group.agree("horovod/gradients/named", plan, "The gradient ", _PLAN_SECONDS)
+        current.group.agree("horovod/gradients/named", plan, "The gradient ", _PLAN_SECONDS)
         order = {f"number {i}": name for i, name in enumerate(plan)}
-        used.group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
-    return used.group.broadcast("horovod/gradients/names", list(plan), _PLAN_SECONDS)
+        current.group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
+    return current.group.broadcast("horovod/gradients/names", list(plan), _PLAN_SECONDS)
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def _of_as_many(tensors: list[tf.Tensor], size: int, options: Options) -> list[tf.Tensor]:
+def _assert_same_size(tensors: list[tf.Tensor], size: int, options: Options) -> list[tf.Tensor]:
     """Adds an assertion to the graph that the number of ranks is the same as when it was traced."""
     now = engine().count(options.process_set)
     same = tf.debugging.assert_equal(
@@ -295,14 +279,14 @@ def _initial(state: State) -> tf.Tensor:
     return tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
 
 
-def _described(gradient: Gradient) -> str:
+def _describe(gradient: Gradient) -> str:
     shape = gradient.shape
     return f"{gradient.dtype.name}{shape if shape.rank is None else list(shape)}"
 
 
 def _dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    whole = tf.convert_to_tensor(gradient)
-    return tf.reshape(whole, gradient.shape) if gradient.shape.is_fully_defined() else whole
+    dense = tf.convert_to_tensor(gradient)
+    return tf.reshape(dense, gradient.shape) if gradient.shape.is_fully_defined() else dense
 
 
 def _scaled_rows(slices: tf.IndexedSlices, factor: float) -> tf.IndexedSlices:
@@ -323,5 +307,5 @@ def _names(variables: Sequence[Any]) -> list[str]:
 
 
 def key_of(variable: Any) -> int:
-    """Returns what identifies a variable; those of Keras and TensorFlow are not hashable."""
+    """Returns the identity of a variable, for sets and dicts: variables of Keras and TensorFlow are not hashable."""
     return id(variable.value if isinstance(variable, keras.Variable) else variable)

@@ -1,4 +1,4 @@
-"""The engine on Horovod: its operations, with names even for eager calls, and the dtypes that it does not support."""
+"""The engine on Horovod: its operations, with names even for eager calls."""
 
 import dataclasses
 import functools
@@ -19,83 +19,21 @@ from tfdist.coordination.job_token import LOOPBACK, bound, job_token, join_addre
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
 from tfdist.errors import InputError
 from tfdist.horovod.engine import CallId, Engine
-from tfdist.horovod.errors import InvalidArgumentError
 from tfdist.horovod.ops import ReduceOp
 from tfdist.horovod.process_sets import ranks_of
-
-_SAME_BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
-_WIDER = {
-    tf.bfloat16: tf.float32,
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.uint8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
-}
-
-
-def reduced_as(
-    engine: Engine, tensors: Sequence[tf.Tensor], reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]], what: str
-) -> list[tf.Tensor]:
-    """Reduces tensors in a dtype that the engine can reduce; bfloat16 is summed in float32 and rounded once.
-
-    Args:
-      engine: engine with the supported dtypes.
-      tensors: tensors to reduce.
-      reduce: reduces tensors of supported dtypes.
-      what: name of the operation, for errors.
-
-    Raises:
-      InvalidArgumentError: no dtype is suitable.
-    """
-    sent = []
-    for tensor in tensors:
-        wider = tensor.dtype if tensor.dtype in engine.reduces else _WIDER.get(tensor.dtype)
-        if wider not in engine.reduces or tensor.dtype == tf.bool:
-            known = ", ".join(sorted(dtype.name for dtype in engine.reduces | {tf.bfloat16}))
-            raise InvalidArgumentError(f"{what} takes {known}. Received: {tensor.dtype.name}. Cast it to one of these.")
-        sent.append(tf.cast(tensor, wider))
-    return [tf.cast(total, tensor.dtype) for total, tensor in zip(reduce(sent), tensors, strict=True)]
-
-
-def moved_as(
-    engine: Engine, tensors: Sequence[tf.Tensor], move: Callable[[list[tf.Tensor]], list[tf.Tensor]], what: str
-) -> list[tf.Tensor]:
-    """Moves tensors in a dtype that the engine can move, without loss.
-
-    Args:
-      engine: engine with the supported dtypes.
-      tensors: tensors to move.
-      move: moves tensors of supported dtypes.
-      what: name of the operation, for errors.
-
-    Raises:
-      InvalidArgumentError: no dtype is suitable.
-    """
-    ways = [_way(engine, tensor.dtype, what) for tensor in tensors]
-    sent = [convert(tensor, dtype) for tensor, (convert, dtype) in zip(tensors, ways, strict=True)]
-    received = move(sent)
-    return [convert(result, tensor.dtype) for result, tensor, (convert, _) in zip(received, tensors, ways, strict=True)]
-
-
-def _way(engine: Engine, dtype: tf.DType, what: str) -> tuple[Callable[..., tf.Tensor], tf.DType]:
-    if dtype in engine.moves:
-        return tf.cast, dtype
-    if _SAME_BITS.get(dtype) in engine.moves:
-        return tf.bitcast, _SAME_BITS[dtype]
-    if _WIDER.get(dtype) in engine.moves:
-        return tf.cast, _WIDER[dtype]
-    raise InvalidArgumentError(
-        f"{what} needs a tensor of a supported dtype. Received: {dtype.name}. Cast it to another dtype."
-    )
-
 
 _INIT_SECONDS = 120.0  # how long `init` waits for the other ranks
 _EAGER_NAMES = 256  # number of functions cached for named eager calls
 
 
 class HorovodEngine(Engine):
-    """Forwards each operation to Horovod's, except reduce-scatter, which is not used (see `moves`)."""
+    """Forwards each operation to Horovod's, except reduce-scatter, which is not used (see `reducescatter`).
+
+    Args:
+      group: group of which this process is already a member; None to join the job's.
+      joined: called with the job's group as soon as this process is a member, which it remains if Horovod then fails.
+      **options: arguments of Horovod's `init`.
+    """
 
     _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
     _floats = frozenset([tf.float16, tf.float32, tf.float64])
@@ -103,16 +41,8 @@ class HorovodEngine(Engine):
     moves = reduces | {tf.uint16, tf.int16, tf.bool}
 
     def __init__(self, group: Group | None, joined: Callable[[Group], None] = lambda group: None, **options: Any):
-        """Initializes Horovod.
-
-        Args:
-          group: group of which this process is already a member; None to join the job's.
-          joined: called with the job's group as soon as this process is a member, which it remains if Horovod then
-            fails.
-          **options: arguments of Horovod's `init`.
-        """
-        self.size_changes = os.environ.get("HOROVOD_ELASTIC") == "1"
-        if self.size_changes:
+        self.is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+        if self.is_elastic:
             key = _key_without_group(is_local=False)
             start_elastic(**options)
             self.group = LocalGroup()  # members change with each reset, which no group supports
@@ -131,7 +61,7 @@ class HorovodEngine(Engine):
     @staticmethod
     def _started(group: Group | None, joined: Callable[[Group], None], options: dict[str, Any]) -> Group:
         cluster = detect_cluster(os.environ)
-        sets = ranks_of(options.get("process_sets"), cluster.size)
+        process_sets = ranks_of(options.get("process_sets"), cluster.size)
         if "comm" in options and cluster.size > 1 and "HOROVOD_RANK" not in os.environ and cluster.source != "MPI":
             raise InputError(
                 f"hvd.init(comm=...) needs Horovod's or MPI's launcher. Received: {options['comm']!r} under "
@@ -144,16 +74,16 @@ class HorovodEngine(Engine):
                 return LocalGroup()
             member = join(cluster, start_timeout=_INIT_SECONDS)
             joined(member)
-            _agree_on(sets, member)
+            _check_process_sets(process_sets, member)
             return member
 
         if group is None:
-            found = start_horovod(cluster, join_job, **options)
+            joined_group = start_horovod(cluster, join_job, **options)
             # Gloo raises an error if a rank is lost; MPI would wait for it forever.
-            if found.size > 1 and hvd.mpi_enabled():
-                PeerFailureHandler(found, cluster)
-            return found
-        _agree_on(sets, group)
+            if joined_group.size > 1 and hvd.mpi_enabled():
+                PeerFailureHandler(joined_group, cluster)
+            return joined_group
+        _check_process_sets(process_sets, group)
         start_through(group, cluster, **options)
         return group
 
@@ -168,20 +98,20 @@ class HorovodEngine(Engine):
     ) -> list[tf.Tensor]:
         """See base class."""
         scales = {"prescale_factor": prescale, "postscale_factor": postscale}
-        reduced = _by_dtype(hvd.allreduce, _grouped_allreduce, tensors, call, op=int(op), **scales)
-        return [_like(result, tensor) for result, tensor in zip(reduced, tensors, strict=True)]
+        reduced = _call_by_dtype(hvd.allreduce, _grouped_allreduce, tensors, call, op=int(op), **scales)
+        return [_with_shape_of(result, tensor) for result, tensor in zip(reduced, tensors, strict=True)]
 
     def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
         """See base class."""
-        return _by_dtype(hvd.allgather, _grouped_allgather, tensors, call)
+        return _call_by_dtype(hvd.allgather, _grouped_allgather, tensors, call)
 
     def broadcast(self, tensor: tf.Tensor, root: int, call: CallId) -> tf.Tensor:
         """See base class."""
-        return _like(_one(hvd.broadcast, [tensor], call, root_rank=root), tensor)
+        return _with_shape_of(_call_horovod(hvd.broadcast, [tensor], call, root_rank=root), tensor)
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class."""
-        return _one(_alltoall, [tensor, tf.cast(splits, tf.int32)], call)
+        return _call_horovod(_alltoall, [tensor, tf.cast(splits, tf.int32)], call)
 
     def join(self) -> tf.Tensor:
         """See base class."""
@@ -189,12 +119,12 @@ class HorovodEngine(Engine):
         self._has_joined = True
         return last
 
-    def all_take_part(self) -> bool:
+    def has_no_joined_rank(self) -> bool:
         """See base class; False from the first join on, as ranks may then see the same gradients at different times."""
         if self._has_joined:
             return False
         with tf.init_scope():
-            [present] = hvd.allreduce(tf.constant([1]), op=hvd.Sum, name="all_take_part").numpy()
+            [present] = hvd.allreduce(tf.constant([1]), op=hvd.Sum, name="has_no_joined_rank").numpy()
         return present == self.size
 
     def size_of(self, process_set_id: int) -> tf.Tensor:
@@ -211,20 +141,20 @@ class HorovodEngine(Engine):
 
     def count(self, process_set: Any) -> int | tf.Tensor:
         """See base class."""
-        return hvd.size_op(process_set.process_set_id) if self.size_changes else process_set.size()
+        return hvd.size_op(process_set.process_set_id) if self.is_elastic else process_set.size()
 
     def close(self) -> None:
         """See base class."""
         hvd.shutdown()
 
 
-def _agree_on(sets: list[list[int]], group: Group) -> None:
+def _check_process_sets(process_sets: list[list[int]], group: Group) -> None:
     """Raises `InputError` on every rank if their process sets differ, from which Horovod does not recover."""
-    group.agree("horovod/process_sets", {"process_sets": sets}, "The hvd.init argument ", _INIT_SECONDS)
+    group.agree("horovod/process_sets", {"process_sets": process_sets}, "The hvd.init argument ", _INIT_SECONDS)
 
 
-def _like(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """Restores the shape of a result, which `not_constant` has changed."""
+def _with_shape_of(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """Restores the static shape of a result, which `not_constant` has changed."""
     return tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, tensor.shape)
 
 
@@ -243,8 +173,8 @@ def _grouped_allgather(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
 def _key_without_group(is_local: bool) -> str:
     """Returns the key of objects for ranks that have no group of their own.
 
-    Ranks on the host of Horovod's rendezvous have a key of their user. Other hosts do not have it: ranks that an elastic job
-    starts there need a token.
+    Ranks on the host of Horovod's rendezvous use a key of their user, which other hosts do not have: ranks that an elastic
+    job starts there need a token.
 
     Args:
       is_local: whether all ranks are on this host.
@@ -255,28 +185,30 @@ def _key_without_group(is_local: bool) -> str:
     return bound(job_token(os.environ, address), "objects", address)
 
 
-def _by_dtype(
+def _call_by_dtype(
     single: Callable[..., Any], grouped: Callable[..., Any], tensors: Sequence[tf.Tensor], call: CallId, **options: Any
 ) -> list[tf.Tensor]:
     """Makes one call, or one per dtype if there are several tensors, since grouped calls take a single dtype."""
     if len(tensors) == 1:
-        return [_one(single, tensors, call, **options)]
+        return [_call_horovod(single, tensors, call, **options)]
     results = list(tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        own = dataclasses.replace(call, name=f"{call.name}_{dtype.name}")
-        for i, result in zip(places, _one(grouped, [tensors[i] for i in places], own, **options), strict=True):
+        indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        dtype_call = dataclasses.replace(call, name=f"{call.name}_{dtype.name}")
+        for i, result in zip(
+            indices, _call_horovod(grouped, [tensors[i] for i in indices], dtype_call, **options), strict=True
+        ):
             results[i] = result
     return results
 
 
-def _one(function: Callable[..., Any], tensors: Sequence[tf.Tensor], call: CallId, **options: Any) -> Any:
+def _call_horovod(function: Callable[..., Any], tensors: Sequence[tf.Tensor], call: CallId, **options: Any) -> Any:
     """Makes one call; a named eager call runs in a small graph, since TensorFlow does not name eager operations."""
-    described = (("process_set", call.process_set), ("ignore_name_scope", call.ignore_name_scope), *options.items())
+    all_options = (("process_set", call.process_set), ("ignore_name_scope", call.ignore_name_scope), *options.items())
     if call.explicit and tf.executing_eagerly():
         specs = tuple(tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in tensors)
-        return _in_graph(function, call.name, described, specs)(*tensors)
-    return _operation(function, call.name, described)(*tensors)
+        return _in_graph(function, call.name, all_options, specs)(*tensors)
+    return _operation(function, call.name, all_options)(*tensors)
 
 
 @functools.lru_cache(maxsize=_EAGER_NAMES)

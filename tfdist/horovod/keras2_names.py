@@ -17,7 +17,7 @@ class CallableList(list):
 
 
 @functools.cache
-def provide_older_names() -> None:
+def add_keras2_names() -> None:
     """Gives every Keras optimizer `variables()` and `lr` in addition to `variables` and `learning_rate`.
 
     `lr` is the TensorFlow variable of the rate, which `assign` and `tf.keras.backend.set_value` change; for a schedule,
@@ -31,11 +31,11 @@ def provide_older_names() -> None:
 
 
 def _make_callable(kind: Any) -> None:
-    listed = kind.variables.fget
+    getter = kind.variables.fget
 
-    @functools.wraps(listed)
+    @functools.wraps(getter)
     def variables(self: Any) -> CallableList:
-        return CallableList(listed(self))
+        return CallableList(getter(self))
 
     kind.variables = property(variables)
 

@@ -28,29 +28,23 @@ def refs_to_vars(refs: Any) -> Any:
 
 
 class HorovodModule(types.ModuleType):
-    """A module of this package with the names of one of Horovod's; other names are forwarded to Horovod."""
+    """A module of this package with these `names` of one of Horovod's modules; other names are forwarded to Horovod."""
 
     def __init__(self, name: str, names: Mapping[str, Any]):
-        """Creates the module.
-
-        Args:
-          name: name of the module in this package.
-          names: its contents.
-        """
         super().__init__(f"tfdist.horovod.{name}", f"The names of Horovod's module `{name}`.")
-        self._theirs = f"horovod.tensorflow.{name}"
+        self._horovod_name = f"horovod.tensorflow.{name}"
         self.__dict__.update(names)
         sys.modules[self.__name__] = self
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__") and process.horovod_is_installed():
-            module = importlib.import_module(self._theirs)
+            module = importlib.import_module(self._horovod_name)
             if hasattr(module, name):
                 return getattr(module, name)
         raise UnknownNameError(f"{self.__name__} has no {name}. Received: {name}. Use the names of tfdist.horovod.")
 
 
-def _of(*modules: types.ModuleType) -> dict[str, Any]:
+def _names_of(*modules: types.ModuleType) -> dict[str, Any]:
     """Returns the public functions and classes that modules define, and Horovod's operations and sets."""
     names = {name: value for module in modules for name, value in vars(module).items() if not name.startswith("_")}
     return {
@@ -58,7 +52,9 @@ def _of(*modules: types.ModuleType) -> dict[str, Any]:
     }
 
 
-mpi_ops = HorovodModule("mpi_ops", _of(data_movement, object_exchange, ops, process, process_sets, reductions, barrier))
+mpi_ops = HorovodModule(
+    "mpi_ops", _names_of(data_movement, object_exchange, ops, process, process_sets, reductions, barrier)
+)
 util = HorovodModule(
     "util", {"_executing_eagerly": executing_eagerly, "vars_to_refs": vars_to_refs, "refs_to_vars": refs_to_vars}
 )

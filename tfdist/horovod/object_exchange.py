@@ -22,7 +22,7 @@ from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
 
-# Signatures of the pickled objects that ranks exchange, since unpickling runs code, and the engine authenticates nobody.
+# Signatures of the pickled objects that ranks exchange: unpickling runs code, and the engine has no authentication.
 # A signature is an HMAC-SHA256 under a key of the job. The ranks of a process set exchange nonces before their first object,
 # and the key depends on all of them, so no rank accepts an object that was signed before it started the engine. The signature
 # covers the operation, the call's name, its number among the calls with this name, the sender's rank, and the object.
@@ -36,17 +36,16 @@ _signatures: weakref.WeakKeyDictionary[Engine, dict[tuple[int, ...], "Signatures
 
 
 class Call:
-    """One exchange of objects, the same on all ranks that take part; signs and verifies its objects."""
+    """One exchange of objects, the same on all ranks that take part; signs and verifies its objects.
+
+    Args:
+      key: key of the ranks that take part.
+      operation: name of the function.
+      name: name of the call.
+      number: number of earlier calls of this operation with this name.
+    """
 
     def __init__(self, key: bytes, operation: str, name: str, number: int):
-        """Initializes the call.
-
-        Args:
-          key: key of the ranks that take part.
-          operation: name of the function.
-          name: name of the call.
-          number: number of earlier calls of this operation with this name.
-        """
         self._key, self._name, self._identity = key, name, (operation, name, number)
 
     def signed(self, pickled: bytes, sender: int) -> np.ndarray:
@@ -74,17 +73,16 @@ class Signatures:
     """The calls of a process set, from one start of the engine to its end."""
 
     def __init__(self) -> None:
-        """Initializes the signatures; no call has been made yet."""
         self._session = b""  # the ranks and their nonces, once they are exchanged
         self._numbers: collections.Counter[tuple[str, str]] = collections.Counter()
-        self._preparing = threading.Lock()
+        self._lock = threading.Lock()
 
     def next_call(self, operation: str, name: str, process_set: Any) -> Call:
         """Returns the next call of an operation with this name, which all ranks of the set make in the same order.
 
         At the first call of any operation, the ranks exchange their nonces.
         """
-        with self._preparing:
+        with self._lock:
             self._session = self._session or _new_session(process_set)
             number = self._numbers[operation, name]
             self._numbers[operation, name] += 1

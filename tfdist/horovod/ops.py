@@ -22,11 +22,6 @@ Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> ReduceOp:
-    """Horovod's name of `chosen_op`."""
-    return chosen_op(op, average)
-
-
-def chosen_op(op: int | None, average: bool | None) -> ReduceOp:
     """Returns the operation from the arguments `op` and the deprecated `average`; by default Average."""
     if average is not None:
         if op is not None:
@@ -48,5 +43,5 @@ def known_op(op: int) -> ReduceOp:
     try:
         return ReduceOp(op)
     except ValueError:
-        names = ", ".join(f"hvd.{one.name}" for one in ReduceOp)
+        names = ", ".join(f"hvd.{each.name}" for each in ReduceOp)
         raise InputError(f"op must be one of {names}. Received: {op!r}. Use op=hvd.Average.") from None

@@ -11,28 +11,27 @@ import tensorflow as tf
 from tfdist.errors import InputError
 from tfdist.errors.numbers import is_integer
 from tfdist.horovod.compression import Compression, known_compression
-from tfdist.horovod.data_movement import also_called
+from tfdist.horovod.data_movement import with_alternative_signature
 from tfdist.horovod.gradient_sums import GradientSums, Options
 from tfdist.horovod.ops import Average, Sum, known_op
-from tfdist.horovod.process import at_start, engine, horovod_is_installed, is_initialized
+from tfdist.horovod.process import engine, horovod_is_installed, is_initialized, on_init
 from tfdist.horovod.process_sets import global_process_set
-from tfdist.horovod.wrapped_optimizer import Accumulation, distributed, is_distributed, not_pickled
+from tfdist.horovod.wrapped_optimizer import Accumulation, distributed, is_distributed, pickling_error
 
 
 @functools.cache
-def train_with_communication() -> None:
+def patch_keras() -> None:
     """Patches `make_train_function`, `make_test_function`, `compile` and the loss scale of Keras, once.
 
-    From `init` on, models train and are evaluated without XLA, which cannot compile communication: a custom step may
-    communicate anywhere. A loss scale around a distributed optimizer checks this rank's gradients: the ranks that
-    reduce first agree, so that all apply or all skip a step; it cannot be pickled, as it would be restored around a
-    plain optimizer. `compile` accepts and ignores `experimental_run_tf_function`, which Horovod's scripts for
-    TensorFlow 2 pass.
+    After `init`, models are trained and evaluated without XLA, which cannot compile communication: a custom step may
+    communicate anywhere. A loss scale around a distributed optimizer checks this rank's gradients: the ranks first agree
+    whether all apply or all skip a step. It cannot be pickled, as it would be restored around an optimizer without
+    reduction. `compile` accepts and ignores `experimental_run_tf_function`, which Horovod's scripts for TensorFlow 2 pass.
     """
     make, make_test = keras.Model.make_train_function, keras.Model.make_test_function
     scale = keras.optimizers.LossScaleOptimizer
     check, reduce = scale.check_finite, scale.__reduce__
-    # Keras tests for each class whether its compile is that of this class.
+    # The class whose `compile` Keras compares with that of each model.
     trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
     compile_model = trainer.compile
 
@@ -61,12 +60,12 @@ def train_with_communication() -> None:
     def check_finite(self: keras.optimizers.LossScaleOptimizer, grads: Any) -> tf.Tensor:
         finite = check(self, grads)
         inner: Any = self.inner_optimizer
-        return agreed(finite, inner.reduction.options.process_set) if is_distributed(inner) else finite
+        return all_true(finite, inner.reduction.options.process_set) if is_distributed(inner) else finite
 
     @functools.wraps(reduce)
     def __reduce__(self: keras.optimizers.LossScaleOptimizer) -> Any:
         if is_distributed(self.inner_optimizer):
-            raise not_pickled(self)
+            raise pickling_error(self)
         return reduce(self)
 
     keras.Model.make_train_function, keras.Model.make_test_function = make_train_function, make_test_function
@@ -79,10 +78,10 @@ def needs_communication(model: keras.Model) -> bool:
     optimizer = getattr(model, "optimizer", None)
     if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
         return True
-    return any(getattr(layer, "speaks_to_other_ranks", False) for layer in model._flatten_layers())
+    return any(getattr(layer, "communicates_across_ranks", False) for layer in model._flatten_layers())
 
 
-def agreed(finite: tf.Tensor, process_set: Any) -> tf.Tensor:
+def all_true(finite: tf.Tensor, process_set: Any) -> tf.Tensor:
     """Returns whether a scalar bool is true on every rank of a set that has not joined; one small message."""
     collectives = engine().collectives_of(process_set)
     failed = tf.cast(tf.logical_not(finite), tf.float32)  # a rank that has joined adds 0
@@ -90,15 +89,15 @@ def agreed(finite: tf.Tensor, process_set: Any) -> tf.Tensor:
     return tf.equal(count[0], 0.0)
 
 
-at_start(train_with_communication)
+on_init(patch_keras)
 
 
-def _in_the_form_of_tensorflow(optimizer: Any = None, name: Any = None, *more: Any) -> bool:
-    """Detects the form of `horovod.tensorflow`: a bool `use_locking`, where `horovod.tensorflow.keras` has a device."""
+def _uses_tensorflow_signature(optimizer: Any = None, name: Any = None, *more: Any) -> bool:
+    """Detects the signature of `horovod.tensorflow`: a bool `use_locking` in the position of a device."""
     return bool(more) and isinstance(more[0], bool)
 
 
-_OF_TENSORFLOW = (
+_TENSORFLOW_ARGUMENTS = (
     "optimizer",
     "name",
     "use_locking",
@@ -117,7 +116,7 @@ _OF_TENSORFLOW = (
 )
 
 
-@also_called(_OF_TENSORFLOW, _in_the_form_of_tensorflow)
+@with_alternative_signature(_TENSORFLOW_ARGUMENTS, _uses_tensorflow_signature)
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: keras.Optimizer,
     name: str | None = None,
@@ -149,7 +148,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       device_sparse: accepted, but has no effect.
       compression: `Compression.none`, `.fp16`, a method of tfdist such as `Compression.powersgd(rank=4)`, or its text.
       sparse_as_dense: whether `tf.IndexedSlices` are summed as dense tensors.
-      gradient_predivide_factor: for a mean: divides by it before the sum, and by the remaining factor afterwards.
+      gradient_predivide_factor: divisor before the sum of a mean; the remaining factor is divided by afterwards.
       op: Average or Sum.
       backward_passes_per_step: number of calls whose gradients are summed on each rank before they are sent and
         applied.
@@ -180,7 +179,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         device_dense=device_dense,
     )
     accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
-    train_with_communication()
+    patch_keras()
     return distributed(optimizer, GradientSums(options), accumulation)
 
 
@@ -204,7 +203,7 @@ def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; see Distr
       local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
         `scale_local_gradients`; the other arguments are those of `DistributedOptimizer`.
     """
-    made = DistributedOptimizer(
+    optimizer_copy = DistributedOptimizer(
         optimizer,
         name,
         device_dense,
@@ -218,19 +217,19 @@ def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; see Distr
         scale_local_gradients=scale_local_gradients,
     )
     for variable in local_variables(local_layers):
-        made.register_local_var(variable)
-    return made
+        optimizer_copy.register_local_var(variable)
+    return optimizer_copy
 
 
 def local_variables(layers: keras.Layer | Sequence[keras.Layer] | None) -> list[keras.Variable]:
     """Returns the trainable variables of local layers; raises `InputError` unless all are built layers."""
     if layers is None:
         return []
-    listed = [layers] if isinstance(layers, keras.Layer) else list(layers)
-    for layer in listed:
+    layer_list = [layers] if isinstance(layers, keras.Layer) else list(layers)
+    for layer in layer_list:
         if not isinstance(layer, keras.Layer) or not layer.built:
             raise InputError(f"local_layers must be built Keras layers. Received: {layer!r}. Build the model first.")
-    return [variable for layer in listed for variable in layer.trainable_weights]
+    return [variable for layer in layer_list for variable in layer.trainable_weights]
 
 
 def checked_factor(factor: float, op: int) -> float:
@@ -245,7 +244,7 @@ def checked_factor(factor: float, op: int) -> float:
 
 
 def check_groups(num_groups: int, groups: int | Sequence[Any] | None) -> None:
-    """Validates the arguments for groups like Horovod; tfdist forms the buckets."""
+    """Validates the arguments for groups like Horovod, which have no effect, as tfdist forms the buckets."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     if groups is not None and not isinstance(groups, list) and not (is_integer(groups) and groups > 0):
@@ -272,8 +271,8 @@ def load_model(
     """
     if legacy_opts:
         raise InputError("Keras 3 has no legacy optimizers. Received: legacy_opts=True. Leave it out.")
-    known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
-    model = keras.models.load_model(filepath, custom_objects=known)
+    known_objects = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=known_objects)
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
     return model

@@ -16,18 +16,18 @@ from tfdist.cluster import exit_status
 from tfdist.coordination import Group
 from tfdist.coordination.client import goodbye_of, is_planned
 from tfdist.errors import InputError, TfdistError
-from tfdist.horovod.engine import Engine, needs_horovod
+from tfdist.horovod.engine import Engine, horovod_required
 
 _engines: list[Engine] = []  # the engine in use, if any
 # The job's group: joined once per process, even if the engine then fails, and left at exit.
 _groups: list[Group] = []
-_at_start: list[Callable[[], None]] = []
+_on_init: list[Callable[[], None]] = []
 
 exit_status.watch()  # before the program's `sys.exit(main())` is evaluated, in which `init` is called
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
-    """Starts the engine: Horovod or, if it is not installed, tf.distribute's collectives. Call it before anything else.
+    """Starts the engine: Horovod or, if it is not installed, tf.distribute's collectives. To be called first.
 
     The processes are those of `tfdist launch` (either launcher), horovodrun, mpirun or srun; otherwise there is only
     this one. Further calls do nothing.
@@ -45,14 +45,14 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
     options: dict[str, Any] = {} if comm is None else {"comm": comm}
     options |= {} if process_sets is None else {"process_sets": process_sets}
     try:
-        _engines.append(_started(options))
+        _engines.append(_start_engine(options))
     finally:
-        _end_with_the_process()
-    for call in _at_start:
+        _leave_at_exit()
+    for call in _on_init:
         call()
 
 
-def _started(options: dict[str, Any]) -> Engine:
+def _start_engine(options: dict[str, Any]) -> Engine:
     if horovod_is_installed():
         from tfdist.horovod.horovod_engine import HorovodEngine
 
@@ -86,11 +86,11 @@ def horovod_is_installed() -> bool:
 
 
 @functools.cache
-def _end_with_the_process() -> None:
-    atexit.register(_say_goodbye)
+def _leave_at_exit() -> None:
+    atexit.register(_leave_groups)
 
 
-def _say_goodbye() -> None:
+def _leave_groups() -> None:
     """Leaves the group at the end of the process, with its exit code; a failure does not wait for the other ranks."""
     code, reason = goodbye_of(exit_status.cause())
     with contextlib.suppress(TfdistError):  # a lost rank has reported that itself
@@ -100,9 +100,9 @@ def _say_goodbye() -> None:
         group.leave(code, reason)
 
 
-def at_start(call: Callable[[], None]) -> None:
-    """Registers a call to be made by `init`, for modules that import this one."""
-    _at_start.append(call)
+def on_init(call: Callable[[], None]) -> None:
+    """Registers a function that `init` calls, for modules that import this one."""
+    _on_init.append(call)
 
 
 def shutdown() -> None:
@@ -160,33 +160,33 @@ def is_homogeneous() -> bool:
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Starts writing Horovod's timeline."""
-    _of_horovod("start_timeline", "Use the profiler, --profile_steps of tfdist train")(
+    _horovod_function("start_timeline", "Use the profiler, --profile_steps of tfdist train")(
         file_path, mark_cycles=mark_cycles
     )
 
 
 def stop_timeline() -> None:
     """Stops writing Horovod's timeline."""
-    _of_horovod("stop_timeline", "Use the profiler, --profile_steps of tfdist train")()
+    _horovod_function("stop_timeline", "Use the profiler, --profile_steps of tfdist train")()
 
 
 def add_process_set(process_set: Any) -> Any:
     """Adds a set of ranks after `init`, with HOROVOD_DYNAMIC_PROCESS_SETS=1; every rank must call it."""
-    return _of_horovod("add_process_set", "Leave out process_set")(process_set)
+    return _horovod_function("add_process_set", "Leave out process_set")(process_set)
 
 
 def remove_process_set(process_set: Any) -> bool:
     """Removes a set of ranks; every rank must call it. Returns whether the set existed."""
-    return _of_horovod("remove_process_set", "Leave out process_set")(process_set)
+    return _horovod_function("remove_process_set", "Leave out process_set")(process_set)
 
 
-def _of_horovod(name: str, instead: str) -> Any:
+def _horovod_function(name: str, alternative: str) -> Any:
     if not horovod_is_installed():
-        raise needs_horovod(f"hvd.{name}()", instead)
+        raise horovod_required(f"hvd.{name}()", alternative)
     return getattr(importlib.import_module("horovod.tensorflow"), name)
 
 
-def _built(name: str) -> Any:
+def _build_query(name: str) -> Any:
     """Returns a query for a build option of Horovod, which is False without Horovod."""
 
     def answer() -> bool:
@@ -199,15 +199,15 @@ def _built(name: str) -> Any:
     return answer
 
 
-mpi_enabled, mpi_built = _built("mpi_enabled"), _built("mpi_built")
-gloo_enabled, gloo_built = _built("gloo_enabled"), _built("gloo_built")
-nccl_built, ddl_built, ccl_built = _built("nccl_built"), _built("ddl_built"), _built("ccl_built")
-cuda_built, rocm_built = _built("cuda_built"), _built("rocm_built")
+mpi_enabled, mpi_built = _build_query("mpi_enabled"), _build_query("mpi_built")
+gloo_enabled, gloo_built = _build_query("gloo_enabled"), _build_query("gloo_built")
+nccl_built, ddl_built, ccl_built = _build_query("nccl_built"), _build_query("ddl_built"), _build_query("ccl_built")
+cuda_built, rocm_built = _build_query("cuda_built"), _build_query("rocm_built")
 
 
 def mpi_threads_supported() -> bool:
     """Returns whether MPI may be used from several threads; False without MPI, where Horovod's own raises."""
-    return bool(mpi_enabled()) and bool(_built("mpi_threads_supported")())
+    return bool(mpi_enabled()) and bool(_build_query("mpi_threads_supported")())
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -223,5 +223,5 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
     """Raises `ImportError` if an extension of Horovod was not built, and `InputError` without Horovod."""
     if not horovod_is_installed():
-        raise needs_horovod(f"hvd.check_extension({ext_name!r}, ...)", "Leave it out")
+        raise horovod_required(f"hvd.check_extension({ext_name!r}, ...)", "Leave it out")
     importlib.import_module("horovod.common.util").check_extension(ext_name, ext_env_var, pkg_path, *args)

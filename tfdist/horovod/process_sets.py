@@ -20,11 +20,6 @@ except ImportError:
         process_set_id = 0
 
         def __init__(self, ranks_or_comm: Sequence[int]):
-            """Creates the set.
-
-            Args:
-              ranks_or_comm: empty, for all ranks.
-            """
             if list(ranks_or_comm):
                 raise InputError(
                     f"A set of some ranks needs Horovod. Received: ProcessSet({ranks_or_comm!r}) without it. "
@@ -67,25 +62,25 @@ def ranks_of(process_sets: Sequence[Any] | str | None, size: int) -> list[list[i
     """
     if process_sets is None or str(process_sets).lower() == "dynamic":
         return []
-    listed: list[list[int]] = []
-    for one in [process_sets] if isinstance(process_sets, str) else process_sets:
-        if not isinstance(one, ProcessSet):
-            raise InputError(f"process_sets takes hvd.ProcessSet([...]). Received: {one!r}. Make a set of it.")
-        if one.ranks is None:
+    rank_lists: list[list[int]] = []
+    for process_set in [process_sets] if isinstance(process_sets, str) else process_sets:
+        if not isinstance(process_set, ProcessSet):
+            raise InputError(f"process_sets takes hvd.ProcessSet([...]). Received: {process_set!r}. Make a set of it.")
+        if process_set.ranks is None:
             continue
-        wrong = [rank for rank in one.ranks if not 0 <= rank < size]
-        if wrong or not one.ranks:
+        invalid = [rank for rank in process_set.ranks if not 0 <= rank < size]
+        if invalid or not process_set.ranks:
             raise InputError(
-                f"A process set must have ranks from 0 to {size - 1}. Received: {list(one.ranks)}. Leave out the "
+                f"A process set must have ranks from 0 to {size - 1}. Received: {list(process_set.ranks)}. Leave out the "
                 "others."
             )
-        if list(one.ranks) in [*listed, list(range(size))]:
+        if list(process_set.ranks) in [*rank_lists, list(range(size))]:
             raise InputError(
-                f"Each process set must have different ranks, and not all of them. Received: {list(one.ranks)} again. "
+                f"Each process set must have different ranks, and not all of them. Received: {list(process_set.ranks)} again. "
                 "Use that set, or leave out process_set for all ranks."
             )
-        listed.append(list(one.ranks))
-    return listed
+        rank_lists.append(list(process_set.ranks))
+    return rank_lists
 
 
 __all__ = ["ProcessSet", "global_process_set", "ranks_of"]

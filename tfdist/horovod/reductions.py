@@ -6,21 +6,27 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.horovod.compression import Compression, wire_compressor
-from tfdist.horovod.data_movement import also_called, gathered, linear, listed, of_engine
+from tfdist.horovod.data_movement import (
+    as_list,
+    gather_tensors,
+    reduce_linearly,
+    reduce_through_engine,
+    with_alternative_signature,
+)
 from tfdist.horovod.engine import CallId, call_of, scaled
 from tfdist.horovod.errors import NotSupportedError
-from tfdist.horovod.ops import Adasum, Average, Product, ReduceOp, Sum, chosen_op
+from tfdist.horovod.ops import Adasum, Average, Product, ReduceOp, Sum, handle_average_backwards_compatibility
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
 
 
-def _in_the_form_of_keras(tensor: Any = None, name: Any = None, *more: Any) -> bool:
-    """Detects `allreduce(value, name, average, ...)`: `average` is not a string, unlike the other `device_dense`."""
+def _uses_keras_signature(tensor: Any = None, name: Any = None, *more: Any) -> bool:
+    """Detects `allreduce(value, name, average, ...)`: `average` is not a string, unlike `device_dense` in its position."""
     return isinstance(name, str) or (name is None and bool(more) and not isinstance(more[0], str))
 
 
-@also_called(
-    ("value", "name", "average", "prescale_factor", "postscale_factor", "op", "compression"), _in_the_form_of_keras
+@with_alternative_signature(
+    ("value", "name", "average", "prescale_factor", "postscale_factor", "op", "compression"), _uses_keras_signature
 )
 def allreduce(
     tensor: Any,
@@ -42,7 +48,7 @@ def allreduce(
 
     Args:
       tensor: tensor of the same shape and dtype on every rank: float16, bfloat16, float32, float64 or an integer type;
-        in the form of `horovod.tensorflow.keras` it is called `value` and followed by the name.
+        in the signature of `horovod.tensorflow.keras` its name is `value`, and the name of the call follows.
       average: deprecated; use `op`.
       device_dense: device on which dense tensors are reduced.
       device_sparse: device on which slices are gathered.
@@ -90,7 +96,7 @@ def grouped_allreduce(
     _operation: str = "grouped_allreduce",
 ) -> list[Any]:
     """Reduces several tensors like `allreduce`, in one message per dtype; returns them in order."""
-    chosen = chosen_op(op, average)
+    chosen = handle_average_backwards_compatibility(op, average)
     compressor = wire_compressor(compression)
     results = list(tensors)
     slices = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
@@ -103,8 +109,8 @@ def grouped_allreduce(
                 f"{postscale_factor}. Convert them with tf.convert_to_tensor (sparse_as_dense=True)."
             )
         with tf.device(device_sparse or None):
-            for i, gathered in zip(slices, _gathered([tensors[i] for i in slices], chosen, call), strict=True):
-                results[i] = gathered
+            for i, rows in zip(slices, _gathered([tensors[i] for i in slices], chosen, call), strict=True):
+                results[i] = rows
     if dense:
         with tf.device(device_dense or None):
             pairs = [compressor.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
@@ -120,39 +126,39 @@ def reduced(
 ) -> list[tf.Tensor]:
     """Reduces tensors of any dtype through the engine; differentiable."""
     if op in (Sum, Average, Adasum):
-        return linear(tensors, op, call, prescale, postscale)
+        return reduce_linearly(tensors, op, call, prescale, postscale)
     before = [scaled(tensor, prescale) for tensor in tensors]
     return [scaled(total, postscale) for total in _chosen(before, op, call)]
 
 
 def _chosen(tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId) -> list[tf.Tensor]:
-    """Returns a product, or a minimum or maximum, whose gradient goes in equal shares to the ranks that have it."""
+    """Returns a product, or a minimum or maximum, whose gradient is divided among the ranks that have it."""
 
     @tf.custom_gradient
     def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        totals = of_engine(xs, op, call)
+        totals = reduce_through_engine(xs, op, call)
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            whole = linear(upstream, Sum, call.then("gradient"))
+            gradients = reduce_linearly(upstream, Sum, call.then("gradient"))
             if op == Product:
-                return [tf.math.divide_no_nan(g * y, x) for g, y, x in zip(whole, totals, xs, strict=True)]
-            mine = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(xs, totals, strict=True)]
-            counts = of_engine(mine, Sum, call.then("ties"))
-            return [g * m / count for g, m, count in zip(whole, mine, counts, strict=True)]
+                return [tf.math.divide_no_nan(g * y, x) for g, y, x in zip(gradients, totals, xs, strict=True)]
+            masks = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(xs, totals, strict=True)]
+            counts = reduce_through_engine(masks, Sum, call.then("ties"))
+            return [g * mask / count for g, mask, count in zip(gradients, masks, counts, strict=True)]
 
         return totals, gradient
 
-    return listed(differentiable(*tensors))
+    return as_list(differentiable(*tensors))
 
 
 def _gathered(slices: Sequence[tf.IndexedSlices], op: ReduceOp, call: CallId) -> list[tf.IndexedSlices]:
-    """Returns the rows of all ranks; for a mean divided by the number of ranks, whereby integers become float64."""
-    values = gathered([one.values for one in slices], call.then("values"))
-    indices = gathered([one.indices for one in slices], call.then("indices"))
+    """Returns the rows of all ranks; for a mean, divides them by the number of ranks, which makes integers float64."""
+    values = gather_tensors([each.values for each in slices], call.then("values"))
+    indices = gather_tensors([each.indices for each in slices], call.then("indices"))
     if op == Average:
         count = engine().count(call.process_set)
         values = [rows / tf.cast(count, rows.dtype) for rows in values]
     return [
-        tf.IndexedSlices(rows, places, one.dense_shape)
-        for rows, places, one in zip(values, indices, slices, strict=True)
+        tf.IndexedSlices(rows, row_indices, each.dense_shape)
+        for rows, row_indices, each in zip(values, indices, slices, strict=True)
     ]

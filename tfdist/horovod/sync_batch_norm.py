@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist import layers
 from tfdist.collectives import current, using
 from tfdist.errors import InputError
-from tfdist.horovod.optimizer import train_with_communication
+from tfdist.horovod.optimizer import patch_keras
 from tfdist.horovod.process import engine, is_initialized
 
 
@@ -17,22 +17,17 @@ class SyncBatchNormalization(layers.SyncBatchNormalization):
     """`tfdist.layers.SyncBatchNormalization` with the collectives of all ranks, wherever it is called.
 
     Horovod's own layer squares means, which loses precision for inputs that are far from zero; this one merges count,
-    mean and M2. Every rank must call it equally often. Cost: see the base class.
+    mean and M2. Every rank must call it equally often. Cost: see the base class. `fused` must be False; the other
+    arguments are those of `keras.layers.BatchNormalization`.
     """
 
-    speaks_to_other_ranks = True
+    communicates_across_ranks = True
 
     def __init__(self, fused: bool = False, **kwargs: Any):
-        """Creates the layer.
-
-        Args:
-          fused: must be False.
-          **kwargs: as for `keras.layers.BatchNormalization`.
-        """
         if fused is not False:
             raise InputError(f"SyncBatchNormalization has no fused form. Received: fused={fused}. Leave it out.")
         super().__init__(**kwargs)
-        train_with_communication()
+        patch_keras()
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:
         """See base class."""

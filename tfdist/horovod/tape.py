@@ -8,26 +8,17 @@ import tensorflow as tf
 
 from tfdist.errors import InputError
 from tfdist.horovod.compression import Compression, is_lossless, known_compression
-from tfdist.horovod.gradient_sums import GradientSums, LocalVariables, Options
+from tfdist.horovod.gradient_sums import GradientSums, Options, key_of
 from tfdist.horovod.ops import Average, Sum, known_op
 from tfdist.horovod.optimizer import check_groups, checked_factor, local_variables
 from tfdist.horovod.process_sets import global_process_set
 
 
 class DistributedTape(tf.GradientTape):
-    """Wraps a tape and reduces its gradients over the ranks."""
+    """Wraps a tape and reduces its gradients over the ranks, except those of `local` variables."""
 
     def __init__(self, tape: tf.GradientTape, reduction: GradientSums, local: Sequence[Any]):
-        """Wraps a tape.
-
-        Args:
-          tape: the tape that records.
-          reduction: reduces the gradients.
-          local: variables whose gradients are not reduced.
-        """
-        self._inner, self._reduction, self._local = tape, reduction, LocalVariables()
-        for variable in local:
-            self.register_local_source(variable)
+        self._inner, self._reduction, self._local = tape, reduction, set(map(key_of, local))
 
     def __enter__(self) -> "DistributedTape":
         self._inner.__enter__()
@@ -71,40 +62,40 @@ class DistributedTape(tf.GradientTape):
         """Returns the reduced gradients of a target, in the structure of the sources.
 
         Args:
-          target: what is differentiated.
+          target: tensor, or several, to differentiate.
           sources: variables or tensors, in the same order on every rank.
           output_gradients: see base class.
-          use_generic_names: accepted, but has no effect: names do not depend on the program.
+          use_generic_names: accepted, but has no effect.
           unconnected_gradients: see base class.
 
         Raises:
           InputError: the ranks' gradients differ in name, dtype or shape.
         """
         flat = keras.tree.flatten(sources)
-        own = self._inner.gradient(target, flat, output_gradients, unconnected_gradients)
-        return keras.tree.pack_sequence_as(sources, self._reduction(own, flat, self._local))
+        gradients = self._inner.gradient(target, flat, output_gradients, unconnected_gradients)
+        return keras.tree.pack_sequence_as(sources, self._reduction(gradients, flat, self._local))
 
     def register_local_source(self, source: Any) -> None:
         """Excludes a source's gradient from the reduction."""
-        self._local.add(source)
+        self._local.add(key_of(source))
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
         """Returns pairs of source and gradient: those of local sources, and the others, which are reduced."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
-        local = [pair for pair in pairs if pair[0] in self._local]
-        return local, [pair for pair in pairs if pair[0] not in self._local]
+        local = [pair for pair in pairs if key_of(pair[0]) in self._local]
+        return local, [pair for pair in pairs if key_of(pair[0]) not in self._local]
 
 
 # A tape is created in each step, but the state of a compression and the results of comparisons persist.
 _reductions: dict[tuple[Any, ...], GradientSums] = {}
 
 
-def begin_anew() -> None:
+def reset_state() -> None:
     """Resets the state of tapes' compressions on this rank."""
     for reduction in _reductions.values():
-        reduction.begin_anew()
+        reduction.reset_state()
 
 
 def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see DistributedOptimizer for other arguments
@@ -147,17 +138,10 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see Distribut
         scale_local_gradients=scale_local_gradients,
         device_dense=device_dense,
     )
-    described = getattr(compression, "text", compression)
-    key = (
-        described,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        id(process_set),
-        scale_local_gradients,
-        device_dense,
-    )
-    return DistributedTape(gradtape, _reductions.setdefault(key, GradientSums(options)), local_variables(local_layers))
+    method = getattr(compression, "text", compression)
+    settings = (sparse_as_dense, op, gradient_predivide_factor, id(process_set), scale_local_gradients, device_dense)
+    reduction = _reductions.setdefault((method, *settings), GradientSums(options))
+    return DistributedTape(gradtape, reduction, local_variables(local_layers))
 
 
 def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see DistributedOptimizer for other arguments

@@ -12,20 +12,15 @@ from tfdist.collectives import Collectives, Op
 from tfdist.distribution.factory import load_strategy
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.horovod.engine import Agreement, CallId, Engine, needs_horovod, scaled
+from tfdist.horovod.engine import Agreement, CallId, Engine, horovod_required, scaled
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set
 
 
-class EnteredCollectives(Collectives):
+class StrategyCollectives(Collectives):
     """The collectives of a strategy with one replica per process; each call is a separate `strategy.run`."""
 
     def __init__(self, strategy: Strategy):
-        """Wraps the collectives of a strategy.
-
-        Args:
-          strategy: strategy with one local replica.
-        """
         self._strategy = strategy
         self.size = strategy.collectives.size
         self.wire = strategy.collectives.wire
@@ -42,10 +37,10 @@ class EnteredCollectives(Collectives):
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if tf.executing_eagerly():
-            return [self._eager_gather(tensor.dtype, tuple(tensor.shape[1:]))(tensor) for tensor in given]
-        return self._gather(given, name)
+            return [self._eager_gather(tensor.dtype, tuple(tensor.shape[1:]))(tensor) for tensor in inputs]
+        return self._gather(inputs, name)
 
     def _eager_gather(self, dtype: tf.DType, row: tuple[int, ...]) -> Callable[[tf.Tensor], tf.Tensor]:
         """Returns a function that gathers rows of one kind; cached, since TensorFlow would trace each eager call."""
@@ -63,22 +58,22 @@ class EnteredCollectives(Collectives):
         The numbers of rows are gathered as well.
         """
         rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-        longer = [tf.concat([tf.reshape(x, [-1]), tf.zeros([1], x.dtype)], 0) for x in tensors]
-        table, *vectors = self._run(self._strategy.collectives.all_gather, [rows[None], *longer], name=name)
-        wholes = []
+        padded = [tf.concat([tf.reshape(x, [-1]), tf.zeros([1], x.dtype)], 0) for x in tensors]
+        table, *vectors = self._run(self._strategy.collectives.all_gather, [rows[None], *padded], name=name)
+        results = []
         for i, (vector, tensor) in enumerate(zip(vectors, tensors, strict=True)):
             row = tf.shape(tensor)[1:]
             parts = tf.split(vector, table[:, i] * tf.reduce_prod(row) + 1, num=self.size)
-            whole = tf.concat([part[:-1] for part in parts], 0)
-            whole = tf.reshape(whole, tf.concat([[tf.reduce_sum(table[:, i])], row], 0))
-            wholes.append(tf.ensure_shape(whole, tf.TensorShape([None]).concatenate(tensor.shape[1:])))
-        return wholes
+            result = tf.concat([part[:-1] for part in parts], 0)
+            result = tf.reshape(result, tf.concat([[tf.reduce_sum(table[:, i])], row], 0))
+            results.append(tf.ensure_shape(result, tf.TensorShape([None]).concatenate(tensor.shape[1:])))
+        return results
 
     def _run(
         self, call: Callable[..., Any], tensors: Sequence[tf.Tensor], *args: Any, **kwargs: Any
     ) -> list[tf.Tensor]:
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        results = self._strategy.run(lambda: tuple(call(given, *args, **kwargs)))
+        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        results = self._strategy.run(lambda: tuple(call(inputs, *args, **kwargs)))
         return [self._strategy.local(result)[0] for result in results]
 
 
@@ -88,18 +83,14 @@ class TensorFlowEngine(Engine):
     Missing operations are composed: minimum, maximum, product and all-to-all gather all tensors, n (N - 1) bytes
     received for n sent. TensorFlow matches calls by order, so every rank must make the same calls in the same order:
     each eager or traced call is compared first (see `Agreement`). Ranks wait for a missing one for
-    HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, by default 600 s; 0 means forever.
+    HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, by default 600 s; 0 means forever. `options` are arguments of `init`, none of
+    which is supported.
     """
 
     def __init__(self, options: dict[str, Any]):
-        """Starts the strategy for this environment.
-
-        Args:
-          options: arguments of `init`, none of which is supported.
-        """
         for name, value in options.items():
             if value:
-                raise needs_horovod(f"hvd.init({name}=...)", f"Leave out {name}")
+                raise horovod_required(f"hvd.init({name}=...)", f"Leave out {name}")
         strategy = load_strategy("auto")
         if len(strategy.local_replicas) != 1:
             raise InputError(
@@ -109,9 +100,9 @@ class TensorFlowEngine(Engine):
         self._strategy = strategy
         self.group = strategy.group
         self.object_key = self.group.token_for("objects")
-        self.collectives = EnteredCollectives(strategy)
+        self.collectives = StrategyCollectives(strategy)
         seconds = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 600)
-        self._agreement = Agreement(strategy.group, seconds or _FOR_EVER)
+        self._agreement = Agreement(strategy.group, seconds or _NO_DEADLINE_SECONDS)
         cluster = strategy.cluster
         self.rank, self.size = cluster.rank, cluster.size
         self.local_rank, self.local_size = cluster.local_rank, cluster.local_size
@@ -122,7 +113,7 @@ class TensorFlowEngine(Engine):
     def collectives_of(self, process_set: Any) -> Collectives:
         """See base class."""
         if process_set is not global_process_set:
-            raise needs_horovod("A process set of some ranks", "Leave out process_set")
+            raise horovod_required("A process set of some ranks", "Leave out process_set")
         return self.collectives
 
     def reduce(
@@ -130,14 +121,14 @@ class TensorFlowEngine(Engine):
     ) -> list[tf.Tensor]:
         """See base class."""
         self._agreement.check(call.name, f"{op.name} (times {prescale:g} before, {postscale:g} after)", tensors)
-        given = [scaled(tensor, prescale) for tensor in tensors]
+        inputs = [scaled(tensor, prescale) for tensor in tensors]
         if op in (Sum, Average):
-            totals = self.collectives_of(call.process_set).all_reduce(given, name=call.name)
+            totals = self.collectives_of(call.process_set).all_reduce(inputs, name=call.name)
             postscale /= self.size if op == Average else 1
         else:
-            carried = [tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x for x in given]
-            everyone = self._gather([x[None] for x in carried], call)
-            combined = [functools.reduce(_COMBINE[op], tf.unstack(whole, self.size)) for whole in everyone]
+            widened = [tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x for x in inputs]
+            gathered = self._gather([x[None] for x in widened], call)
+            combined = [functools.reduce(_COMBINE[op], tf.unstack(rows, self.size)) for rows in gathered]
             totals = [tf.cast(total, x.dtype) for total, x in zip(combined, tensors, strict=True)]
         return [scaled(tf.ensure_shape(total, x.shape), postscale) for total, x in zip(totals, tensors, strict=True)]
 
@@ -153,27 +144,27 @@ class TensorFlowEngine(Engine):
         """See base class; a sum of bits that are zero except on the root; 2 n (N - 1) / N bytes sent."""
         self._agreement.check(call.name, f"broadcast from rank {root}", [tensor])
         bits = tf.bitcast(tensor, _BITS[tensor.dtype.size])
-        carried = tf.cast(bits, tf.int32) if tensor.dtype.size == 2 else bits
-        sent = carried if self.rank == root else tf.zeros_like(carried)
+        widened = tf.cast(bits, tf.int32) if tensor.dtype.size == 2 else bits
+        sent = widened if self.rank == root else tf.zeros_like(widened)
         [total] = self.collectives_of(call.process_set).all_reduce([sent], name=call.name)
         return tf.bitcast(tf.ensure_shape(tf.cast(total, bits.dtype), tensor.shape), tensor.dtype)
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class."""
         self._agreement.check(call.name, "exchange", [tensor], uneven=True)
-        whole, table = self._gather([tensor, tf.cast(splits, tf.int32)[None]], call)  # table: [sender, receiver]
+        rows, table = self._gather([tensor, tf.cast(splits, tf.int32)[None]], call)  # table: [sender, receiver]
         parts = tf.reshape(table, [-1])
-        mine = tf.split(whole, parts, num=self.size * self.size)[self.rank :: self.size]
-        return tf.concat(mine, 0), table[:, self.rank]
+        own_parts = tf.split(rows, parts, num=self.size * self.size)[self.rank :: self.size]
+        return tf.concat(own_parts, 0), table[:, self.rank]
 
     def join(self) -> tf.Tensor:
         """See base class."""
-        raise needs_horovod("hvd.join()", "Give every rank the same number of steps (steps_per_epoch)")
+        raise horovod_required("hvd.join()", "Give every rank the same number of steps (steps_per_epoch)")
 
     def size_of(self, process_set_id: int) -> tf.Tensor:
         """See base class."""
         if process_set_id:
-            raise needs_horovod("A process set of some ranks", "Leave out process_set_id")
+            raise horovod_required("A process set of some ranks", "Leave out process_set_id")
         return tf.constant(self.size)
 
     def included_in(self, process_set_id: int) -> tf.Tensor:
@@ -190,7 +181,7 @@ class TensorFlowEngine(Engine):
         self._strategy.close()
 
 
-_FOR_EVER = 1e9  # seconds
+_NO_DEADLINE_SECONDS = 1e9  # seconds
 _BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes per element
 _COMBINE: dict[ReduceOp, Callable[..., tf.Tensor]] = {
     Min: tf.minimum,

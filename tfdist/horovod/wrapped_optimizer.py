@@ -1,4 +1,4 @@
-"""Makes an optimizer distributed, as an instance of a subclass of its class; accumulates gradients locally."""
+"""Wraps an optimizer in a subclass of its class that reduces gradients; accumulates gradients locally."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -9,32 +9,29 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.errors.numbers import is_integer
-from tfdist.horovod.gradient_sums import Gradient, GradientSums, LocalVariables, key_of
+from tfdist.horovod.gradient_sums import Gradient, GradientSums, key_of
 
 
 class Accumulation:
-    """Sums the gradients of `passes` calls. Memory: one dense tensor of each variable's size."""
+    """Sums the gradients of `passes` calls; divides the sum by their number for an `average`.
+
+    Memory: one dense tensor of each variable's size.
+    """
 
     def __init__(self, passes: int, average: bool):
-        """Initializes the accumulation.
-
-        Args:
-          passes: number of backward passes per step, at least 1.
-          average: whether the sum is divided by `passes`.
-        """
         if not is_integer(passes) or passes < 1:
             raise InputError(f"backward_passes_per_step must be an integer of at least 1. Received: {passes!r}.")
         self.passes = int(passes)
         self._divisor = self.passes if average else 1
         self._sums: dict[int, tuple[Any, tf.Variable]] = {}  # of the variables that have had a gradient in any pass
         self._count: tf.Variable | None = None
-        self._variables: tf.Variable | None = None  # their number now, which a graph may not know
+        self._variables: tf.Variable | None = None  # their current number, which a graph may not know
 
-    def anew(self) -> "Accumulation":
+    def empty_copy(self) -> "Accumulation":
         """Returns a new, empty accumulation with the same settings."""
         return Accumulation(self.passes, self._divisor > 1)
 
-    def begin_anew(self) -> None:
+    def reset_state(self) -> None:
         """Discards the passes since the last update."""
         if self._count is not None:
             self._count.assign(0)
@@ -49,26 +46,26 @@ class Accumulation:
                 total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
         return tf.equal(count.assign((count + 1) % self.passes), 0)
 
-    def taken(self, variables: Sequence[Any]) -> tuple[list[Gradient], list[Any]]:
+    def pop_sums(self, variables: Sequence[Any]) -> tuple[list[Gradient], list[Any]]:
         """Returns the sums, or means, of a step and their variables; resets them, whatever their values (inf times 0 is not 0).
 
-        These are the variables of the last pass, with None for those that have never had a gradient, and then all others
-        that have had one in any pass. One without a gradient in this step has zeros.
+        The variables are those of the last pass, with None for those that have never had a gradient, and then all others
+        that have had one in any pass, with zeros for those without a gradient in this step.
         """
         sums = {key: total for key, (_, total) in self._sums.items()}
         others = sums.keys() - {key_of(variable) for variable in variables}
-        every = [*variables, *(variable for key, (variable, _) in self._sums.items() if key in others)]
-        with tf.control_dependencies([self._all_known()] if tf.inside_function() else []):
-            read = {key: total.read_value() / self._divisor for key, total in sums.items()}
-        with tf.control_dependencies(list(read.values())):
+        all_variables = [*variables, *(variable for key, (variable, _) in self._sums.items() if key in others)]
+        with tf.control_dependencies([self._assert_all_traced()] if tf.inside_function() else []):
+            values = {key: total.read_value() / self._divisor for key, total in sums.items()}
+        with tf.control_dependencies(list(values.values())):
             self._reset()
-        return [read.get(key_of(variable)) for variable in every], every
+        return [values.get(key_of(variable)) for variable in all_variables], all_variables
 
     def _reset(self) -> None:
         for _, total in self._sums.values():
             total.assign(tf.zeros(total.shape, total.dtype))
 
-    def _all_known(self) -> tf.Operation:
+    def _assert_all_traced(self) -> tf.Operation:
         """Returns an assertion for a graph: it updates all variables that have had a gradient by the time it runs."""
         return tf.debugging.assert_equal(
             self._variables,
@@ -93,18 +90,22 @@ class Accumulation:
 class Distributed:
     """Mixin for an optimizer's class: gradients are reduced over the ranks before the optimizer processes them.
 
-    So clipping, loss scaling and weight decay apply to reduced gradients. Keras sees an optimizer of the original
-    class: a model saved with it loads without tfdist.
+    Clipping, loss scaling and weight decay therefore apply to reduced gradients. For Keras it is an optimizer of the
+    original class: a model saved with it loads without tfdist.
+
+    Attributes:
+      reduction: reduces the gradients.
+      accumulation: accumulates the gradients of several passes.
+      local: variables whose gradients are not reduced, by `key_of`.
     """
 
     reduction: GradientSums
     accumulation: Accumulation
-    local: LocalVariables
+    local: set[int]
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduces, then updates the variables; with `backward_passes_per_step` k, only on every k-th call."""
-        given = trainable_variables is not None
-        variables = list(trainable_variables or []) if given else keras_internals.trained_by(self)
+        variables = keras_internals.trained_by(self) if trainable_variables is None else list(trainable_variables)
         base = super().apply  # type: ignore[misc]
         if self.accumulation.passes == 1:
             base(self.reduction(grads, variables, self.local), variables)
@@ -114,29 +115,29 @@ class Distributed:
                 self.build(variables)  # type: ignore[attr-defined]
 
         def update() -> tf.Tensor:
-            sums, every = self.accumulation.taken(variables)
-            base(self.reduction(sums, every, self.local), every)
+            sums, all_variables = self.accumulation.pop_sums(variables)
+            base(self.reduction(sums, all_variables, self.local), all_variables)
             return tf.constant(True)
 
         tf.cond(self.accumulation.add(grads, variables), update, lambda: tf.constant(False))
 
     def register_local_var(self, var: Any) -> None:
         """Excludes a variable's gradient from the reduction."""
-        self.local.add(var)
+        self.local.add(key_of(var))
 
     def synchronize(self) -> None:
         """Equalizes the compression's shared state over ranks and discards unapplied passes; all ranks must call it."""
         self.reduction.synchronize()
-        self.accumulation.begin_anew()
+        self.accumulation.reset_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> keras.Optimizer:
         """Returns a distributed copy, with the initial state of the compression and no unapplied passes."""
-        local = LocalVariables(self.local)
-        return _made(cast(keras.Optimizer, self), GradientSums(self.reduction.options), self.accumulation.anew(), local)
+        reduction, accumulation = GradientSums(self.reduction.options), self.accumulation.empty_copy()
+        return _wrap(cast(keras.Optimizer, self), reduction, accumulation, set(self.local))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raises `InputError`: pickled under the class that Keras sees, it would be restored as a plain optimizer."""
-        raise not_pickled(self)
+        """Raises `InputError`: pickled under its original class, it would be restored as an optimizer without reduction."""
+        raise pickling_error(self)
 
 
 def distributed(optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation) -> keras.Optimizer:
@@ -161,7 +162,7 @@ def distributed(optimizer: keras.Optimizer, reduction: GradientSums, accumulatio
         )
     if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
         raise InputError("The optimizer is already distributed. Received: a wrapped one. Wrap it once.")
-    return _made(optimizer, reduction, accumulation, LocalVariables())
+    return _wrap(optimizer, reduction, accumulation, set())
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -169,7 +170,7 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, Distributed)
 
 
-def not_pickled(optimizer: Any) -> InputError:
+def pickling_error(optimizer: Any) -> InputError:
     """Returns the error for pickling an optimizer that reduces gradients: the restored one would not."""
     return InputError(
         f"A distributed optimizer cannot be pickled. Received: {optimizer.__class__.__name__}. Pickle the optimizer "
@@ -177,32 +178,36 @@ def not_pickled(optimizer: Any) -> InputError:
     )
 
 
-def _made(
-    optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation, local: LocalVariables
+def _wrap(
+    optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation, local: set[int]
 ) -> keras.Optimizer:
-    kind = optimizer.__class__  # the plain class, even for a distributed optimizer
-    # Keras saves an optimizer under its __class__: this way, a saved model names a class that can be loaded.
-    own = type(kind.__name__, (Distributed, kind), {"__class__": property(lambda self: kind), "__doc__": kind.__doc__})
+    original_class = optimizer.__class__  # the plain class, even for a distributed optimizer
+    # Keras saves an optimizer under its __class__, which must be a class that can be loaded.
+    subclass = type(
+        original_class.__name__,
+        (Distributed, original_class),
+        {"__class__": property(lambda self: original_class), "__doc__": original_class.__doc__},
+    )
     try:
-        made = own.from_config(optimizer.get_config())  # type: ignore[attr-defined]
+        wrapped = subclass.from_config(optimizer.get_config())  # type: ignore[attr-defined]
     except (NotImplementedError, TypeError, ValueError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
+        message = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"An optimizer is wrapped through its get_config() and from_config(). Received: {kind.__name__}, "
-            f"{said[:200]} Define both for it and for its learning-rate schedule, and register them with keras.saving."
+            f"An optimizer is wrapped through its get_config() and from_config(). Received: {original_class.__name__}, "
+            f"{message[:200]} Define both for it and for its learning-rate schedule, and register them with keras.saving."
         ) from error
-    made.reduction, made.accumulation, made.local = reduction, accumulation, local
+    wrapped.reduction, wrapped.accumulation, wrapped.local = reduction, accumulation, local
     if optimizer.built:
-        made.build(keras_internals.trained_by(optimizer))
-    for new, old in zip(made.variables, optimizer.variables, strict=True):
+        wrapped.build(keras_internals.trained_by(optimizer))
+    for new, old in zip(wrapped.variables, optimizer.variables, strict=True):
         new.assign(old)
-    _take_over(made, optimizer)
-    return made
+    _copy_attributes(wrapped, optimizer)
+    return wrapped
 
 
-def _take_over(made: keras.Optimizer, optimizer: keras.Optimizer) -> None:
+def _copy_attributes(wrapped: keras.Optimizer, optimizer: keras.Optimizer) -> None:
     """Copies attributes set by calls after construction, such as `exclude_from_weight_decay`."""
-    for name in vars(optimizer).keys() - vars(made).keys():
-        setattr(made, name, getattr(optimizer, name))
-    if hasattr(made, "inner_optimizer"):
-        _take_over(made.inner_optimizer, optimizer.inner_optimizer)
+    for name in vars(optimizer).keys() - vars(wrapped).keys():
+        setattr(wrapped, name, getattr(optimizer, name))
+    if hasattr(wrapped, "inner_optimizer"):
+        _copy_attributes(wrapped.inner_optimizer, optimizer.inner_optimizer)
