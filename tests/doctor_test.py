@@ -123,7 +123,7 @@ class _Fake(contextlib.nullcontext):
         super().__init__(self)
         self.ended, self.variables = ended, {}
 
-    def run(self, module, arguments, processes, seconds, variables=None):
+    def run_module(self, module, arguments, processes, seconds, variables=None):
         self.variables = variables
         return self.ended[module.rpartition(".")[2]]
 
@@ -165,7 +165,7 @@ INSTALLED = Frameworks("", 0, HOROVOD, None)
 
 
 def tried(name: str, ended: Ended, frameworks: Frameworks = INSTALLED) -> list[SmokeTestResult]:
-    return list(engines.tried(_Fake(verify=ended), frameworks, [name], 1))
+    return list(engines.run_smoke_tests(_Fake(verify=ended), frameworks, [name], 1))
 
 
 def test_what_is_not_installed_is_missing_with_the_command_that_installs_it():
@@ -200,7 +200,7 @@ def test_the_fastest_engine_is_named_with_its_flags():
         return Ended(0, "", f"a line of TensorFlow\n{json.dumps({'measurements': rows})}\n", 1.0)
 
     def speed(name: str, ended: Ended) -> list[SmokeTestResult]:
-        return list(speeds.measured(_Fake(bench=ended), INSTALLED, [name], 1))
+        return list(speeds.measure(_Fake(bench=ended), INSTALLED, [name], 1))
 
     [multiworker] = speed("multiworker", bench(0.4, 8.7, 50))
     gloo, mpi = speed("horovod", bench(1, 3, 60))
@@ -230,7 +230,7 @@ def test_a_wrong_result_is_a_failure():
 @pytest.mark.parametrize(("gpus", "hidden"), [(0, False), (1, True), (2, False)])
 def test_replicas_that_have_no_gpu_each_run_on_the_cpu(gpus: int, hidden: bool):
     fake = _Fake(verify=Ended(0, "", "", 1.0))
-    list(engines.tried(fake, INSTALLED._replace(gpus=gpus), ["mirrored"], 1))
+    list(engines.run_smoke_tests(fake, INSTALLED._replace(gpus=gpus), ["mirrored"], 1))
     assert ("CUDA_VISIBLE_DEVICES" in fake.variables) == hidden
 
 

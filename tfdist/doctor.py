@@ -119,9 +119,9 @@ def main(values: flags.FlagValues, output: Output) -> int:
         found, section = frameworks.probe(children, seconds)
         report.add(section)
         if not values.quick and not found.problem:
-            report.add_engines(engines.tried(children, found, names, seconds))
+            report.add_engines(engines.run_smoke_tests(children, found, names, seconds))
         if values.speed and not found.problem:
-            report.add_speeds(speeds.measured(children, found, names, seconds))
+            report.add_speeds(speeds.measure(children, found, names, seconds))
     return ExitCode.DONE if report.end() else ExitCode.FAILED
 
 

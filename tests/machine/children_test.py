@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
             def run(name: str, source: str, processes: int = 1, seconds: float = 60) -> Ended:
                 (programs / f"{name}.py").write_text(source)
-                return children.run(name, ["given"], processes, seconds)
+                return children.run_module(name, ["given"], processes, seconds)
 
             yield run
 

@@ -1,10 +1,10 @@
-"""Runs what may crash or hang in processes of its own, with a deadline for each."""
+"""Runs programs that may crash or hang in separate processes, with a deadline for each."""
 
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tfdist.errors import ExitCode, TfdistError, exceptions
 from tfdist.launcher.job import Job, Outcome
@@ -13,13 +13,13 @@ from tfdist.launcher.supervision import deadline
 
 
 class Ended(NamedTuple):
-    """How the processes of a program ended.
+    """The end of the processes of a program.
 
     Attributes:
       code: exit code of the process that caused a failure, or 0.
-      reason: why it failed, as one line; empty if it did not.
-      text: what the process that caused a failure has printed; that of rank 0 if none failed.
-      seconds: how long it took.
+      reason: reason of a failure, as one line; empty if there is none.
+      text: output of the process that caused a failure; that of rank 0 if none failed.
+      seconds: duration.
     """
 
     code: int
@@ -28,21 +28,13 @@ class Ended(NamedTuple):
     seconds: float
 
 
-class Children:
-    """Starts programs of tfdist, one after the other; nothing is left at its end."""
+class Children(CapturedJobs):
+    """Runs programs of tfdist, one after the other; leaves no process and no file behind."""
 
     def __init__(self) -> None:
-        """Initializes without a process."""
-        self._jobs = CapturedJobs("tfdist-doctor-")
+        super().__init__("tfdist-doctor-")
 
-    def __enter__(self) -> "Children":
-        self._jobs.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._jobs.__exit__(*error)
-
-    def run(
+    def run_module(
         self,
         module: str,
         arguments: Sequence[str],
@@ -50,35 +42,32 @@ class Children:
         seconds: float,
         variables: Mapping[str, str] | None = None,
     ) -> Ended:
-        """Runs `python -m MODULE ...` in one or several processes that find each other, and waits for their end.
+        """Runs `python -m MODULE ...` in one or several processes of a job, and waits for their end.
 
         Args:
           module: name of the module.
           arguments: its arguments.
           processes: number of processes.
-          seconds: after which they are ended.
+          seconds: deadline, after which they are ended.
           variables: environment variables to add.
         """
-        began = time.monotonic()
+        start = time.monotonic()
         command = [sys.executable, "-m", module, *arguments]
-        with self._jobs.new_directory() as logs:
+        environment = {**os.environ, **(variables or {})}
+        with self.new_directory() as logs:
             try:
-                outcome = self._jobs.run(
-                    Job(processes=processes),
-                    logs,
-                    lambda rank: command,
-                    {**os.environ, **(variables or {})},
-                    stops=[deadline(seconds)],
+                outcome = self.run(
+                    Job(processes=processes), logs, lambda rank: command, environment, [deadline(seconds)]
                 )
             except (TfdistError, OSError) as error:  # it could not be started
                 outcome = Outcome(ExitCode.FAILED, str(error))
             text = read_log(outcome.log or logs / "rank-0.log")
         reason = _reason(outcome, text) if outcome.code else ""
-        return Ended(outcome.code, reason, text, time.monotonic() - began)
+        return Ended(outcome.code, reason, text, time.monotonic() - start)
 
 
 def _reason(outcome: Outcome, text: str) -> str:
-    """Returns why processes failed: what the one that caused it said last, unless it was ended from outside."""
+    """Returns the reason of a failure: the last line of the process that caused it, unless it was ended from outside."""
     if outcome.rank is None or outcome.code > exceptions.SIGNALLED:
         return outcome.reason
     return last_line(text) or outcome.reason

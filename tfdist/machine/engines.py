@@ -1,4 +1,4 @@
-"""Tries each engine: two training steps, compared with those of one device by `tfdist verify`."""
+"""Tests each engine: two training steps, compared with those of one device by `tfdist verify`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from tfdist.machine.smoke_tests import SmokeTestResult, run_smoke_test
 _VERIFY = ("tfdist.verify", "--model=mlp(hidden=(8,))", "--dataset=synthetic:4x4x1", "--batch_size=8", "--steps=2")
 
 
-def tried(
+def run_smoke_tests(
     children: Children, frameworks: Frameworks, names: Sequence[str], seconds: float
 ) -> Iterator[SmokeTestResult]:
-    """Tries strategies one after the other.
+    """Tests strategies one after the other.
 
     Args:
       children: starts the processes.
-      frameworks: what they run on.
+      frameworks: TensorFlow and Horovod on this machine.
       names: names of the strategies.
       seconds: deadline of each smoke test.
     """
@@ -36,29 +36,29 @@ def tried(
             yield result._replace(reason=_reason(result.ended)) if result.ended else result
 
 
-def finding(tried: SmokeTestResult) -> Finding:
+def finding(result: SmokeTestResult) -> Finding:
     """Returns the line of a smoke test in the report."""
-    took = [f"{tried.ended.seconds:.1f} s"] if tried.ended else []
-    return tried.finding(f"{_title(tried):<39}", *took)
+    duration = [f"{result.ended.seconds:.1f} s"] if result.ended else []
+    return result.finding(f"{_title(result):<39}", *duration)
 
 
-def _title(tried: SmokeTestResult) -> str:
-    """Returns the engine, and how it was tried."""
-    if tried.test is None:
-        return tried.engine
-    processes, devices = tried.test.processes, tried.test.devices
+def _title(result: SmokeTestResult) -> str:
+    """Returns the engine, and the processes and devices of its test."""
+    if result.test is None:
+        return result.engine
+    processes, devices = result.test.processes, result.test.devices
     parts = [f"{processes} processes"] if processes > 1 else []
     parts += [f"{devices} devices"] if devices > 1 else []
-    parts += ["sharded"] if "shard" in tried.test.options else []
-    return ", ".join([tried.engine, *parts])
+    parts += ["sharded"] if "shard" in result.test.options else []
+    return ", ".join([result.engine, *parts])
 
 
 def _reason(ended: Ended) -> str:
     if ended.code == ExitCode.FAILED and ended.reason.startswith("{"):  # it has ended with its result
-        found = json.loads(ended.reason)
-        equal = "" if found["replicas_equal"] else "its replicas differ; "
+        result = json.loads(ended.reason)
+        equal = "" if result["replicas_equal"] else "its replicas differ; "
         return (
-            f"{equal}its weights differ from those of one device by {found['largest_difference']} "
-            f"({found['difference_unit']}; tolerance {found['tolerance']})"
+            f"{equal}its weights differ from those of one device by {result['largest_difference']} "
+            f"({result['difference_unit']}; tolerance {result['tolerance']})"
         )
     return ended.reason

@@ -1,4 +1,4 @@
-"""Environment variables that tfdist or the engines read, and the launcher that they tell of. Secrets are not shown."""
+"""Environment variables that tfdist or the engines read, and the launcher that has set them. Secrets are not shown."""
 
 import re
 from collections.abc import Mapping
@@ -15,19 +15,18 @@ _READ = re.compile(
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|JWT|(^|_)KEY(S|$|_)|(^|_)AUTH")
 _OWN = {"TF_CPP_MIN_LOG_LEVEL": "2", "UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": ""}  # set by `import tfdist`
-_PATHS = ("_FILE", "_DIR")  # the place of a secret is not secret
-_LONGEST = 100  # characters of a value in the text
+_PATHS = ("_FILE", "_DIR")  # the path of a secret is not secret
+_MAX_LENGTH = 100  # characters of a value in the text
 
 
 def section(environment: Mapping[str, str]) -> Section:
     """Returns the variables that are set, and the launcher that started this process, if any."""
-    given = {name: value for name, value in environment.items() if _OWN.get(name) != value}
-    names = sorted(name for name in given if _READ.fullmatch(name))
-    shown = {name: None if is_secret(name) else environment[name] for name in names}
+    names = sorted(name for name, value in environment.items() if _READ.fullmatch(name) and _OWN.get(name) != value)
+    variables = {name: None if is_secret(name) else environment[name] for name in names}
     launcher = _launcher(environment)
-    facts = {"launcher": launcher.text, "variables": shown}
-    set_ones = [Finding(Status.OK, f"{name}={_text(value)}") for name, value in shown.items()]
-    return Section("environment", facts, [launcher, *set_ones])
+    facts = {"launcher": launcher.text, "variables": variables}
+    findings = [Finding(Status.OK, f"{name}={_text(value)}") for name, value in variables.items()]
+    return Section("environment", facts, [launcher, *findings])
 
 
 def is_secret(name: str) -> bool:
@@ -46,4 +45,4 @@ def _launcher(environment: Mapping[str, str]) -> Finding:
 def _text(value: str | None) -> str:
     if value is None:
         return "(set, not shown)"
-    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
+    return value if len(value) <= _MAX_LENGTH else f"{value[:_MAX_LENGTH]}..."

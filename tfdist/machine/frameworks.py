@@ -1,4 +1,4 @@
-"""TensorFlow and Horovod on this machine: whether they can be imported, their devices, and what `auto` takes."""
+"""TensorFlow and Horovod on this machine: whether they can be imported, their devices, and the choice of `auto`."""
 
 import importlib.util
 import json
@@ -12,15 +12,14 @@ from tfdist.config.strategy_registry import SmokeTest
 from tfdist.machine.children import Children
 from tfdist.machine.report import Finding, Section, Status
 
-_HOROVOD = "horovod"
-_PROCESSES = 2  # for which `auto` is asked
+_PROCESSES = 2  # for which the choice of `auto` is reported
 _ILLEGAL = 132  # exit code: killed by SIGILL
 _REBUILD = "tfdist install_horovod --force"
 _REBUILD_FOR_OLDER = f'HOROVOD_BUILD_ARCH_FLAGS="-march=x86-64-v2" {_REBUILD}'
 
 
 class Frameworks(NamedTuple):
-    """What the engines run on.
+    """TensorFlow and Horovod, as the engines use them.
 
     Attributes:
       problem: why TensorFlow cannot be used; empty if it can.
@@ -68,7 +67,11 @@ def probe(children: Children, seconds: float) -> tuple[Frameworks, Section]:
             [finding],
         )
     horovod, horovod_problem = _horovod(children, seconds)
-    findings = [_of_devices(devices), *_of_horovod(horovod), *([horovod_problem] if horovod_problem else [])]
+    findings = [
+        _device_finding(devices),
+        *_horovod_findings(horovod),
+        *([horovod_problem] if horovod_problem else []),
+    ]
     facts = {
         "tensorflow_problem": None,
         "gpus": devices,
@@ -79,18 +82,18 @@ def probe(children: Children, seconds: float) -> tuple[Frameworks, Section]:
 
 
 def with_tools(install: str) -> str:
-    """Returns a command that installs Horovod, after one that installs the tools of its build, if they are missing."""
+    """Returns a command that installs Horovod, after one that installs the missing tools of its build, if any."""
     missing = [tool for tool in ("g++", "make") if not shutil.which(tool)]
     return f"apt install {' '.join(missing)} && {install}" if missing else install
 
 
 def _devices(children: Children, seconds: float) -> tuple[list[str], str]:
     """Returns the names of TensorFlow's GPUs, and why TensorFlow cannot be used, if it cannot."""
-    ended = children.run("tfdist.machine.tensorflow_probe", (), 1, seconds)
+    ended = children.run_module("tfdist.machine.tensorflow_probe", (), 1, seconds)
     return ([], ended.reason) if ended.code else (last_object(ended.text)["gpus"], "")
 
 
-def _of_devices(gpus: Sequence[str]) -> Finding:
+def _device_finding(gpus: Sequence[str]) -> Finding:
     if gpus:
         return Finding(Status.OK, f"TensorFlow's GPUs: {', '.join(gpus)}")
     if os.path.exists("/proc/driver/nvidia/version"):
@@ -100,20 +103,20 @@ def _of_devices(gpus: Sequence[str]) -> Finding:
 
 
 def _has_horovod() -> bool:
-    return importlib.util.find_spec(_HOROVOD) is not None
+    return importlib.util.find_spec("horovod") is not None
 
 
 def _horovod(children: Children, seconds: float) -> tuple[dict[str, Any] | None, Finding | None]:
     if not _has_horovod():
         return None, None
-    ended = children.run("tfdist.machine.horovod_probe", [str(_PROCESSES)], 1, seconds)
+    ended = children.run_module("tfdist.machine.horovod_probe", [str(_PROCESSES)], 1, seconds)
     if ended.code:
         remedy = _REBUILD_FOR_OLDER if ended.code == _ILLEGAL else _REBUILD
         return None, Finding(Status.FAILED, f"Horovod cannot be imported: {ended.reason}", with_tools(remedy))
     return last_object(ended.text), None
 
 
-def _of_horovod(horovod: Mapping[str, Any] | None) -> list[Finding]:
+def _horovod_findings(horovod: Mapping[str, Any] | None) -> list[Finding]:
     if horovod is None:
         return []
     names = [horovod["mpi_library"] if name == "MPI" else name for name in horovod["libraries"]]
@@ -131,5 +134,5 @@ def _of_horovod(horovod: Mapping[str, Any] | None) -> list[Finding]:
 
 def last_object(text: str) -> dict[str, Any]:
     """Returns the JSON object in the last line that has one; a framework may print other lines."""
-    found: dict[str, Any] = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
-    return found
+    result: dict[str, Any] = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+    return result

@@ -10,6 +10,7 @@ import psutil
 
 from tfdist.cluster.affinity import cpu_quota
 from tfdist.errors.numbers import byte_size
+from tfdist.machine.limits import container_limit
 from tfdist.machine.report import Finding, Section, Status, one_of
 
 _MEMORY_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")  # cgroup v2
@@ -20,7 +21,7 @@ _MIN_FREE_DISK = 1 << 30
 
 
 def section() -> Section:
-    """Returns the resources of this machine, and how much of them this process may use."""
+    """Returns the resources of this machine, and the amounts that this process may use."""
     usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
     memory, limit = psutil.virtual_memory(), memory_limit()
     free = min(memory.available, limit or memory.available)
@@ -58,10 +59,7 @@ def section() -> Section:
 
 def memory_limit() -> int | None:
     """Returns how many bytes of memory the container of this process may use; None if unlimited or unknown."""
-    try:
-        return int(_MEMORY_LIMIT.read_text())
-    except (OSError, ValueError):  # "max" instead of a number, or no cgroup v2
-        return None
+    return container_limit(_MEMORY_LIMIT)
 
 
 def _disk_space(path: str) -> dict[str, Any]:

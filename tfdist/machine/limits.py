@@ -8,8 +8,8 @@ from tfdist.machine.report import Section, one_of
 
 _PROCESS_LIMIT = pathlib.Path("/sys/fs/cgroup/pids.max")
 _INFINIBAND = pathlib.Path("/dev/infiniband")
-_LEAST_FILES = 1024
-_LEAST_PROCESSES = 1024  # threads count; a process with TensorFlow has dozens
+_MIN_FILES = 1024
+_MIN_PROCESSES = 1024  # including threads; a process with TensorFlow has dozens
 _KINDS = {
     "open_files": resource.RLIMIT_NOFILE,
     "processes": resource.RLIMIT_NPROC,
@@ -24,19 +24,19 @@ def section() -> Section:
         for name, kind in _KINDS.items()
     }
     files, processes, locked = (limits["soft"] for limits in facts.values())
-    container = _of_container()
-    least = min((limit for limit in (processes, container) if limit is not None), default=None)
+    container = container_limit(_PROCESS_LIMIT)
+    lowest = min((limit for limit in (processes, container) if limit is not None), default=None)
     pinned = "InfiniBand needs locked memory without a limit" if _INFINIBAND.exists() and locked is not None else ""
     findings = [
         one_of(
-            f"only {files} files may be open" if _is_below(files, _LEAST_FILES) else "",
+            f"only {files} files may be open" if _is_below(files, _MIN_FILES) else "",
             "ulimit -n 65536",
             f"{_text(files)} open files",
         ),
         one_of(
-            f"only {least} processes and threads" if _is_below(least, _LEAST_PROCESSES) else "",
+            f"only {lowest} processes and threads" if _is_below(lowest, _MIN_PROCESSES) else "",
             "ulimit -u 16384, or raise the container's limit (docker run --pids-limit)",
-            f"{_text(least)} processes and threads",
+            f"{_text(lowest)} processes and threads",
         ),
         one_of(
             pinned, "ulimit -l unlimited", f"{'unlimited' if locked is None else byte_size(locked)} of locked memory"
@@ -49,15 +49,16 @@ def _known(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _of_container() -> int | None:
+def container_limit(path: pathlib.Path) -> int | None:
+    """Returns a limit of this process's container from a file of cgroup v2; None if unlimited or unknown."""
     try:
-        return int(_PROCESS_LIMIT.read_text())
-    except (OSError, ValueError):
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max" instead of a number, or no cgroup v2
         return None
 
 
-def _is_below(limit: int | None, least: int) -> bool:
-    return limit is not None and limit < least
+def _is_below(limit: int | None, minimum: int) -> bool:
+    return limit is not None and limit < minimum
 
 
 def _text(limit: int | None) -> str:

@@ -13,18 +13,18 @@ from tfdist.coordination.job_token import (
     LOOPBACK,
     MIN_TOKEN_LENGTH,
     TOKEN_VARIABLE,
-    user_token,
     is_loopback,
+    user_token,
 )
 from tfdist.errors import InputError
-from tfdist.machine.report import Finding, Section, Status, one_of
+from tfdist.machine.report import Finding, Section, Status
 
 _SECONDS = 5.0  # for a message over the loopback
 _INTERFACE = "HOROVOD_GLOO_IFACE"
 
 
 def section(environment: Mapping[str, str]) -> Section:
-    """Returns what the network has; engines on one host need a loopback that can be bound."""
+    """Returns the state of the network; engines on one host need a loopback that can be bound."""
     name = socket.gethostname()
     addresses = _resolved(name)
     problem = loopback_problem()
@@ -45,9 +45,9 @@ def section(environment: Mapping[str, str]) -> Section:
     chosen = environment.get(_INTERFACE, "")
     unknown = bool(chosen) and chosen not in [each["name"] for each in interfaces]
     findings = [
-        _of_name(name, addresses),
+        _name_finding(name, addresses),
         loopback,
-        *(Finding(Status.OK, _described(each)) for each in interfaces),
+        *(Finding(Status.OK, _describe_interface(each)) for each in interfaces),
         token,
     ]
     if unknown:
@@ -61,24 +61,24 @@ def loopback_problem() -> str:
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
             server.settimeout(_SECONDS)
-            with socket.create_connection(server.getsockname(), _SECONDS) as ours:
-                theirs, _ = server.accept()
-                with theirs:
-                    theirs.settimeout(_SECONDS)
-                    ours.sendall(b"?")
-                    return "" if theirs.recv(1) == b"?" else "a message was lost"
+            with socket.create_connection(server.getsockname(), _SECONDS) as client_end:
+                server_end, _ = server.accept()
+                with server_end:
+                    server_end.settimeout(_SECONDS)
+                    client_end.sendall(b"?")
+                    return "" if server_end.recv(1) == b"?" else "a message was lost"
     except OSError as error:
         return os.strerror(error.errno) if error.errno else str(error)
 
 
 def _resolved(name: str) -> list[str]:
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(each[4][0]) for each in found))
+        infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(each[4][0]) for each in infos))
     return []
 
 
-def _of_name(name: str, addresses: list[str]) -> Finding:
+def _name_finding(name: str, addresses: list[str]) -> Finding:
     if not addresses:
         return Finding(
             Status.WARNING,
@@ -97,13 +97,13 @@ def _interfaces() -> list[dict[str, object]]:
         {
             "name": name,
             "is_up": name in states and states[name].isup,
-            "addresses": [one.address for one in held if one.family in (socket.AF_INET, socket.AF_INET6)],
+            "addresses": [each.address for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)],
         }
-        for name, held in sorted(psutil.net_if_addrs().items())
+        for name, addresses in sorted(psutil.net_if_addrs().items())
     ]
 
 
-def _described(interface: Mapping[str, object]) -> str:
+def _describe_interface(interface: Mapping[str, object]) -> str:
     addresses = interface["addresses"]
     assert isinstance(addresses, list)
     return f"{interface['name']} is {'up' if interface['is_up'] else 'down'}: {', '.join(addresses) or 'no address'}"
@@ -114,15 +114,11 @@ def _token(environment: Mapping[str, str]) -> Finding:
         token = user_token(environment)
     except InputError as error:
         return Finding(Status.WARNING, str(error))
-    short = (
-        f"the token has {len(token)} characters; jobs over several hosts need {MIN_TOKEN_LENGTH}"
-        if 0 < len(token) < MIN_TOKEN_LENGTH
-        else ""
-    )
     insecure = " (insecure ones are allowed)" if environment.get(INSECURE_VARIABLE) else ""
-    otherwise = (
-        "a token for jobs over several hosts"
-        if token
-        else f"no token, which only jobs over several hosts need{insecure}"
-    )
-    return one_of(short, "Make a longer one: python -c 'import secrets; print(secrets.token_hex(32))'", otherwise)
+    if not token:
+        return Finding(Status.OK, f"no token, which only jobs over several hosts need{insecure}")
+    if len(token) >= MIN_TOKEN_LENGTH:
+        return Finding(Status.OK, "a token for jobs over several hosts")
+    problem = f"the token has {len(token)} characters; jobs over several hosts need {MIN_TOKEN_LENGTH}"
+    remedy = "Make a longer one: python -c 'import secrets; print(secrets.token_hex(32))'"
+    return Finding(Status.WARNING, problem, remedy)

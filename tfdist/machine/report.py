@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Status(enum.StrEnum):
-    """What a finding means."""
+    """The meaning of a finding."""
 
     OK = "ok"
     WARNING = "warning"  # works, but may fail later or elsewhere
@@ -18,9 +18,9 @@ class Finding(NamedTuple):
     """One finding.
 
     Attributes:
-      status: what it means.
+      status: its meaning.
       text: one line.
-      remedy: the command that fixes it, or what to do; empty if there is nothing to do.
+      remedy: a command or instruction that fixes it; empty if there is no problem.
     """
 
     status: Status
@@ -34,7 +34,7 @@ class Section(NamedTuple):
     Attributes:
       name: key of its facts.
       facts: values of JSON, with units in the names.
-      findings: what the facts mean.
+      findings: interpretation of the facts.
     """
 
     name: str
@@ -50,5 +50,5 @@ def lines(finding: Finding) -> Iterator[str]:
 
 
 def one_of(problem: str, remedy: str, otherwise: str) -> Finding:
-    """Returns a warning if there is a problem, else a finding that all is well."""
+    """Returns a warning if there is a problem, else a finding without one."""
     return Finding(Status.WARNING, problem, remedy) if problem else Finding(Status.OK, otherwise)

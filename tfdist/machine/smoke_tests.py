@@ -1,4 +1,4 @@
-"""Smoke tests of engines: a command of tfdist runs on an engine, in processes of its own."""
+"""Smoke tests of engines: a command of tfdist runs on an engine, in separate processes."""
 
 import shlex
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ class SmokeTestResult(NamedTuple):
 
     Attributes:
       strategy: name of the strategy.
-      test: what was run; None if the strategy has none.
+      test: the test; None if the strategy has none.
       status: whether it works.
       reason: why it failed or was not run, as one line; empty if it works.
       remedy: the command that fixes it, if known.
       command: the command that repeats it; empty if it was not run.
-      ended: how its processes ended; None if it was not run.
+      ended: the end of its processes; None if it was not run.
     """
 
     strategy: str
@@ -49,8 +49,8 @@ class SmokeTestResult(NamedTuple):
         Args:
           *columns: the beginning of the line, to which the reason is added.
         """
-        again = f"To see its output: {self.command}" if self.status == Status.FAILED and self.command else ""
-        return Finding(self.status, "  ".join([*columns, self.reason]).rstrip(), self.remedy or again)
+        repeat = f"To see its output: {self.command}" if self.status == Status.FAILED and self.command else ""
+        return Finding(self.status, "  ".join([*columns, self.reason]).rstrip(), self.remedy or repeat)
 
     def facts(self) -> dict[str, Any]:
         """Returns values of JSON."""
@@ -76,24 +76,24 @@ def run_smoke_test(
     test: SmokeTest,
     command: Sequence[str],
     seconds: float,
-    unshown: Sequence[str] = (),
+    hidden_arguments: Sequence[str] = (),
 ) -> SmokeTestResult:
-    """Runs a command on an engine, unless something that it needs is missing.
+    """Runs a command on an engine, unless a requirement is missing.
 
     Args:
       children: starts the processes.
-      frameworks: what they run on.
+      frameworks: TensorFlow and Horovod on this machine.
       strategy: name of the strategy.
-      test: what is run.
+      test: the test.
       command: name of the module, and its arguments.
       seconds: deadline.
-      unshown: arguments besides `--json` that are left out in the command that repeats it.
+      hidden_arguments: arguments besides `--json` that are left out in the command that repeats it.
     """
     if obstacle := frameworks.obstacle(test):
         return SmokeTestResult(strategy, test, obstacle.status, reason=obstacle.text, remedy=obstacle.remedy)
     module, *arguments = [*command, *_flags(strategy, test)]
-    all_arguments = [*arguments, *unshown, "--json"]
-    ended = children.run(module, all_arguments, test.processes, seconds, _variables(test, frameworks))
+    all_arguments = [*arguments, *hidden_arguments, "--json"]
+    ended = children.run_module(module, all_arguments, test.processes, seconds, _variables(test, frameworks))
     launch = f"tfdist launch --processes={test.processes} -- " if test.processes > 1 else ""
     repeated = f"{launch}{module.replace('.', ' ')} {shlex.join(arguments)}"
     status = Status.FAILED if ended.code else Status.OK

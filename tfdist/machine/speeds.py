@@ -16,14 +16,14 @@ _BUCKET = SIZES[1]
 _BENCHMARK = ("tfdist.bench", "collectives", "--operations=all_reduce", f"--sizes={','.join(map(str, SIZES))}")
 
 
-def measured(
+def measure(
     children: Children, frameworks: Frameworks, names: Sequence[str], seconds: float
 ) -> Iterator[SmokeTestResult]:
     """Measures one engine after the other, with two processes each.
 
     Args:
       children: starts the processes.
-      frameworks: what they run on.
+      frameworks: TensorFlow and Horovod on this machine.
       names: names of the strategies.
       seconds: deadline of each measurement.
     """
@@ -32,8 +32,8 @@ def measured(
             for test in declaration.smoke_tests:
                 if test.processes > 1 and "shard" not in test.options:  # which does not change an all-reduce
                     with tempfile.TemporaryDirectory() as directory:
-                        unshown = [f"--output_dir={directory}/bench"]
-                        yield run_smoke_test(children, frameworks, declaration.name, test, _BENCHMARK, seconds, unshown)
+                        hidden = [f"--output_dir={directory}/bench"]
+                        yield run_smoke_test(children, frameworks, declaration.name, test, _BENCHMARK, seconds, hidden)
 
 
 def finding(speed: SmokeTestResult) -> Finding:
@@ -49,18 +49,18 @@ def facts(speed: SmokeTestResult) -> dict[str, Any]:
 
 
 def fastest(speeds: Iterable[SmokeTestResult]) -> Finding | None:
-    """Returns which engine is the fastest for a bucket of gradients, with its flags; None if there is no choice."""
-    known = sorted((speed for speed in speeds if _seconds(speed)), key=lambda speed: _seconds(speed)[_BUCKET])
-    if len(known) < 2:
+    """Returns the fastest engine for a bucket of gradients, with its flags; None if there is no choice."""
+    ranking = sorted((speed for speed in speeds if _seconds(speed)), key=lambda speed: _seconds(speed)[_BUCKET])
+    if len(ranking) < 2:
         return None
-    best, second, *_ = known
+    best, second, *_ = ranking
     ratio = _seconds(second)[_BUCKET] / _seconds(best)[_BUCKET]
     text = f"fastest for {byte_size(_BUCKET)}: {best.engine}, {ratio:.2g} times as fast as {second.engine}"
     return Finding(Status.OK, text, f"tfdist launch --processes=2 -- tfdist train {best.flags}")
 
 
 def _seconds(speed: SmokeTestResult) -> dict[int, float]:
-    """Returns the median seconds of an all-reduce for each of `SIZES`; nothing if it failed or was not made."""
+    """Returns the median seconds of an all-reduce for each of `SIZES`; empty if it failed or was not measured."""
     if speed.ended is None or speed.ended.code:
         return {}
     rows = last_object(speed.ended.text)["measurements"]

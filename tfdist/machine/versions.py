@@ -25,24 +25,24 @@ class _Supported(NamedTuple):
 
 def section() -> Section:
     """Returns the versions; an installed package that is not supported is a warning."""
-    found = {"tfdist": tfdist.__version__, **versions()}
-    python = _python(found["python"])
+    installed = {"tfdist": tfdist.__version__, **versions()}
+    python = _python(installed["python"])
     findings = [
-        Finding(Status.OK, f"tfdist {found['tfdist']}, {platform.platform()}"),
-        _finding("Python", found["python"], python, "Use a supported version."),
+        Finding(Status.OK, f"tfdist {installed['tfdist']}, {platform.platform()}"),
+        _finding("Python", installed["python"], python, "Use a supported version."),
     ]
     facts = {
-        "tfdist": {"version": found["tfdist"], "supported": None, "is_supported": True},
-        "python": _facts(found["python"], python),
+        "tfdist": {"version": installed["tfdist"], "supported": None, "is_supported": True},
+        "python": _facts(installed["python"], python),
         "platform": platform.platform(),
         "executable": sys.executable,
     }
     for name, title in _PACKAGES.items():
-        version = found.get(name)
+        version = installed.get(name)
         supported = _required(name, version)
         findings.append(_finding(title, version, supported, f"pip install '{name}{supported.text.replace(' ', '')}'"))
         facts[name] = _facts(version, supported)
-    version = found.get(_HOROVOD)
+    version = installed.get(_HOROVOD)
     supported = _Supported(PATCHED, version == PATCHED)
     if version is None:
         findings.append(Finding(Status.MISSING, "Horovod is not installed", _INSTALL_HOROVOD))
@@ -67,19 +67,19 @@ def _facts(version: str | None, supported: _Supported) -> dict[str, object]:
 def _python(version: str) -> _Supported:
     """Returns the versions of Python with which tfdist is tested, which its classifiers list."""
     pattern = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
-    listed = [found[1] for found in map(pattern.fullmatch, _listed("Classifier")) if found]
-    return _Supported(", ".join(listed), not listed or version.rpartition(".")[0] in listed)
+    supported = [match[1] for match in map(pattern.fullmatch, _metadata("Classifier")) if match]
+    return _Supported(", ".join(supported), not supported or version.rpartition(".")[0] in supported)
 
 
 def _required(name: str, version: str | None) -> _Supported:
     """Returns the versions of a package that tfdist's requirements allow; an empty text if they allow any."""
-    requirements = map(Requirement, _listed("Requires-Dist"))
+    requirements = map(Requirement, _metadata("Requires-Dist"))
     specifier = next((each.specifier for each in requirements if each.name == name), SpecifierSet())
     return _Supported(str(specifier), version is not None and specifier.contains(version, prereleases=True))
 
 
-def _listed(field: str) -> list[str]:
-    """Returns a field of tfdist's metadata; nothing if it is used from a directory and not installed."""
+def _metadata(field: str) -> list[str]:
+    """Returns a field of tfdist's metadata; empty if tfdist is used from a directory without installation."""
     try:
         return importlib.metadata.metadata("tfdist").get_all(field) or []
     except importlib.metadata.PackageNotFoundError:
