@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.waiting import DEADLINE
-from tfdist.coordination.job_token import bound, job_token, user_token
+from tfdist.coordination.job_token import group_token, job_token, user_token
 from tfdist.errors import InputError
 
 REMOTE, LOCAL = "node1.example.com:14000", "127.0.0.1:14000"
@@ -211,5 +211,5 @@ def test_without_home_the_key_is_in_that_of_the_user(tmp_path, monkeypatch):
 
 
 def test_groups_with_the_same_secret_have_different_tokens_whatever_the_host_is_called():
-    assert bound(SECRET, "rank", "node1:14000") == bound(SECRET, "rank", "[::1]:14000") != SECRET
-    assert len({bound(SECRET, role, f"node1:{port}") for role in ("rank", "node") for port in (1, 2)}) == 4
+    assert group_token(SECRET, "rank", "node1:14000") == group_token(SECRET, "rank", "[::1]:14000") != SECRET
+    assert len({group_token(SECRET, role, f"node1:{port}") for role in ("rank", "node") for port in (1, 2)}) == 4

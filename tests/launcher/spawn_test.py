@@ -57,9 +57,9 @@ def test_the_processes_find_each_other():
         cluster = from_tf_config(os.environ)
         assert cluster
         group = join(cluster)
-        everyone = group.gather("x", cluster.rank * 10)
+        all_launchers = group.gather("x", cluster.rank * 10)
         group.leave()
-        return everyone
+        return all_launchers
 
     assert spawn(gather) == [[0, 10], [0, 10]]
 

@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Mapping
 from types import TracebackType
 
 from tfdist.cluster import exit_status
@@ -24,16 +23,13 @@ def located(error: InputError) -> str:
     return f"{location}{error}"
 
 
-def end_with_exit_codes(environment: Mapping[str, str] = os.environ) -> None:
+def end_with_exit_codes() -> None:
     """Makes an uncaught error of tfdist end this process with one line and its exit code, if a launcher has started it.
 
     With it, the launcher does not restart a program that cannot succeed, and restarts one that was preempted. Other
     processes keep Python's traceback, which a program's author expects of an imported library.
-
-    Args:
-      environment: environment variables of this process.
     """
-    if LAUNCHER_VARIABLE not in environment:
+    if LAUNCHER_VARIABLE not in os.environ:
         return
     exit_status.watch()  # a rank that fails leaves its group, see `tfdist.coordination.client`
     previous = sys.excepthook

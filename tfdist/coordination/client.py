@@ -446,7 +446,7 @@ class Client:
     def lost(self, ranks: Ranks, wait: float) -> LostMember | None:
         """See `Group.lost`.
 
-        Waiting implies a suspicion: the server is asked to detect a stopped member sooner.
+        Waiting implies a suspicion, so the server is told to detect a stopped member sooner.
         """
         with self._state:
             loss = self._first_loss(ranks)

@@ -143,8 +143,8 @@ class Group(abc.ABC):
         """
         compared = among or range(self.size)
         digests = {key: _digest(value) for key, value in entries.items()} if self.rank in compared else {}
-        everyone = self.gather(name, _digest([*digests.items()]), deadline)
-        if len({everyone[member] for member in compared}) == 1:
+        all_digests = self.gather(name, _digest([*digests.items()]), deadline)
+        if len({all_digests[member] for member in compared}) == 1:
             return None
         first_digests = dict(self._broadcast_entries(compared[0], name, digests, deadline))
         order = {key: number for number, key in enumerate({**first_digests, **digests})}

@@ -184,7 +184,7 @@ def job_token(environment: Mapping[str, str], address: str, description: str = "
     return _hashed(description)
 
 
-def bound(token: str, role: str, address: str) -> str:
+def group_token(token: str, role: str, address: str) -> str:
     """Derives the token of one group from a token that several jobs and groups may share.
 
     It depends on the port but not on the host, for which members may use different names.

@@ -11,7 +11,7 @@ from typing import Any
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination.client import Client, Publications, Ranks
 from tfdist.coordination.group import LAUNCHER, Group, Json, Listener, LostMember, members
-from tfdist.coordination.job_token import LOOPBACK, bound, job_token, join_address, listen, split_address
+from tfdist.coordination.job_token import LOOPBACK, group_token, job_token, join_address, listen, split_address
 from tfdist.coordination.messages import derived
 from tfdist.coordination.server import Server
 from tfdist.errors import ExitCode, InputError, TfdistError
@@ -140,7 +140,8 @@ def join(
         return LocalGroup()
     launcher = environment.get(ADDRESS_VARIABLE)
     address = launcher or _coordinator(cluster)
-    token = token or job_token(environment, address, _cluster_text(cluster), warns=cluster.rank == 0)
+    description = "\n".join((*cluster.addresses, cluster.coordinator, str(cluster.size)))
+    token = token or job_token(environment, address, description, warns=cluster.rank == 0)
     if launcher:
         group = RemoteGroup(
             address, rank=cluster.rank, size=cluster.size, token=token, timeout=start_timeout, server_rank=LAUNCHER
@@ -156,7 +157,7 @@ def join(
             remedy="Give each process a rank of its own; if another program uses the port, set TFDIST_COORDINATOR=host:port "
             "to another one, the same for every process.",
         )
-    return started(group, start_timeout)
+    return wait_for_members(group, start_timeout)
 
 
 def serve_group(
@@ -176,13 +177,13 @@ def serve_group(
       address: `host:port` at which the first member serves the group and the others connect.
       rank: this member's rank.
       size: number of members.
-      token: the job's token, from which `bound` derives that of the group.
+      token: the job's token, from which `group_token` derives that of the group.
       timeout: seconds to wait for the server.
       remedy: last sentence of the error message if the first member cannot listen there.
       noun: name of a member in messages.
       addresses: expected address of each member, for messages.
     """
-    token = bound(token, noun, address)
+    token = group_token(token, noun, address)
     member = functools.partial(RemoteGroup, rank=rank, size=size, token=token, noun=noun)
     if rank != 0:
         return member(address, timeout=timeout)
@@ -200,7 +201,7 @@ def serve_group(
         raise
 
 
-def started(group: Group, timeout: float) -> Group:
+def wait_for_members(group: Group, timeout: float) -> Group:
     """Returns the group when all members have joined; leaves it if they do not."""
     try:
         group.barrier("start", timeout)
@@ -228,7 +229,3 @@ def _local_address(address: str) -> str:
     """Returns the address at which the server's own process reaches it, even if it listens on every interface."""
     host, port = split_address(address)
     return join_address({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host), port)
-
-
-def _cluster_text(cluster: Cluster) -> str:
-    return "\n".join((*cluster.addresses, cluster.coordinator, str(cluster.size)))

@@ -430,7 +430,7 @@ class Server:
         self._heartbeat, self._lost_after = heartbeat, lost_after
         self._rounds = PendingOperations(size, noun, self._describe_absence)
         self._members: dict[int, Connection] = {}
-        self._joined: dict[int, str] = {}  # by rank, pid and host, including members that are gone
+        self._joined: dict[int, str] = {}  # by rank, pid and host, including former members
         self._listener = listener
         self._wake_sender, self._wake_receiver = socket.socketpair()  # writing to the first one wakes the thread
         self._close_reason = ""
@@ -508,9 +508,9 @@ class Server:
                 self._log.warning(f"No connections to the group are accepted for {PAUSE_SECONDS:g} s: {error}")
                 self._selector.unregister(self._listener)
                 self._paused_until = time.monotonic() + PAUSE_SECONDS
-            return  # otherwise the client is gone again
+            return  # otherwise the client has disconnected
         unauthenticated = [connection for connection in self._connections() if connection.rank is None]
-        if len(unauthenticated) >= MAX_UNAUTHENTICATED:  # a member says hello at once
+        if len(unauthenticated) >= MAX_UNAUTHENTICATED:  # a member sends its hello immediately
             min(unauthenticated, key=lambda connection: connection.accept_time).close()
         try:
             Connection(sock, peer[0], self._selector)
@@ -563,7 +563,7 @@ class Server:
             self._goodbye(connection, rank, exit_code_of(message), reason)
 
     def _handle_unauthenticated(self, connection: Connection, message: Message) -> None:
-        if connection.hello:  # and this message is sealed: whoever sent it knows the token
+        if connection.hello:  # and this message is sealed, so the sender knows the token
             self._admit(connection, connection.hello)
         elif refusal := version_refusal(message):
             self._refuse(connection, refusal)
@@ -576,7 +576,7 @@ class Server:
 
     def _admit(self, connection: Connection, hello: Message) -> None:
         if refusal := join_refusal(hello, self.size, self._noun, self._joined):
-            if hello["rank"] in self._joined and self.absent():  # nobody has the rank that this process should have
+            if hello["rank"] in self._joined and self.absent():  # another rank, that of this process, is missing
                 connection.refuse(refusal)
                 self._send(self._rounds.fail_all(refusal))
             else:
@@ -628,8 +628,8 @@ class Server:
                 connection.send({"type": "beat"})
 
     def _send(self, answers: list[Answer]) -> None:
-        # Rank 0 last: its client may run in this very process and then enter an engine call that waits for the other
-        # ranks while no other thread can run, including this one (tf.distribute connects this way).
+        # Rank 0 last: its client may run in this process, and then enter an engine call that waits for the other ranks and
+        # blocks all threads, including this one (tf.distribute connects this way).
         for rank, message in sorted(answers, key=lambda answer: -answer.rank):
             if rank in self._members:
                 self._members[rank].send(message)

@@ -45,7 +45,7 @@ class _Call:
 
 
 class _Query(NamedTuple):
-    """A query of all ranks; `asked` is the time of the query, in seconds of `time.monotonic()`."""
+    """A query of all ranks; `time` is that of the query, in seconds of `time.monotonic()`."""
 
     number: int
     time: float

@@ -119,7 +119,7 @@ def reduce_through_engine(
         size, what = call.process_set.size(), f"{op.name} {call.name}"
         sent = [scaled(tensor, prescale)[None] for tensor in inputs]
         gathered = move_in_supported_dtype(current, sent, lambda rows: current.gather(rows, call), what)
-        return [scaled(adasum(tf.unstack(whole, size), what), postscale) for whole in gathered]
+        return [scaled(adasum(tf.unstack(tensors_of_ranks, size), what), postscale) for tensors_of_ranks in gathered]
     return reduce_in_supported_dtype(
         current, inputs, lambda sent: current.reduce(sent, op, call, prescale, postscale), f"{op.name} {call.name}"
     )

@@ -15,7 +15,7 @@ from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.collectives.no_constant_folding import not_constant
 from tfdist.coordination import Group, LocalGroup, PeerFailureHandler, join
-from tfdist.coordination.job_token import LOOPBACK, bound, job_token, join_address, network_interface
+from tfdist.coordination.job_token import LOOPBACK, group_token, job_token, join_address, network_interface
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
 from tfdist.errors import InputError
 from tfdist.horovod.engine import CallId, Engine
@@ -182,7 +182,7 @@ def _key_without_group(is_local: bool) -> str:
     served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
     host = LOOPBACK if is_local or network_interface(served) else served
     address = join_address(host, int(os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT") or 1))
-    return bound(job_token(os.environ, address), "objects", address)
+    return group_token(job_token(os.environ, address), "objects", address)
 
 
 def _call_by_dtype(

@@ -24,7 +24,7 @@ def add_keras2_names() -> None:
     it is the current value. The first use of each warns and names the new form.
     """
     optimizers = (keras.Optimizer, keras.optimizers.LossScaleOptimizer)
-    owners = dict.fromkeys(kind for one in optimizers for kind in one.__mro__ if "variables" in vars(kind))
+    owners = dict.fromkeys(kind for each in optimizers for kind in each.__mro__ if "variables" in vars(kind))
     for kind in owners:
         _make_callable(kind)
     keras.Optimizer.lr = property(_rate, _set_rate, doc="The learning rate, under the name that it had in Keras 2.")

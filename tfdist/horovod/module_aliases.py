@@ -19,12 +19,12 @@ def executing_eagerly() -> bool:
 
 def vars_to_refs(vars: Any) -> Any:
     """Returns hashable references of a variable, or of the variables in nested lists."""
-    return tuple(vars_to_refs(one) for one in vars) if isinstance(vars, list) else vars.ref()
+    return tuple(map(vars_to_refs, vars)) if isinstance(vars, list) else vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
     """Returns the variables of references from `vars_to_refs`."""
-    return [refs_to_vars(one) for one in refs] if isinstance(refs, tuple) else refs.deref()
+    return list(map(refs_to_vars, refs)) if isinstance(refs, tuple) else refs.deref()
 
 
 class HorovodModule(types.ModuleType):

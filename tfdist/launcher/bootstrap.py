@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.client import Liveness, connect, send_or_shut
 from tfdist.coordination.group import NO_GOODBYE, silence
-from tfdist.coordination.job_token import bound, listen, split_address
+from tfdist.coordination.job_token import group_token, listen, split_address
 from tfdist.coordination.messages import LIMIT, VERSION, BadMessage, encode
 from tfdist.errors import ExitCode, InputError
 from tfdist.launcher import node_group, orders
@@ -39,7 +39,7 @@ class RemoteAgent(OrderSource):
     """
 
     def __init__(self, job: Job, token: str):
-        self._job, self.everyone = job, LocalGroup()
+        self._job, self.all_launchers = job, LocalGroup()
         hello = {"type": "hello", "version": VERSION, "places": own_names()}
         server = "the coordinator's launcher"
         connection = connect(job.coordinator, hello, token, LIMIT, job.start_timeout_seconds, server)
@@ -65,7 +65,7 @@ class RemoteAgent(OrderSource):
         return order if runs or order.kind == OrderKind.OVER else Order(OrderKind.WAIT)
 
     def report(self, report: Report) -> None:
-        """See base class. A launcher that was asked to end leaves afterwards."""
+        """See base class. The launcher then leaves if its end was requested."""
         self._reported_attempt = self._order.attempt
         self._send(orders.encode_report(report))
         if report.stopped:
@@ -169,7 +169,7 @@ def open_order_source(
 
 
 def _token(job: Job, environment: Mapping[str, str]) -> str:
-    return bound(node_group.token(job, environment), "launcher", job.coordinator)
+    return group_token(node_group.token(job, environment), "launcher", job.coordinator)
 
 
 def _listener(coordinator: str) -> socket.socket | None:

@@ -196,7 +196,7 @@ def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Ou
 
 
 def _outcome_of_goodbye(loss: LostMember) -> Outcome:
-    """Returns the outcome if a member that has said goodbye is the cause."""
+    """Returns the outcome if a member that has left with a failure is the cause."""
     assert loss.code is not None
     return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason.rstrip('.')}", loss.rank)
 

@@ -59,7 +59,7 @@ def run(
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(OrphanGuard())
         order_source = stack.enter_context(open_order_source(job, environment, guard, say))
-        logs = log_directory(job.log_dir, order_source.everyone)
+        logs = log_directory(job.log_dir, order_source.all_launchers)
         memory = stack.enter_context(_memory(guard))
         # Show whether a failure repeats, whether training had begun at a preemption, and whether a launcher fits.
         needs_progress = job.restart_budget or job.preemption_budget or job.is_elastic

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from tfdist.coordination import Group
 from tfdist.coordination.job_token import job_token, with_flags
-from tfdist.coordination.join import serve_group, started
+from tfdist.coordination.join import serve_group, wait_for_members
 from tfdist.errors import ExitCode, PeerLostError, exceptions
 from tfdist.errors.engine_errors import described
 from tfdist.launcher.job import Job, Outcome
@@ -32,7 +32,7 @@ def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
         noun="node",
     )
     try:
-        yield started(group, job.start_timeout_seconds)
+        yield wait_for_members(group, job.start_timeout_seconds)
     except BaseException as error:
         group.leave(1, described(error))
         raise

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.group import LAUNCHER
 from tfdist.coordination.job_token import LOOPBACK
-from tfdist.coordination.join import RemoteGroup, started
+from tfdist.coordination.join import RemoteGroup, wait_for_members
 from tfdist.coordination.messages import derived
 from tfdist.launcher import node_group
 from tfdist.launcher.hosts import LOOPBACK_NAMES, own_names
@@ -25,11 +25,11 @@ class OrderSource(abc.ABC):
 
     Attributes:
       host: address at which the job's other launchers reach this host.
-      everyone: the group of all launchers of the job if their number is fixed, else of this one only.
+      all_launchers: the group of all launchers of the job if their number is fixed, else of this one only.
     """
 
     host: str = LOOPBACK
-    everyone: Group
+    all_launchers: Group
 
     @abc.abstractmethod
     def order(self) -> Order:
@@ -62,7 +62,7 @@ class LocalController(OrderSource):
 
     def __init__(self, job: Job, controller: JobController, token: str = ""):
         self._job, self._controller, self._token = job, controller, token
-        self.host, self.everyone = own_host(job.coordinator if job.is_elastic else "", serves=True), LocalGroup()
+        self.host, self.all_launchers = own_host(job.coordinator if job.is_elastic else "", serves=True), LocalGroup()
         controller.add_launcher(OWN, [*LOOPBACK_NAMES, *own_names()])
 
     def order(self) -> Order:
@@ -86,7 +86,7 @@ class FixedNodes(OrderSource):
     """Orders of one of a fixed number of launchers, each of which runs its processes once; `group` is that of all."""
 
     def __init__(self, job: Job, group: Group):
-        self._job, self.everyone = job, group
+        self._job, self.all_launchers = job, group
         self._outcome: Outcome | None = None
         self._launched = launched_now()  # node 0's value is used to name the job's output
         self.host = own_host(job.coordinator, serves=group.rank == 0)
@@ -105,11 +105,11 @@ class FixedNodes(OrderSource):
 
     def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""
-        return contextlib.nullcontext(self.everyone)
+        return contextlib.nullcontext(self.all_launchers)
 
     def conclude(self, outcome: Outcome) -> Outcome:
         """See base class."""
-        return node_group.conclude(self.everyone, outcome, self._job.grace_seconds)
+        return node_group.conclude(self.all_launchers, outcome, self._job.grace_seconds)
 
 
 @contextlib.contextmanager
@@ -137,6 +137,6 @@ def attempt_group(order: Order, token: str, timeout: float) -> Iterator[Group]:
         server_rank=LAUNCHER,
     )
     try:
-        yield started(group, timeout)
+        yield wait_for_members(group, timeout)
     finally:
         group.leave()

@@ -99,7 +99,7 @@ class RendezvousServer:
 
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments, name="rendezvous", daemon=True)
-        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
         thread.start()
 
     def _accept(self) -> None:
@@ -110,8 +110,8 @@ class RendezvousServer:
                 if error.errno in NO_RESOURCES:
                     self._log.warning(f"No launchers are accepted for {_PAUSE_SECONDS:g} s: {error}")
                     self._ended.wait(_PAUSE_SECONDS)
-                continue  # otherwise the job is over, or the client is gone again
-            if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:  # a launcher says hello at once
+                continue  # otherwise the job is over, or the client has disconnected
+            if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:  # a launcher sends its hello immediately
                 _shut_down(self._unauthenticated.pop(0))
             self._unauthenticated.append(sock)
             try:
@@ -171,7 +171,7 @@ class RendezvousServer:
             self._controller.remove_launcher(name)
 
     def _exchange_orders(self, connection: "_Connection", name: str) -> None:
-        """Returns when the launcher has left or the job is over; raises `OSError` if it is gone or silent."""
+        """Returns when the launcher has left or the job is over; raises `OSError` if it is lost."""
         assert self._controller
         sock, last_order, last_beat = connection.sock, None, 0.0
         liveness = Liveness(connection.lines, _POLL_SECONDS)

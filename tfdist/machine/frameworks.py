@@ -56,29 +56,22 @@ def probe(children: Children, seconds: float) -> tuple[Frameworks, Section]:
       children: starts the processes.
       seconds: deadline of each import.
     """
-    wrong_backend = keras_backend.problem()
-    devices, problem = ([], wrong_backend) if wrong_backend else _devices(children, seconds)
+    problem, remedy = keras_backend.problem(), keras_backend.REMEDY
+    devices: list[str] = []
+    if not problem:
+        devices, problem = _devices(children, seconds)
+        remedy = "pip install --force-reinstall tensorflow keras"
+    horovod, horovod_problem = (None, None) if problem else _horovod(children, seconds)
+    findings = [_device_finding(devices), *_horovod_findings(horovod), *filter(None, [horovod_problem])]
     if problem:
-        remedy = keras_backend.REMEDY if wrong_backend else "pip install --force-reinstall tensorflow keras"
-        finding = Finding(Status.FAILED, f"TensorFlow and Keras cannot be used: {problem}", remedy)
-        return Frameworks(problem, 0, None, None), Section(
-            "frameworks",
-            {"tensorflow_problem": problem, "gpus": [], "horovod": None, "horovod_problem": None},
-            [finding],
-        )
-    horovod, horovod_problem = _horovod(children, seconds)
-    findings = [
-        _device_finding(devices),
-        *_horovod_findings(horovod),
-        *([horovod_problem] if horovod_problem else []),
-    ]
+        findings = [Finding(Status.FAILED, f"TensorFlow and Keras cannot be used: {problem}", remedy)]
     facts = {
-        "tensorflow_problem": None,
+        "tensorflow_problem": problem or None,
         "gpus": devices,
         "horovod": horovod,
         "horovod_problem": horovod_problem.text if horovod_problem else None,
     }
-    return Frameworks("", len(devices), horovod, horovod_problem), Section("frameworks", facts, findings)
+    return Frameworks(problem, len(devices), horovod, horovod_problem), Section("frameworks", facts, findings)
 
 
 def with_tools(install: str) -> str:

@@ -23,7 +23,7 @@ _MIN_FREE_DISK = 1 << 30
 def section() -> Section:
     """Returns the resources of this machine, and the amounts that this process may use."""
     usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
-    memory, limit = psutil.virtual_memory(), memory_limit()
+    memory, limit = psutil.virtual_memory(), container_limit(_MEMORY_LIMIT)
     free = min(memory.available, limit or memory.available)
     directory = os.getcwd()
     disk, shared = _disk_space(directory), _disk_space(_SHARED_MEMORY)
@@ -55,11 +55,6 @@ def section() -> Section:
         _space_finding(disk, _MIN_FREE_DISK, "Free space there, or pass an --output_dir elsewhere."),
     ]
     return Section("machine", facts, findings)
-
-
-def memory_limit() -> int | None:
-    """Returns how many bytes of memory the container of this process may use; None if unlimited or unknown."""
-    return container_limit(_MEMORY_LIMIT)
 
 
 def _disk_space(path: str) -> dict[str, Any]:
