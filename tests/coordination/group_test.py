@@ -4,7 +4,7 @@ import pytest
 
 from tests.coordination.members import outcome
 from tfdist.coordination import LocalGroup, LostMember
-from tfdist.coordination.group import LAUNCHER, name_ranks, refused_together
+from tfdist.coordination.group import LAUNCHER, name_ranks, raise_on_all_members
 from tfdist.errors import InputError, PeerLostError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -88,7 +88,7 @@ def test_an_error_of_one_member_reaches_all(job, error, kind, message):
 
     def call(member):
         try:
-            with refused_together(member, "x"):
+            with raise_on_all_members(member, "x"):
                 if member.rank == 1:
                     raise error
         except Exception as raised:
@@ -104,7 +104,7 @@ def test_an_error_of_one_member_reaches_all(job, error, kind, message):
 
 def test_nothing_is_raised_if_all_accept(job):
     def call(member):
-        with refused_together(member, "x"):
+        with raise_on_all_members(member, "x"):
             return member.rank
 
     assert job(3).all(call) == [0, 1, 2]
@@ -116,7 +116,7 @@ def test_the_loss_of_a_member_is_raised_at_once(job):
 
     def call(member):
         with pytest.raises(PeerLostError, match="gone"):
-            with refused_together(member, "x"):
+            with raise_on_all_members(member, "x"):
                 raise PeerLostError("gone")
 
     call(two.members[0])

@@ -356,7 +356,7 @@ _MAX_ERROR_LENGTH = 1000  # characters of an error
 
 
 @contextlib.contextmanager
-def refused_together(group: Group, name: str) -> Iterator[None]:
+def raise_on_all_members(group: Group, name: str) -> Iterator[None]:
     """Context that raises on all members of a group if its body raises on some of them; every member must enter it.
 
     Processes with different parts of a model may refuse different inputs. The body must not wait for other members, whose

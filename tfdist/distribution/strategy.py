@@ -519,7 +519,7 @@ class Strategy:
         with self.blocks.full_variables(variables), self.optimizer_shards.complete(variables):
             yield
 
-    def refused_together(self, name: str) -> contextlib.AbstractContextManager[None]:
+    def raise_on_all_members(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Context, entered by every process, that raises on all of them if its body raises on some.
 
         By default it does nothing: processes with the same model refuse the same.

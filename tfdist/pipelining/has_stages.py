@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
-from tfdist.coordination.group import refused_together
+from tfdist.coordination.group import raise_on_all_members
 from tfdist.data import check_batch_size
 from tfdist.distribution.strategy import Strategy
 from tfdist.pipelining.activation_compression import ActivationCompression
@@ -51,13 +51,13 @@ class HasStages(Strategy):
         """See base class; those with the same stage."""
         return self.group.subgroup(self.grid.ranks_of_stage(self.pipeline_rank))
 
-    def refused_together(self, name: str) -> contextlib.AbstractContextManager[None]:
+    def raise_on_all_members(self, name: str) -> contextlib.AbstractContextManager[None]:
         """See base class; a stage may refuse what others accept."""
-        return refused_together(self.group, name)
+        return raise_on_all_members(self.group, name)
 
     def trace_together(self, function: Any, *args: Any) -> None:
         """See base class."""
-        with self.refused_together("trace"):
+        with self.raise_on_all_members("trace"):
             function.get_concrete_function(*args)
 
     @property

@@ -217,7 +217,7 @@ class StageParts(ModelParts):
         model = whole_model(model)  # of a stage that another trainer has made
         check_stages_of(model)
         cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
-        with strategy.refused_together("stages"), strategy.process_device():
+        with strategy.raise_on_all_members("stages"), strategy.process_device():
             part = StagedModel(
                 model,
                 cut,

@@ -41,7 +41,7 @@ class FirstTrace:
         Args:
           part: name of the part.
         """
-        with contextlib.nullcontext() if part in self._done else self._strategy.refused_together(f"step/{part}"):
+        with contextlib.nullcontext() if part in self._done else self._strategy.raise_on_all_members(f"step/{part}"):
             yield
         self._done.add(part)
 

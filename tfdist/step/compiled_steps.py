@@ -92,7 +92,7 @@ class Steps:
         """
         key = (batch_size, make, rate, local, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
-            with self.strategy.refused_together("loop"):
+            with self.strategy.raise_on_all_members("loop"):
                 step, loop = self._local(batch_size) if local else self._together(batch_size, make)
             optimizer = inner_optimizer(self.model.optimizer)
             context = functools.partial(_scheduled, optimizer, rate)

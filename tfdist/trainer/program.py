@@ -271,7 +271,7 @@ def build(
     """
     check_form(model, element_spec)
     batched = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), element_spec)
-    with strategy.refused_together("build"):
+    with strategy.raise_on_all_members("build"):
         with strategy.scope():
             with must_fit(element_spec), strategy.optimizer_shards.built_later(model):
                 keras_internals.build(model, batched)
@@ -280,7 +280,7 @@ def build(
     with strategy.scope():
         if not strategy.trains_whole_model:
             check_equal_stages(strategy.group, model)
-        with strategy.refused_together("models"):
+        with strategy.raise_on_all_members("models"):
             check_equal(strategy.peers, model)
         own = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_of_all(v)]
         strategy.synchronize([*model.variables, *own])
