@@ -122,8 +122,8 @@ def _prepend_own_bin_to_path() -> None:
 
 @contextlib.contextmanager
 def _collected_signals(signals: list[int]) -> Iterator[list[int]]:
-    """Like `signals.received`, but appends the signals to a list of the caller."""
-    with orphan_guard.received() as received:
+    """Like `orphan_guard.collect_signals`, but appends the signals to a list of the caller."""
+    with orphan_guard.collect_signals() as received:
         try:
             yield received
         finally:

@@ -45,7 +45,7 @@ def run(
       environment: environment that the processes inherit; variables that identify a process are replaced.
       start: starts a process.
       stops: polled for a reason to end the processes.
-      interrupts: collects the signals that request the end while processes run, see `orphan_guard.received`; otherwise
+      interrupts: collects the signals that request the end while processes run, see `orphan_guard.collect_signals`; otherwise
         they have their usual effect. None if the caller handles them.
       say: called with the location of the logs, and about restarts.
 

@@ -20,7 +20,7 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def received(numbers: tuple[signal.Signals, ...] = END_SIGNALS) -> Iterator[list[int]]:
+def collect_signals(numbers: tuple[signal.Signals, ...] = END_SIGNALS) -> Iterator[list[int]]:
     """Collects the signals that arrive in the body, in order, instead of their usual effect.
 
     Signals within a second of the first one are ignored as part of it: a closing terminal sends two, and systemd sends
