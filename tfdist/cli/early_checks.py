@@ -34,7 +34,7 @@ class Place(NamedTuple):
 def find_place(config: Any, environment: Mapping[str, str] = os.environ) -> Place:
     """Finds this process's place in its job; raises `InputError` if sources disagree about it."""
     coordinator = {"TFDIST_COORDINATOR": config.coordinator} if config.coordinator else {}
-    environment = job_token.with_flags({**environment, **coordinator}, config.token_file, config.insecure)
+    environment = job_token.add_token_flags({**environment, **coordinator}, config.token_file, config.insecure)
     return Place(environment, detect_cluster(environment))
 
 

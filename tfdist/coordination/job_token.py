@@ -197,7 +197,7 @@ def group_token(token: str, role: str, address: str) -> str:
     return derived(token, f"{role} at port {split_address(address)[1]}")
 
 
-def with_flags(environment: Mapping[str, str], token_file: str, insecure: bool) -> dict[str, str]:
+def add_token_flags(environment: Mapping[str, str], token_file: str, insecure: bool) -> dict[str, str]:
     """Returns the environment with the variables for --token_file and --insecure, if they are set."""
     variables = {FILE_VARIABLE: token_file, INSECURE_VARIABLE: "1" if insecure else ""}
     return {**environment, **{name: value for name, value in variables.items() if value}}

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator, Mapping
 
 from tfdist.coordination import Group
-from tfdist.coordination.job_token import job_token, with_flags
+from tfdist.coordination.job_token import add_token_flags, job_token
 from tfdist.coordination.join import serve_group, wait_for_members
 from tfdist.errors import ExitCode, PeerLostError, exceptions
 from tfdist.errors.engine_errors import described
@@ -90,4 +90,4 @@ def token(job: Job, environment: Mapping[str, str]) -> str:
     Raises:
       InputError: the coordinator is not on the loopback, and there is no token, or it cannot be used.
     """
-    return job_token(with_flags(environment, job.token_file, job.insecure), job.coordinator)
+    return job_token(add_token_flags(environment, job.token_file, job.insecure), job.coordinator)
