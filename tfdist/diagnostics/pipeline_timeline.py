@@ -139,7 +139,7 @@ def _timeline(schedule: Schedule, times: Sequence[Sequence[Sequence[float]]]) ->
         )
 
     rows = tuple(spans(actions, row) for actions, row in zip(schedule.actions, times, strict=True))
-    return Timeline(rows, schedule.live_activations())
+    return Timeline(rows)
 
 
 # Measures how long a step waits for communication, and how long compression takes.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 FORWARD = "F"
 BACKWARD = "B"
@@ -120,11 +120,6 @@ class Schedule:
         """Returns the stages of a process, in the order of the model."""
         return range(process, self.stages, self.processes)
 
-    def forward_only(self) -> Self:
-        """Returns the schedule of an evaluation or a prediction: only the forward passes, in the same order."""
-        rows = tuple(tuple(action for action in row if action.kind == FORWARD) for row in self.actions)
-        return dataclasses.replace(self, actions=rows)
-
     def requirements(self, action: Action) -> list[Action]:
         """Returns the actions whose results an action needs, in any process.
 
@@ -137,10 +132,6 @@ class Schedule:
             return [Action(INPUT_GRADIENT, stage, micro_batch)]
         own = [Action(FORWARD, stage, micro_batch)]
         return own + ([Action(INPUT_GRADIENT, stage + 1, micro_batch)] if stage + 1 < self.stages else [])
-
-    def messages(self) -> dict[Action, Messages]:
-        """Returns the messages of each action, in the order of processes and their actions."""
-        return {action: self.messages_of(action) for row in self.actions for action in row}
 
     def messages_of(self, action: Action) -> Messages:
         """Returns the messages of one action."""

@@ -10,7 +10,7 @@ from tfdist.errors.numbers import is_integer
 from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
 from tfdist.pipelining.schedule_simulation import check_schedule
 from tfdist.pipelining.timeline import Timeline
-from tfdist.storage import AnyPath, path_of, storage_of
+from tfdist.storage import AnyPath
 from tfdist.storage.registry import read_text
 
 # The schedules that `--pipeline_schedule` names: one function each, from S processes and M micro-batches to a `Schedule`.
@@ -219,11 +219,6 @@ _ACTION = re.compile(r"([0-9]{1,6})([FBIW])([0-9]{1,6})")
 _SKIPPED = re.compile(r"[0-9]*(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*|")
 
 
-def to_csv(schedule: Schedule) -> str:
-    """Returns the text of a file that `parse_csv` reads, and torch.distributed.pipelining's `_load_csv`."""
-    return "".join(",".join(map(str, row)) + "\n" for row in schedule.actions)
-
-
 def parse_csv(processes: int, micro_batches: int, text: str, source: str) -> Schedule:
     """Returns the schedule in a file, which `check_schedule` has yet to check.
 
@@ -268,12 +263,6 @@ def read_csv(processes: int, micro_batches: int, file: AnyPath) -> Schedule:
     rule = "csv:FILE must name a file with a schedule, a line for each process."
     text = read_text(file, rule, "Write, for example, csv:schedule.csv.")
     return parse_csv(processes, micro_batches, text, str(file))
-
-
-def write_csv(schedule: Schedule, file: AnyPath) -> None:
-    """Writes a schedule as a file that `read_csv` reads."""
-    path = path_of(file)
-    storage_of(path).replace(path, to_csv(schedule).encode())
 
 
 # Functions of the numbers of processes and micro-batches, and of the parameters in the flag.

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
-from tfdist.storage import AnyPath, path_of, storage_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,11 +32,9 @@ class Timeline:
 
     Attributes:
       spans: the actions of each process with their times, in their order. Times are those of one clock.
-      live_activations: the most activations that each process keeps; see `Schedule.live_activations`.
     """
 
     spans: tuple[tuple[Span, ...], ...]
-    live_activations: tuple[float, ...] = ()
 
     @property
     def makespan(self) -> float:
@@ -81,11 +78,6 @@ _IDLE = "#efefef"
 _LIGHTEST = 0.6  # how far the last chunk's color is from the full one to white
 _WIDTH, _ROW = 12.0, 0.36  # inches
 _DIGIT = 0.085  # inches
-
-
-def plot(timelines: Mapping[str, Timeline], path: AnyPath) -> None:
-    """Writes a picture of timelines as a PNG file; see `draw`."""
-    storage_of(path_of(path)).replace(path_of(path), png(timelines))
 
 
 def png(timelines: Mapping[str, Timeline]) -> bytes:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.pipelining.schedules.arbitrary_schedules import any_schedules, named_schedules
 from tfdist.errors import InputError
 from tfdist.pipelining.schedule import Action
-from tfdist.pipelining.schedule_catalog import make_schedule, parse_csv, to_csv, write_csv
+from tfdist.pipelining.schedule_catalog import make_schedule, parse_csv
 from tfdist.pipelining.schedule_simulation import check_schedule
 
 ONE_F_ONE_B = "0F0,0F1,,,0B0,,0B1\n,1F0,1B0,1F1,,1B1,\n"
@@ -15,7 +15,8 @@ ONE_F_ONE_B = "0F0,0F1,,,0B0,,0B1\n,1F0,1B0,1F1,,1B1,\n"
 
 @given(named_schedules() | any_schedules())
 def test_read_as_written(schedule):
-    found = check_schedule(parse_csv(schedule.processes, schedule.micro_batches, to_csv(schedule), "x.csv"))
+    text = "\n".join(",".join(map(str, row)) for row in schedule.actions)
+    found = check_schedule(parse_csv(schedule.processes, schedule.micro_batches, text, "x.csv"))
     assert (found.actions, found.stages) == (schedule.actions, schedule.stages)
 
 
@@ -34,12 +35,6 @@ def test_files_of_torch(text, tmp_path):
     found = make_schedule(f"csv:{tmp_path}/schedule.csv", processes=2, micro_batches=2)
     assert found.actions == make_schedule("1f1b", processes=2, micro_batches=2).actions
     assert found.name == f"csv:{tmp_path}/schedule.csv"
-
-
-def test_files_are_written(tmp_path):
-    schedule = make_schedule("zb_h1", processes=1, micro_batches=2)
-    write_csv(schedule, tmp_path / "schedule.csv")
-    assert (tmp_path / "schedule.csv").read_text() == "0F0,0I0,0W0,0F1,0I1,0W1\n"
 
 
 def test_a_stage_may_have_whole_backward_passes_and_others_in_parts():

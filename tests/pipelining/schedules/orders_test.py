@@ -61,7 +61,7 @@ def test_gpipe_and_1f1b_take_as_long(sizes, forward, backward):
         timeline = simulate(schedule, forward=forward, backward=backward)
         assert timeline.makespan == (micro_batches + processes - 1) * (forward + backward), spec
         assert timeline.bubble == pytest.approx((processes - 1) / (micro_batches + processes - 1)), spec
-        assert timeline.live_activations == tuple(map(live, range(processes))), spec
+        assert schedule.live_activations() == tuple(map(live, range(processes))), spec
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(2, 4), SECONDS, SECONDS)
@@ -73,7 +73,7 @@ def test_interleaved_divides_the_bubble_by_its_chunks(processes, rounds, chunks,
     assert timeline.makespan == ideal + (processes - 1) * (forward + backward)
     assert timeline.bubble / (1 - timeline.bubble) == pytest.approx((processes - 1) / (chunks * micro_batches))
     most = [2 * (processes - 1 - s) + (chunks - 1) * processes + 1 for s in range(processes)]
-    assert timeline.live_activations == tuple(min(count, micro_batches * chunks) for count in most)
+    assert schedule.live_activations() == tuple(min(count, micro_batches * chunks) for count in most)
 
 
 @given(st.integers(1, 6), st.integers(0, 9), SECONDS, SECONDS, SECONDS)
@@ -84,7 +84,7 @@ def test_zb_h1_leaves_a_part_of_the_bubble_and_needs_the_memory_of_1f1b(processe
     timeline = simulate(schedule, forward=forward, backward=inputs + weights, weight=weights)
     busy, idle = micro_batches * (forward + inputs + weights), (processes - 1) * (forward + inputs - weights)
     assert timeline.makespan == busy + idle
-    assert max(timeline.live_activations) == processes
+    assert max(schedule.live_activations()) == processes
 
 
 @given(st.integers(1, 8), st.integers(1, 8))
@@ -106,14 +106,6 @@ def test_gradients_are_summed_in_one_order(schedule):
         for kind in "FBIW":
             order = [action.micro_batch for action in row if (action.kind, action.stage) == (kind, stage)]
             assert order in ([], list(range(schedule.micro_batches)))
-
-
-@given(named_schedules())
-def test_forward_only(schedule):
-    timeline = simulate(schedule.forward_only(), forward=1, backward=0)
-    micro_batches, processes = schedule.micro_batches, schedule.processes
-    assert [len(row) for row in timeline.spans] == [micro_batches * schedule.chunks] * processes
-    assert timeline.makespan == micro_batches * schedule.chunks + processes - 1
 
 
 @pytest.mark.parametrize(
