@@ -53,7 +53,7 @@ def rank_program(given: argparse.Namespace) -> None:
     x = np.zeros((given.micro_batches * ROWS, TOKENS, WIDTH), "float32")
     sides, alone, layers = {}, {}, {}
     for cut in CUTS:
-        stages = cut_model(traced, cut, 2, rows=ROWS, seconds=lambda graph: seconds).stages
+        stages = cut_model(traced, cut, 2, seconds=lambda graph: seconds).stages
         index = {id(call): i for i, call in enumerate(traced.graph.calls)}
         layers[cut] = [sum(float(seconds[index[id(call)]]) for call in stage.calls) for stage in stages]
         after = [stage.calls[-1].layer.name for stage in stages[:-1]]  # the same layers in all its trainers

@@ -18,48 +18,26 @@ from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph
 SLACK = 0.05  # fraction by which the most expensive stage may exceed its minimum, to send fewer bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """The costs of parts of a sequence of n elements: stage s from element i to before j costs `joint[i, j] + weights[s]
-    * sum(single[i:j])`.
-
-    Attributes:
-      joint: [n + 1, n + 1]; costs that are not sums over elements, such as of shared variables.
-      single: [n].
-      weights: one per stage.
-    """
-
-    joint: np.ndarray
-    single: np.ndarray
-    weights: Sequence[float]
-
-    def of(self, stage: int) -> np.ndarray:
-        """Returns the cost of one stage from i to before j, as [n + 1, n + 1]; inf where it would be empty."""
-        total = np.concatenate([[0.0], np.cumsum(self.single)])
-        costs = self.joint + self.weights[stage] * (total[None, :] - total[:, None])
-        n = len(total)
-        return np.where(np.arange(n)[:, None] < np.arange(n)[None, :], costs, np.inf)
-
-
-def balanced(costs: Costs, crossing: np.ndarray, allowed: np.ndarray) -> list[int] | None:
+def balanced(costs: np.ndarray, stages: int, crossing: np.ndarray, allowed: np.ndarray) -> list[int] | None:
     """Returns where the stages other than the first begin: the indices of the elements before which to cut.
 
     The highest cost of a stage is at most 5% above the minimum; subject to that, the total of bytes that cross cuts is
     minimal. O(stages * n^2) by dynamic programming.
 
     Args:
-      costs: costs of n elements.
+      costs: [n + 1, n + 1]; cost of a stage from element i to before j.
+      stages: number of stages.
       crossing: [n + 1]; bytes that cross a cut before each element.
       allowed: [n + 1] bool; whether a cut before each element is allowed.
 
     Returns:
       stages - 1 ascending indices; None if too few cuts are allowed.
     """
-    stages, n = len(costs.weights), len(costs.single)
-    tables = [costs.of(stage) for stage in range(stages)]
+    n = len(costs) - 1
+    costs = np.where(np.tri(n + 1, dtype=bool), np.inf, costs)  # no stage is empty
     highest = np.where(np.arange(n + 1) == 0, 0.0, np.inf)
-    for stage, table in enumerate(tables):
-        highest = np.maximum(highest[:, None], table).min(axis=0)
+    for stage in range(stages):
+        highest = np.maximum(highest[:, None], costs).min(axis=0)
         if stage < stages - 1:
             highest = np.where(allowed, highest, np.inf)
     if not np.isfinite(highest[n]):
@@ -67,8 +45,8 @@ def balanced(costs: Costs, crossing: np.ndarray, allowed: np.ndarray) -> list[in
     limit = highest[n] * (1 + SLACK)
     sent = np.where(np.arange(n + 1) == 0, 0.0, np.inf)
     highest, origins = sent.copy(), []
-    for stage, table in enumerate(tables):
-        worst = np.maximum(highest[:, None], table)
+    for stage in range(stages):
+        worst = np.maximum(highest[:, None], costs)
         bytes_so_far = np.where(worst <= limit, sent[:, None], np.inf)
         least = bytes_so_far.min(axis=0)
         origin = np.where(bytes_so_far == least, worst, np.inf).argmin(axis=0)
@@ -87,25 +65,11 @@ def balanced(costs: Costs, crossing: np.ndarray, allowed: np.ndarray) -> list[in
 _MAX_RELATIVE_BYTES = 4.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Load:
-    """What a process computes and keeps, for the balance by memory.
-
-    Attributes:
-      rows: rows of one micro-batch.
-      live: micro-batches whose activations each stage keeps at the same time.
-    """
-
-    rows: int
-    live: Sequence[int]
-
-
 def places(
     graph: Graph,
     run: AbstractRun,
     cut: AfterLayers | Balanced,
     stages: int,
-    load: Load,
     seconds: Callable[[Graph], Sequence[float]],
 ) -> list[int]:
     """Returns the first position in `graph.order` of each stage except stage 0.
@@ -115,7 +79,6 @@ def places(
       run: its abstract run.
       cut: where to cut.
       stages: number of stages.
-      load: for the balance by memory.
       seconds: measures each call of `graph.calls`; called for the balance by time.
 
     Raises:
@@ -139,9 +102,9 @@ def places(
     for calls in inseparable:
         allowed[calls.first + 1 : calls.last + 1] = False
     crossing = np.array([0.0, *crossing_bytes(graph, run)])
-    costs = _costs(graph, run, cut, load, seconds, stages)
+    costs = _costs(graph, run, cut, seconds)
     sensible = allowed & (crossing <= _MAX_RELATIVE_BYTES * (np.median(crossing[allowed]) if allowed.any() else 0.0))
-    balanced_places = balanced(costs, crossing, sensible) or balanced(costs, crossing, allowed)
+    balanced_places = balanced(costs, stages, crossing, sensible) or balanced(costs, stages, crossing, allowed)
     if balanced_places is None:
         any_calls = _Inseparable(_STATE, graph.model.name, 0, 0)
         raise (inseparable[0] if inseparable else any_calls).refused(f"{stages} stages")
@@ -263,21 +226,18 @@ def last_uses(graph: Graph, place_of_call: dict[int, int], end: int) -> dict[int
     return last
 
 
-def _costs(
-    graph: Graph,
-    run: AbstractRun,
-    cut: Balanced,
-    load: Load,
-    seconds: Callable[[Graph], Sequence[float]],
-    stages: int,
-) -> Costs:
-    n = len(graph.order)
+def _costs(graph: Graph, run: AbstractRun, cut: Balanced, seconds: Callable[[Graph], Sequence[float]]) -> np.ndarray:
+    """Returns the cost of a stage from position i to before j, [n + 1, n + 1]."""
     if cut.by == "time":
-        measured = np.array(seconds(graph))[graph.order]
-        return Costs(np.zeros((n + 1, n + 1)), measured, [1.0] * stages)
-    activations = np.array([run.usage[i].activations for i in graph.order], float)
-    weights = [float(load.rows * live) if cut.by == "memory" else 0.0 for live in load.live]
-    return Costs(_variable_bytes(graph, run), activations, weights)
+        return _sums(np.array(seconds(graph))[graph.order])
+    costs = _variable_bytes(graph, run)
+    return costs + _sums([run.usage[i].activations for i in graph.order]) if cut.by == "memory" else costs
+
+
+def _sums(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Returns the sums of consecutive values, from i to before j."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return total[None, :] - total[:, None]
 
 
 def _variable_bytes(graph: Graph, run: AbstractRun) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Cuts a model into stages: the graph and the variables of each, and its description as data."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.config.pipeline_schedule import AfterLayers, Balanced, parse_cut
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
-from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Boundary, Crossing, Load, boundaries, places
+from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Boundary, Crossing, boundaries, places
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, graph_of, run_abstractly
 from tfdist.pipelining.operation_timing import measure_seconds
 
@@ -316,9 +315,7 @@ def cut_model(
     cut: str | AfterLayers | Balanced,
     stages: int,
     *,
-    rows: int = 1,
-    live: Sequence[int] | None = None,
-    seconds: Callable[[Graph], Sequence[float]] | None = None,
+    seconds: Callable[[Graph], Sequence[float]] = measure_seconds,
 ) -> Cut:
     """Cuts a functional or sequential model into stages.
 
@@ -326,8 +323,6 @@ def cut_model(
       model: functional or sequential model, see `trace_model`; a traced one is not traced again.
       cut: where, as `parse_cut` describes.
       stages: number of stages.
-      rows: rows of a micro-batch, for the balance by memory or time.
-      live: for the balance by memory, how many micro-batches each stage keeps at the same time; one by default.
       seconds: for the balance by time, returns the time of each of `Graph.calls`; by default they are measured here.
 
     Returns:
@@ -338,9 +333,7 @@ def cut_model(
     """
     graph, run = model if isinstance(model, TracedModel) else trace_model(model)
     cut = parse_cut(cut) if isinstance(cut, str) else cut
-    load = Load(rows, [1] * stages if live is None else live)
-    measure = seconds or functools.partial(measure_seconds, rows=rows)
-    return assemble(graph, run, places(graph, run, cut, stages, load, measure))
+    return assemble(graph, run, places(graph, run, cut, stages, seconds))
 
 
 def assemble(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
