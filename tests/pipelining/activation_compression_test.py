@@ -21,7 +21,7 @@ def passed(name: str, x: tf.Tensor, wire: Wire = WIRES["tensorflow"]) -> tf.Tens
     """Returns what the receiver decodes."""
     method, spec = METHODS[name](), tf.TensorSpec(x.shape, x.dtype)
     sent = method.encode(x, wire)
-    assert (sent.shape, sent.dtype) == (method.sent_as(spec, wire).shape, method.sent_as(spec, wire).dtype)
+    assert (sent.shape, sent.dtype) == (method.message_spec(spec, wire).shape, method.message_spec(spec, wire).dtype)
     found = method.decode(sent, spec, wire)
     assert (found.shape, found.dtype) == (x.shape, x.dtype)
     return found
@@ -83,7 +83,7 @@ def test_small_tensors_integers_and_masks_are_sent_as_they_are(name: str) -> Non
 @pytest.mark.parametrize("wire", WIRES)
 def test_bytes(wire: str) -> None:
     def size(name: str, dtype: tf.DType) -> int:
-        spec = METHODS[name]().sent_as(tf.TensorSpec([16, 256], dtype), WIRES[wire])
+        spec = METHODS[name]().message_spec(tf.TensorSpec([16, 256], dtype), WIRES[wire])
         return spec.shape.num_elements() * spec.dtype.size
 
     sizes = {name: size(name, tf.float32) for name in METHODS}

@@ -1,6 +1,5 @@
 """Messages between stages, activations and their gradients, and their compression."""
 
-import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,10 +13,10 @@ from tfdist.gradients.compression.methods.int8 import Int8
 MIN_ELEMENTS = 1024  # of a tensor; smaller ones would save nothing
 
 
-class ActivationCompression(abc.ABC):
-    """Encodes floating-point tensors of at least `MIN_ELEMENTS` elements; all others are sent as they are.
+class ActivationCompression:
+    """Encodes floating-point tensors of at least `MIN_ELEMENTS` elements; this base class sends all tensors as they are.
 
-    The receiver computes with what it has decoded, and the sender with its own, exact values: gradients pass straight
+    The receiver computes with the decoded values, and the sender with its own, exact values: gradients pass straight
     through, and are compressed in turn. A tensor that has been decoded is encoded again without a further error, so that
     every stage that a skip connection crosses has the same values. A tensor that is not finite is not finite after it is
     decoded, so that the step is skipped, or ends the run, as without compression. Rounding is to the nearest; nothing is
@@ -25,28 +24,32 @@ class ActivationCompression(abc.ABC):
     """
 
     def encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
-        """Returns what is sent for a tensor of static shape."""
+        """Returns the message for a tensor of static shape."""
         return self._encode(tensor, wire) if self._compresses(tensor) else tensor
 
-    def decode(self, sent: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
-        """Returns a tensor of this shape and dtype for what `encode` has returned on the other side."""
-        return self._decode(sent, spec, wire) if self._compresses(spec) else sent
+    def decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
+        """Returns a tensor of this shape and dtype for the result of `encode` on the other side."""
+        return self._decode(message, spec, wire) if self._compresses(spec) else message
 
-    def sent_as(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
-        """Returns the shape and dtype of what `encode` returns for a tensor of this shape and dtype."""
-        return self._sent_as(spec, wire) if self._compresses(spec) else spec
+    def message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+        """Returns the shape and dtype of the result of `encode` for a tensor of this shape and dtype."""
+        return self._message_spec(spec, wire) if self._compresses(spec) else spec
 
     def _compresses(self, tensor: tf.Tensor | tf.TensorSpec) -> bool:
-        return bool(tensor.dtype.is_floating) and tensor.shape.num_elements() >= MIN_ELEMENTS
+        return False
 
-    @abc.abstractmethod
-    def _encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor: ...
+    def _encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def _decode(self, sent: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor: ...
+    def _decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def _sent_as(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec: ...
+    def _message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+        raise NotImplementedError
+
+
+def _is_large(tensor: tf.Tensor | tf.TensorSpec) -> bool:
+    return bool(tensor.dtype.is_floating) and tensor.shape.num_elements() >= MIN_ELEMENTS
 
 
 class CastActivations(ActivationCompression):
@@ -61,15 +64,15 @@ class CastActivations(ActivationCompression):
         self._dtype = dtype
 
     def _compresses(self, tensor: tf.Tensor | tf.TensorSpec) -> bool:
-        return super()._compresses(tensor) and tensor.dtype.size > self._dtype.size
+        return _is_large(tensor) and tensor.dtype.size > self._dtype.size
 
     def _encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
         return tf.cast(tensor, self._dtype)
 
-    def _decode(self, sent: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
-        return tf.cast(sent, spec.dtype)
+    def _decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
+        return tf.cast(message, spec.dtype)
 
-    def _sent_as(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+    def _message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
         return tf.TensorSpec(spec.shape, self._dtype)
 
 
@@ -88,35 +91,22 @@ class QuantizedActivations(ActivationCompression):
     def __init__(self) -> None:
         self._coder = CodecCompiler(Int8())
 
+    def _compresses(self, tensor: tf.Tensor | tf.TensorSpec) -> bool:
+        return _is_large(tensor)
+
     def _encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
         return self._coder.encode(tensor, tf.zeros([2], tf.int32), wire)
 
-    def _decode(self, sent: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
-        vector, _ = self._coder.decode(sent, spec.shape.num_elements(), wire)
+    def _decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
+        vector, _ = self._coder.decode(message, spec.shape.num_elements(), wire)
         return tf.cast(tf.reshape(vector, spec.shape), spec.dtype)
 
-    def _sent_as(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+    def _message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
         size = self._coder.packing(spec.shape.num_elements(), wire).bytes
         return tf.TensorSpec([size // wire.packed.size], wire.packed)
 
 
-class ExactActivations(ActivationCompression):
-    """Compresses nothing."""
-
-    def _compresses(self, tensor: tf.Tensor | tf.TensorSpec) -> bool:
-        return False
-
-    def _encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
-        return tensor
-
-    def _decode(self, sent: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
-        return sent
-
-    def _sent_as(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
-        return spec
-
-
-EXACT = ExactActivations()
+EXACT = ActivationCompression()
 METHODS: Mapping[str, Callable[[], ActivationCompression]] = {
     "none": lambda: EXACT,
     "bf16": lambda: CastActivations(tf.bfloat16),
@@ -125,7 +115,7 @@ METHODS: Mapping[str, Callable[[], ActivationCompression]] = {
 }
 
 
-_CARRIERS = {2: tf.float16, 4: tf.int32, 8: tf.int64}  # by size of an element; every engine carries them
+_SENT_DTYPES = {2: tf.float16, 4: tf.int32, 8: tf.int64}  # by size of an element; every engine sends them
 
 
 class Link(NamedTuple):
@@ -146,33 +136,31 @@ class Link(NamedTuple):
         if tensors:
             wire = self.collectives.wire
             encoded = [self.compression.encode(tensor, wire) for tensor in tensors]
-            self.collectives.send(
-                [_as(tensor, _carrier(tensor.dtype, wire)) for tensor in encoded], self.other, tag=tag
-            )
+            messages = [_as(tensor, _sent_dtype(tensor.dtype, wire)) for tensor in encoded]
+            self.collectives.send(messages, self.other, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], tag: str) -> list[tf.Tensor]:
         """Returns the tensors that the other process sends with this tag, of static shapes."""
         if not specs:
             return []
         wire = self.collectives.wire
-        encoded = [self.compression.sent_as(spec, wire) for spec in specs]
-        carried = [_carried(spec, wire) for spec in encoded]
-        found = self.collectives.receive(carried, self.other, tag=tag)
-        codes = [_as(tensor, spec.dtype) for tensor, spec in zip(found, encoded, strict=True)]
-        return [self.compression.decode(code, spec, wire) for code, spec in zip(codes, specs, strict=True)]
+        encoded = [self.compression.message_spec(spec, wire) for spec in specs]
+        received = self.collectives.receive([_sent_spec(spec, wire) for spec in encoded], self.other, tag=tag)
+        messages = [_as(tensor, spec.dtype) for tensor, spec in zip(received, encoded, strict=True)]
+        return [self.compression.decode(message, spec, wire) for message, spec in zip(messages, specs, strict=True)]
 
 
 def message_bytes(spec: tf.TensorSpec, compression: ActivationCompression, wire: Wire) -> int:
     """Returns the bytes that a tensor of static shape has in a message."""
-    return tensor_bytes(_carried(compression.sent_as(spec, wire), wire))
+    return tensor_bytes(_sent_spec(compression.message_spec(spec, wire), wire))
 
 
-def _carried(spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
-    return tf.TensorSpec(spec.shape, _carrier(spec.dtype, wire))
+def _sent_spec(spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape, _sent_dtype(spec.dtype, wire))
 
 
-def _carrier(dtype: tf.DType, wire: Wire) -> tf.DType:
-    return dtype if dtype in wire.sends else _CARRIERS.get(dtype.size, tf.int32)
+def _sent_dtype(dtype: tf.DType, wire: Wire) -> tf.DType:
+    return dtype if dtype in wire.sends else _SENT_DTYPES.get(dtype.size, tf.int32)
 
 
 def _as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -8,7 +8,7 @@ The backward pass may have two parts. What the gradients of the stage's inputs n
 second, so that no operation is computed twice. Qi et al., Zero Bubble Pipeline Parallelism, 2024 (arXiv:2401.10241).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import tensorflow as tf
@@ -20,33 +20,21 @@ Operations = frozenset[tf.Operation]
 _READS = ("ReadVariableOp", "ResourceGather", "VariableShape")  # stateful, but their only effect is their result
 
 
-def operations_before(
-    targets: Iterable[tf.Tensor | tf.Operation], without: Collection[tf.Operation] = ()
-) -> Operations:
-    """Returns the operations of a graph that targets need, also as control inputs, with those that compute the targets.
-
-    Args:
-      targets: tensors or operations.
-      without: operations that are left out, with those that only they need.
-    """
-    waiting = [target.op if isinstance(target, tf.Tensor) else target for target in targets]
-    found: set[tf.Operation] = set()
-    while waiting:
-        operation = waiting.pop()
-        if operation not in found and operation not in without:
-            found.add(operation)
-            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
-    return frozenset(found)
+def operations_before(targets: Iterable[tf.Tensor | tf.Operation]) -> Operations:
+    """Returns the operations of a graph that targets need, also as control inputs, with those that compute the targets."""
+    pending = [target.op if isinstance(target, tf.Tensor) else target for target in targets]
+    operations: set[tf.Operation] = set()
+    while pending:
+        operation = pending.pop()
+        if operation not in operations:
+            operations.add(operation)
+            pending += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    return frozenset(operations)
 
 
-def with_effects(graph: tf.Graph, excluded: Collection[tf.Operation] = ()) -> list[tf.Operation]:
+def with_effects(graph: tf.Graph) -> list[tf.Operation]:
     """Returns the operations of a function's graph that run even if nothing needs their results."""
-    return [x for x in graph.control_outputs if x not in excluded and x.type not in _READS]
-
-
-def constants_among(operations: Iterable[tf.Operation]) -> Operations:
-    """Returns the constants, which several parts may contain."""
-    return frozenset(operation for operation in operations if operation.type == "Const")
+    return [operation for operation in graph.control_outputs if operation.type not in _READS]
 
 
 def inputs_of(operations: Operations, outputs: Iterable[tf.Tensor]) -> list[tf.Tensor]:
@@ -338,7 +326,7 @@ class Passes:
             return
         of_input = operations_before(self._of_inputs) - outside
         of_weight = self._needed - outside - of_input
-        of_weight |= constants_among(operations_before(of_weight))
+        of_weight |= {x for x in operations_before(of_weight) if x.type == "Const"}  # which several parts may contain
         crossing = [x for x in inputs_of(of_weight, self._of_variables) if x.name not in self._values]
         made, given = ([x for x in crossing if (x.op in outside) is is_given] for is_given in (False, True))
         places = {tensor.name: place for place, tensor in enumerate(self._arguments)}

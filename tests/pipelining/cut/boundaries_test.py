@@ -231,7 +231,7 @@ def test_a_heavy_layer_without_parameters_is_found_by_time():
     by_time = describe_stages(
         cut_model(traced, "balanced(by=time)", 2, seconds=lambda graph: measure_seconds(graph, rows=128))
     )
-    by_parameters = describe_stages(cut_model(traced, "balanced(by=parameters)", 2, rows=128))
+    by_parameters = describe_stages(cut_model(traced, "balanced(by=parameters)", 2))
     assert "products" in (by_time[0].calls[-1], by_time[1].calls[0]) and len(by_parameters[0].calls) == 2
 
 
