@@ -1,4 +1,4 @@
-"""Cuts a model into stages: the graph and the variables of each, and its description as data."""
+"""Cuts a model into stages: the graph and the variables of each."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -147,7 +147,6 @@ class StageGraph:
       inputs: names of the model's inputs that it reads.
       received: what the stage before sends.
       sent: what this stage sends to the next, including what it only passes on.
-      outputs: names of the model's outputs that it makes, or passes on to the last stage.
       variables: its variables.
     """
 
@@ -157,7 +156,6 @@ class StageGraph:
     inputs: tuple[str, ...]
     received: tuple[Crossing, ...]
     sent: tuple[Crossing, ...]
-    outputs: tuple[str, ...]
     variables: StageVariables
     is_last: bool
     _masked: frozenset[int] = dataclasses.field(repr=False)  # received tensors that get their masks
@@ -253,6 +251,16 @@ class Cut:
             for variable in stage.variables.shared:
                 found.setdefault(id(variable), (variable, []))[1].append(stage.index)
         return [(variable, tuple(stages)) for variable, stages in found.values()]
+
+    def call_names(self, stage: StageGraph) -> list[str]:
+        """Returns the names of a stage's calls of layers and other operations, in the order in which the model is cut."""
+        calls = (self.graph.calls[i] for i in self.graph.order)
+        return [call.name for call in calls if call in stage.calls and not call.is_entry]
+
+    def activation_bytes(self, stage: StageGraph) -> int:
+        """Returns the bytes per row that a stage's calls keep for the backward pass."""
+        usages = zip(self.graph.calls, self.run.usage, strict=True)
+        return sum(usage.activations for call, usage in usages if call in stage.calls)
 
     def unmasked_outputs(self, rows: int | tf.Tensor) -> Any:
         """Returns zeros of the shapes of the model's outputs; None if an output has a mask or a size is unknown.
@@ -356,7 +364,6 @@ def assemble(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
         calls = tuple(call for call, place in zip(graph.calls, stage_of, strict=True) if place == stage)
         is_last = stage == stages - 1
         read = {x for call in calls for x in call.inputs} | (set(graph.outputs) if is_last else set())
-        here = {x for call in calls for x in call.outputs} | {x.tensor for x in between[stage].crossings}
         made.append(
             StageGraph(
                 stage,
@@ -365,7 +372,6 @@ def assemble(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
                 tuple(name for number, name in names.items() if number in read),
                 between[stage].crossings,
                 between[stage + 1].crossings,
-                tuple(graph.tensors[x].name for x in graph.outputs if x in here),
                 variables[stage],
                 is_last,
                 between[stage].masked,
@@ -374,60 +380,3 @@ def assemble(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
             )
         )
     return Cut(tuple(made), graph, run)
-
-
-@dataclasses.dataclass(frozen=True)
-class StageDescription:
-    """A stage.
-
-    Attributes:
-      stage: its number, from 0.
-      calls: names of its calls of layers and other operations, in the order in which the model is cut: cut after the last
-        to repeat this stage.
-      parameters: number of elements of its trainable variables.
-      parameter_bytes: bytes of its variables, trainable or not.
-      shared: paths of variables that other stages have, too.
-      activation_bytes: bytes per row that its calls keep for the backward pass.
-      inputs: names of the model's inputs that it reads.
-      received_bytes: bytes per row that it gets from the stage before.
-      sent_bytes: bytes per row that it sends to the next.
-      gradient_bytes: bytes per row of gradients that it sends back to the stage before.
-    """
-
-    stage: int
-    calls: tuple[str, ...]
-    parameters: int
-    parameter_bytes: int
-    shared: tuple[str, ...]
-    activation_bytes: int
-    inputs: tuple[str, ...]
-    received_bytes: int
-    sent_bytes: int
-    gradient_bytes: int
-
-
-def describe_stages(cut: Cut) -> list[StageDescription]:
-    """Returns a description of each stage."""
-    usage = dict(zip(cut.graph.calls, cut.run.usage, strict=True))
-    found = []
-    for stage in cut.stages:
-        own = set(stage.calls)
-        found.append(
-            StageDescription(
-                stage=stage.index,
-                calls=tuple(
-                    call.name
-                    for call in map(cut.graph.calls.__getitem__, cut.graph.order)
-                    if call in own and not call.is_entry
-                ),
-                parameters=sum(variable.shape.num_elements() for variable in stage.variables.trainable),
-                parameter_bytes=sum(keras_internals.bytes_of(variable) for variable in stage.variables.all),
-                shared=tuple(variable.path for variable in stage.variables.shared),
-                activation_bytes=sum(usage[call].activations for call in stage.calls),
-                inputs=stage.inputs,
-                received_bytes=sum(crossing.bytes for crossing in stage.received),
-                sent_bytes=sum(crossing.bytes for crossing in stage.sent),
-                gradient_bytes=sum(crossing.bytes for crossing in stage.received if crossing.has_gradient),
-            )
-        )
-    return found

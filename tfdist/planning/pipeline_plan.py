@@ -11,7 +11,7 @@ from tfdist.collectives.replica_context import ReplicaContextCollectives
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.errors import InputError
 from tfdist.pipelining.activation_compression import METHODS, ActivationCompression, message_bytes
-from tfdist.pipelining.cutting import Cut, TracedModel, cut_model, describe_stages, trace_model
+from tfdist.pipelining.cutting import Cut, TracedModel, cut_model, trace_model
 from tfdist.pipelining.operation_graph import Graph
 from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule import Schedule
@@ -261,17 +261,18 @@ class _Planner:
         )
 
     def _stage(self, cut: Cut, number: int, operations: int) -> StagePlan:
-        stage, described = cut.stages[number], describe_stages(cut)[number]
-        trainable = stage.variables.trainable
+        stage = cut.stages[number]
+        calls, trainable = cut.call_names(stage), stage.variables.trainable
+        received_bytes = sum(crossing.bytes for crossing in stage.received)
         return StagePlan(
-            first=described.calls[0],
-            last=described.calls[-1],
-            parameters=described.parameters,
+            first=calls[0],
+            last=calls[-1],
+            parameters=sum(variable.shape.num_elements() for variable in trainable),
             variable_bytes=sum(map(self._device_bytes, stage.variables.all)),
             gradient_bytes=sum(map(self._device_bytes, trainable)),
             optimizer_bytes=sum(self._slot_bytes(variable) for variable in trainable),
             reduced_bytes=sum(map(keras_internals.bytes_of, trainable)),
-            activation_bytes=self._rows * (described.activation_bytes + described.received_bytes),
+            activation_bytes=self._rows * (cut.activation_bytes(stage) + received_bytes),
             operations=operations,
             sent=tuple(
                 SentTensor(

@@ -10,14 +10,14 @@ import tensorflow as tf
 from tests.pipelining.cut.example_models import build
 from tfdist import keras_internals, models
 from tfdist.errors import InputError
-from tfdist.pipelining.cutting import assemble, cut_model, describe_stages, trace_model
+from tfdist.pipelining.cutting import assemble, cut_model, trace_model
 from tfdist.pipelining.operation_timing import measure_seconds
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was passed an input with a mask attached to it")
 
 
 def last_calls(cut):
-    return [stage.calls[-1] for stage in describe_stages(cut)]
+    return [cut.call_names(stage)[-1] for stage in cut.stages]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,8 @@ def test_side_branches_are_computed_where_they_are_used():
 
 
 def cut_names(model):
-    return [name for stage in describe_stages(cut_model(model, "auto", 1)) for name in stage.calls]
+    cut = cut_model(model, "auto", 1)
+    return cut.call_names(cut.stages[0])
 
 
 @pytest.mark.parametrize(
@@ -63,18 +64,17 @@ def test_all_models_are_cut_into_about_equal_stages(name):
     with keras_internals.deferred_weights():
         traced = trace_model(models.build(name, shape, classes))
     for by, rows in (("parameters", 0), ("memory", 1)):
-        first_stages = [describe_stages(assemble(*traced, [i]))[0] for i in range(1, len(traced.graph.order))]
-        [whole] = describe_stages(assemble(*traced, []))
-        growing = [0, *(cost(stage, rows) for stage in first_stages), cost(whole, rows)]
+        cuts = [*(assemble(*traced, [i]) for i in range(1, len(traced.graph.order))), assemble(*traced, [])]
+        growing = [0, *(cost(cut, cut.stages[0], rows) for cut in cuts)]
         largest = max(after - before for before, after in itertools.pairwise(growing))
         for stages in (2, 3, 4):
-            found = describe_stages(cut_model(traced, f"balanced(by={by})", stages))
-            assert len(found) == stages and all(stage.calls for stage in found)
-            assert max(cost(stage, rows) for stage in found) <= 1.05 * (growing[-1] / stages + largest)
+            cut = cut_model(traced, f"balanced(by={by})", stages)
+            assert len(cut.stages) == stages and all(stage.calls for stage in cut.stages)
+            assert max(cost(cut, stage, rows) for stage in cut.stages) <= 1.05 * (growing[-1] / stages + largest)
 
 
-def cost(stage, rows):
-    return stage.parameter_bytes + rows * stage.activation_bytes
+def cost(cut, stage, rows):
+    return sum(map(keras_internals.bytes_of, stage.variables.all)) + rows * cut.activation_bytes(stage)
 
 
 def test_a_balance_by_time_takes_the_given_times():
@@ -92,8 +92,8 @@ def test_calls_of_a_layer_with_state_stay_together():
         x = keras.layers.Dense(4, name=f"dense_{i}")(x)
     model = keras.Model(inputs, x)
     for stages in (2, 3, 4):
-        first, *_ = describe_stages(cut_model(model, "auto", stages))
-        assert first.calls[:3] == ("norm", "between", "norm (2)")
+        cut = cut_model(model, "auto", stages)
+        assert cut.call_names(cut.stages[0])[:3] == ["norm", "between", "norm (2)"]
     with pytest.raises(InputError, match="norm in several. Cut elsewhere"):
         cut_model(model, "auto", 5)
     norm.trainable = False  # it then updates nothing
@@ -228,11 +228,10 @@ def test_a_heavy_layer_without_parameters_is_found_by_time():
     assert found["light_0"] >= 0 and found["products"] > 3 * found["light_1"]
     assert found["light_1"] == found["light_3"]  # equal calls are measured once
     assert all(keras_internals.value_of(variable) is None for variable in model.variables)
-    by_time = describe_stages(
-        cut_model(traced, "balanced(by=time)", 2, seconds=lambda graph: measure_seconds(graph, rows=128))
-    )
-    by_parameters = describe_stages(cut_model(traced, "balanced(by=parameters)", 2))
-    assert "products" in (by_time[0].calls[-1], by_time[1].calls[0]) and len(by_parameters[0].calls) == 2
+    by_time = cut_model(traced, "balanced(by=time)", 2, seconds=lambda graph: measure_seconds(graph, rows=128))
+    by_parameters = cut_model(traced, "balanced(by=parameters)", 2)
+    first, second = map(by_time.call_names, by_time.stages)
+    assert "products" in (first[-1], second[0]) and len(by_parameters.call_names(by_parameters.stages[0])) == 2
 
 
 @pytest.mark.parametrize("name", ["experts", "tied", "masked", "several", "nested_twice", "operations", "regularized"])
