@@ -79,7 +79,7 @@ def assign_variables(graph: Graph, run: AbstractRun, stage_of: Sequence[int], st
     """Returns the variables of each stage.
 
     A layer's variables belong to its stage. Of a layer that is called in several stages, each has those that its calls
-    use, such as the table of tied embeddings. What no call uses is in the last stage.
+    use, such as the table of tied embeddings. Variables that no call uses are in the last stage.
 
     Args:
       graph: graph of the model.
@@ -100,8 +100,8 @@ def assign_variables(graph: Graph, run: AbstractRun, stage_of: Sequence[int], st
     variables, metrics = graph.model.variables, keras_internals.metrics_of_layers(graph.model)
     stages_of = {}
     for variable in (*variables, *metrics):
-        found = [stage for stage in range(stages) if id(variable) in used[stage]]
-        stages_of[id(variable)] = found or [home.get(id(variable), stages - 1)]
+        users = [stage for stage in range(stages) if id(variable) in used[stage]]
+        stages_of[id(variable)] = users or [home.get(id(variable), stages - 1)]
     return [
         StageVariables(
             tuple(variable for variable in variables if stage in stages_of[id(variable)]),
@@ -145,8 +145,8 @@ class StageGraph:
       calls: its calls of operations, in the order in which Keras runs them.
       layers: its layers, each once.
       inputs: names of the model's inputs that it reads.
-      received: what the stage before sends.
-      sent: what this stage sends to the next, including what it only passes on.
+      received: tensors that the previous stage sends.
+      sent: tensors that this stage sends to the next, including those that it only passes on.
       variables: its variables.
     """
 
@@ -203,8 +203,8 @@ class StageGraph:
         masks = self._unpack(received, values)
         for call in self.calls:
             call.run(values, training)
-            for made in self._run.masks.keys() & call.outputs:
-                masks[self._run.masks[made]], _ = keras_internals.mask_and_logits(values[made])
+            for tensor in self._run.masks.keys() & call.outputs:
+                masks[self._run.masks[tensor]], _ = keras_internals.mask_and_logits(values[tensor])
         outputs = None
         if self.is_last:
             outputs = keras_internals.packed_outputs(self._graph.functional, [values[x] for x in self._graph.outputs])
@@ -246,11 +246,11 @@ class Cut:
     @property
     def shared(self) -> list[tuple[keras.Variable, tuple[int, ...]]]:
         """Variables that several stages use, such as tied embeddings, with the numbers of these stages."""
-        found: dict[int, tuple[keras.Variable, list[int]]] = {}
+        stages_by_id: dict[int, tuple[keras.Variable, list[int]]] = {}
         for stage in self.stages:
             for variable in stage.variables.shared:
-                found.setdefault(id(variable), (variable, []))[1].append(stage.index)
-        return [(variable, tuple(stages)) for variable, stages in found.values()]
+                stages_by_id.setdefault(id(variable), (variable, []))[1].append(stage.index)
+        return [(variable, tuple(stages)) for variable, stages in stages_by_id.values()]
 
     def call_names(self, stage: StageGraph) -> list[str]:
         """Returns the names of a stage's calls of layers and other operations, in the order in which the model is cut."""
@@ -300,7 +300,7 @@ def trace_model(model: keras.Model) -> TracedModel:
     """Traces a functional or sequential model, without computing anything; its variables need no values.
 
     Args:
-      model: functional or sequential model; which layers are trainable is taken from now.
+      model: functional or sequential model; layers count as trainable if they are now.
 
     Raises:
       InputError: the model cannot be cut.
@@ -345,7 +345,7 @@ def cut_model(
 
 
 def assemble(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
-    """Makes the stages.
+    """Returns the model cut into stages.
 
     Args:
       graph: graph of the model.
@@ -359,12 +359,12 @@ def assemble(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
     between = [*boundaries(graph, run, stage_of, stages), Boundary()]
     variables = assign_variables(graph, run, stage_of, stages)
     names = {number: name for name, number in graph.inputs.items()}
-    made = []
+    stage_graphs = []
     for stage in range(stages):
-        calls = tuple(call for call, place in zip(graph.calls, stage_of, strict=True) if place == stage)
+        calls = tuple(call for call, own_stage in zip(graph.calls, stage_of, strict=True) if own_stage == stage)
         is_last = stage == stages - 1
         read = {x for call in calls for x in call.inputs} | (set(graph.outputs) if is_last else set())
-        made.append(
+        stage_graphs.append(
             StageGraph(
                 stage,
                 calls,
@@ -379,4 +379,4 @@ def assemble(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
                 run,
             )
         )
-    return Cut(tuple(made), graph, run)
+    return Cut(tuple(stage_graphs), graph, run)

@@ -141,10 +141,10 @@ class _Execution:
             with tf.control_dependencies(done[-2]):
                 received = self._received(action)
             with tf.control_dependencies(self._clock.begin(done[-1], received)):
-                found = self._computed(action, received)
-            self._clock.end(found.all)
-            self._send(action, found.sent)
-            done.append(found.all)
+                results = self._computed(action, received)
+            self._clock.end(results.all)
+            self._send(action, results.sent)
+            done.append(results.all)
         return Sums(self._gradients, tf.add_n(self._shares))
 
     def _computed(self, action: Action, received: list[tf.Tensor]) -> _Done:
@@ -163,9 +163,9 @@ class _Execution:
         return _Done([], self._add(action, passes.backward_weight(residuals)))
 
     def _forward(self, action: Action, received: list[tf.Tensor]) -> _Done:
-        found = self._passes[action.stage].forward(self._stages[action.stage].arguments(action.micro_batch), received)
-        self._residuals[action.stage, action.micro_batch] = found.residuals
-        *sent, share = _available([*found.sent, found.share])
+        results = self._passes[action.stage].forward(self._stages[action.stage].arguments(action.micro_batch), received)
+        self._residuals[action.stage, action.micro_batch] = results.residuals
+        *sent, share = _available([*results.sent, results.share])
         self._shares.append(share)
         return _Done(sent, [*sent, share])
 

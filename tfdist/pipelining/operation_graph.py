@@ -61,13 +61,13 @@ class Call:
           training: whether this is a training step.
         """
         training = self._training if training is None else training
-        given = {id(x): values[number] for x, number in zip(self._node.inputs, self.inputs, strict=True)}
-        args, kwargs = self._node.fill_in(given)
+        tensors = {id(x): values[number] for x, number in zip(self._node.inputs, self.inputs, strict=True)}
+        args, kwargs = self._node.fill_in(tensors)
         if self.is_entry:
-            found = keras_internals.standardized(self.operation, args[0], kwargs.get("mask"))
+            outputs = keras_internals.standardized(self.operation, args[0], kwargs.get("mask"))
         else:
-            found = keras.tree.flatten(keras_internals.called(self.operation, training)(*args, **kwargs))
-        values.update(zip(self.outputs, found, strict=True))
+            outputs = keras.tree.flatten(keras_internals.called(self.operation, training)(*args, **kwargs))
+        values.update(zip(self.outputs, outputs, strict=True))
 
     @property
     def options(self) -> str:
@@ -148,8 +148,8 @@ class _Builder:
         assert inside is not None
         entries = self._numbered(f"{name}/inputs", inside.inputs)
         self.calls.append(Call(f"{name}/inputs", nested, inputs, tuple(entries), node, True, training))
-        given = node.kwargs.get("training", training)
-        return self.add(inside, dict(zip(map(id, inside.inputs), entries, strict=True)), f"{name}/", given)
+        training_of_nested = node.kwargs.get("training", training)
+        return self.add(inside, dict(zip(map(id, inside.inputs), entries, strict=True)), f"{name}/", training_of_nested)
 
     def _is_flattened(self, node: GraphNode) -> bool:
         nested = node.operation
@@ -215,7 +215,7 @@ _VIEWS = frozenset("Identity Reshape Squeeze ExpandDims StopGradient PreventGrad
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What one call uses and stores.
+    """The variables and the memory that one call uses.
 
     Attributes:
       read: variables that it reads, by id.
@@ -236,11 +236,11 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class AbstractRun:
-    """What is known after an abstract run. Tensors are indices into `Graph.tensors`.
+    """The result of an abstract run. Tensors are indices into `Graph.tensors`.
 
     Attributes:
       usage: for each call of `Graph.calls`.
-      masks: for each tensor that is made with a Keras mask, the first tensor with the same mask.
+      masks: for each tensor that has a Keras mask when it is computed, the first tensor with the same mask.
       mask_shapes: shape and dtype of the mask of each such tensor; None for sizes that are unknown.
       masks_seen: for each call, those of its inputs that have a mask at that time. Attention layers remove the masks of
         their inputs, so that calls after them do not see these.
@@ -322,12 +322,12 @@ class _Tracer:
         self.operations: Sequence[Any] = ()
         self.used: list[tuple[Mapping[int, keras.Variable], Mapping[int, keras.Variable]]] = []
         self.ends: list[int] = []  # number of operations in the trace after each call
-        self.masks: dict[int, Any] = {}  # when tensors are made
+        self.masks: dict[int, Any] = {}  # when tensors are computed
         self.masks_seen: list[frozenset[int]] = []
         self.adds_losses = False
 
     def masked(self, tensors: Sequence[int]) -> frozenset[int]:
-        """Returns those of the tensors that have a mask now."""
+        """Returns the tensors, among these, that have a mask now."""
         return frozenset(x for x in tensors if keras_internals.mask_and_logits(self.values[x])[0] is not None)
 
     def shapes(self) -> list[tuple[int, ...]]:
@@ -344,7 +344,7 @@ class _Tracer:
         return [tf.compat.v1.placeholder(x.dtype, shape) for x, shape in zip(inputs, sizes, strict=True)]
 
     def run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
-        """Runs the calls, and notes what each uses."""
+        """Runs the calls, and records the variables that each uses."""
         self.values.update(zip(self._graph.inputs.values(), inputs, strict=True))
         trace = tf.compat.v1.get_default_graph()
 
@@ -358,8 +358,8 @@ class _Tracer:
                 scope.read, scope.written = {}, {}
                 self.masks_seen.append(self.masked(call.inputs))
                 call.run(self.values, training)
-                for made in self.masked(call.outputs):
-                    self.masks[made], _ = keras_internals.mask_and_logits(self.values[made])
+                for tensor in self.masked(call.outputs):
+                    self.masks[tensor], _ = keras_internals.mask_and_logits(self.values[tensor])
                 self.used.append((scope.read, scope.written))
                 self.ends.append(trace.version)
         self.adds_losses = bool(scope.losses)
@@ -368,19 +368,19 @@ class _Tracer:
 def _activations(graph: Graph, rows: int, tracer: _Tracer) -> list[int]:
     """Returns the bytes per row that each call keeps."""
     active = {tracer.values[number].name for number in graph.inputs.values()}
-    found, start = [], 0
+    sizes, start = [], 0
     for call, end in zip(graph.calls, tracer.ends, strict=True):
-        kept = 0
+        size = 0
         for operation in tracer.operations[start:end]:
             if any(x.name in active for x in operation.inputs):
                 active.update(x.name for x in operation.outputs)
                 if operation.type not in _VIEWS:
-                    kept += sum(_bytes(x.dtype, x.shape) for x in operation.outputs if x.dtype.is_floating)
+                    size += sum(_bytes(x.dtype, x.shape) for x in operation.outputs if x.dtype.is_floating)
         if keras_internals.is_rematerialized(call.operation):
-            kept = sum(_bytes(x.dtype, x.shape) for x in map(tracer.values.__getitem__, call.outputs))
-        found.append(kept // rows)
+            size = sum(_bytes(x.dtype, x.shape) for x in map(tracer.values.__getitem__, call.outputs))
+        sizes.append(size // rows)
         start = end
-    return found
+    return sizes
 
 
 def _bytes(dtype: Any, shape: tf.TensorShape) -> int:
@@ -393,16 +393,20 @@ def _static_shapes(graph: Graph, rows: int, shapes: Sequence[tuple[int, ...]]) -
     Inside nested models, Keras does not know all others: those that are the same for another number of rows. A number of
     rows with which inputs were created does not bind a call in Keras, and is not that of a micro-batch.
     """
-    found = [tensor.shape for tensor in graph.tensors]
-    is_open = any(None in found[number][1:] for number in graph.inputs.values())
-    if not is_open and any(None in shape[1:] for shape in found):
+    static_shapes = [tensor.shape for tensor in graph.tensors]
+    is_open = any(None in static_shapes[number][1:] for number in graph.inputs.values())
+    if not is_open and any(None in shape[1:] for shape in static_shapes):
         others = _traced(graph, rows + 1).shapes()
-        found = [
+        static_shapes = [
             tuple(x if x == y else None for x, y in zip(shape, other, strict=True))
             for shape, other in zip(shapes, others, strict=True)
         ]
     fixed = _fixed_rows(graph)
-    return found if fixed is None else [(None, *shape[1:]) if shape[:1] == (fixed,) else shape for shape in found]
+    return (
+        static_shapes
+        if fixed is None
+        else [(None, *shape[1:]) if shape[:1] == (fixed,) else shape for shape in static_shapes]
+    )
 
 
 def _mask_shape(shape: Sequence[int | None], mask: tf.Tensor) -> tuple[tuple[int | None, ...], str]:
@@ -412,9 +416,9 @@ def _mask_shape(shape: Sequence[int | None], mask: tf.Tensor) -> tuple[tuple[int
 
 
 def _trained(graph: Graph, usage: Sequence[Usage]) -> frozenset[int]:
-    found: set[int] = set()
+    trained: set[int] = set()
     for call, used in zip(graph.calls, usage, strict=True):
-        is_trained = any(variable.trainable for variable in used.read.values()) or found.intersection(call.inputs)
+        is_trained = any(variable.trainable for variable in used.read.values()) or trained.intersection(call.inputs)
         if is_trained:
-            found.update(x for x in call.outputs if graph.tensors[x].is_differentiable)
-    return frozenset(found)
+            trained.update(x for x in call.outputs if graph.tensors[x].is_differentiable)
+    return frozenset(trained)

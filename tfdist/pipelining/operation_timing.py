@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, run_abstractly
 
-_SECONDS = 0.02  # in which a call is measured at least
+_LEAST_SECONDS = 0.02  # for which a call is measured
 
 
 def measure_seconds(graph: Graph, *, rows: int = 1, repeats: int = 5) -> list[float]:
@@ -23,21 +23,21 @@ def measure_seconds(graph: Graph, *, rows: int = 1, repeats: int = 5) -> list[fl
     Args:
       graph: graph of the model.
       rows: rows of a micro-batch.
-      repeats: least number of measured passes, of which the shortest counts: others waited for the machine.
+      repeats: least number of measured passes, of which the shortest counts.
 
     Returns:
       One number for each of `graph.calls`, from 0. Ranks that measure differ: let one measure for all.
     """
     run = run_abstractly(graph, rows)
     overhead = least_seconds(tf.function(tf.identity), [tf.zeros([])], repeats)
-    known: dict[str, float] = {}
-    found = []
+    seconds_by_key: dict[str, float] = {}
+    seconds = []
     for i, call in enumerate(graph.calls):
         key = _key(graph, run, i)
-        if key not in known:
-            known[key] = 0.0 if call.is_entry else max(_seconds(graph, run, i, repeats) - overhead, 0.0)
-        found.append(known[key])
-    return found
+        if key not in seconds_by_key:
+            seconds_by_key[key] = 0.0 if call.is_entry else max(_seconds(graph, run, i, repeats) - overhead, 0.0)
+        seconds.append(seconds_by_key[key])
+    return seconds
 
 
 def _key(graph: Graph, run: AbstractRun, index: int) -> str:
@@ -50,10 +50,10 @@ def _key(graph: Graph, run: AbstractRun, index: int) -> str:
         text = json.dumps(config, sort_keys=True, default=repr)
     except NotImplementedError:
         return str(index)
-    given = [(run.shapes[x], graph.tensors[x].dtype, x in run.trained) for x in call.inputs]
-    held = [(*variable.shape, variable.dtype, variable.trainable) for variable in run.usage[index].read.values()]
-    remade = keras_internals.is_rematerialized(call.layer)
-    return f"{type(call.layer)} {text} {call.options} {given} {held} {remade}"
+    inputs = [(run.shapes[x], graph.tensors[x].dtype, x in run.trained) for x in call.inputs]
+    variables = [(*variable.shape, variable.dtype, variable.trainable) for variable in run.usage[index].read.values()]
+    is_rematerialized = keras_internals.is_rematerialized(call.layer)
+    return str((type(call.layer), text, call.options, inputs, variables, is_rematerialized))
 
 
 def _seconds(graph: Graph, run: AbstractRun, index: int, repeats: int) -> float:
@@ -110,7 +110,7 @@ def least_seconds(function: Callable[..., Any], inputs: Sequence[tf.Tensor], rep
     function(*inputs)  # traces
     function(*inputs)
     times: list[float] = []
-    while len(times) < repeats or sum(times) < _SECONDS:
+    while len(times) < repeats or sum(times) < _LEAST_SECONDS:
         start = time.perf_counter()
         keras.tree.map_structure(_wait, function(*inputs))
         times.append(time.perf_counter() - start)

@@ -24,10 +24,9 @@ class OutputTensors:
 
     def tensors(self, outputs: Any) -> list[tf.Tensor]:
         """Returns the list for outputs; empty for None."""
-        found = []
-        for output in [] if outputs is None else keras.tree.flatten(outputs):
-            found += [output, *(each for each in keras_internals.mask_and_logits(output) if each is not None)]
-        return found
+        flat = [] if outputs is None else keras.tree.flatten(outputs)
+        parts = [x for output in flat for x in (output, *keras_internals.mask_and_logits(output))]
+        return [x for x in parts if x is not None]
 
     def packed(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Inverse of `tensors`."""

@@ -4,8 +4,8 @@ The backward pass is traced inside of the trace of the forward pass. The tensors
 residuals: results of the one function and arguments of the other. So nothing else connects the two, and they may be called in
 different functions, in different steps, or eagerly.
 
-The backward pass may have two parts. What the gradients of the stage's inputs need belongs to the first, and all else to the
-second, so that no operation is computed twice. Qi et al., Zero Bubble Pipeline Parallelism, 2024 (arXiv:2401.10241).
+The backward pass may have two parts. The first computes the gradients of the stage's inputs, and the second all
+others; no operation is computed twice. Qi et al., Zero Bubble Pipeline Parallelism, 2024 (arXiv:2401.10241).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ def with_effects(graph: tf.Graph) -> list[tf.Operation]:
 
 
 def inputs_of(operations: Operations, outputs: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the tensors from other operations that these operations, or the outputs of their part, are made of."""
+    """Returns the tensors from other operations that these operations, or the outputs of their part, use."""
     used = [tensor for operation in operations for tensor in operation.inputs]
     needed = {tensor.name: tensor for tensor in [*used, *outputs] if tensor.op not in operations}
     return [needed[name] for name in sorted(needed)]
@@ -58,8 +58,8 @@ def extracted(
       operations: the part.
       inputs: tensors of other operations, which become arguments.
       outputs: results of the operations, or inputs.
-      values: by their names in the graph, what else the operations use: variables' handles, which the function captures, and
-        constants.
+      values: other tensors that the operations use, by name in the graph: handles of variables, which the function
+        captures, and constants.
     """
     definition = _definition(graph, operations)
     effects = [operation.name for operation in with_effects(graph) if operation in operations]
@@ -67,21 +67,21 @@ def extracted(
 
     def part(*arguments: tf.Tensor) -> list[tf.Tensor]:
         used = {tensor.name for operation in operations for tensor in operation.inputs}
-        given = {name: _captured(value) for name, value in values.items() if name in used}
-        given |= {tensor.name: argument for tensor, argument in zip(inputs, arguments, strict=True)}
+        tensors = {name: _captured(value) for name, value in values.items() if name in used}
+        tensors |= {tensor.name: argument for tensor, argument in zip(inputs, arguments, strict=True)}
         keras_internals.add_functions(graph)
-        found = tf.graph_util.import_graph_def(
+        results = tf.graph_util.import_graph_def(
             definition,
-            {name: tensor for name, tensor in given.items() if name in used},
+            {name: tensor for name, tensor in tensors.items() if name in used},
             [*(tensor.name for tensor in inner), *effects],
             name="part",
         )
-        with tf.control_dependencies(found[len(inner) :]):
+        with tf.control_dependencies(results[len(inner) :]):
             tf.compat.v1.get_default_graph().control_outputs.append(tf.no_op())
-        for tensor, value in zip(inner, found[: len(inner)], strict=True):
+        for tensor, value in zip(inner, results[: len(inner)], strict=True):
             value.set_shape(tensor.shape)
-            given[tensor.name] = value
-        return [tf.identity(given[tensor.name]) for tensor in outputs]
+            tensors[tensor.name] = value
+        return [tf.identity(tensors[tensor.name]) for tensor in outputs]
 
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
     return tf.function(part, autograph=False).get_concrete_function(*specs)
@@ -93,18 +93,18 @@ def _captured(value: Any) -> tf.Tensor:
 
 
 def _definition(graph: tf.Graph, operations: Operations) -> tf.compat.v1.GraphDef:
-    """Returns the definition of operations, without control inputs from others, and without wishes of colocation."""
-    whole, names = graph.as_graph_def(), {operation.name for operation in operations}
-    found = tf.compat.v1.GraphDef(versions=whole.versions)
-    for node in whole.node:
+    """Returns the definition of operations, without control inputs from others, and without constraints of colocation."""
+    definition, names = graph.as_graph_def(), {operation.name for operation in operations}
+    part = tf.compat.v1.GraphDef(versions=definition.versions)
+    for node in definition.node:
         if node.name in names:
-            kept = [name for name in node.input if not name.startswith("^") or name[1:] in names]
+            inputs = [name for name in node.input if not name.startswith("^") or name[1:] in names]
             node.attr.pop("_class", None)
-            copy = found.node.add()
+            copy = part.node.add()
             copy.CopyFrom(node)
             del copy.input[:]
-            copy.input.extend(kept)
-    return found
+            copy.input.extend(inputs)
+    return part
 
 
 Function: TypeAlias = Any  # a concrete function
@@ -115,9 +115,9 @@ class Forward(NamedTuple):
     """The result of the forward pass of a stage with one micro-batch, while it is traced.
 
     Attributes:
-      sent: what the next stage gets.
-      loss: scalar to differentiate besides: in the last stage the loss, elsewhere losses of its own layers.
-      share: scalar; what the micro-batch contributes to the reported loss.
+      sent: tensors for the next stage.
+      loss: scalar, also differentiated: in the last stage the loss, elsewhere losses of its own layers.
+      share: scalar; contribution of the micro-batch to the reported loss.
     """
 
     sent: Sequence[tf.Tensor]
@@ -134,16 +134,16 @@ class Stage(Protocol):
 
     @property
     def received(self) -> Sequence[CrossingSpec]:
-        """What the stage before it sends."""
+        """The tensors that the previous stage sends."""
 
     @property
     def sent(self) -> Sequence[CrossingSpec]:
-        """What it sends to the next stage."""
+        """The tensors that it sends to the next stage."""
 
     def forward(self, arguments: Any, received: Sequence[tf.Tensor]) -> Forward:
         """Computes the forward pass of a micro-batch, in a tape, from tensors that are arguments, and from variables."""
 
-    def gradients(self, found: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> Sequence[Gradient]:
+    def gradients(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> Sequence[Gradient]:
         """Returns the gradients of the variables as they are summed over micro-batches."""
 
 
@@ -151,9 +151,9 @@ class ForwardResult(NamedTuple):
     """The result of a forward pass.
 
     Attributes:
-      sent: what the next stage gets.
-      share: scalar; what the micro-batch contributes to the reported loss.
-      residuals: what the backward pass needs, among them the values that the forward pass has read of variables.
+      sent: tensors for the next stage.
+      share: scalar; contribution of the micro-batch to the reported loss.
+      residuals: inputs of the backward pass, including the values of variables that the forward pass has read.
     """
 
     sent: list[tf.Tensor]
@@ -166,7 +166,7 @@ class BackwardResult(NamedTuple):
 
     Attributes:
       of_variables: gradients of the variables, in their order.
-      of_inputs: gradients of the received tensors that have one, for the stage before.
+      of_inputs: gradients of the received tensors that have one, for the previous stage.
     """
 
     of_variables: list[Gradient]
@@ -177,8 +177,8 @@ class InputResult(NamedTuple):
     """The result of the first part of a backward pass.
 
     Attributes:
-      of_inputs: gradients of the received tensors that have one, for the stage before.
-      residuals: what the second part needs.
+      of_inputs: gradients of the received tensors that have one, for the previous stage.
+      residuals: inputs of the second part.
     """
 
     of_inputs: list[tf.Tensor]
@@ -201,7 +201,7 @@ class Passes:
 
         Args:
           stage: the stage.
-          arguments: structure of all that `stage.forward` is given besides received tensors. Tensors are arguments, whose
+          arguments: structure of the arguments of `stage.forward`. Tensors are arguments, whose
             values may change from call to call; other leaves are constant.
           split: whether the backward pass has two parts.
         """
@@ -216,12 +216,12 @@ class Passes:
 
     def forward(self, arguments: Any, received: Sequence[tf.Tensor]) -> ForwardResult:
         """Computes the forward pass of a micro-batch."""
-        found = self._forward(*self._tensors(arguments), *received)
+        results = self._forward(*self._tensors(arguments), *received)
         count = len(self._stage.sent)
-        return ForwardResult(found[:count], found[count], found[count + 1 :])
+        return ForwardResult(results[:count], results[count], results[count + 1 :])
 
     def backward(self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]) -> BackwardResult:
-        """Computes the whole backward pass.
+        """Computes the backward pass.
 
         Args:
           residuals: those of the forward pass.
@@ -230,21 +230,21 @@ class Passes:
         if self._split:
             of_inputs, left = self.backward_input(residuals, gradients)
             return BackwardResult(self.backward_weight(left), of_inputs)
-        found = self._backward(*residuals, *gradients)
-        count = len(found) - len(self._of_inputs)
-        return BackwardResult(self._with_none(found[:count]), found[count:])
+        results = self._backward(*residuals, *gradients)
+        count = len(results) - len(self._of_inputs)
+        return BackwardResult(self._with_none(results[:count]), results[count:])
 
     def backward_input(self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]) -> InputResult:
-        """Computes the first part of the backward pass: the gradients that the stage before waits for.
+        """Computes the first part of the backward pass: the gradients for which the previous stage waits.
 
         Args:
           residuals: those of the forward pass.
           gradients: of the tensors that were sent and have one, from the next stage.
         """
-        given = [*residuals, *gradients]
-        found = self._backward_input(*(given[place] for place in self._places_of_input))
+        arguments = [*residuals, *gradients]
+        results = self._backward_input(*(arguments[i] for i in self._indices_of_input))
         count = len(self._of_inputs)
-        return InputResult(found[:count], [*found[count:], *(given[place] for place in self._places_of_weight)])
+        return InputResult(results[:count], [*results[count:], *(arguments[i] for i in self._indices_of_weight)])
 
     def backward_weight(self, residuals: Sequence[tf.Tensor]) -> list[Gradient]:
         """Computes the second part of the backward pass: the gradients of the variables.
@@ -273,17 +273,17 @@ class Passes:
         targets = [*with_gradients(sent, stage.sent), loss]
 
         def backward(*gradients: tf.Tensor) -> tuple[list[Gradient], list[tf.Tensor]]:
-            found = tape.gradient(targets, sources, output_gradients=[*gradients, tf.ones_like(loss)])
-            own, of_inputs = found[: len(stage.variables)], found[len(stage.variables) :]
+            results = tape.gradient(targets, sources, output_gradients=[*gradients, tf.ones_like(loss)])
+            own, of_inputs = results[: len(stage.variables)], results[len(stage.variables) :]
             self.uses = [gradient is not None for gradient in of_inputs]
             crossings = with_gradients(stage.received, stage.received)
-            whole = [
+            complete = [
                 tf.zeros(crossing.spec.shape, crossing.spec.dtype)
                 if gradient is None
                 else tf.convert_to_tensor(gradient)
                 for gradient, crossing in zip(of_inputs, crossings, strict=True)
             ]
-            return list(stage.gradients(own)), with_static_shapes(whole, crossings)
+            return list(stage.gradients(own)), with_static_shapes(complete, crossings)
 
         specs = [crossing.spec for crossing in with_gradients(stage.sent, stage.sent)]
         self._traced = tf.function(backward, autograph=False).get_concrete_function(*specs)
@@ -317,7 +317,7 @@ class Passes:
         return residuals
 
     def _extract(self) -> None:
-        """Makes functions of the backward pass."""
+        """Extracts the functions of the backward pass."""
         graph = self._traced.graph
         outside = frozenset(tensor.op for tensor in graph.inputs)
         results = [*self._of_variables, *self._of_inputs]
@@ -328,13 +328,15 @@ class Passes:
         of_weight = self._needed - outside - of_input
         of_weight |= {x for x in operations_before(of_weight) if x.type == "Const"}  # which several parts may contain
         crossing = [x for x in inputs_of(of_weight, self._of_variables) if x.name not in self._values]
-        made, given = ([x for x in crossing if (x.op in outside) is is_given] for is_given in (False, True))
-        places = {tensor.name: place for place, tensor in enumerate(self._arguments)}
+        computed, arguments = (
+            [x for x in crossing if (x.op in outside) is is_argument] for is_argument in (False, True)
+        )
+        indices = {tensor.name: i for i, tensor in enumerate(self._arguments)}
         used = [x for x in inputs_of(of_input, self._of_inputs) if x.name not in self._values]
-        self._places_of_input = [places[tensor.name] for tensor in used]
-        self._places_of_weight = [places[tensor.name] for tensor in given]
-        self._backward_input = extracted(graph, of_input, used, [*self._of_inputs, *made], self._values)
-        self._backward_weight = extracted(graph, of_weight, [*made, *given], self._of_variables, self._values)
+        self._indices_of_input = [indices[tensor.name] for tensor in used]
+        self._indices_of_weight = [indices[tensor.name] for tensor in arguments]
+        self._backward_input = extracted(graph, of_input, used, [*self._of_inputs, *computed], self._values)
+        self._backward_weight = extracted(graph, of_weight, [*computed, *arguments], self._of_variables, self._values)
 
     def _check_captures(self) -> None:
         """Raises `ValueError` if a pass would depend on a tensor of the function in which it is traced."""
@@ -353,9 +355,9 @@ class Passes:
         leaves = [next(values) if _is_tensor(leaf) else leaf for leaf in self._leaves]
         return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
 
-    def _with_none(self, found: Sequence[tf.Tensor]) -> list[Gradient]:
+    def _with_none(self, gradients: Sequence[tf.Tensor]) -> list[Gradient]:
         """Returns the gradient of each variable, None for those without one."""
-        values = iter(found)
+        values = iter(gradients)
         return [next(values) if has_gradient else None for has_gradient in self._gradients_of]
 
 

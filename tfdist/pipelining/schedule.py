@@ -1,7 +1,7 @@
-"""A pipeline schedule: the ordered actions of each process, and what follows from them."""
+"""A pipeline schedule: the ordered actions of each process, their requirements and messages, and live activations."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 FORWARD = "F"
@@ -16,8 +16,8 @@ class Action:
     """A computation of one stage with one micro-batch.
 
     Attributes:
-      kind: "F", the forward pass; "B", the whole backward pass; or its two parts, "I", the gradient of the stage's input, and
-        "W", the gradient of its weights.
+      kind: "F", the forward pass; "B", the backward pass; or the two parts of the latter: "I", the gradient of the stage's
+        input, and "W", the gradient of its weights.
       stage: number of the stage, from 0. With several chunks in each process, chunk c of process s is stage c * S + s.
       micro_batch: number of the micro-batch, from 0.
     """
@@ -70,8 +70,8 @@ class Messages(NamedTuple):
     """The messages of an action; None where the neighboring stage is in the same process, or there is none.
 
     Attributes:
-      receive: what must have been received before the action begins.
-      send: what is to be sent after it.
+      receive: the message that the action needs.
+      send: the message with its result.
     """
 
     receive: Message | None
@@ -91,8 +91,8 @@ class Schedule:
       stages: number of stages: S * chunks. Stage v is in process v % S.
       micro_batches: number of micro-batches, M.
       actions: the actions of each process, in their order.
-      delays: for each stage, how many updates older than the newest weights those are with which it computes a batch; empty
-        for a schedule that ends each step with an empty pipeline, in which all weights are the newest.
+      delays: for each stage, the age in updates of the weights with which it computes a batch; empty for a schedule that
+        ends each step with an empty pipeline, and always uses the newest weights.
     """
 
     name: str
@@ -115,6 +115,10 @@ class Schedule:
     def process_of(self, stage: int) -> int:
         """Returns the process of a stage."""
         return stage % self.processes
+
+    def processes_of(self, stages: Iterable[int]) -> list[int]:
+        """Returns the processes of some stages, each once, in ascending order."""
+        return sorted(set(map(self.process_of, stages)))
 
     def stages_of(self, process: int) -> range:
         """Returns the stages of a process, in the order of the model."""
@@ -145,7 +149,7 @@ class Schedule:
         )
 
     def live_activations(self, sizes: Sequence[float] | None = None) -> tuple[float, ...]:
-        """Returns the maximum of what each process keeps for backward passes.
+        """Returns the largest size of the activations that each process keeps for backward passes.
 
         A micro-batch's activations of a stage live from its forward pass until the end of its backward pass, "B" or "W". Only
         the order of actions matters, not their durations.
@@ -156,18 +160,18 @@ class Schedule:
         sizes = sizes or [1] * self.stages
         if not self.has_flush:  # micro-batches of later steps take the places of those that have ended
             return tuple(size * (self.stages - stage) for stage, size in enumerate(sizes))
-        found = []
+        peaks = []
         for row in self.actions:
             live: float = 0
-            most: float = 0
+            peak: float = 0
             for action in row:
                 if action.kind == FORWARD:
                     live += sizes[action.stage]
-                most = max(most, live)
+                peak = max(peak, live)
                 if action.completes_backward:
                     live -= sizes[action.stage]
-            found.append(most)
-        return tuple(found)
+            peaks.append(peak)
+        return tuple(peaks)
 
     def _message(self, direction: str, stage: int, to_stage: int, micro_batch: int) -> Message | None:
         is_between = 0 <= min(stage, to_stage) and max(stage, to_stage) < self.stages

@@ -29,18 +29,17 @@ def summed_over_stages(
       strategy: the strategy.
       collectives: collectives of the pipeline's processes.
     """
-    found = list(gradients)
-    places = {id(variable): place for place, variable in enumerate(variables)}
+    results = list(gradients)
+    indices = {id(variable): i for i, variable in enumerate(variables)}
     for number, (variable, stages) in enumerate(cut.shared):
-        holders = sorted({strategy.schedule.process_of(stage) for stage in stages})
-        if id(variable) in places and len(holders) > 1:
-            place = places[id(variable)]
-            found[place] = _summed(found[place], holders, strategy.pipeline_rank, collectives, f"shared/{number}")
-    return found
+        i, processes = indices.get(id(variable)), strategy.schedule.processes_of(stages)
+        if i is not None and len(processes) > 1:
+            results[i] = _sum(results[i], processes, strategy.pipeline_rank, collectives, f"shared/{number}")
+    return results
 
 
-def _summed(gradient: tf.Tensor, holders: Sequence[int], process: int, collectives: Collectives, tag: str) -> tf.Tensor:
-    first, *others = holders
+def _sum(gradient: tf.Tensor, processes: Sequence[int], process: int, collectives: Collectives, tag: str) -> tf.Tensor:
+    first, *others = processes
     spec = [tf.TensorSpec(gradient.shape, gradient.dtype)]
     if process != first:
         link = Link(collectives, first)
@@ -74,7 +73,7 @@ def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
     Each pipeline does so by itself; `synchronize_replicas` then makes those of all replicas equal.
     """
     for number, (variable, stages) in enumerate(cut.shared):
-        first, *others = sorted({strategy.schedule.process_of(stage) for stage in stages})
+        first, *others = strategy.schedule.processes_of(stages)
         if strategy.pipeline_rank in (first, *others) and others:
             _copy(strategy, variable, first, others, f"shared/{number}/initial_value")
 
@@ -82,9 +81,8 @@ def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
 def _copy(strategy: HasStages, variable: keras.Variable, first: int, others: Sequence[int], tag: str) -> None:
     def exchange(values: list[tf.Tensor]) -> list[tf.Tensor]:
         if strategy.pipeline_rank != first:
-            return Link(strategy.pipeline_collectives, first).receive(
-                [tf.TensorSpec(variable.shape, variable.dtype)], tag
-            )
+            spec = tf.TensorSpec(variable.shape, variable.dtype)
+            return Link(strategy.pipeline_collectives, first).receive([spec], tag)
         for other in others:
             Link(strategy.pipeline_collectives, other).send(values, tag)
         return []

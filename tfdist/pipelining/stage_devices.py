@@ -120,8 +120,8 @@ class StageDevices:
         owners = keras_internals.owners_of_variables(model)
         for variable in variables:
             if variable.trainable and keras_internals.layout_of(variable) is None:
-                found = UninitializedVariable(variable, owners.get(id(variable), []))
-                keras_internals.set_layout(variable, placement(found, self._rules, self.devices.mesh, Shard()))
+                uninitialized = UninitializedVariable(variable, owners.get(id(variable), []))
+                keras_internals.set_layout(variable, placement(uninitialized, self._rules, self.devices.mesh, Shard()))
 
     def idle(self, model: keras.Model) -> list[str]:
         """Returns warnings about rules that have no effect on a model, and about an axis that is not used.
@@ -132,8 +132,8 @@ class StageDevices:
         owners = keras_internals.owners_of_variables(model)
         dims = {dim for v in model.trainable_variables for dim in dims_of(v, owners.get(id(v), [])) if dim}
         attends = any(isinstance(layer, ATTENTIONS) for layer in keras_internals.layers_of(model))
-        found = dims | self.layouts.dims | ({"context"} if attends else set())
-        return idle(self._rules, found, Shard(), self.devices.mesh)
+        all_dims = dims | self.layouts.dims | ({"context"} if attends else set())
+        return idle(self._rules, all_dims, Shard(), self.devices.mesh)
 
     def creation(self) -> contextlib.AbstractContextManager:
         """Context in which variables with layouts, and the optimizer's variables for them, are created on the devices."""
@@ -229,8 +229,8 @@ def call_host(
     function: Callable[..., Any], tensors: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
     """Returns the results of an operation that calls a Python function with arrays; for each spec, it returns an array."""
-    found = tf.numpy_function(function, list(tensors), [spec.dtype for spec in specs])
-    return [tf.ensure_shape(x, spec.shape) for x, spec in zip(found, specs, strict=True)]
+    results = tf.numpy_function(function, list(tensors), [spec.dtype for spec in specs])
+    return [tf.ensure_shape(x, spec.shape) for x, spec in zip(results, specs, strict=True)]
 
 
 class _NoMessages(Recording):

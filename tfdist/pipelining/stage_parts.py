@@ -113,7 +113,7 @@ class _Reads:
         link = Link(self._strategy.pipeline_collectives, process)
         spec, tag = tf.TensorSpec(shape, dtype), f"save/{'x'.join(map(str, shape))}/{dtype}"
         if (process, tag) not in self._exchanges:
-            given = [] if self._strategy.pipeline_rank == 0 else [spec]
+            specs = [] if self._strategy.pipeline_rank == 0 else [spec]
 
             def exchange(*values: tf.Tensor) -> list[tf.Tensor]:
                 if not values:
@@ -122,7 +122,7 @@ class _Reads:
                 return []
 
             # A concrete function, because TensorFlow warns of retracing if one line makes several functions.
-            self._exchanges[process, tag] = tf.function(exchange, autograph=False).get_concrete_function(*given)
+            self._exchanges[process, tag] = tf.function(exchange, autograph=False).get_concrete_function(*specs)
         return self._exchanges[process, tag]
 
 
@@ -186,12 +186,12 @@ class StageBlocks(VariableBlocks):
 
         What several stages have, such as tied weights and the optimizer's step, the first of them writes.
         """
-        everyone = self._strategy.group.gather("stages/forms", dict(forms), LONG_SECONDS)
-        found: dict[str, Any] = {}
-        for each in everyone:
-            found |= {name: form for name, form in each.items() if name not in found}
-        earlier = everyone[: self._strategy.grid.ranks_of_stage(self._strategy.pipeline_rank)[0]]
-        return VariablesOfAll(found, frozenset(forms).difference(*earlier))
+        forms_by_process = self._strategy.group.gather("stages/forms", dict(forms), LONG_SECONDS)
+        all_forms: dict[str, Any] = {}
+        for each in forms_by_process:
+            all_forms |= {name: form for name, form in each.items() if name not in all_forms}
+        earlier = forms_by_process[: self._strategy.grid.ranks_of_stage(self._strategy.pipeline_rank)[0]]
+        return VariablesOfAll(all_forms, frozenset(forms).difference(*earlier))
 
 
 _log = logging.getLogger(__name__)
@@ -233,8 +233,8 @@ class StageParts(ModelParts):
 
     def _measured(self, graph: Graph) -> list[float]:
         """Returns the seconds of each call, as measured on rank 0: all processes must cut alike."""
-        mine = measure_seconds(graph, rows=_ROWS) if self._strategy.cluster.rank == 0 else None
-        seconds: list[float] = self._strategy.group.broadcast("stages/seconds", mine, LONG_SECONDS)
+        own = measure_seconds(graph, rows=_ROWS) if self._strategy.cluster.rank == 0 else None
+        seconds: list[float] = self._strategy.group.broadcast("stages/seconds", own, LONG_SECONDS)
         return seconds
 
     def description(self, part: keras.Model) -> str:
@@ -262,9 +262,9 @@ class StageParts(ModelParts):
     def regularization(self, part: keras.Model) -> float:
         """See base class; a shared variable counts once."""
         assert isinstance(part, StagedModel)
-        mine = sum(float(tf.reduce_sum(loss)) for stage in part.stages.values() for loss in stage.weight_losses())
-        everyone = self._strategy.group.gather("stages/regularization", mine, LONG_SECONDS)
-        return math.fsum(everyone[:: self._strategy.grid.replicas])
+        own = sum(float(tf.reduce_sum(loss)) for stage in part.stages.values() for loss in stage.weight_losses())
+        by_process = self._strategy.group.gather("stages/regularization", own, LONG_SECONDS)
+        return math.fsum(by_process[:: self._strategy.grid.replicas])
 
     def outputs(self, outputs: Any) -> Any:
         """See base class; sent by the last stage to all others."""

@@ -327,7 +327,7 @@ def sent_in_a_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cut) ->
             sent[process] += schedule.micro_batches * stage.sent_bytes
             sent[after] += schedule.micro_batches * sum(tensor.bytes for tensor in stage.sent if tensor.has_gradient)
     for variable, numbers in cut.shared:
-        first, *others = sorted({schedule.process_of(number) for number in numbers})
+        first, *others = schedule.processes_of(numbers)
         for other in others:  # a part of the gradient to the first process, and the sum back
             sent[first] += keras_internals.bytes_of(variable)
             sent[other] += keras_internals.bytes_of(variable)
