@@ -100,8 +100,8 @@ class Pipeline(HasStages):
 
     def _spread(self, layout: str) -> None:
         """Creates the devices over which the stages of this process are spread."""
-        beside_servers = self._engine.name == "multiworker"
-        devices = devices_of_process(self.grid.devices, self.cluster, beside_servers)
+        has_servers = self._engine.name == "multiworker"
+        devices = devices_of_process(self.grid.devices, self.cluster, has_servers)
         rules = parse_layout(layout, devices.mesh)
         layouts = MeshLayouts(devices, rules, gathers_all=False)
         with self.process_device():

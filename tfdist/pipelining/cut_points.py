@@ -1,4 +1,4 @@
-"""Where a model is cut: after given layers, or so that stages cost about the same."""
+"""Where a model is cut: after named layers, or so that stages cost about the same."""
 
 import dataclasses
 import math
@@ -61,11 +61,11 @@ def balanced(costs: np.ndarray, stages: int, crossing: np.ndarray, allowed: np.n
     return starts[::-1][1:]
 
 
-# Maximum bytes that cross a balanced cut, as a multiple of the median over all places, unless no other cut is possible.
+# Maximum bytes that cross a balanced cut, as a multiple of the median over all positions, unless no other cut is possible.
 _MAX_RELATIVE_BYTES = 4.0
 
 
-def places(
+def cut_positions(
     graph: Graph,
     run: AbstractRun,
     cut: AfterLayers | Balanced,
@@ -104,11 +104,11 @@ def places(
     crossing = np.array([0.0, *crossing_bytes(graph, run)])
     costs = _costs(graph, run, cut, seconds)
     sensible = allowed & (crossing <= _MAX_RELATIVE_BYTES * (np.median(crossing[allowed]) if allowed.any() else 0.0))
-    balanced_places = balanced(costs, stages, crossing, sensible) or balanced(costs, stages, crossing, allowed)
-    if balanced_places is None:
+    positions_of_balance = balanced(costs, stages, crossing, sensible) or balanced(costs, stages, crossing, allowed)
+    if positions_of_balance is None:
         any_calls = _Inseparable(_STATE, graph.model.name, 0, 0)
         raise (inseparable[0] if inseparable else any_calls).refused(f"{stages} stages")
-    return balanced_places
+    return positions_of_balance
 
 
 class _Inseparable(NamedTuple):
@@ -217,12 +217,12 @@ def crossing_bytes(graph: Graph, run: AbstractRun) -> list[int]:
     return [int(x) for x in np.cumsum(change[:-1])]
 
 
-def last_uses(graph: Graph, place_of_call: dict[int, int], end: int) -> dict[int, int]:
-    """Returns the last place in which each tensor is used, given the places of calls; outputs are used at the end."""
+def last_uses(graph: Graph, position_of_call: dict[int, int], end: int) -> dict[int, int]:
+    """Returns the last position at which each tensor is used, given those of calls; outputs are used at the end."""
     last = {tensor: end for tensor in graph.outputs}
     for i, call in enumerate(graph.calls):
         for tensor in call.inputs:
-            last[tensor] = max(last.get(tensor, 0), place_of_call[i])
+            last[tensor] = max(last.get(tensor, 0), position_of_call[i])
     return last
 
 
@@ -286,7 +286,7 @@ class Crossing:
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
-    """What one stage receives from the previous one.
+    """The tensors that one stage receives from the previous one.
 
     Attributes:
       crossings: tensors, in the same order for sender and receiver.
@@ -298,7 +298,7 @@ class Boundary:
 
 
 def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[Boundary]:
-    """Returns what each stage receives from the previous one; nothing for the first.
+    """Returns the boundary before each stage; nothing crosses that of the first.
 
     A mask that a later call sees is sent with its tensor, once if several tensors have the same one. An output with
     attached logits is sent with these, because Keras's losses use them. Inputs of the model do not cross: every stage has

@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.config.pipeline_schedule import AfterLayers, Balanced, parse_cut
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
-from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Boundary, Crossing, boundaries, places
+from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Boundary, Crossing, boundaries, cut_positions
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, graph_of, run_abstractly
 from tfdist.pipelining.operation_timing import measure_seconds
 
@@ -92,16 +92,16 @@ def assign_variables(graph: Graph, run: AbstractRun, stage_of: Sequence[int], st
     for call, usage, stage in zip(graph.calls, run.usage, stage_of, strict=True):
         used[stage] |= usage.variables
         layers.setdefault(id(call.layer), set()).add(stage)
-    home: dict[int, int] = {}  # stage of a variable that no call uses
+    default_stage: dict[int, int] = {}  # of a variable that no call uses
     for call in graph.calls:
         if call.layer is not None:
             for variable in (*call.layer.variables, *call.layer.metrics_variables):
-                home.setdefault(id(variable), min(layers[id(call.layer)]))
+                default_stage.setdefault(id(variable), min(layers[id(call.layer)]))
     variables, metrics = graph.model.variables, keras_internals.metrics_of_layers(graph.model)
     stages_of = {}
     for variable in (*variables, *metrics):
         users = [stage for stage in range(stages) if id(variable) in used[stage]]
-        stages_of[id(variable)] = users or [home.get(id(variable), stages - 1)]
+        stages_of[id(variable)] = users or [default_stage.get(id(variable), stages - 1)]
     return [
         StageVariables(
             tuple(variable for variable in variables if stage in stages_of[id(variable)]),
@@ -341,7 +341,7 @@ def cut_model(
     """
     graph, run = model if isinstance(model, TracedModel) else trace_model(model)
     cut = parse_cut(cut) if isinstance(cut, str) else cut
-    return assemble(graph, run, places(graph, run, cut, stages, seconds))
+    return assemble(graph, run, cut_positions(graph, run, cut, stages, seconds))
 
 
 def assemble(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:

@@ -10,7 +10,7 @@ Qi et al., Zero Bubble Pipeline Parallelism, 2024 (arXiv:2401.10241).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -22,7 +22,7 @@ from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, Action
 
 
 class ActionClock:
-    """Notes when the actions of this process begin and end, while they are traced.
+    """Records when the actions of this process begin and end, while they are traced.
 
     An action begins when the action before it has ended and its message has been received, and ends when its results are
     available. The order of actions is the same as without a clock. On a GPU, times are those at which kernels are started.
@@ -32,7 +32,7 @@ class ActionClock:
         self._times: list[tf.Tensor] = []
 
     def begin(self, before: Sequence[tf.Tensor], received: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns what the next action must wait for: a reading that follows these tensors."""
+        """Returns the tensors for which the next action must wait: a reading that follows these."""
         self._times.append(time_after([*before, *received]))
         return self._times[-1:]
 
@@ -57,7 +57,7 @@ class NoClock(ActionClock):
 
 
 class FedStage(Stage, Protocol):
-    """A stage with what it is given in a step."""
+    """A stage with its arguments in a step."""
 
     def arguments(self, micro_batch: int) -> Any:
         """Returns the arguments of `forward` for a micro-batch; of the same structure for each."""
@@ -68,7 +68,7 @@ class Sums(NamedTuple):
 
     Attributes:
       gradients: for each stage, those of its variables, in their order; None where the loss does not depend on a variable.
-      share: scalar; what these stages contribute to the reported loss.
+      share: scalar; contribution of these stages to the reported loss.
     """
 
     gradients: dict[int, list[Gradient]]
@@ -90,22 +90,14 @@ def run_schedule(
       process: number of this process in its pipeline.
       stages: the stages of this process, by their numbers.
       collectives: collectives of the pipeline's processes.
-      clock: notes when actions begin and end; None notes nothing.
+      clock: records when actions begin and end; None records nothing.
       compression: of the messages between processes.
     """
     return _Execution(schedule, process, stages, collectives, clock or NoClock(), compression).run()
 
 
-class _Done(NamedTuple):
-    """The results of an action.
-
-    Attributes:
-      sent: what goes to the neighboring stage.
-      all: all that the action has computed.
-    """
-
-    sent: list[tf.Tensor]
-    all: list[tf.Tensor]
+# The results of an action: the tensors for the neighboring stage, and all that it has computed.
+Results: TypeAlias = tuple[list[tf.Tensor], list[tf.Tensor]]
 
 
 class _Execution:
@@ -133,7 +125,7 @@ class _Execution:
             number: [None] * len(stage.variables) for number, stage in stages.items()
         }
         self._shares: list[tf.Tensor] = []
-        self._local: dict[tuple[str, int, int], list[tf.Tensor]] = {}  # what is sent to other stages of this process
+        self._local: dict[tuple[str, int, int], list[tf.Tensor]] = {}  # tensors for other stages of this process
 
     def run(self) -> Sums:
         done: list[list[tf.Tensor]] = [[], []]  # results of the actions so far
@@ -141,13 +133,13 @@ class _Execution:
             with tf.control_dependencies(done[-2]):
                 received = self._received(action)
             with tf.control_dependencies(self._clock.begin(done[-1], received)):
-                results = self._computed(action, received)
-            self._clock.end(results.all)
-            self._send(action, results.sent)
-            done.append(results.all)
+                sent, results = self._compute(action, received)
+            self._clock.end(results)
+            self._send(action, sent)
+            done.append(results)
         return Sums(self._gradients, tf.add_n(self._shares))
 
-    def _computed(self, action: Action, received: list[tf.Tensor]) -> _Done:
+    def _compute(self, action: Action, received: list[tf.Tensor]) -> Results:
         if action.kind == FORWARD:
             return self._forward(action, received)
         key = action.stage, action.micro_batch
@@ -155,19 +147,19 @@ class _Execution:
         if action.kind == BACKWARD:
             of_variables, of_inputs = passes.backward(residuals, received)
             sent = _available(of_inputs)
-            return _Done(sent, [*sent, *self._add(action, of_variables)])
+            return sent, [*sent, *self._add(action, of_variables)]
         if action.kind == INPUT_GRADIENT:
             of_inputs, left = passes.backward_input(residuals, received)
             sent, self._residuals[key] = _available(of_inputs), _available(left)
-            return _Done(sent, [*sent, *self._residuals[key]])
-        return _Done([], self._add(action, passes.backward_weight(residuals)))
+            return sent, [*sent, *self._residuals[key]]
+        return [], self._add(action, passes.backward_weight(residuals))
 
-    def _forward(self, action: Action, received: list[tf.Tensor]) -> _Done:
+    def _forward(self, action: Action, received: list[tf.Tensor]) -> Results:
         results = self._passes[action.stage].forward(self._stages[action.stage].arguments(action.micro_batch), received)
         self._residuals[action.stage, action.micro_batch] = results.residuals
         *sent, share = _available([*results.sent, results.share])
         self._shares.append(share)
-        return _Done(sent, [*sent, share])
+        return sent, [*sent, share]
 
     def _add(self, action: Action, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
         """Adds the gradients of a micro-batch; returns the sums so far."""

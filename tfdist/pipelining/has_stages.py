@@ -1,4 +1,4 @@
-"""`HasStages`: what a strategy that trains the stages of a model in different processes has besides collectives."""
+"""`HasStages`: the interface of a strategy that trains the stages of a model in different processes."""
 
 import contextlib
 import functools

@@ -158,7 +158,7 @@ class Schedule:
           sizes: size of one micro-batch's activations, for each stage; 1 by default, which counts them.
         """
         sizes = sizes or [1] * self.stages
-        if not self.has_flush:  # micro-batches of later steps take the places of those that have ended
+        if not self.has_flush:  # micro-batches of later steps replace those that have ended
             return tuple(size * (self.stages - stage) for stage, size in enumerate(sizes))
         peaks = []
         for row in self.actions:

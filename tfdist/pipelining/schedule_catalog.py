@@ -281,8 +281,8 @@ def make_schedule(spec: str | grammar.PipelineSchedule, processes: int, micro_ba
     """Returns a schedule, checked.
 
     Args:
-      spec: "gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1", "pipedream", "2bw" or "csv:FILE", or what
-        `parse_pipeline_schedule` makes of it.
+      spec: "gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1", "pipedream", "2bw" or "csv:FILE", or the
+        result of `parse_pipeline_schedule`.
       processes: number of processes of a pipeline, at least 1.
       micro_batches: number of micro-batches of a batch, at least 1.
 

@@ -1,7 +1,7 @@
 """A stage that is spread over the devices of its process: its passes and its update, as functions of the devices.
 
-In a step of the host, a forward pass is one operation with a gradient. It keeps on the devices what its backward pass needs,
-and gives it a number; the backward pass adds the gradients of the variables to sums, which stay on the devices, too.
+In a step of the host, a forward pass is one operation with a gradient. It keeps the residuals of its backward pass on the
+devices, under a number; the backward pass adds the gradients of the variables to sums, which stay on the devices, too.
 """
 
 import itertools
@@ -19,13 +19,13 @@ from tfdist.layers.mesh_layouts import placement_of
 from tfdist.pipelining.cut_points import Crossing
 from tfdist.pipelining.cutting import StageGraph
 from tfdist.pipelining.output_tensors import OutputTensors
-from tfdist.pipelining.stage_devices import StageDevices, call_host, entered, entered_specs
+from tfdist.pipelining.stage_devices import StageDevices, call_host, device_specs, in_host_dtypes
 
 _NUMBER = tf.TensorSpec([], tf.int64)
 
 
 class SpreadStage:
-    """Stands for a `StageGraph`, and does what that does, in functions of the host that are being traced."""
+    """Has the interface of a `StageGraph`, for functions of the host that are being traced."""
 
     def __init__(self, graph: StageGraph, devices: StageDevices):
         """Initializes the stage.
@@ -63,8 +63,8 @@ class SpreadStage:
         key = (bool(training), *((tuple(x.shape), x.dtype) for x in tensors))
         if key not in self._passes:
             self._passes[key] = _Passes(self._graph, self._devices, self.spread, own, tensors, bool(training))
-        made = self._passes[key]
-        outputs, sent, self._losses, self._of_weights, assigned = made.call(tensors)
+        passes = self._passes[key]
+        outputs, sent, self._losses, self._of_weights, assigned = passes.call(tensors)
         for variable, value in assigned:
             variable.assign(value)
         return outputs, sent
@@ -88,9 +88,9 @@ class SpreadStage:
         """
         training = [passes for key, passes in self._passes.items() if key[0]]
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.spread]
-        found = call_host(lambda _: _summed([passes.take() for passes in training], specs), [after], specs)
-        has = [any(of_one) for of_one in zip(*(passes.has_gradient for passes in training), strict=True)]
-        return [gradient if some else None for gradient, some in zip(found, has, strict=True)]
+        sums = call_host(lambda _: _summed([passes.take() for passes in training], specs), [after], specs)
+        have_gradient = [any(of_one) for of_one in zip(*(passes.has_gradient for passes in training), strict=True)]
+        return [gradient if some else None for gradient, some in zip(sums, have_gradient, strict=True)]
 
     def _values(self) -> list[keras.Variable]:
         return [*self.variables.all, *self.variables.metrics, *self.variables.others]
@@ -105,7 +105,7 @@ def _summed(parts: Sequence[list[Any]], specs: Sequence[tf.TensorSpec]) -> list[
 
 
 class _Results(NamedTuple):
-    """What a forward pass makes, as tensors of the devices or of the host."""
+    """The results of a forward pass, as tensors of the devices or of the host."""
 
     outputs: list[tf.Tensor]  # of the model, each with its mask and its logits, if it has them
     sent: list[tf.Tensor]
@@ -137,32 +137,32 @@ class _Passes:
         self.has_gradient = [False] * len(self._spread)
         with keras_internals.outside_functions(), tf.device(None):
             trace = tf.function(self._trace, autograph=False)
-            self._forward = trace.get_concrete_function(*entered_specs(self._like))
+            self._forward = trace.get_concrete_function(*device_specs(self._like))
 
     def call(self, tensors: Sequence[tf.Tensor]) -> tuple[Any, list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], Any]:
-        """Returns outputs, what is sent, losses of layers and of weights, and the values to assign to variables."""
+        """Returns outputs, sent tensors, losses of layers and of weights, and the values to assign to variables."""
 
         @tf.custom_gradient
-        def passes(order: tf.Tensor, *given: tf.Tensor) -> Any:
-            number, *results = call_host(self._run_forward, [order, *given], [_NUMBER, *self._specs])
+        def passes(order: tf.Tensor, *tensors: tf.Tensor) -> Any:
+            number, *results = call_host(self._run_forward, [order, *tensors], [_NUMBER, *self._specs])
 
-            def gradient(*found: tf.Tensor) -> list[tf.Tensor | None]:
-                upstream = [found[i] for i in self._targets]
+            def gradient(*upstream_of_all: tf.Tensor) -> list[tf.Tensor | None]:
+                upstream = [upstream_of_all[i] for i in self._targets]
                 specs = [self._like[i] for i in self._differentiated]
                 order, *of_inputs = call_host(
                     self._run_backward, [number, *upstream], [tf.TensorSpec([], tf.float32), *specs]
                 )
-                places = dict(zip(self._differentiated, of_inputs, strict=True))
-                return [order, *(places.get(i) for i in range(len(given)))]
+                gradients = dict(zip(self._differentiated, of_inputs, strict=True))
+                return [order, *(gradients.get(i) for i in range(len(tensors)))]
 
             return results, gradient
 
         results = passes(tf.identity(self._devices.order), *tensors) if self._specs else []
         iterator = iter(results)
-        found = _Results(*([next(iterator) for _ in range(count)] for count in self._counts))
+        parts = _Results(*([next(iterator) for _ in range(count)] for count in self._counts))
         variables = [self._own[i] for i in self._assigned]
-        outputs = self._outputs.packed(found.outputs) if self._graph.is_last else None
-        return outputs, found.sent, found.losses, found.of_weights, list(zip(variables, found.assigned, strict=True))
+        outputs = self._outputs.packed(parts.outputs) if self._graph.is_last else None
+        return outputs, parts.sent, parts.losses, parts.of_weights, list(zip(variables, parts.assigned, strict=True))
 
     def take(self) -> list[np.ndarray | None]:
         """Returns the sums of the gradients as arrays of the host, and resets them."""
@@ -171,49 +171,49 @@ class _Passes:
         if sums is None:
             return [None] * len(self._spread)
         keras_internals.wait_for_devices()
-        whole = [self._devices.devices.full_tensor(x).numpy() for x in sums]
-        return [value if some else None for value, some in zip(whole, self.has_gradient, strict=True)]
+        full = [self._devices.devices.full_tensor(x).numpy() for x in sums]
+        return [value if some else None for value, some in zip(full, self.has_gradient, strict=True)]
 
-    def _run_forward(self, order: np.ndarray, *given: np.ndarray) -> list[np.ndarray]:
+    def _run_forward(self, order: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
         devices = self._devices
         with calling_program([self._forward.graph]):
-            found = self._forward(*(devices.entering(x) for x in given))
+            results = self._forward(*(devices.to_devices(x) for x in arrays))
         count = len(self._specs)
         number = next(self._numbers)
         if self._training:
-            self._live[number] = list(found[count:])
-        return [np.asarray(number), *devices.leaving(found[:count])]
+            self._live[number] = list(results[count:])
+        return [np.asarray(number), *devices.to_host(results[:count])]
 
     def _run_backward(self, number: np.ndarray, *upstream: np.ndarray) -> list[np.ndarray]:
         devices = self._devices
         if self._sums is None:
             self._sums = list(self._zeros())
         residuals = iter(self._live.pop(int(number)))
-        captured = [next(residuals) if given is None else given for given in self._outside]
-        entering = [devices.entering(x) for x in upstream]
+        captured = [next(residuals) if value is None else value for value in self._outside]
+        to_devices = [devices.to_devices(x) for x in upstream]
         with calling_program([self._backward.graph]):
-            found = keras_internals.call_with_captures(self._backward, [*entering, *self._sums], captured)
+            results = keras_internals.call_with_captures(self._backward, [*to_devices, *self._sums], captured)
         count = len(self._differentiated)
-        self._sums = list(found[count:])
-        return [np.zeros([], np.float32), *devices.leaving(found[:count])]
+        self._sums = list(results[count:])
+        return [np.zeros([], np.float32), *devices.to_host(results[:count])]
 
-    def _trace(self, *given: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the results of a forward pass, replicated, and what the backward pass needs; traces the latter, too."""
+    def _trace(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the results of a forward pass, replicated, and the residuals; traces the backward pass, too."""
         with self._devices.tracing():
-            values = entered(given, self._like)
+            values = in_host_dtypes(arguments, self._like)
             with tf.GradientTape() as tape:
                 watched = [values[i] for i in self._differentiated]
                 tape.watch([*watched, *(keras_internals.value_of(variable) for variable in self._spread)])
-                found = self._compute(values)
-            made = [x for part in found for x in part]
-            results = [self._devices.replicated(x) for x in made]
-            self._counts = [len(part) for part in found]
+                parts = self._compute(values)
+            computed = [x for part in parts for x in part]
+            results = [self._devices.replicated(x) for x in computed]
+            self._counts = [len(part) for part in parts]
             self._specs = [tf.TensorSpec(x.shape, x.dtype) for x in results]
             if not self._training:
                 return results
-            count = len(results) - len(found.assigned)
+            count = len(results) - len(parts.assigned)
             self._targets = [i for i, x in enumerate(results[:count]) if x.dtype.is_floating]
-            return [*results, *self._trace_backward(tape, watched, [made[i] for i in self._targets])]
+            return [*results, *self._trace_backward(tape, watched, [computed[i] for i in self._targets])]
 
     def _compute(self, values: Sequence[tf.Tensor]) -> _Results:
         graph = self._graph
@@ -233,14 +233,14 @@ class _Passes:
     def _trace_backward(
         self, tape: tf.GradientTape, watched: Sequence[tf.Tensor], targets: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Traces the backward pass, inside of the forward pass, and returns the tensors of that which it needs."""
+        """Traces the backward pass, inside the forward pass; returns the tensors of the latter that it needs."""
         devices, weights = self._devices.devices, [keras_internals.value_of(variable) for variable in self._spread]
         placements = [placement_of(variable) for variable in self._spread]
 
-        def backward(*given: tf.Tensor) -> list[tf.Tensor]:
-            upstream, sums = given[: len(targets)], given[len(targets) :]
-            found = tape.gradient(list(targets), [*watched, *weights], output_gradients=list(upstream))
-            of_inputs, own = found[: len(watched)], found[len(watched) :]
+        def backward(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            upstream, sums = arguments[: len(targets)], arguments[len(targets) :]
+            gradients = tape.gradient(list(targets), [*watched, *weights], output_gradients=list(upstream))
+            of_inputs, own = gradients[: len(watched)], gradients[len(watched) :]
             self.has_gradient = [gradient is not None for gradient in own]
             added = [
                 total
@@ -280,7 +280,7 @@ class SpreadUpdate:
         self._own = [variable for variable in optimizer.variables if not devices.is_here(variable)]
         self._like = [tf.TensorSpec(v.shape, v.dtype) for v in (*variables, *self._own)]
         with keras_internals.outside_functions(), tf.device(None):
-            self._update = tf.function(self._trace, autograph=False).get_concrete_function(*entered_specs(self._like))
+            self._update = tf.function(self._trace, autograph=False).get_concrete_function(*device_specs(self._like))
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Updates all variables, in a function of the host that is being traced."""
@@ -292,16 +292,16 @@ class SpreadUpdate:
         for variable, value in zip(self._own, values, strict=True):
             variable.assign(value)
 
-    def _run(self, *given: np.ndarray) -> list[np.ndarray]:
+    def _run(self, *arrays: np.ndarray) -> list[np.ndarray]:
         with calling_program([self._update.graph]):
-            found = self._update(*(self._devices.entering(x) for x in given[:-1]))
-        return [np.zeros([], np.float32), *self._devices.leaving(found)]
+            values = self._update(*(self._devices.to_devices(x) for x in arrays[:-1]))
+        return [np.zeros([], np.float32), *self._devices.to_host(values)]
 
-    def _trace(self, *given: tf.Tensor) -> list[tf.Tensor]:
+    def _trace(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Computes all values before it assigns any: see `MeshOfDevices.apply`."""
         devices = self._devices.devices
         with self._devices.tracing():
-            values = entered(given, self._like)
+            values = in_host_dtypes(arguments, self._like)
             count = len(self._variables)
             changed = [*self._variables, *(v for v in self._optimizer.variables if self._devices.is_here(v))]
             before = [(v, devices.relaid(keras_internals.value_of(v), placement_of(v).slots)) for v in changed]

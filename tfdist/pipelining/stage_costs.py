@@ -1,4 +1,4 @@
-"""What a stage costs to compute, and the shapes of the tensors that cross between stages."""
+"""The cost of computing a stage, and the shapes of the tensors that cross between stages."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,29 +26,29 @@ class CrossingSpec(NamedTuple):
     has_gradient: bool
 
 
-def crossings_of(found: Sequence[Crossing], rows: int) -> list[CrossingSpec]:
-    """Returns what crosses between two stages for a number of rows.
+def crossings_of(crossings: Sequence[Crossing], rows: int) -> list[CrossingSpec]:
+    """Returns the tensors that cross between two stages for a number of rows.
 
     Raises:
       InputError: another size is unknown.
     """
-    what = "Tensors between the stages of a pipeline"
-    return [CrossingSpec(spec_of(each, rows, what), each.has_gradient) for each in found]
+    kind = "Tensors between the stages of a pipeline"
+    return [CrossingSpec(spec_of(each, rows, kind), each.has_gradient) for each in crossings]
 
 
 def with_static_shapes(tensors: Sequence[tf.Tensor], crossings: Sequence[CrossingSpec]) -> list[tf.Tensor]:
-    """Returns tensors with the static shapes of what crosses, which some operations, such as those on text, do not keep."""
+    """Returns tensors with the static shapes of crossings, which some operations, such as those on text, do not keep."""
     pairs = zip(tensors, crossings, strict=True)
     return [x if x.shape.is_fully_defined() else tf.ensure_shape(x, crossing.spec.shape) for x, crossing in pairs]
 
 
-def spec_of(tensor: Crossing | Tensor, rows: int, what: str) -> tf.TensorSpec:
+def spec_of(tensor: Crossing | Tensor, rows: int, kind: str) -> tf.TensorSpec:
     """Returns the static shape and the dtype of a tensor for a number of rows.
 
     Args:
-      tensor: its first size is None if it is that of rows.
+      tensor: its first size is None if it is the number of rows.
       rows: number of rows.
-      what: what the tensor is one of, for the error.
+      kind: the kind of the tensor, for the error.
 
     Raises:
       InputError: another size is unknown.
@@ -56,13 +56,13 @@ def spec_of(tensor: Crossing | Tensor, rows: int, what: str) -> tf.TensorSpec:
     shape = [rows, *tensor.shape[1:]] if tensor.shape[:1] == (None,) else [*tensor.shape]
     if None in shape:
         raise InputError(
-            f"{what} need static shapes. Received: {tensor.name} of shape {tensor.shape}. Give keras.Input its sizes."
+            f"{kind} need static shapes. Received: {tensor.name} of shape {tensor.shape}. Give keras.Input its sizes."
         )
     return tf.TensorSpec(shape, tensor.dtype)
 
 
 class StageSeconds(NamedTuple):
-    """How long a stage computes one micro-batch.
+    """The times in which a stage computes one micro-batch.
 
     Attributes:
       forward: seconds of the forward pass.
@@ -74,7 +74,7 @@ class StageSeconds(NamedTuple):
 
 
 class StageOperations(NamedTuple):
-    """How much a stage computes in the forward pass of one micro-batch.
+    """The operations of a stage in the forward pass of one micro-batch.
 
     Attributes:
       operations: number of multiplications and additions.
@@ -94,7 +94,7 @@ def measure_stage(cut: Cut, stage: StageGraph, rows: int, repeats: int = 5) -> S
       cut: the cut model.
       stage: one of its stages.
       rows: rows of a micro-batch.
-      repeats: least number of measured passes, of which the shortest counts: others waited for the machine.
+      repeats: least number of measured passes, of which the shortest counts.
 
     Raises:
       InputError: a size is unknown.
@@ -131,7 +131,7 @@ def count_operations(cut: Cut, stage: StageGraph, rows: int) -> StageOperations:
 
 
 class _StageFunction:
-    """A stage as a function of its inputs, of what it receives, and of the values of its variables."""
+    """A stage as a function of its inputs, its received tensors, and the values of its variables."""
 
     def __init__(self, cut: Cut, stage: StageGraph, rows: int):
         self._stage = stage
@@ -147,14 +147,14 @@ class _StageFunction:
         ]
 
     def forward(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what the stage sends; the last stage, the outputs of the model."""
+        """Returns the tensors that the stage sends; for the last stage, the outputs of the model."""
         inputs, received, values = self._parts(tensors)
         with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
             outputs, sent = self._stage.call(inputs, received, training=True)
         return [x for x in [*keras.tree.flatten(outputs), *sent] if x is not None]
 
     def forward_and_backward(self, *tensors: tf.Tensor) -> Any:
-        """Returns the results of `forward`, and the gradients of what is received and of the variables."""
+        """Returns the results of `forward`, and the gradients of received tensors and of the variables."""
         _, received, values = self._parts(tensors)
         sources = [x for x, has_gradient in zip(received, self._has_gradient, strict=True) if has_gradient]
         sources += [x for x, variable in zip(values, self._variables, strict=True) if variable.trainable]
@@ -190,9 +190,9 @@ def _products(operation: tf.Operation) -> int:
 
 
 def _of_einsum(operation: tf.Operation, first: tf.TensorShape, second: tf.TensorShape) -> int:
-    given, _, result = operation.get_attr("equation").decode().partition("->")
+    operands, _, result = operation.get_attr("equation").decode().partition("->")
     sizes: dict[str, int] = {}
-    for labels, shape in zip(given.split(","), (first, second), strict=False):
+    for labels, shape in zip(operands.split(","), (first, second), strict=False):
         before, _, after = labels.partition("...")
         sizes.update(zip(before, shape, strict=False))
         sizes.update(zip(reversed(after), reversed(shape.as_list()), strict=False))

@@ -43,7 +43,7 @@ class LocalDevices(Devices):
         return tf.concat(parts, axes.index(AXIS)) if AXIS in axes else parts[0]
 
 
-def devices_of_process(size: int, cluster: Cluster, beside_servers: bool) -> LocalDevices:
+def devices_of_process(size: int, cluster: Cluster, has_servers: bool) -> LocalDevices:
     """Creates the mesh of a process.
 
     With TensorFlow's servers, the first process decides for all which devices have a group key, so that each process has a row
@@ -52,15 +52,15 @@ def devices_of_process(size: int, cluster: Cluster, beside_servers: bool) -> Loc
     Args:
       size: number of devices of this process.
       cluster: this process in the job.
-      beside_servers: whether TensorFlow's servers connect the processes.
+      has_servers: whether TensorFlow's servers connect the processes.
     """
-    task = cluster.rank if beside_servers else 0
+    task = cluster.rank if has_servers else 0
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    job = "worker" if beside_servers else "localhost"
+    job = "worker" if has_servers else "localhost"
     devices = [
         tf.DeviceSpec(job=job, replica=0, task=task, device_type=kind, device_index=index) for index in range(size)
     ]
-    rows = cluster.size if beside_servers else 1
+    rows = cluster.size if has_servers else 1
     own = [task * size + index for index in range(size)]
     engine = dtensor.Mesh(["process", AXIS], np.arange(rows * size).reshape(rows, size), own, devices)
     return LocalDevices(Mesh({"data": 1, AXIS: size}), engine)
@@ -203,24 +203,24 @@ class StageDevices:
             for variable, value in spread:
                 keras_internals.set_tf_variable(variable, value)
 
-    def entering(self, value: Any) -> tf.Tensor:
+    def to_devices(self, value: Any) -> tf.Tensor:
         """Replicates an array of the host on the devices."""
         carrier = _CARRIERS.get(tf.as_dtype(value.dtype))
         value = np.asarray(value) if carrier is None else np.asarray(value).astype(carrier.as_numpy_dtype)
         return self.devices.lay(value, Layout.replicated(value.ndim))
 
-    def leaving(self, values: Sequence[tf.Tensor]) -> list[np.ndarray]:
+    def to_host(self, values: Sequence[tf.Tensor]) -> list[np.ndarray]:
         """Returns replicated tensors of the devices as arrays of the host."""
         keras_internals.wait_for_devices()
         return [dtensor.unpack(value)[0].numpy() for value in values]
 
 
-def entered_specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
-    """Returns shapes and dtypes of tensors of the host as a function of the devices gets them from `entering`."""
+def device_specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
+    """Returns shapes and dtypes of tensors of the host as a function of the devices gets them from `to_devices`."""
     return [tf.TensorSpec(x.shape, _CARRIERS.get(x.dtype, x.dtype)) for x in tensors]
 
 
-def entered(values: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def in_host_dtypes(values: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns arguments of a function of the devices in the dtypes of the tensors of the host."""
     return [tf.cast(value, x.dtype) for value, x in zip(values, tensors, strict=True)]
 

@@ -1,4 +1,4 @@
-"""The stages that a process trains of a model, and the whole model on the chief, to save it."""
+"""The stages of a model that a process trains, and the full model on the chief, to save it."""
 
 import contextlib
 import functools
@@ -35,7 +35,7 @@ _NEXT, _END = "save/next", -1
 def full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]:
     """Yields the model, whose weights the chief can read: the process of its stage sends each one when it is read.
 
-    The chief keeps none of them, as it need not have the memory for the whole model. Every process must enter it. Those of the
+    The chief keeps none of them, as it may not have the memory for the full model. Every process must enter it. Those of the
     first replica's other stages yield when the chief has left it.
 
     Args:
@@ -68,37 +68,35 @@ class _Reads:
         self._strategy = strategy
         self._group = strategy.group.subgroup(strategy.grid.ranks_of_replica(0))
         self._exchanges: dict[tuple[int, str], Any] = {}
-        own = {id(variable) for number in strategy.schedule.stages_of(0) for variable in _of_stage(model, number)}
-        holders: dict[int, tuple[keras.Variable, int]] = {}
-        for process in range(1, strategy.grid.stages):
+        owners: dict[int, tuple[keras.Variable, int]] = {}
+        for process in range(strategy.grid.stages):
             for number in strategy.schedule.stages_of(process):
-                for variable in _of_stage(model, number):
-                    if id(variable) not in own:
-                        holders.setdefault(id(variable), (variable, process))
-        self._holders = list(holders.values())
+                for variable in model.cut.stages[number].variables.all:
+                    owners.setdefault(id(variable), (variable, process))
+        self._owners = [(variable, process) for variable, process in owners.values() if process]
         # States of random layers have values everywhere; they are set anew in every step.
         self._numbers = {
             id(variable): number
-            for number, (variable, _) in enumerate(self._holders)
+            for number, (variable, _) in enumerate(self._owners)
             if keras_internals.value_of(variable) is None
         }
 
     @property
     def missing(self) -> list[keras.Variable]:
-        return [variable for variable, _ in self._holders if id(variable) in self._numbers]
+        return [variable for variable, _ in self._owners if id(variable) in self._numbers]
 
     def read(self, variable: keras.Variable) -> tf.Tensor:
         """Returns the value of a variable of another stage; on the chief."""
         number = self._numbers[id(variable)]
         self._group.broadcast(_NEXT, number, LONG_SECONDS)
         with self._strategy.process_device():
-            [value] = self._exchange(self._holders[number][1], variable)()
+            [value] = self._exchange(self._owners[number][1], variable)()
         return value
 
     def answer(self) -> None:
-        """Sends what the chief reads of this process's variables, until the chief has read what it needs."""
+        """Sends this process's variables that the chief reads, until the chief has read all that it needs."""
         while (number := self._group.broadcast(_NEXT, None, LONG_SECONDS)) != _END:
-            variable, process = self._holders[number]
+            variable, process = self._owners[number]
             if process == self._strategy.pipeline_rank:
                 with self._strategy.process_device():
                     self._exchange(0, variable)(tf.convert_to_tensor(keras_internals.value_of(variable)))
@@ -108,7 +106,7 @@ class _Reads:
         self._group.broadcast(_NEXT, _END, LONG_SECONDS)
 
     def _exchange(self, process: int, variable: keras.Variable) -> Any:
-        """Returns what receives the value of a variable from a process, or sends it to the chief; traced once for a shape."""
+        """Returns a function that receives a variable's value from a process, or sends it to the chief; one for each shape."""
         shape, dtype = tuple(variable.shape), variable.dtype
         link = Link(self._strategy.pipeline_collectives, process)
         spec, tag = tf.TensorSpec(shape, dtype), f"save/{'x'.join(map(str, shape))}/{dtype}"
@@ -126,12 +124,8 @@ class _Reads:
         return self._exchanges[process, tag]
 
 
-def _of_stage(model: StagedModel, number: int) -> tuple[keras.Variable, ...]:
-    return model.cut.stages[number].variables.all
-
-
 def check_stages_of(model: keras.Model) -> None:
-    """Raises `InputError` for a model whose stages could not be told apart, or whose layers would disagree."""
+    """Raises `InputError` for a model whose variables have equal paths, or whose layers have metrics."""
     paths = [variable.path for variable in model.variables]
     twice = sorted({path for path in paths if paths.count(path) > 1})
     if twice:
@@ -184,7 +178,7 @@ class StageBlocks(VariableBlocks):
     def of_all(self, forms: Mapping[str, Any]) -> VariablesOfAll:
         """See base class; in the order of the stages.
 
-        What several stages have, such as tied weights and the optimizer's step, the first of them writes.
+        Variables that several stages have, such as tied weights and the optimizer's step, are written by the first of them.
         """
         forms_by_process = self._strategy.group.gather("stages/forms", dict(forms), LONG_SECONDS)
         all_forms: dict[str, Any] = {}
@@ -214,7 +208,7 @@ class StageParts(ModelParts):
     def trained(self, model: keras.Model) -> StagedModel:
         """See base class."""
         strategy, schedule = self._strategy, self._strategy.schedule
-        model = whole_model(model)  # of a stage that another trainer has made
+        model = whole_model(model)  # of a stage of another trainer
         check_stages_of(model)
         cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
         with strategy.raise_on_all_members("stages"), strategy.process_device():

@@ -1,6 +1,7 @@
 """`StagedModel`: the part of a model that one process of a pipeline trains; the age of its weights."""
 
 import dataclasses
+import functools
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,7 @@ from tfdist.pipelining.stage_devices import StageDevices
 
 _RULE = "A process of a pipeline has the weights of its own stages only."
 _REMEDY = "Use the trainer's fit, predict, evaluate and save, which all processes call."
-_ELSEWHERE = f"{_RULE} Received: a read of a weight of another stage. {_REMEDY}"
-_OF_THE_WHOLE = "fit evaluate predict train_on_batch test_on_batch predict_on_batch".split()  # compute with all weights
+_NEEDS_ALL_WEIGHTS = "fit evaluate predict train_on_batch test_on_batch predict_on_batch".split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +30,12 @@ class _Untracked:
     value: Any
 
 
-def _refused(received: str) -> Callable[..., NoReturn]:
-    """Returns a function that raises `InputError`."""
+def _message(received: str) -> str:
+    return f"{_RULE} Received: {received}. {_REMEDY}"
 
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise InputError(f"{_RULE} Received: {received}. {_REMEDY}")
 
-    return refuse
+def _refuse(received: str, *_: Any, **__: Any) -> NoReturn:
+    raise InputError(_message(received))
 
 
 class StagedModel(keras.Model):
@@ -76,12 +75,12 @@ class StagedModel(keras.Model):
             initialize(stage.variables)
         # Values of layers that were frozen for an earlier trainer have been created as those of frozen layers.
         keras_internals.watch_copies([keras_internals.value_of(variable) for variable in self.trainable_variables])
-        keras_internals.refuse_values(whole.variables, _ELSEWHERE)
-        is_everything = all(keras_internals.value_of(variable) is not None for variable in whole.variables)
-        for name in (*_OF_THE_WHOLE, "save"):
-            setattr(self, name, _refused(f"a call of {name} of the trainer's model"))
-        for name in () if is_everything else _OF_THE_WHOLE:
-            setattr(whole, name, _refused(f"a call of {name} of the model"))
+        keras_internals.refuse_values(whole.variables, _message("a read of a weight of another stage"))
+        has_all = all(keras_internals.value_of(variable) is not None for variable in whole.variables)
+        for name in (*_NEEDS_ALL_WEIGHTS, "save"):
+            setattr(self, name, functools.partial(_refuse, f"a call of {name} of the trainer's model"))
+        for name in () if has_all else _NEEDS_ALL_WEIGHTS:
+            setattr(whole, name, functools.partial(_refuse, f"a call of {name} of the model"))
         if hasattr(whole, "output_names"):  # which a sequential model does not have
             self.output_names = whole.output_names
         self.built = True
@@ -131,13 +130,11 @@ class StagedModel(keras.Model):
         if in_replica_function():
             return self._forward(self, inputs)
         if not keras_internals.is_symbolic_call():
-            raise keras_internals.without_call_context(
-                InputError(f"{_RULE} Received: a call of the trainer's model. {_REMEDY}")
-            )
+            raise keras_internals.without_call_context(InputError(_message("a call of the trainer's model")))
         return self.with_zeros(inputs, training)[0]  # for shapes and dtypes only
 
     def with_zeros(self, inputs: Any, training: bool | None = None) -> tuple[Any, list[tf.Tensor]]:
-        """Calls the whole model for shapes or masks; only what does not depend on weights has its true value.
+        """Calls the full model for shapes or masks; only values that do not depend on weights are correct.
 
         Returns:
           The outputs.
@@ -164,7 +161,7 @@ def staleness(strategy: Strategy, model: keras.Model, step: int) -> dict[str, fl
 
     Args:
       strategy: the strategy.
-      model: what this process trains.
+      model: the model of this process.
       step: number of updates done.
     """
     pipeline = without_flush_of(strategy)

@@ -1,4 +1,4 @@
-"""Timelines: when each process computes which action, predicted or measured; and their pictures."""
+"""Timelines: when each process computes which action, predicted or measured; and their plots."""
 
 import dataclasses
 import io
@@ -16,7 +16,7 @@ class Span(NamedTuple):
     """The time of one action.
 
     Attributes:
-      action: what is computed.
+      action: the action.
       start: seconds from the beginning of the timeline.
       end: seconds from the beginning of the timeline.
     """
@@ -75,16 +75,16 @@ _LABELS = {
     WEIGHT_GRADIENT: "gradient of the weights",
 }
 _IDLE = "#efefef"
-_LIGHTEST = 0.6  # how far the last chunk's color is from the full one to white
+_LIGHTEST = 0.6  # share of white in the color of the last chunk
 _WIDTH, _ROW = 12.0, 0.36  # inches
 _DIGIT = 0.085  # inches
 
 
 def png(timelines: Mapping[str, Timeline]) -> bytes:
-    """Returns a picture of timelines as the contents of a PNG file; see `draw`."""
-    picture = io.BytesIO()
-    draw(timelines).savefig(picture, format="png")
-    return picture.getvalue()
+    """Returns a plot of timelines as the contents of a PNG file; see `draw`."""
+    content = io.BytesIO()
+    draw(timelines).savefig(content, format="png")
+    return content.getvalue()
 
 
 def draw(timelines: Mapping[str, Timeline]) -> "Figure":
