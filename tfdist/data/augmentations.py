@@ -11,12 +11,11 @@ from tfdist.config.rules import parse_chain
 from tfdist.config.spec import Spec, call, call_own, load_object
 from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, as_is, chain
 from tfdist.data.row_partition import IndexedBatch, RowPartition
+from tfdist.data.source import ROUNDS, random_keys
 from tfdist.errors import InputError, names_arguments
 from tfdist.errors.numbers import is_integer, is_number
 from tfdist.errors.suggestions import nearest
 
-_ROUNDS = 12  # as in tfdist.data.source
-_PHILOX = 1
 _BITS = 53
 _FRACTION_BITS = 24  # of a float32
 
@@ -26,12 +25,12 @@ class RowRandom:
     """Random numbers that depend on (seed, stream, epoch, example) alone.
 
     Attributes:
-      places: int64 [n], epoch * examples + example of each row, below 2**53.
+      positions: int64 [n], epoch * examples + example of each row, below 2**53.
       seed: any integer.
       stream: number of the independent stream, at least 0: each augmentation of a chain has its own.
     """
 
-    places: tf.Tensor
+    positions: tf.Tensor
     seed: int
     stream: int = 0
 
@@ -46,18 +45,12 @@ class RowRandom:
         return tf.cast(tf.bitwise.bitwise_and(self._words(2), tf.constant(2**31 - 1, tf.int64)), tf.int32)
 
     def _words(self, count: int) -> tf.Tensor:
-        """Returns int64 [n, count] in [0, 2**53): the places under keyed permutations, one for each column."""
-        keys = tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=[count, 4],
-            key=tf.constant([self.seed % 2**64], tf.uint64),
-            # The second word separates the keys from those of the order of examples, whose second word is 0.
-            counter=tf.constant([0, 1 + self.stream], tf.uint64),
-            alg=tf.constant(_PHILOX),
-            dtype=tf.uint32,
-        )
+        """Returns int64 [n, count] in [0, 2**53): the positions under keyed permutations, one for each column."""
+        # The second word separates the keys from those of the order of examples, whose second word is 0.
+        keys = random_keys(count, self.seed, tf.constant([0, 1 + self.stream], tf.uint64))
         largest = tf.constant(2**_BITS - 1, tf.int64)
         columns = [
-            tf.raw_ops.RandomIndexShuffle(index=self.places, seed=keys[column, :3], max_index=largest, rounds=_ROUNDS)
+            tf.raw_ops.RandomIndexShuffle(index=self.positions, seed=keys[column], max_index=largest, rounds=ROUNDS)
             for column in range(count)
         ]
         return tf.stack(columns, axis=1)
@@ -217,7 +210,7 @@ def flip(axis: str = "horizontal", probability: float = 0.5) -> Augmentation:
 
 
 def crop(padding: int = 4) -> Augmentation:
-    """Pads an image with zeros on each side, and cuts an image of its size out at a random place (He et al. 2015).
+    """Pads an image with zeros on each side, and crops an image of its size at a random position (He et al. 2015).
 
     Args:
       padding: number of pixels, at least 1.
@@ -259,7 +252,7 @@ def resized_crop(scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = 
 
 
 def rotate(degrees: float = 15.0) -> Augmentation:
-    """Rotates an image around its center by a random angle (bilinear); what comes into view is 0.
+    """Rotates an image around its center by a random angle (bilinear); pixels from outside the image are 0.
 
     Args:
       degrees: largest angle in either direction, in (0, 180].
@@ -338,7 +331,7 @@ def _own(spec: Spec) -> Augmentation:
 class Augmented(WrappedExamples):
     """Examples whose x is one image, changed in training and unchanged in evaluation.
 
-    What happens to an example depends on the seed of the run, the epoch and the example's index: not on the batch size,
+    The change of an example depends on the seed of the run, the epoch and the example's index: not on the batch size,
     the number of replicas, or the step at which a run resumes.
     """
 
@@ -359,9 +352,9 @@ class Augmented(WrappedExamples):
         if not (
             isinstance(x, tf.TensorSpec) and x.shape.rank == 3 and x.shape.is_fully_defined() and x.dtype.is_floating
         ):
-            found = f"{x.dtype.name}{list(x.shape)}" if isinstance(x, tf.TensorSpec) else type(x).__name__
+            received = f"{x.dtype.name}{list(x.shape)}" if isinstance(x, tf.TensorSpec) else type(x).__name__
             raise InputError(
-                f"--augment changes images, floating-point [height, width, channels] of known size. Received: x of {found}. "
+                f"--augment changes images, floating-point [height, width, channels] of known size. Received: x of {received}. "
                 "Leave it out for this data set."
             )
         with tf.Graph().as_default():  # traces the augmentations as a check
@@ -405,15 +398,15 @@ class Augmented(WrappedExamples):
         return batches.map(change, num_parallel_calls=tf.data.AUTOTUNE)
 
     @keras_internals.without_autograph
-    def _changed(self, images: tf.Tensor, places: tf.Tensor, seed: int) -> tf.Tensor:
+    def _changed(self, images: tf.Tensor, positions: tf.Tensor, seed: int) -> tf.Tensor:
         for stream, augmentation in enumerate(self._augmentations):
-            found = keras_internals.with_autograph(augmentation)(images, RowRandom(places, seed, stream))
-            if found.dtype != images.dtype or not found.shape.is_compatible_with(images.shape):
+            changed = keras_internals.with_autograph(augmentation)(images, RowRandom(positions, seed, stream))
+            if changed.dtype != images.dtype or not changed.shape.is_compatible_with(images.shape):
                 raise InputError(
                     f"An augmentation must keep shape and dtype. Received: {images.dtype.name}{list(images.shape)} became "
-                    f"{found.dtype.name}{list(found.shape)}, by number {stream + 1} of --augment."
+                    f"{changed.dtype.name}{list(changed.shape)}, by number {stream + 1} of --augment."
                 )
-            images = tf.ensure_shape(found, images.shape)
+            images = tf.ensure_shape(changed, images.shape)
         return images
 
 

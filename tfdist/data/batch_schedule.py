@@ -8,7 +8,10 @@ from tfdist.data import StreamPosition
 from tfdist.errors import InputError
 
 GLOBAL, REPLICA = "global", "replica"
-ELASTIC_BATCHES = (GLOBAL, REPLICA)  # what stays constant when a run resumes with another number of replicas
+ELASTIC_BATCHES = (
+    GLOBAL,
+    REPLICA,
+)  # the batch size that stays constant when a run resumes with another number of replicas
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

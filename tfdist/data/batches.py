@@ -23,10 +23,9 @@ from tfdist.data.row_partition import (
     RowPartition,
     check_equal_shares,
     computed,
-    describe_replicas,
-    rows,
+    replicas_text,
     share,
-    what_shares,
+    shares_text,
     with_none,
     without_absent,
     without_none,
@@ -44,7 +43,7 @@ class Pipeline:
       source: the examples.
       batch_size: global batch size, over all replicas, at least 1; may exceed the size of the source.
       seed: seed of the order of examples.
-      first: position of the first example in the stream; batches are the same as if those before it were skipped.
+      first: position of the first example in the stream; earlier examples are skipped.
       allocation: how many rows of a batch each replica gets.
     """
 
@@ -62,7 +61,7 @@ class Pipeline:
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's replicas, in turn: the `batch` of each element of `numbered`."""
-        return self._dataset(replicas, size, numbered=False)
+        return self.numbered(replicas, size).map(_batch)
 
     def numbered(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's replicas, in turn, with the indices of the examples.
@@ -78,13 +77,9 @@ class Pipeline:
         Raises:
           InputError: there are more replicas than rows.
         """
-        return self._dataset(replicas, size, numbered=True)
-
-    def _dataset(self, replicas: Sequence[int], size: int, numbered: bool) -> tf.data.Dataset:
         check_batch_size(self.batch_size, size)
         partition = RowPartition(self.batch_size, tuple(replicas), size, self.first, allocation=self.allocation)
-        batches = self.source.indexed_batches(partition, self.seed)
-        return prepared(batches if numbered else batches.map(_batch), len(partition.replicas))
+        return prepared(self.source.indexed_batches(partition, self.seed), len(replicas))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +115,9 @@ def one_pass(examples: Examples, partition: RowPartition) -> tf.data.Dataset:
     """Returns the `ReplicaRows` of a process's replicas in turn, in one pass in the natural order."""
 
     @keras_internals.without_autograph
-    def replica_rows(element: tf.Tensor, found: IndexedBatch) -> ReplicaRows:
+    def replica_rows(element: tf.Tensor, indexed: IndexedBatch) -> ReplicaRows:
         count, batch_size = partition.counts(element)
-        return ReplicaRows(found.batch, (count,), batch_size)
+        return ReplicaRows(indexed.batch, (count,), batch_size)
 
     batches = examples.indexed_batches(partition, seed=None).enumerate()
     return prepared(batches.map(replica_rows), len(partition.replicas))
@@ -150,7 +145,7 @@ def check_batch_size(
       replicas: number of replicas.
       micro_steps: micro-steps per step.
       equal: whether all replicas must have the same number of rows.
-      name: what micro-steps are called.
+      name: the term for micro-steps, for the error.
 
     Raises:
       InputError: the batch size does not allow it.
@@ -159,8 +154,8 @@ def check_batch_size(
         check_equal_shares(batch_size, replicas, micro_steps, name)
     if replicas * micro_steps > batch_size:
         raise InputError(
-            f"--batch_size must be at least the number of {what_shares(micro_steps, name)}. Received: "
-            f"--batch_size={batch_size} and {describe_replicas(replicas, micro_steps, name)}. Every replica needs a row of "
+            f"--batch_size must be at least the number of {shares_text(micro_steps, name)}. Received: "
+            f"--batch_size={batch_size} and {replicas_text(replicas, micro_steps, name)}. Every replica needs a row of "
             "every step."
         )
 
@@ -198,12 +193,12 @@ def count_rows(batch: Any) -> tf.Tensor:
 
 
 def has_static_rows(spec: Any) -> bool:
-    """Returns whether TensorFlow knows the number of rows of a batch, given a structure of specs, when code is traced."""
+    """Returns whether the number of rows of a batch is static, by a structure of specs."""
     return any(isinstance(each, tf.TensorSpec) and each.shape[:1].is_fully_defined() for each in tf.nest.flatten(spec))
 
 
 def static_rows(spec: Any) -> int | None:
-    """Returns the number of rows of a batch if it is known, and the same for all tensors, given a structure of specs."""
+    """Returns the static number of rows of a batch, by a structure of specs; None if it is unknown or differs."""
     leaves = [each for each in tf.nest.flatten(spec) if each is not None]
     known = {each.shape[0] if isinstance(each, tf.TensorSpec) and each.shape.rank else None for each in leaves}
     return known.pop() if len(known) == 1 else None
@@ -218,12 +213,12 @@ def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:
         return None
     present = count_rows(leaf)
     begin, end = computed(*share(present, replica, size), present)
-    mine = leaf[begin:end]
+    own = leaf[begin:end]
     if isinstance(leaf, tf.RaggedTensor):
-        return mine
+        return own
     static = leaf.shape[0]
-    equal = rows(static, 0, size)[1] if static is not None and static % size == 0 else None
-    return tf.ensure_shape(mine, [equal, *leaf.shape[1:]])
+    equal = static // size if static is not None and static % size == 0 else None
+    return tf.ensure_shape(own, [equal, *leaf.shape[1:]])
 
 
 def split_batches(
@@ -237,14 +232,14 @@ def split_batches(
       size: number of all replicas.
       note: called with the number and the `checksum` of each batch when it is read.
     """
-    mine = tf.constant(list(replicas), tf.int32)
+    own = tf.constant(list(replicas), tf.int32)
 
     @keras_internals.without_autograph
     def shares(number: tf.Tensor, batch: Any) -> tf.data.Dataset:
         batch = without_none(without_absent(with_none(batch)))
-        whole = batch if note is None else _noted(number, batch, note)
+        batch = batch if note is None else _noted(number, batch, note)
         return tf.data.Dataset.range(len(replicas)).map(
-            lambda local: without_none(part(whole, tf.gather(mine, local), size))
+            lambda local: without_none(part(batch, tf.gather(own, local), size))
         )
 
     return prepared(batches.enumerate().flat_map(shares), len(replicas))
@@ -253,11 +248,11 @@ def split_batches(
 def _noted(number: tf.Tensor, batch: Any, note: Callable[[int, int], None]) -> Any:
     """Returns the same batch; when it is read, its checksum is noted."""
 
-    def told(number: np.ndarray, found: np.ndarray) -> np.int64:
-        note(int(number), int(found))
+    def call(number: np.ndarray, checksum: np.ndarray) -> np.int64:
+        note(int(number), int(checksum))
         return np.int64(0)
 
-    with tf.control_dependencies([tf.numpy_function(told, [number, _fingerprint(batch)], tf.int64)]):
+    with tf.control_dependencies([tf.numpy_function(call, [number, _fingerprint(batch)], tf.int64)]):
         return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
 
@@ -278,7 +273,6 @@ def _fingerprint(batch: Any) -> tf.Tensor:
 
 def _of_bytes(leaf: tf.Tensor) -> tf.Tensor:
     """Returns a fingerprint of a tensor's elements, [8] uint8; zeros if it has none."""
-    found = tf.fingerprint(tf.reshape(leaf, [1, -1]))[0]
-    return tf.where(
-        tf.size(leaf) > 0, found, tf.zeros_like(found)
-    )  # TensorFlow leaves it uninitialized without elements
+    fingerprint = tf.fingerprint(tf.reshape(leaf, [1, -1]))[0]
+    # Without elements, TensorFlow leaves it uninitialized.
+    return tf.where(tf.size(leaf) > 0, fingerprint, tf.zeros_like(fingerprint))

@@ -14,10 +14,10 @@ from tfdist.errors import InputError
 def check_cache_files(group: Group, *data: Any) -> None:
     """Raises `InputError`, on every process, if several of a host would write a cache of `data`; every process must call it."""
     files = {os.path.abspath(file) for each in data for file in keras_internals.cache_files(each)}
-    mine = [[socket.gethostname(), file] for file in sorted(files) if not os.path.exists(f"{file}.index")]
+    unwritten = [[socket.gethostname(), file] for file in sorted(files) if not os.path.exists(f"{file}.index")]
     with long_timeout("its data") as deadline:
-        everyone = group.gather("data/caches", mine, deadline)
-    counts = collections.Counter((host, file) for found in everyone for host, file in found)
+        gathered = group.gather("data/caches", unwritten, deadline)
+    counts = collections.Counter((host, file) for caches in gathered for host, file in caches)
     if shared := [file for (_, file), count in counts.items() if count > 1]:
         raise InputError(
             "A cache in a file must be written by one process alone. Received: "

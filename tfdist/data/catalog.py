@@ -1,4 +1,4 @@
-"""Data sets by name, and those that have no module of their own: synthetic data, text, tensorflow-datasets."""
+"""Data sets by name; synthetic data, text and tensorflow-datasets."""
 
 import inspect
 import math

@@ -1,4 +1,4 @@
-"""Examples that are divided among virtual clients; what counts as a batch is a round, in which some of them train."""
+"""Examples that are divided among virtual clients; each batch is a round, in which some of the clients train."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from tfdist import keras_internals
 from tfdist.config.sync import FedAvg
 from tfdist.data.augmentations import Augmented
 from tfdist.data.examples import Element, Examples, PartialEpochs, Transform, WrappedExamples
-from tfdist.data.row_partition import IndexedBatch, RowPartition
+from tfdist.data.row_partition import IndexedBatch, RowPartition, rows
 from tfdist.data.source import InOrder, Source
 from tfdist.errors import InputError
 
-# Virtual clients: who has which examples of a data set, and which clients train in a round, and on which batches.
+# Virtual clients: the examples of each client, the clients that train in a round, and their batches.
 # All draws use the raw integers of NumPy's bit generators, which are the same in every version and on every machine.
 
 _SPLIT, _SHARDS, _CLIENTS, _BATCHES = range(1, 5)  # purposes of random numbers
@@ -77,35 +77,35 @@ class Clients:
 
         The largest client goes first, each to the replica with the fewest examples so far.
         """
-        found: list[list[int]] = [[] for _ in range(replicas)]
+        clients_by_replica: list[list[int]] = [[] for _ in range(replicas)]
         loads = [0] * replicas
         for client in sorted(self.drawn(number), key=lambda client: (-len(self.examples[client]), client)):
             replica = loads.index(min(loads))
-            found[replica].append(client)
+            clients_by_replica[replica].append(client)
             loads[replica] += len(self.examples[client])
-        return found
+        return clients_by_replica
 
     def batches(self, number: int, client: int, batch_size: int) -> list[ClientBatch]:
         """Returns the batches on which a client trains in a round: a function of the seed, the round and the client."""
-        own, found = self.examples[client], []
+        own, batches = self.examples[client], []
         for epoch in range(self._sync.local_epochs):
             key = (self._seed, _BATCHES, number, client, epoch)
             order = own[_permutation(len(own), *key)] if self._shuffle else own
-            found += [order[start : start + batch_size] for start in range(0, len(own), batch_size)]
-        last = len(found) - 1
-        return [ClientBatch(rows, client, i, i == last, len(own)) for i, rows in enumerate(found)]
+            batches += [order[start : start + batch_size] for start in range(0, len(own), batch_size)]
+        last = len(batches) - 1
+        return [ClientBatch(rows, client, i, i == last, len(own)) for i, rows in enumerate(batches)]
 
     def _divided(self, size: int, shards: int, labels: np.ndarray | None) -> list[np.ndarray]:
         order = _permutation(size, self._seed, _SPLIT)
         if labels is not None:
             order = order[np.argsort(labels[order], kind="stable")]
-        sizes = [_split(count, shards) for count in _sizes(self._sync, size, shards)]
+        sizes = [_even_parts(count, shards) for count in _sizes(self._sync, size, shards)]
         # All shards in random order are cut from the sorted examples, one after the other.
         flat = list(itertools.chain.from_iterable(sizes))
-        places = _permutation(len(flat), self._seed, _SHARDS)
-        cuts = np.cumsum([flat[shard] for shard in places])[:-1]
+        order_of_shards = _permutation(len(flat), self._seed, _SHARDS)
+        cuts = np.cumsum([flat[shard] for shard in order_of_shards])[:-1]
         pieces: list[list[np.ndarray]] = [[] for _ in sizes]
-        for shard, piece in zip(places, np.split(order, cuts), strict=True):
+        for shard, piece in zip(order_of_shards, np.split(order, cuts), strict=True):
             pieces[shard // shards].append(piece)
         return [np.sort(np.concatenate(parts)) for parts in pieces]
 
@@ -113,17 +113,15 @@ class Clients:
 def _sizes(sync: FedAvg, size: int, least: int) -> list[int]:
     """Returns the number of examples of each client, at least `least`."""
     if sync.client_sizes == "equal":
-        return _split(size, sync.clients)
+        return _even_parts(size, sync.clients)
     weights = np.cumsum(1 / np.arange(1, sync.clients + 1))
     spare = size - least * sync.clients
     ends = np.floor(weights / weights[-1] * spare).astype(np.int64)
     return [least + int(count) for count in np.diff(ends, prepend=0)]
 
 
-def _split(total: int, parts: int) -> list[int]:
-    """Returns `parts` integers that add up to `total` and differ by at most 1."""
-    quotient, extra = divmod(total, parts)
-    return [quotient + (part < extra) for part in range(parts)]
+def _even_parts(total: int, parts: int) -> list[int]:
+    return [rows(total, part, parts)[1] for part in range(parts)]
 
 
 def _permutation(count: int, *key: int) -> np.ndarray:
@@ -136,7 +134,7 @@ _ROWS_AT_A_TIME = 1024  # when labels are read
 
 
 class ReplicaTurn(NamedTuple):
-    """What one replica does in one local step of a round.
+    """The work of one replica in one local step of a round.
 
     Attributes:
       batch: (x, y) or (x, y, sample_weight), a batch of a client; if the replica has no more clients, the first example of all.
@@ -214,15 +212,15 @@ class ClientExamples(WrappedExamples):
             rows = tf.size(examples)
             begins = tf.logical_and(rows > 0, tf.equal(number, 0))
             batch = self._source._fetched(tf.pad(examples, [[0, tf.cast(tf.equal(rows, 0), tf.int32)]]))
-            found = ReplicaTurn(batch, rows, client, number, begins, ends > 0, client_examples, is_last > 0)
-            return IndexedBatch(found, examples)
+            replica_turn = ReplicaTurn(batch, rows, client, number, begins, ends > 0, client_examples, is_last > 0)
+            return IndexedBatch(replica_turn, examples)
 
         rounds = tf.data.Dataset.counter(partition.first // partition.batch_size)
         turns = rounds.flat_map(keras_internals.without_autograph(planned))
         return turns.map(keras_internals.without_autograph(turn), num_parallel_calls=tf.data.AUTOTUNE)
 
     def _plan(self, number: int, partition: RowPartition) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what this process's replicas do in a round, in turn, and the indices of all examples, end to end.
+        """Returns the local steps of this process's replicas in a round, in turn, and the concatenated indices of all examples.
 
         A row of the table has begin and end in the indices, and the attributes of `ReplicaTurn`.
         """
@@ -270,9 +268,11 @@ def _labels(source: Source, sync: FedAvg) -> np.ndarray:
     is_class = isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer and spec.shape in ([], [1])
     is_one_hot = isinstance(spec, tf.TensorSpec) and spec.shape.rank == 1 and not is_class
     if not (is_class or is_one_hot):
-        found = f"{spec.dtype.name}{spec.shape.as_list()}" if isinstance(spec, tf.TensorSpec) else type(spec).__name__
+        received = (
+            f"{spec.dtype.name}{spec.shape.as_list()}" if isinstance(spec, tf.TensorSpec) else type(spec).__name__
+        )
         raise InputError(
-            f"Clients with few classes need a class for each example. Received: sync={sync} and labels of {found}. Use "
+            f"Clients with few classes need a class for each example. Received: sync={sync} and labels of {received}. Use "
             "classes=0."
         )
 

@@ -6,10 +6,9 @@ import numpy as np
 
 from tfdist.config.data_set_files import existing
 from tfdist.data.csv_table import (
-    ClassLabels,
-    ColumnEncoding,
     Table,
-    class_labels,
+    class_names,
+    class_numbers,
     column_encoding,
     is_numeric,
     numbers,
@@ -61,40 +60,34 @@ def csv(
         raise InputError(
             f"Give test or validation_split, not both. Received: test={test!r}, validation_split={validation_split}."
         )
-    whole = read_table(existing(_KIND, path, data_dir), delimiter, header)
+    table = read_table(existing(_KIND, path, data_dir), delimiter, header)
     if label is None:
         raise InputError(
             f"The data set {_KIND} needs the column of the label. Received: {_KIND}:{path} without label. Add label=..., "
-            f"one of {', '.join(map(repr, whole.columns))}."
+            f"one of {', '.join(map(repr, table.columns))}."
         )
-    target = whole.column(label, "label")
-    left_out = {whole.column(name, "drop") for name in ((drop,) if isinstance(drop, str | int) else drop)}
-    names = [name for name in whole.columns if name != target and name not in left_out]
-    if not names or target in left_out:
+    target = table.column(label, "label")
+    dropped = {table.column(name, "drop") for name in ((drop,) if isinstance(drop, str | int) else drop)}
+    names = [name for name in table.columns if name != target and name not in dropped]
+    if not names or target in dropped:
         raise InputError(f"A table needs a label and other columns. Received: drop={drop!r} and label={label!r}.")
-    whole = _with_values(whole, [*names, target], drop_missing)
-    classes = None if regression else _classes(whole, target)
-    y = _labels(whole, target, classes)
-    kept, held = held_out(y if classes else np.zeros(len(y), np.int32), validation_split)
-    train = _rows(whole, kept) if len(held) else whole
+    table = _with_values(table, [*names, target], drop_missing)
+    classes = None if regression else _classes(table, target)
+    y = _labels(table, target, classes)
+    train_rows, test_rows = held_out(y if classes else np.zeros(len(y), np.int32), validation_split)
+    train = _rows(table, train_rows) if len(test_rows) else table
     encoding = column_encoding(train, names, standardize)
-    source, other = TableRows(encoding.encoded(train), y[kept], train.lines), None
-    if len(held):
-        rest = _rows(whole, held)
-        other = TableRows(encoding.encoded(rest), y[held], rest.lines)
+    source, other = TableRows(encoding.encoded(train), y[train_rows], train.lines), None
+    if len(test_rows):
+        rest = _rows(table, test_rows)
+        other = TableRows(encoding.encoded(rest), y[test_rows], rest.lines)
     if test:
-        table = read_table(existing(_KIND, test, data_dir), delimiter, header)
-        table.column(target, "label")
-        other = _test_part(_with_values(table, [*names, target], drop_missing), target, encoding, classes)
+        rest = read_table(existing(_KIND, test, data_dir), delimiter, header)
+        rest.column(target, "label")
+        rest = _with_values(rest, [*names, target], drop_missing)
+        other = TableRows(encoding.encoded(rest), _labels(rest, target, classes), rest.lines)
     shape = tuple(source.element_spec[0].shape)
-    return DataSet(
-        f"{_KIND}:{path}",
-        source,
-        other,
-        shape,
-        len(classes.names) if classes else None,
-        classes.names if classes else (),
-    )
+    return DataSet(f"{_KIND}:{path}", source, other, shape, len(classes) if classes else None, classes or ())
 
 
 class TableRows(ArraySource):
@@ -111,43 +104,38 @@ class TableRows(ArraySource):
         return Origins("line", self._lines)
 
 
-def _test_part(table: Table, target: str, encoding: ColumnEncoding, classes: ClassLabels | None) -> TableRows:
-    return TableRows(encoding.encoded(table), _labels(table, target, classes), table.lines)
-
-
 def _with_values(table: Table, names: Sequence[str], drop_missing: bool) -> Table:
     if not drop_missing:
         return table
     for name in names:
         table.column(name, "Each column of the training data")
-    found = table.without_missing(names)
-    if not found.lines:
+    complete = table.without_missing(names)
+    if not complete.lines:
         raise InputError(
             f"A row of {table.path} must have a value in each column. Received: none that has, with drop_missing."
         )
-    return found
+    return complete
 
 
-def _classes(table: Table, target: str) -> ClassLabels:
+def _classes(table: Table, target: str) -> tuple[str, ...]:
     if is_numeric(table, target) and (numbers(table, target) % 1).any():
         raise InputError(
             f"The label of a class must be an integer or text. Received: fractions in column {target!r} of {table.path}. "
             "For numbers to predict, add regression=True."
         )
-    return class_labels(_texts(table, target), f"column {target!r} of {table.path}")
+    return class_names(_texts(table, target), f"column {target!r} of {table.path}")
 
 
-def _labels(table: Table, target: str, classes: ClassLabels | None) -> np.ndarray:
+def _labels(table: Table, target: str, classes: tuple[str, ...] | None) -> np.ndarray:
     if classes is None:
         return numbers(table, target).astype(np.float32)
-    return classes.numbers(_texts(table, target), f"column {target!r} of {table.path}")
+    return class_numbers(classes, _texts(table, target), f"column {target!r} of {table.path}")
 
 
 def _texts(table: Table, target: str) -> list[str]:
     """Returns labels as text, in which 1.0 is 1."""
     if is_numeric(table, target):
-        found = numbers(table, target)
-        return [str(int(number)) if number % 1 == 0 else str(number) for number in found]
+        return [str(int(number)) if number % 1 == 0 else str(number) for number in numbers(table, target)]
     return table.columns[target]
 
 

@@ -31,12 +31,12 @@ class Table(NamedTuple):
     columns: dict[str, list[str]]
     lines: list[int]
 
-    def column(self, name: str | int, what: str) -> str:
+    def column(self, name: str | int, purpose: str) -> str:
         """Returns the name of a column, given its name or, counted from 0 or from the end, its number.
 
         Args:
           name: name or number.
-          what: what needs it, for the error.
+          purpose: the use of the column, for the error.
 
         Raises:
           InputError: there is no such column.
@@ -46,13 +46,17 @@ class Table(NamedTuple):
         if str(name) in self.columns:
             return str(name)
         names = list(self.columns)
-        raise InputError(f"{what} must be a column of {self.path}. Received: {name!r}.{nearest(str(name), names[:30])}")
+        raise InputError(
+            f"{purpose} must be a column of {self.path}. Received: {name!r}.{nearest(str(name), names[:30])}"
+        )
 
     def without_missing(self, names: Sequence[str]) -> "Table":
         """Returns the rows that have a value in each of some columns."""
-        kept = [all(self.columns[name][row].lower() not in MISSING for name in names) for row in range(len(self.lines))]
-        columns = {name: list(itertools.compress(cells, kept)) for name, cells in self.columns.items()}
-        return Table(self.path, columns, list(itertools.compress(self.lines, kept)))
+        is_complete = [
+            all(self.columns[name][row].lower() not in MISSING for name in names) for row in range(len(self.lines))
+        ]
+        columns = {name: list(itertools.compress(cells, is_complete)) for name, cells in self.columns.items()}
+        return Table(self.path, columns, list(itertools.compress(self.lines, is_complete)))
 
 
 def read_table(path: str, delimiter: str, header: bool) -> Table:
@@ -123,8 +127,8 @@ class ColumnEncoding:
 
     Attributes:
       categories: of each column, in order, its different texts, sorted; None for a column of numbers.
-      mean: what is subtracted from each number, float64 [features].
-      scale: what it is then divided by, float64 [features].
+      mean: subtracted from each number, float64 [features].
+      scale: divisor of each difference, float64 [features].
     """
 
     categories: dict[str, tuple[str, ...] | None]
@@ -153,12 +157,11 @@ def column_encoding(table: Table, names: Sequence[str], standardize: bool) -> Co
     """
     categories = {name: _categories(table, name) for name in names}
     x = _features(table, categories)
-    width, mean, scale = x.shape[1], np.zeros(x.shape[1]), np.ones(x.shape[1])
+    mean, scale = np.zeros(x.shape[1]), np.ones(x.shape[1])
     if standardize:
         numeric = np.concatenate([np.full(len(known or ["number"]), known is None) for known in categories.values()])
         deviation = np.where(numeric, x.std(axis=0), 1.0)
         mean, scale = np.where(numeric, x.mean(axis=0), mean), np.where(deviation > 0, deviation, 1.0)
-    assert mean.shape == scale.shape == (width,)
     return ColumnEncoding(categories, mean, scale)
 
 
@@ -170,18 +173,18 @@ def numbers(table: Table, name: str) -> np.ndarray:
     """
     cells = table.columns[name]
     try:
-        found = np.array(cells, np.float64)
+        values = np.array(cells, np.float64)
     except ValueError:
-        found = np.array([_number(cell) for cell in cells], np.float64)
-    wrong = np.flatnonzero(~np.isfinite(found))
+        values = np.array([_number(cell) for cell in cells], np.float64)
+    wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
         cell, line = cells[wrong[0]], table.lines[wrong[0]]
-        what = "no value" if cell.lower() in MISSING else f"{cell!r}"
+        received = "no value" if cell.lower() in MISSING else f"{cell!r}"
         raise InputError(
-            f"Every row must have a number in a column of numbers. Received: {what} in column {name!r}, line {line} of "
+            f"Every row must have a number in a column of numbers. Received: {received} in column {name!r}, line {line} of "
             f"{table.path}. Fill it in, or leave out such rows (drop_missing=True) or the column (drop)."
         )
-    return found
+    return values
 
 
 def is_numeric(table: Table, name: str) -> bool:
@@ -205,16 +208,16 @@ def _number(cell: str) -> float:
 def _categories(table: Table, name: str) -> tuple[str, ...] | None:
     if is_numeric(table, name):
         return None
-    found = tuple(sorted(set(table.columns[name])))
-    if len(found) > _MOST_CATEGORIES:
+    texts = tuple(sorted(set(table.columns[name])))
+    if len(texts) > _MOST_CATEGORIES:
         cells = table.columns[name]
         first = next(row for row, cell in enumerate(cells) if not np.isfinite(_number(cell)))
         raise InputError(
-            f"A column of text must have at most {_MOST_CATEGORIES} different values. Received: {len(found)} in column "
+            f"A column of text must have at most {_MOST_CATEGORIES} different values. Received: {len(texts)} in column "
             f"{name!r} of {table.path}; the first that is not a number is {cells[first]!r}, in line {table.lines[first]}. "
             f"Leave the column out with drop=({name!r},)."
         )
-    return found
+    return texts
 
 
 def _features(table: Table, categories: dict[str, tuple[str, ...] | None]) -> np.ndarray:
@@ -226,60 +229,52 @@ def _features(table: Table, categories: dict[str, tuple[str, ...] | None]) -> np
 
 
 def _one_hot(cells: Sequence[str], known: Sequence[str]) -> np.ndarray:
-    place = {text: number for number, text in enumerate(known)}
-    places = np.array([place.get(cell, -1) for cell in cells])
-    return (places[:, None] == np.arange(len(known))).astype(np.float64)
+    number_of = {text: number for number, text in enumerate(known)}
+    numbers = np.array([number_of.get(cell, -1) for cell in cells])
+    return (numbers[:, None] == np.arange(len(known))).astype(np.float64)
 
 
 _MOST = 10_000  # more different labels are hardly classes
 
 
-class ClassLabels(NamedTuple):
-    """The classes of a data set.
-
-    Attributes:
-      names: names in the order of their numbers.
-    """
-
-    names: tuple[str, ...]
-
-    def numbers(self, values: Sequence[str], where: str) -> np.ndarray:
-        """Returns the number of each label's class, int32 [n].
-
-        Args:
-          values: names of classes.
-          where: where they are from, for the error.
-
-        Raises:
-          InputError: a name is not that of a class.
-        """
-        number_of = {name: number for number, name in enumerate(self.names)}
-        for value in values:
-            if value not in number_of:
-                raise InputError(
-                    f"Every label must be one of the training data. Received: {value!r} in {where}."
-                    f"{nearest(str(value), self.names[:20])}"
-                )
-        return np.array([number_of[value] for value in values], np.int32)
-
-
-def class_labels(values: Sequence[str], where: str) -> ClassLabels:
-    """Returns the classes: the different values, numbers by size and names by their characters.
+def class_names(labels: Sequence[str], where: str) -> tuple[str, ...]:
+    """Returns the classes: the different labels, numbers by size and names by their characters.
 
     Args:
-      values: label of each training example.
-      where: where they are from, for the error.
+      labels: label of each training example.
+      where: their origin, for the error.
 
     Raises:
       InputError: there are too many.
     """
-    different = set(values)
+    different = set(labels)
     if len(different) > _MOST:
         raise InputError(
             f"A label must be one of at most {_MOST} classes. Received: {len(different)} different values in {where}. "
             "For numbers to predict, add regression=True."
         )
     try:
-        return ClassLabels(tuple(sorted(different, key=lambda value: (int(value), value))))
+        return tuple(sorted(different, key=lambda label: (int(label), label)))
     except ValueError:
-        return ClassLabels(tuple(sorted(different)))
+        return tuple(sorted(different))
+
+
+def class_numbers(names: Sequence[str], labels: Sequence[str], where: str) -> np.ndarray:
+    """Returns the number of each label's class, int32 [n].
+
+    Args:
+      names: names of the classes, in the order of their numbers.
+      labels: names of classes.
+      where: their origin, for the error.
+
+    Raises:
+      InputError: a label is not the name of a class.
+    """
+    number_of = {name: number for number, name in enumerate(names)}
+    for label in labels:
+        if label not in number_of:
+            raise InputError(
+                f"Every label must be one of the training data. Received: {label!r} in {where}."
+                f"{nearest(str(label), names[:20])}"
+            )
+    return np.array([number_of[label] for label in labels], np.int32)

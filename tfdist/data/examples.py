@@ -22,7 +22,7 @@ class Origins(NamedTuple):
     """Where examples come from.
 
     Attributes:
-      kind: what the names are of: "file", or "line" of a file.
+      kind: the kind of the names: "file", or "line" of a file.
       names: a name for each example, in their natural order.
     """
 
@@ -38,7 +38,7 @@ class Examples(abc.ABC):
       batch_size: rows of the batches in which the examples come; None if they do not come in batches.
       rows: number of examples in one pass over the data, if it may be less than `size`.
       can_be_read_again: whether each iterator begins with the first example; else all read from one stream.
-      batch_text: describes what a step uses, if it is not a batch of as many examples as the batch size says; else "".
+      batch_text: description of the examples of a step, if it does not use a batch of the batch size; else "".
     """
 
     size: int
@@ -71,7 +71,7 @@ class Examples(abc.ABC):
 
     @property
     def checksum(self) -> int | None:
-        """A checksum of what should be the same on every process, in [-2**63, 2**63); None if there is none."""
+        """A checksum of data that should be the same on every process, in [-2**63, 2**63); None if there is none."""
         return None
 
     @property
@@ -106,7 +106,7 @@ class Examples(abc.ABC):
 
 
 class WrappedExamples(Examples):
-    """Examples that are made of others, and like these in what a subclass does not override."""
+    """Examples derived from others, to which all that a subclass does not override is delegated."""
 
     def __init__(self, examples: Examples, size: int):
         """Wraps examples, of which `size` count as an epoch."""
@@ -135,7 +135,7 @@ class WrappedExamples(Examples):
 
 
 class PartialEpochs(WrappedExamples):
-    """Examples of which a given number counts as an epoch, so that epochs end elsewhere than those of the data do.
+    """Examples of which a fixed number counts as an epoch, so that epochs differ from those of the data.
 
     An evaluation uses that number of the first examples.
     """
@@ -199,9 +199,9 @@ def check_element(element: Any) -> None:
     """
     if not (isinstance(element, tuple) and len(element) in (2, 3)):
         kind = type(element).__name__
-        found = f"{kind} of {len(element)}" if isinstance(element, tuple | list | dict) else kind
+        received = f"{kind} of {len(element)}" if isinstance(element, tuple | list | dict) else kind
         raise InputError(
-            f"Examples must be tuples (x, y) or (x, y, sample_weight). Received: {found}. Structures go inside x and y."
+            f"Examples must be tuples (x, y) or (x, y, sample_weight). Received: {received}. Structures go inside x and y."
         )
     for name, part in zip(("x", "y", "sample_weight"), element, strict=False):
         if any(map(_is_absent, tf.nest.flatten(part))):
@@ -283,9 +283,7 @@ def _product(weight: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 
 def _with_rank(tensor: tf.Tensor, rank: int) -> tf.Tensor:
-    for _ in range(rank - tensor.shape.rank):
-        tensor = tensor[..., None]
-    return tensor
+    return tensor[(..., *[None] * (rank - tensor.shape.rank))]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,14 +15,14 @@ _CONTEXT = re.compile(r"\{\{.*?\}\} ?")  # where TensorFlow ran an operation
 
 @dataclasses.dataclass(frozen=True)
 class ImageDecoding:
-    """How encoded images become tensors of one shape, float32 in [0, 1].
+    """The conversion of encoded images to tensors of one shape, float32 in [0, 1].
 
     Attributes:
       height: height of every decoded image.
       width: width of every decoded image.
       channels: 1 (gray), 3 (RGB) or 4 (RGBA); files with other channels are converted.
       resizes: whether images of other sizes are resized, as Keras does (bilinear); otherwise they are errors.
-      crops: whether a resized image keeps its aspect ratio, and what is beyond the middle is cut off.
+      crops: whether a resized image keeps its aspect ratio and is cropped to its center.
     """
 
     height: int
@@ -58,7 +58,7 @@ class ImageDecoding:
 def image_decoding(
     size: int | Sequence[int] | None, channels: int, crop_to_aspect_ratio: bool, name: str, first: bytes
 ) -> ImageDecoding:
-    """Returns how the images of a data set are decoded.
+    """Returns the decoding of the images of a data set.
 
     Args:
       size: height and width, or one number for both; None for the size of the first image, which all must have.

@@ -23,7 +23,7 @@ def extra(module: str, purpose: str, name: str = "examples") -> ModuleType:
 
     Args:
       module: name of the module.
-      purpose: what needs it, for the error.
+      purpose: the use of the module, for the error.
       name: name of the extra.
 
     Raises:
@@ -65,10 +65,10 @@ def fashion_mnist(data_dir: str | None = None) -> DataSet:
     """Fashion-MNIST, 60000 + 10000 images of 28 x 28, from files on this machine; x in [0, 1].
 
     Args:
-      data_dir: first directory in which to look for the four idx .gz files.
+      data_dir: first directory to search for the four idx .gz files.
 
     Raises:
-      InputError: the files were not found; names the package that contains them.
+      InputError: the files are not there; names the package that contains them.
     """
     keras_home = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     directories = [data_dir] if data_dir else []

@@ -1,6 +1,7 @@
 """Wraps a user's own arrays, data sets and batches, as Keras's `fit` takes them, and the inputs of a prediction."""
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import math
@@ -42,9 +43,9 @@ _FOREVER = 2**62  # rows of data without an end
 _NO_END = "Data of unknown length needs `steps_per_epoch` (`validation_steps`, `steps`). Received: {}."
 _log = logging.getLogger(__name__)
 
-_begun: weakref.WeakKeyDictionary[keras.utils.PyDataset, int] = weakref.WeakKeyDictionary()  # their last epochs
+_last_epochs: weakref.WeakKeyDictionary[keras.utils.PyDataset, int] = weakref.WeakKeyDictionary()
 
-# Returns the batches of an epoch, given its number, a scalar int64, and the seed of their order; None keeps the order.
+# A function of the number of an epoch, a scalar int64, and of the seed of its order, or None; returns its batches.
 Epoch = Callable[[tf.Tensor, int | None], tf.data.Dataset]
 
 
@@ -69,8 +70,6 @@ class BatchedSource(Examples):
         *,
         epoch_rows: int | None = None,
         can_be_read_again: bool = True,
-        transform: Transform = as_is,
-        shuffle: bool = True,
     ):
         """Wraps the batches without reading them.
 
@@ -80,12 +79,10 @@ class BatchedSource(Examples):
           rows: rows of an epoch; None if there is no end, or it is unknown.
           epoch_rows: rows that are counted as an epoch; by default `rows`.
           can_be_read_again: whether iterators may be created at any time, as they cannot of a Python generator.
-          transform: applied to batches; see `Examples.map`.
-          shuffle: whether `epoch` is given a seed.
         """
         check_element(first)
-        self._epoch, self._first, self.rows, self._shuffle = epoch, first, rows, shuffle
-        self.can_be_read_again, self._transform = can_be_read_again, transform
+        self._epoch, self._first, self.rows, self._shuffle = epoch, first, rows, True
+        self.can_be_read_again, self._transform = can_be_read_again, as_is
         self.size = epoch_rows or rows or _FOREVER
         self.batch_size = _count(first)
 
@@ -96,7 +93,7 @@ class BatchedSource(Examples):
 
     @property
     def sample(self) -> Examples:
-        """See base class: the batch that has been read, since another iterator would advance what shuffles the data."""
+        """See base class: the batch that has been read, since another iterator would advance the data's own shuffle."""
         return SampleSource(self._first, self._transform)
 
     @property
@@ -121,9 +118,9 @@ class BatchedSource(Examples):
         else:
             stream = self._from(first, seed if self._shuffle else None).rebatch(batch_size)
         numbered = stream.enumerate().map(lambda number, rows: (self._numbers(first + number * batch_size, rows), rows))
-        found = numbered.enumerate().flat_map(shares_of(partition))
-        found = found.apply(tf.data.experimental.assert_cardinality(partition.elements))
-        return found.map(transformed(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
+        shares = numbered.enumerate().flat_map(shares_of(partition))
+        shares = shares.apply(tf.data.experimental.assert_cardinality(partition.elements))
+        return shares.map(transformed(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class."""
@@ -137,15 +134,9 @@ class BatchedSource(Examples):
         return refusal_inside(error)
 
     def _changed(self, transform: Transform, shuffle: bool) -> "BatchedSource":
-        return BatchedSource(
-            self._epoch,
-            self._first,
-            self.rows,
-            epoch_rows=self.size,
-            can_be_read_again=self.can_be_read_again,
-            transform=transform,
-            shuffle=shuffle,
-        )
+        changed = copy.copy(self)
+        changed._transform, changed._shuffle = transform, shuffle
+        return changed
 
     def _one_pass(self) -> tf.data.Dataset:
         """Returns the batches of one pass in their order."""
@@ -231,14 +222,14 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
         )
 
     def epoch(number: tf.Tensor, seed: int | None) -> tf.data.Dataset:
-        begun = tf.numpy_function(lambda number: _begin_epoch(data, int(number)), [number], tf.int64)
-        indices = tf.range(tf.constant(count or _FOREVER, tf.int64)) if count else None
-        if indices is None:
+        zero = tf.numpy_function(lambda number: _begin_epoch(data, int(number)), [number], tf.int64)
+        if count is None:
             order = tf.data.Dataset.counter()
         else:
+            indices = tf.range(tf.constant(count, tf.int64))
             order = indices if seed is None else tf.random.experimental.stateless_shuffle(indices, [seed, number])
             order = tf.data.Dataset.from_tensor_slices(order)
-        return order.skip(begun).map(batch, num_parallel_calls=data.workers, deterministic=True)
+        return order.skip(zero).map(batch, num_parallel_calls=data.workers, deterministic=True)
 
     rows = None if count is None else (count - 1) * _count(first) + _count(last)
     return BatchedSource(epoch, first, rows, epoch_rows=steps and steps * _count(first))
@@ -256,30 +247,30 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
     """
     try:
         is_generator = isinstance(data, types.GeneratorType)
-        found = keras_internals.adapted((with_tuples(without_absent(b)) for b in data) if is_generator else data)
+        adapted = keras_internals.adapted((with_tuples(without_absent(b)) for b in data) if is_generator else data)
     except ValueError as error:
         raise InputError(str(error).splitlines()[0]) from error
-    if found.length is None and steps is None:
+    if adapted.length is None and steps is None:
         raise InputError(_NO_END.format(f"a {type(data).__name__}"))
-    batches, first = with_elements(found.batches), as_element(found.first)
-    rows = None if found.length is None or steps is not None else _read_all(batches)
+    batches, first = with_elements(adapted.batches), as_element(adapted.first)
+    rows = None if adapted.length is None or steps is not None else _read_all(batches)
     return BatchedSource(
         lambda *_: batches,
         first,
         rows,
         epoch_rows=steps and steps * _count(first),
-        can_be_read_again=found.can_be_read_again,
+        can_be_read_again=adapted.can_be_read_again,
     )
 
 
 def _begin_epoch(data: keras.utils.PyDataset, number: int) -> np.int64:
     """Calls the hooks of the epochs up to this one, including those that a resumed run skips; of another pass, once."""
-    last = _begun.get(data, -1)
+    last = _last_epochs.get(data, -1)
     for _ in range(max(number - last, 1)):
-        if data in _begun:
+        if data in _last_epochs:
             data.on_epoch_end()
         data.on_epoch_begin()
-        _begun[data] = number
+        _last_epochs[data] = number
     return np.int64(0)
 
 
@@ -360,13 +351,13 @@ def fit_data(
     if validation_split:
         _check_split(value, validation_split, y is not None)
         return _data_set("data", *_split(value, validation_split))
-    found = (
+    data_set = (
         as_data_set(value, "data", steps_per_epoch, validation_steps) if y is None else _data_set("data", value, None)
     )
     if validation_data is None:
-        return found
+        return data_set
     with about_evaluation():
-        return dataclasses.replace(found, test=as_examples(validation_data, validation_steps))
+        return dataclasses.replace(data_set, test=as_examples(validation_data, validation_steps))
 
 
 @contextlib.contextmanager
@@ -418,7 +409,7 @@ def _check_split(value: Any, fraction: float, has_targets: bool) -> None:
 
 def _split(arrays: Any, fraction: float) -> tuple[Any, Any]:
     """Splits the last rows off arrays, as Keras does."""
-    arrays = _given(arrays)
+    arrays = _parts_of(arrays)
     rows = len(tf.nest.flatten(arrays)[0])
     begin = int(rows * (1.0 - fraction))
     if not 0 < begin < rows:
@@ -449,7 +440,7 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
         check_element(value.element_spec)
         return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
     if isinstance(value, tuple | list) and len(value) in (1, 2, 3):
-        parts = tuple(with_tuples(part) for part in _given(value))
+        parts = tuple(with_tuples(part) for part in _parts_of(value))
         return ArraySource(parts if len(parts) > 1 else inputs_alone(*parts))
     if isinstance(value, np.ndarray | tf.Tensor | dict):
         return ArraySource(inputs_alone(with_tuples(value)))
@@ -463,8 +454,8 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
     )
 
 
-def _given(value: Any) -> tuple[Any, ...]:
-    """Returns (x,), (x, y) or (x, y, sample_weight), without what is None.
+def _parts_of(value: Any) -> tuple[Any, ...]:
+    """Returns (x,), (x, y) or (x, y, sample_weight), without parts that are None.
 
     Raises:
       InputError: there are weights without targets, or a part is no array.
@@ -574,7 +565,7 @@ class Padded(Source):
     """Repeats the last example of a source, so that their number is divisible."""
 
     def __init__(self, source: Source, divisor: int):
-        """Initializes with the `source` and what is to divide the number of its examples."""
+        """Initializes with the `source` and the divisor of the number of examples."""
         self._source, self._last = source, source.size - 1
         self.size = -(-source.size // divisor) * divisor
 

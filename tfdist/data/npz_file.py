@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tfdist.config.data_set_files import existing
-from tfdist.data.csv_table import class_labels
+from tfdist.data.csv_table import class_names, class_numbers
 from tfdist.data.examples import DataSet, Transform, as_is
 from tfdist.data.images import scaled
 from tfdist.data.source import ArraySource
@@ -45,9 +45,9 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
     x, y = _model_arrays(*train, file)
     names: tuple[str, ...] = ()
     if y.dtype.kind == "U":
-        classes = class_labels(y.tolist(), file)
-        y, names = classes.numbers(y.tolist(), file), classes.names
-        test = None if test is None else (test[0], classes.numbers(test[1].reshape(-1).tolist(), file))
+        names = class_names(y.tolist(), file)
+        y = class_numbers(names, y.tolist(), file)
+        test = None if test is None else (test[0], class_numbers(names, test[1].reshape(-1).tolist(), file))
     train_indices, test_indices = held_out(y if _is_label(y) else np.zeros(len(y), np.int32), validation_split)
     if test is None:
         test = (x[test_indices], y[test_indices]) if len(test_indices) else None

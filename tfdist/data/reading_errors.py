@@ -63,7 +63,7 @@ def first_unreadable(
     began = clock()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, size, _CHUNK):
-            found = [error for error in pool.map(error_of, range(start, min(start + _CHUNK, size))) if error]
-            if found or clock() - began > seconds:
-                return found[0] if found else None
+            errors = [error for error in pool.map(error_of, range(start, min(start + _CHUNK, size))) if error]
+            if errors or clock() - began > seconds:
+                return errors[0] if errors else None
     return None

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.errors import InputError
 
-ABSENT = tf.qint8  # marks what is None in an element of a data set: no data has this dtype
+ABSENT = tf.qint8  # marks None in an element of a data set: no data has this dtype
 
 
 def with_tuples(arrays: Any) -> Any:
@@ -37,7 +37,7 @@ def has_arrays(parts: Any) -> bool:
 
 
 def with_none(batch: Any) -> Any:
-    """Returns a structure with None for what is absent: as Keras's adapters mark it, or as `without_none` does."""
+    """Returns a structure with None for absent parts, as Keras's adapters mark them, or as `without_none` does."""
 
     def leaf_or_none(leaf: Any) -> Any:
         is_absent = isinstance(leaf, tf.experimental.Optional) or getattr(leaf, "dtype", None) == ABSENT
@@ -72,11 +72,11 @@ class IndexedBatch(NamedTuple):
 
 
 class ReplicaRows(NamedTuple):
-    """What one replica computes of a global batch: at least one row, as code of users and of Keras expects.
+    """The rows of a global batch that one replica computes: at least one, as code of users and of Keras expects.
 
     A replica without a row of its own computes the last row of the batch, which any model accepts that accepts the batch.
-    It takes part in each call of the step, but nothing that it computes counts: neither losses, gradients, metrics and
-    statistics, nor what is communicated (`CountedRows`), nor outputs.
+    It takes part in each call of the step, but its results do not count: neither losses, gradients, metrics and statistics,
+    nor values that are communicated (`CountedRows`), nor outputs.
 
     Attributes:
       batch: structure of tensors, whose first dim is at least 1.
@@ -252,7 +252,7 @@ def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1, nam
       batch_size: global batch size.
       replicas: number of replicas.
       micro_steps: micro-steps per step.
-      name: what they are called.
+      name: the term for them, for the error.
 
     Raises:
       InputError: the batch size does not allow it.
@@ -262,18 +262,18 @@ def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1, nam
         below = batch_size - batch_size % shares
         near = " or ".join(str(size) for size in (below, below + shares) if size)
         raise InputError(
-            f"--batch_size must be divisible by the number of {what_shares(micro_steps, name)} for this strategy. "
-            f"Received: --batch_size={batch_size} and {describe_replicas(replicas, micro_steps, name)}. Use {near}."
+            f"--batch_size must be divisible by the number of {shares_text(micro_steps, name)} for this strategy. "
+            f"Received: --batch_size={batch_size} and {replicas_text(replicas, micro_steps, name)}. Use {near}."
         )
 
 
-def what_shares(micro_steps: int, name: str = MICRO_STEPS) -> str:
-    """Names what shares a batch, for messages."""
+def shares_text(micro_steps: int, name: str = MICRO_STEPS) -> str:
+    """Returns the text for the parts that share a batch, for messages."""
     return f"replicas times that of {name}" if micro_steps > 1 else "replicas"
 
 
-def describe_replicas(replicas: int, micro_steps: int, name: str = MICRO_STEPS) -> str:
-    """Describes how many share a batch, for messages."""
+def replicas_text(replicas: int, micro_steps: int, name: str = MICRO_STEPS) -> str:
+    """Returns the text for the numbers of replicas and micro-steps, for messages."""
     return f"{replicas} replica{'s' * (replicas != 1)}" + (f" of {micro_steps} {name} each" if micro_steps > 1 else "")
 
 

@@ -21,7 +21,7 @@ from tfdist.errors import InputError
 
 # The public `tf.random.experimental.index_shuffle` has 4 rounds of the same cipher. With 4, the permutations of 60000
 # under adjacent seeds have a correlation of 0.9; with 8, those of 2**24 are still distinguishable from random ones.
-_ROUNDS = 12
+ROUNDS = 12
 _PHILOX = 1
 _WORDS_PER_BLOCK = 4
 
@@ -46,9 +46,13 @@ def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None)
     longest = positions.shape[0] or span
     if longest is None:
         raise ValueError("The number of positions must be static, or bounded by `span`. Received: neither.")
-    keys = tf.gather(_epoch_keys(first, _epochs_spanned(longest, size), seed), epochs - first)
+    # The cipher uses only the low bits of its key if the permutation is small, so keys that merely count would repeat after 256
+    # epochs.
+    counter = tf.stack([tf.cast(first, tf.uint64), tf.constant(0, tf.uint64)])
+    most_epochs = (longest + size - 2) // size + 1
+    keys = tf.gather(random_keys(most_epochs, seed, counter), epochs - first)
     return tf.raw_ops.RandomIndexShuffle(
-        index=positions % size, seed=keys, max_index=tf.constant(size - 1, tf.int64), rounds=_ROUNDS
+        index=positions % size, seed=keys, max_index=tf.constant(size - 1, tf.int64), rounds=ROUNDS
     )
 
 
@@ -63,21 +67,12 @@ def steps_in_epochs(epochs: float, size: int, batch_size: int) -> int:
     return math.ceil(fractions.Fraction(str(epochs)) * size / batch_size)
 
 
-def _epochs_spanned(positions: int, size: int) -> int:
-    """Returns the maximum number of epochs that this many consecutive positions span."""
-    return (positions + size - 2) // size + 1
-
-
-def _epoch_keys(first: tf.Tensor, count: int, seed: int) -> tf.Tensor:
-    """Returns three random words for each epoch from `first` on: Philox's block `epoch` under the key `seed`.
-
-    The cipher uses only the low bits of its key if the permutation is small, so keys that merely count would repeat
-    after 256 epochs.
-    """
+def random_keys(count: int, seed: int, counter: tf.Tensor) -> tf.Tensor:
+    """Returns keys of permutations, uint32 [count, 3]: Philox's blocks from `counter`, uint64 [2], on, under the key `seed`."""
     blocks = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[count, _WORDS_PER_BLOCK],
         key=tf.constant([seed % 2**64], tf.uint64),
-        counter=tf.stack([tf.cast(first, tf.uint64), tf.constant(0, tf.uint64)]),
+        counter=counter,
         alg=tf.constant(_PHILOX),
         dtype=tf.uint32,
     )

@@ -48,5 +48,5 @@ def held_out(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarra
         raise InputError(
             f"validation_split must leave examples for both parts. Received: {fraction} of {len(labels)} examples."
         )
-    train, held = stratified(labels, count)
-    return np.sort(train), np.sort(held)
+    train, validation = stratified(labels, count)
+    return np.sort(train), np.sort(validation)

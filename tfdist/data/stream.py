@@ -52,9 +52,9 @@ class StreamSource(Examples):
         """
         size = int(dataset.cardinality())
         if size < 1:
-            found = _NO_SIZE.get(size, str(size))
+            received = _NO_SIZE.get(size, str(size))
             raise InputError(
-                f"A tf.data.Dataset must have a known, finite number of examples. Received: {found}. "
+                f"A tf.data.Dataset must have a known, finite number of examples. Received: {received}. "
                 "Use dataset.apply(tf.data.experimental.assert_cardinality(n))."
             )
         self.size = size

@@ -33,13 +33,13 @@ _COMPRESSED = (b"\x1f\x8b", b"x\x9c", b"x\x01", b"x\xda")
 
 
 class RecordIndex(NamedTuple):
-    """Where records are.
+    """The positions of records in files.
 
     Attributes:
       files: the files.
       file: index of each record's file, int32 [records].
       number: index of each record in its file, int64 [records].
-      offset: place of its data in the file, in bytes, int64 [records].
+      offset: position of its data in the file, in bytes, int64 [records].
       length: number of its bytes, int64 [records].
     """
 
@@ -55,11 +55,11 @@ class RecordIndex(NamedTuple):
 
     def read(self, records: np.ndarray) -> np.ndarray:
         """Reads records; returns their bytes, an array of objects."""
-        found = np.empty(len(records), object)
-        for place, record in enumerate(records):
+        contents = np.empty(len(records), object)
+        for i, record in enumerate(records):
             with open(self.files[self.file[record]], "rb", buffering=0) as file:
-                found[place] = os.pread(file.fileno(), int(self.length[record]), int(self.offset[record]))
-        return found
+                contents[i] = os.pread(file.fileno(), int(self.length[record]), int(self.offset[record]))
+        return contents
 
     def described(self, record: int) -> str:
         """Names a record, for errors."""
@@ -72,20 +72,20 @@ def record_index(files: Sequence[str]) -> RecordIndex:
     Raises:
       InputError: a file is not a complete, uncompressed TFRecord file; or there are no records.
     """
-    places = [_places(file) for file in files]
-    counts = [len(offsets) for offsets, _ in places]
+    ranges = [_ranges(file) for file in files]
+    counts = [len(offsets) for offsets, _ in ranges]
     if not sum(counts):
         raise InputError(f"TFRecord files must have records. Received: {len(files)} empty files, such as {files[0]}.")
     return RecordIndex(
         tuple(files),
         np.repeat(np.arange(len(files), dtype=np.int32), counts),
         np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
-        np.concatenate([offsets for offsets, _ in places]),
-        np.concatenate([lengths for _, lengths in places]),
+        np.concatenate([offsets for offsets, _ in ranges]),
+        np.concatenate([lengths for _, lengths in ranges]),
     )
 
 
-def _places(path: str) -> tuple[np.ndarray, np.ndarray]:
+def _ranges(path: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns offset and length of each record's data in a file."""
     try:
         with open(path, "rb") as file:
@@ -106,7 +106,7 @@ def _places(path: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _walk(content: mmap.mmap, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns place, length and header of each record; the last may be incomplete or damaged."""
+    """Returns position, length and header of each record; the last may be incomplete or damaged."""
     begins, lengths, headers, at = [], [], [], 0
     unpack = struct.Struct("<Q").unpack_from
     while at < size:
@@ -179,7 +179,7 @@ class Feature:
 
     @property
     def stored(self) -> tf.io.FixedLenFeature:
-        """How it is stored in a record."""
+        """The form in which it is stored in a record."""
         return tf.io.FixedLenFeature(() if self.kind == RAW else self.shape, _STORED[self.kind])
 
     def of_bytes(self, values: tf.Tensor) -> tf.Tensor:
@@ -199,15 +199,15 @@ def parse_features(text: str) -> dict[str, Feature]:
     """
     features: dict[str, Feature] = {}
     for part in split_outside_brackets(text, ",") if isinstance(text, str) else []:
-        found = _FEATURE.fullmatch(part.strip())
-        if not found:
+        match = _FEATURE.fullmatch(part.strip())
+        if not match:
             raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in features={text!r}.")
-        name, kind = found["name"], found["kind"]
+        name, kind = match["name"], match["kind"]
         if kind not in _STORED:
             raise InputError(f"{_GRAMMAR}. Received: {kind!r} in features={text!r}.{did_you_mean(kind, _STORED)}")
         if name in features:
             raise InputError(f"A feature is given once. Received: {name!r} twice in features={text!r}.")
-        shape = tuple(int(dim) for dim in (found["dims"] or "").replace(" ", "").split(",") if dim)
+        shape = tuple(int(dim) for dim in (match["dims"] or "").replace(" ", "").split(",") if dim)
         if (kind == RAW) != bool(shape) and kind in (RAW, IMAGE) or math.prod(shape) < 1:
             raise InputError(
                 f"uint8 needs the shape of the array, such as uint8[28,28,1], and image has none. Received: {part.strip()!r}."
@@ -225,7 +225,7 @@ def check_record(record: bytes, features: dict[str, Feature], where: str) -> Non
 
     Args:
       record: serialized `tf.train.Example`.
-      features: what it must have.
+      features: features that it must have.
       where: which record it is, for the error.
 
     Raises:
@@ -271,7 +271,7 @@ class RecordParser:
     """Turns records into examples.
 
     Attributes:
-      features: what is read of a record, by name.
+      features: features to read from a record, by name.
       label: name of the feature that is y; the others are x: a tensor, or a dict if there are several.
       decodings: how images are decoded, by feature.
     """
@@ -314,7 +314,7 @@ class Records(Source):
 
     @property
     def checksum(self) -> int:
-        """See base class; of the places of the records."""
+        """See base class; of the positions of the records."""
         return checksum_of(self._index.offset.tobytes() + self._index.length.tobytes())
 
     def explain(self, error: Exception) -> InputError | None:
@@ -349,13 +349,13 @@ def tfrecord(
 
     Args:
       path: a file, or a pattern such as `train-*.tfrecord`; the files are used in sorted order.
-      features: what is read of a record, such as `image:image, label:int64`: NAME:TYPE or NAME:TYPE[DIMS], where TYPE is
+      features: features to read from a record, such as `image:image, label:int64`: NAME:TYPE or NAME:TYPE[DIMS], where TYPE is
         int64, float32, string, image (an encoded image) or uint8 (the bytes of an array of shape DIMS).
       label: feature that is y; by default the last. The others are x, a dict if there are several.
       classes: number of classes, for the model.
       size: height and width to which images are resized, or one number for both; None if all have one size.
       channels: channels of images: 1 (gray), 3 (RGB) or 4 (RGBA).
-      crop_to_aspect_ratio: whether resized images keep their aspect ratio and lose what is beyond the middle.
+      crop_to_aspect_ratio: whether resized images keep their aspect ratio and are cropped to their center.
       test: a file or pattern of the test part.
       validation_split: fraction of the records, in [0, 1), that becomes the test part; the same in every run.
       data_dir: folder in which relative paths are looked for.
@@ -374,9 +374,9 @@ def tfrecord(
     if other is not None:
         check_record(other.read(np.array([0]))[0], dict(parser.features), other.described(0))
     else:
-        kept, held = held_out(np.zeros(len(index.offset), np.int32), validation_split)
-        if len(held):
-            other, index = index.part(held), index.part(kept)
+        train_records, test_records = held_out(np.zeros(len(index.offset), np.int32), validation_split)
+        if len(test_records):
+            other, index = index.part(test_records), index.part(train_records)
     source = Records(index, parser)
     x = source.element_spec[0]
     return DataSet(
@@ -395,15 +395,15 @@ def _parser(features: Any, label: Any, first: bytes, where: str, images: tuple[A
             f"The data set {_KIND} needs the features to read from each record. Received: none. Add features=..., such as "
             f'features="image:image, label:int64"; {where} has {there or "none"}.'
         )
-    found = parse_features(features)
-    target = list(found)[-1] if label is None else label
-    if target not in found:
-        raise InputError(f"label must be one of the features. Received: {label!r}.{nearest(str(label), found)}")
-    check_record(first, found, where)
+    parsed = parse_features(features)
+    target = list(parsed)[-1] if label is None else label
+    if target not in parsed:
+        raise InputError(f"label must be one of the features. Received: {label!r}.{nearest(str(label), parsed)}")
+    check_record(first, parsed, where)
     values = tf.train.Example.FromString(first).features.feature
     decodings = {
         name: image_decoding(*images, f"{name} in {where}", values[name].bytes_list.value[0])
-        for name, feature in found.items()
+        for name, feature in parsed.items()
         if feature.kind == IMAGE
     }
-    return RecordParser(found, target, decodings)
+    return RecordParser(parsed, target, decodings)
