@@ -4,6 +4,7 @@ Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1
 """
 
 import contextlib
+import functools
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,18 +19,18 @@ from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.coordination import Group
 from tfdist.distribution.dtensor_variables import (
-    Batches,
     Devices,
     MeshBlocks,
     MeshVariables,
-    calling_program,
+    batches_on,
+    compiled_program,
     engine_mesh,
     lay_batch,
     sum_together,
 )
 from tfdist.distribution.mesh_checks import refuse_calls_outside, refuse_unsafe_operations
 from tfdist.distribution.strategy import State, Strategy
-from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of
+from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of, update_at_once
 from tfdist.layers.recompute import rematerialize
 from tfdist.sharding.layouts import Layout, Placement, idle, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of
@@ -73,7 +74,7 @@ class MeshOfDevices(Strategy):
           devices: number of devices of this process; 0 for as many as the mesh needs.
           mesh_shape: as the flag; see `tfdist.sharding.mesh`.
           layout: as the flag; see `tfdist.sharding.layouts`.
-          shard: what is sharded over `shard_axis`: "none", "optimizer", "gradients" or "parameters"; see `Shard`.
+          shard: state that is sharded over `shard_axis`: "none", "optimizer", "gradients" or "parameters"; see `Shard`.
           shard_axis: an axis of the mesh; empty for the batch's.
           shard_min_elements: smaller variables are replicated.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
@@ -111,7 +112,7 @@ class MeshOfDevices(Strategy):
             self._initialize_all()
             with (
                 keras_internals.deferred_creation(self._abstract_model, self._initialize),
-                tf.variable_creator_scope(self._whole_variable),
+                tf.variable_creator_scope(self._replicated_variable),
             ):
                 yield
             self._initialize_all()
@@ -147,47 +148,32 @@ class MeshOfDevices(Strategy):
         if self.cluster.size > 1:
             self._drawn[name] = zlib.crc32(value.numpy().tobytes(), self._drawn.get(name, 0))
 
-    def _whole_variable(self, next_creator: Callable[..., tf.Variable], **given: Any) -> tf.Variable:
+    def _replicated_variable(self, next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         """Creates a variable that has a value from the start, such as a learning rate: replicated on every device."""
         with tf.init_scope():
-            value = given["initial_value"]
-            value = tf.convert_to_tensor(value() if callable(value) else value, given.get("dtype"))
-            name = given.get("name") or "variable"
+            value = arguments["initial_value"]
+            value = tf.convert_to_tensor(value() if callable(value) else value, arguments.get("dtype"))
+            name = arguments.get("name") or "variable"
             self._note_drawn(name, value)
-            return self.devices.variable(value, Layout.replicated(value.shape.rank), name, given.get("trainable", True))
+            return self.devices.variable(
+                value, Layout.replicated(value.shape.rank), name, arguments.get("trainable", True)
+            )
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See base class; checks a trace for operations that would crash the engine."""
-        copies: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
-        graphs: list[tf.Graph] = []
-
-        def copied(tensor: tf.Tensor) -> tf.Tensor:
-            """Replicates a tensor captured from outside of layers' calls, such as a table of positions."""
-            if id(tensor) not in copies:
-                laid = self.devices.copied(tensor)
-                if laid is not tensor:
-                    self._note_drawn("a tensor made outside of its layer's call", tensor)
-                copies[id(tensor)] = tensor, laid  # keeps the tensor, so that its id is not reused
-            return copies[id(tensor)][1]
+        copied = self.devices.copier(functools.partial(self._note_drawn, "a tensor made outside of its layer's call"))
 
         def checked(*args: Any) -> Any:
             with self.layouts.tracing(), keras_internals.captured_through(copied):
                 result = function(*args)
             self._agree_on_drawn()
-            graphs.append(tf.compat.v1.get_default_graph())
-            refuse_unsafe_operations(graphs[-1])
-            self._warn_of_what_is_idle()
+            refuse_unsafe_operations(tf.compat.v1.get_default_graph())
+            self._warn_of_idle_rules()
             return result
 
-        program = tf.function(checked, autograph=False)
+        return compiled_program(checked)
 
-        def called(*args: Any) -> Any:
-            with calling_program(graphs):
-                return program(*args)
-
-        return called
-
-    def _warn_of_what_is_idle(self) -> None:
+    def _warn_of_idle_rules(self) -> None:
         """Warns once about unused rules and axes, after all dims of a model have been seen."""
         if not self._warned and self.is_chief:
             for line in idle(self.rules, self.layouts.dims, self.shard, self.devices.mesh):
@@ -205,7 +191,7 @@ class MeshOfDevices(Strategy):
 
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class."""
-        return Batches(make_dataset(self.local_replicas, self.replicas), self.devices, self.rules["batch"])
+        return batches_on(make_dataset(self.local_replicas, self.replicas), self.devices, self.rules["batch"])
 
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
@@ -215,9 +201,9 @@ class MeshOfDevices(Strategy):
         with tf.GradientTape() as tape, self.layouts.computing(variables):
             tape.watch(stored)
             loss, rest = loss_fn(*batch)
-        found = tape.gradient(loss, stored)
+        gradients = tape.gradient(loss, stored)
         return (
-            [g if g is None else self._summed(g, placement_of(v)) for g, v in zip(found, variables, strict=True)],
+            [g if g is None else self._summed(g, placement_of(v)) for g, v in zip(gradients, variables, strict=True)],
             loss,
             rest,
         )
@@ -231,19 +217,8 @@ class MeshOfDevices(Strategy):
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """See base class. Computes the whole update, in the layout of the optimizer state, before it assigns anything.
-
-        An optimizer assigns its state and then reads it. If layouts differ, DTensor may silently compile that to a read
-        before the assignment (tests/traps/dtensor_test.py).
-        """
-        changed = [*variables, *optimizer.variables]
-        before = [(v, self.devices.relaid(keras_internals.value_of(v), placement_of(v).slots)) for v in changed]
-        gradients = [self.devices.relaid(g, placement_of(v).slots) for g, v in zip(gradients, variables, strict=True)]
-        with keras_internals.updates_without_effects(), keras.StatelessScope(state_mapping=before) as scope:
-            optimizer.apply(gradients, list(variables))
-        after = [tf.cast(scope.get_current_value(variable), variable.dtype) for variable in changed]
-        for variable, value in zip(changed, after, strict=True):
-            keras_internals.value_of(variable).assign(self.devices.relaid(value, placement_of(variable).stored))
+        """See base class."""
+        update_at_once(self.devices, optimizer, gradients, variables)
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
         """See base class; replicated on every device."""

@@ -57,7 +57,7 @@ class Pipeline(HasStages):
           pipeline_schedule: the order of micro-batches, as in `--pipeline_schedule`.
           micro_batches: number of parts of a replica's rows in each step.
           cut: where the model is cut into stages, as in `--cut`.
-          layout: what is sharded over the axis model, as in `--layout`.
+          layout: dims that are sharded over the axis model, as in `--layout`.
           activation_compression: compression of messages between stages, as in `--activation_compression`.
           shard: which state is divided among the replicas of each stage, `none` or `optimizer`, as in `--shard`.
           communication: the engine's implementation, as in `--communication`.

@@ -40,7 +40,7 @@ class AllReducePlan(NamedTuple):
         return groups_of(self.table.algorithms if self.table else (self.choice.name,), self.topology)
 
     def tuned(self, collectives: Collectives) -> TunedCollectives | None:
-        """Returns the collectives of training steps on those of all replicas; None for the engine's own."""
+        """Returns the collectives of training steps, built on those of all replicas; None for the engine's own."""
         return tuned_collectives(collectives, self.choice, self.topology, self.table)
 
 
@@ -62,19 +62,19 @@ def plan_all_reduce(
     """
     choice, replicas = parse_all_reduce(all_reduce), replicas or cluster.size
     if topology:
-        found = Topology.parse(topology, replicas)
+        hosts = Topology.parse(topology, replicas)
     elif choice.name == ENGINE:  # hosts do not matter, and nothing is exchanged
-        found = Topology((0,) * replicas)
+        hosts = Topology((0,) * replicas)
     else:
-        found = _of_processes(choice.name, group, cluster, replicas)
+        hosts = _of_processes(choice.name, group, cluster, replicas)
     table = None
     if choice.table:
         table = read_table(choice.table)
         if group:
             group.agree("all_reduce/table", {"all_reduce": [list(band) for band in table.bands]}, "table of --")
     for name in table.algorithms if table else (choice.name,):
-        check_algorithm(name, found)
-    return AllReducePlan(choice, found, table)
+        check_algorithm(name, hosts)
+    return AllReducePlan(choice, hosts, table)
 
 
 def _of_processes(algorithm: str, group: Group | None, cluster: Cluster, replicas: int) -> Topology:

@@ -17,7 +17,7 @@ from tfdist.cluster.devices import check_available, local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
 from tfdist.data.row_partition import IndexedBatch, with_none
-from tfdist.distribution.strategy import Read, Replicas, VariableAdoption, VariableBlocks
+from tfdist.distribution.strategy import Read, Strategy, VariableAdoption, VariableBlocks
 from tfdist.distribution.tf_server import starting, with_addresses
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import layout_refused
@@ -84,17 +84,33 @@ class Devices:
 
     def lay(self, value: Any, layout: Layout) -> tf.Tensor:
         """Places a value on the devices according to a layout; every process must have the full value."""
-        whole = np.asarray(value)
+        array = np.asarray(value)
         # A view would keep the full value in memory.
         parts = [
-            whole[self._part(layout, whole.shape, place)].copy() for place in self._engine.local_device_locations()
+            array[self._part(layout, array.shape, coordinates)].copy()
+            for coordinates in self._engine.local_device_locations()
         ]
         return dtensor.pack(parts, self.layout(layout))
 
-    def copied(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Replicates on every device a tensor that a function being traced captures from outside."""
-        with tf.init_scope():
-            return tensor if dtensor.is_dtensor(tensor) else self.lay(tensor, Layout.replicated(tensor.shape.rank))
+    def copier(self, on_copy: Callable[[tf.Tensor], object] | None = None) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Returns a function that replicates tensors on every device, once: those that a traced function captures.
+
+        Args:
+          on_copy: called with each tensor that is replicated.
+        """
+        copies: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+
+        def copied(tensor: tf.Tensor) -> tf.Tensor:
+            if id(tensor) not in copies:
+                with tf.init_scope():
+                    is_here = dtensor.is_dtensor(tensor)
+                    copy = tensor if is_here else self.lay(tensor, Layout.replicated(tensor.shape.rank))
+                if on_copy and not is_here:
+                    on_copy(tensor)
+                copies[id(tensor)] = tensor, copy  # keeps the tensor, so that its id is not reused
+            return copies[id(tensor)][1]
+
+        return copied
 
     def relaid(self, value: Any, layout: Layout) -> tf.Tensor:
         """Returns a tensor or variable of this mesh in another layout, in a compiled function; differentiable.
@@ -116,9 +132,9 @@ class Devices:
 
     def variable(self, value: Any, layout: Layout, name: str, trainable: bool = True) -> tf.Variable:
         """Creates a variable; reading it as an array returns the full value, and a full array may be assigned to it."""
-        made = _Variable(self.lay(value, layout), name=name, trainable=trainable)
-        made.devices, made.placed = self, layout
-        return made
+        variable = _Variable(self.lay(value, layout), name=name, trainable=trainable)
+        variable.devices, variable.placed = self, layout
+        return variable
 
     def full_tensor(self, value: Any) -> tf.Tensor:
         """Returns the full value as an ordinary tensor; values that are not of this mesh are returned unchanged."""
@@ -136,8 +152,8 @@ class Devices:
         alike = [axis for axis in self.mesh.axes if axis not in variable.placed.axes]
         return [
             (offset, np.array(part))
-            for place, offset, part in self._blocks(variable)
-            if not any(place[a] for a in alike)
+            for coordinates, offset, part in self._blocks(variable)
+            if not any(coordinates[a] for a in alike)
         ]
 
     def copies(self, variable: "_Variable") -> list[tuple[str, tuple[int, ...], np.ndarray]]:
@@ -145,37 +161,37 @@ class Devices:
         communication.
         """
         return [
-            (",".join(f"{axis}:{number}" for axis, number in place.items()), offset, np.asarray(part))
-            for place, offset, part in self._blocks(variable)
+            (",".join(f"{axis}:{number}" for axis, number in coordinates.items()), offset, np.asarray(part))
+            for coordinates, offset, part in self._blocks(variable)
         ]
 
     def _blocks(self, variable: "_Variable") -> Iterator[tuple[dict[str, int], tuple[int, ...], tf.Tensor]]:
         keras_internals.wait_for_devices()  # the group's threads must run during a long step
         parts = dtensor.unpack(variable.read_value())
-        for part, place in zip(parts, self._engine.local_device_locations(), strict=True):
-            dims = self._part(variable.placed, tuple(variable.shape), place)
-            yield place, tuple(dim.start for dim in dims), part
+        for part, coordinates in zip(parts, self._engine.local_device_locations(), strict=True):
+            dims = self._part(variable.placed, tuple(variable.shape), coordinates)
+            yield coordinates, tuple(dim.start for dim in dims), part
 
     def assign(self, variable: "_Variable", read: Callable[[tuple[int, ...], tuple[int, ...]], Any]) -> None:
         """Assigns to a variable the blocks that `read` returns for their offset and shape; each block is read once."""
         layout, shape, blocks = variable.placed, tuple(variable.shape), {}
         parts = []
-        for place in self._engine.local_device_locations():
-            dims = self._part(layout, shape, place)
+        for coordinates in self._engine.local_device_locations():
+            dims = self._part(layout, shape, coordinates)
             offset = tuple(dim.start for dim in dims)
             if offset not in blocks:
                 blocks[offset] = tf.constant(read(offset, tuple(dim.stop - dim.start for dim in dims)), variable.dtype)
             parts.append(blocks[offset])
         variable.assign(dtensor.pack(parts, self.layout(layout)))
 
-    def _part(self, layout: Layout, shape: Sequence[int], place: dict[str, int]) -> tuple[slice, ...]:
+    def _part(self, layout: Layout, shape: Sequence[int], coordinates: dict[str, int]) -> tuple[slice, ...]:
         """Returns which part of a value is stored on the device at these mesh coordinates."""
-        found = []
+        slices = []
         for axis, size in zip(layout.axes, shape, strict=True):
             each = size // self.mesh.axes[axis] if axis else size
-            first = each * place[axis] if axis else 0
-            found.append(slice(first, first + each))
-        return tuple(found)
+            first = each * coordinates[axis] if axis else 0
+            slices.append(slice(first, first + each))
+        return tuple(slices)
 
 
 class _Variable(dtensor.DVariable):
@@ -210,7 +226,7 @@ def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:
 
 @contextlib.contextmanager
 def calling_program(graphs: Sequence[tf.Graph]) -> Iterator[None]:
-    """Context of a call of a program of the devices; what DTensor cannot compile is an `InputError` of one line.
+    """Context of a call of a program of the devices; operations that DTensor cannot compile are an `InputError` of one line.
 
     Args:
       graphs: the graphs of the program, with all that have been traced so far.
@@ -224,6 +240,23 @@ def calling_program(graphs: Sequence[tf.Graph]) -> Iterator[None]:
         if refused is None:
             raise
         raise refused from error
+
+
+def compiled_program(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function of the devices, with errors as in `calling_program`."""
+    graphs: list[tf.Graph] = []
+
+    def traced(*args: Any) -> Any:
+        graphs.append(tf.compat.v1.get_default_graph())
+        return function(*args)
+
+    program = tf.function(traced, autograph=False)
+
+    def called(*args: Any) -> Any:
+        with calling_program(graphs):
+            return program(*args)
+
+    return called
 
 
 def _names_of_type(graphs: Sequence[tf.Graph], kind: str) -> list[str]:
@@ -255,27 +288,21 @@ def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:
     return tf.nest.map_structure(placed, with_none(batch))
 
 
-class Batches(Iterator[Any]):
-    """Iterates over batches placed on the devices by `lay_batch`."""
+def batches_on(dataset: tf.data.Dataset, devices: Devices, axis: str) -> Iterator[Any]:
+    """Returns an iterator over batches placed by `lay_batch`; the indices of examples stay on the host.
 
-    def __init__(self, dataset: tf.data.Dataset, devices: Devices, axis: str):
-        """Creates the iterator.
+    Args:
+      dataset: data set of global batches, the same on every process.
+      devices: devices on which batches are placed.
+      axis: mesh axis over which rows are sharded.
+    """
 
-        Args:
-          dataset: data set of global batches, the same on every process.
-          devices: devices on which batches are placed.
-          axis: mesh axis over which rows are sharded.
-        """
-        self._batches = iter(dataset)
-        self._devices = devices
-        self._axis = axis
+    def placed(batch: Any) -> Any:
+        if isinstance(batch, IndexedBatch):
+            return batch._replace(batch=lay_batch(batch.batch, devices, axis))
+        return lay_batch(batch, devices, axis)
 
-    def __next__(self) -> Any:
-        """Returns the next batch, a structure of tensors; the indices of its examples stay on the host."""
-        found = next(self._batches)
-        if isinstance(found, IndexedBatch):
-            return found._replace(batch=lay_batch(found.batch, self._devices, self._axis))
-        return lay_batch(found, self._devices, self._axis)
+    return map(placed, dataset)
 
 
 class MeshBlocks(VariableBlocks):
@@ -283,7 +310,7 @@ class MeshBlocks(VariableBlocks):
 
     spans_processes = True
 
-    def __init__(self, strategy: Replicas, devices: Devices):
+    def __init__(self, strategy: Strategy, devices: Devices):
         """Initializes the blocks.
 
         Args:
@@ -314,10 +341,10 @@ class MeshBlocks(VariableBlocks):
     def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
         """See base class."""
         copies = [self._devices.copies(variable) for variable in variables]
-        kept = [{offset: values.copy() for _, offset, values in blocks} for blocks in copies]
+        values_by_offset = [{offset: values.copy() for _, offset, values in blocks} for blocks in copies]
 
         def restore() -> None:
-            for variable, blocks in zip(variables, kept, strict=True):
+            for variable, blocks in zip(variables, values_by_offset, strict=True):
                 self._devices.assign(variable, functools.partial(_block, blocks))
 
         return restore
@@ -328,10 +355,10 @@ class MeshBlocks(VariableBlocks):
         spread = [keras_internals.value_of(variable) for variable in variables]
         try:
             for variable, value in zip(variables, spread, strict=True):
-                whole = self._devices.full_tensor(value)
-                if self._replicas.is_chief:
+                full = self._devices.full_tensor(value)
+                if self._strategy.is_chief:
                     with tf.device("CPU:0"):
-                        keras_internals.set_tf_variable(variable, tf.Variable(whole))
+                        keras_internals.set_tf_variable(variable, tf.Variable(full))
             yield
         finally:
             for variable, value in zip(variables, spread, strict=True):
@@ -365,11 +392,11 @@ class MeshVariables(VariableAdoption):
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
         """See base class; replaces no variable."""
-        strange = next((variable.path for variable in variables if not self.owns(variable)), None)
-        if strange is not None:
+        foreign = next((variable.path for variable in variables if not self.owns(variable)), None)
+        if foreign is not None:
             raise InputError(
                 "On a mesh, a model must be created and compiled inside the strategy's scope. Received: "
-                f"{strange}, created outside. Write `with strategy.scope():` around it."
+                f"{foreign}, created outside. Write `with strategy.scope():` around it."
             )
 
     def owns(self, variable: keras.Variable) -> bool:

@@ -52,8 +52,8 @@ def load_strategy(
     options = {option: _checked_option(option, value) for option, value in options.items()}
     variables = os.environ if environment is None else environment
     detection = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
-    if found := unaccepted(options, declaration(detection.strategy)):
-        option, rule = found
+    if unknown := unaccepted(options, declaration(detection.strategy)):
+        option, rule = unknown
         raise InputError(f"{rule} Received: {flag_text(option, options[option])}.")
     return start(detection, start_timeout_seconds, variables, options)
 
@@ -101,11 +101,11 @@ def start(
 
 def started() -> list[Strategy]:
     """Returns the strategies that were started in this process and are still in use, in order."""
-    return [strategy for found in _started if (strategy := found()) is not None]
+    return [strategy for reference in _started if (strategy := reference()) is not None]
 
 
 def declaration(name: str) -> Declaration:
-    """Returns what a strategy declares: in the registry or, for `package.module:Class`, as an attribute of the class.
+    """Returns the declaration of a strategy: in the registry or, for `package.module:Class`, as an attribute of the class.
 
     Raises:
       InputError: there is no such strategy.
@@ -124,10 +124,10 @@ def strategy_class(name: str) -> type[Strategy]:
       InputError: there is no such strategy.
     """
     if ":" in name:
-        found = load_object(name)
-        if not (isinstance(found, type) and issubclass(found, Strategy)):
-            raise InputError(f"--strategy={name} must name a subclass of tfdist.Strategy. Received: {found!r}.")
-        return found
+        loaded = load_object(name)
+        if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
+            raise InputError(f"--strategy={name} must name a subclass of tfdist.Strategy. Received: {loaded!r}.")
+        return loaded
     declared(name)  # raises for unknown names
     try:
         module = importlib.import_module(f"tfdist.strategies.{name}")
@@ -155,9 +155,9 @@ def create(
       InputError: the strategy has no such option, or is not available here.
     """
     chosen = strategy_class(name)
-    known = [p for p in inspect.signature(chosen).parameters if p not in ("cluster", "join")]
+    options_of_class = [p for p in inspect.signature(chosen).parameters if p not in ("cluster", "join")]
     for option in options or {}:
-        if option not in known:
-            raise InputError(f"The strategy {name} has no option {option}.{nearest(option, known)}")
-    made: Strategy = chosen(cluster=cluster, join=join, **dict(options or {}))  # type: ignore[call-arg]  # a convention
-    return made
+        if option not in options_of_class:
+            raise InputError(f"The strategy {name} has no option {option}.{nearest(option, options_of_class)}")
+    strategy: Strategy = chosen(cluster=cluster, join=join, **dict(options or {}))  # type: ignore[call-arg]  # a convention
+    return strategy

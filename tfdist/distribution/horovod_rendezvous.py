@@ -64,9 +64,9 @@ def starts_without_mpirun(name: str) -> bool:
 
 def is_initialized() -> bool:
     """Returns whether MPI is initialized in this process."""
-    found = ctypes.c_int()
-    _functions().MPI_Initialized(ctypes.byref(found))
-    return bool(found.value)
+    flag = ctypes.c_int()
+    _functions().MPI_Initialized(ctypes.byref(flag))
+    return bool(flag.value)
 
 
 def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
@@ -110,11 +110,11 @@ def _check_library() -> None:
 
 @functools.cache
 def _functions() -> ctypes.CDLL:
-    """Returns the library that Horovod was linked with, whichever it is: its symbols are found through Horovod's."""
+    """Returns the MPI library with which Horovod was linked, by the symbols of Horovod's library."""
     return ctypes.CDLL(str(pathlib.Path(hvd.__file__).with_name(f"mpi_lib{get_ext_suffix()}")))
 
 
-# The library of Horovod's collectives that `--communication=auto` takes: MPI where each rank has a core for it, else Gloo.
+# The library of Horovod's collectives for `--communication=auto`: MPI where each rank has a core for it, else Gloo.
 # Between processes of one host, MPI has a fraction of Gloo's latency, but waits by polling, which takes a core from computing.
 # The decision depends only on facts that are the same in every run of a command on the same machine, not on how busy its cores
 # are or on a measurement at the start: another library may sum in another order, and Horovod cannot replace the library of a
@@ -154,7 +154,7 @@ def choose(group: Group, cluster: Cluster) -> Choice:
 
 
 def choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
-    """Returns what one rank would choose.
+    """Returns the choice of one rank.
 
     Args:
       cluster: this process in the job.
@@ -231,7 +231,7 @@ def start_horovod(
     communication, _used["reason"] = _choice(communication, cluster)
     is_placed = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
     if is_placed and not _knows_coordinator(cluster):
-        _init(_with_sets(options, planned_sets(None)), communication)
+        _init(options | _sets_option(planned_sets(None)), communication)
         _check_size(cluster, options)
         return join(_with_coordinator(cluster))
     # Joining comes first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
@@ -240,7 +240,7 @@ def start_horovod(
         group.agree("horovod/communication", {"communication": communication}, "--")
     if communication == "auto":
         communication, _used["reason"] = choose(group, cluster)
-    options = _with_sets(options, planned_sets(group))
+    options |= _sets_option(planned_sets(group))
     if is_placed and (communication == "gloo" or cluster.source == "MPI"):
         _init(options, communication)
         _check_size(cluster, options)
@@ -249,9 +249,8 @@ def start_horovod(
     return group
 
 
-def _with_sets(options: dict[str, Any], sets: list[hvd.ProcessSet]) -> dict[str, Any]:
-    """Returns arguments of `init` with process sets; unchanged if there are none, because `options` may have some."""
-    return {**options, "process_sets": sets} if sets else options
+def _sets_option(sets: list[hvd.ProcessSet]) -> dict[str, Any]:
+    return {"process_sets": sets} if sets else {}
 
 
 def automatic_choice(group: Group, cluster: Cluster) -> Choice:
@@ -321,8 +320,8 @@ def _from_environment(communication: str) -> Choice:
     if library:
         return Choice(library, f"as {COMMUNICATION_VARIABLE} says")
     if communication == "auto":
-        found = from_horovods_variables(os.environ)
-        return found or Choice("auto", "because horovodrun started the processes")  # unless it is replaced later
+        choice = from_horovods_variables(os.environ)
+        return choice or Choice("auto", "because horovodrun started the processes")  # unless it is replaced later
     return Choice(_used.get("communication", "gloo"), "because the program does not choose")
 
 
@@ -432,19 +431,19 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
     if cluster.rank == 0:
         port = horovod_store.serve(hosts[0], slots).server_port
     port = group.broadcast("horovod/port", port)
-    mine = slots[cluster.rank]
+    slot = slots[cluster.rank]
     environment = {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_HOSTNAME": mine.hostname,
-        "HOROVOD_RANK": str(mine.rank),
-        "HOROVOD_SIZE": str(mine.size),
-        "HOROVOD_LOCAL_RANK": str(mine.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(mine.local_size),
-        "HOROVOD_CROSS_RANK": str(mine.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(mine.cross_size),
+        "HOROVOD_HOSTNAME": slot.hostname,
+        "HOROVOD_RANK": str(slot.rank),
+        "HOROVOD_SIZE": str(slot.size),
+        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
     }
     interface = os.environ.get("HOROVOD_GLOO_IFACE") or network_interface(hosts[cluster.rank])
     return environment | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # otherwise Gloo chooses

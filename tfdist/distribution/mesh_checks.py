@@ -1,4 +1,4 @@
-"""What is refused on a mesh: calls of models outside of its programs, and operations with which DTensor fails."""
+"""Checks on a mesh: refuses calls of models outside its programs, and operations with which DTensor fails."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ def _has_strides_of_its_own(operation: tf.Operation) -> bool:
 
 def _has_a_negative_axis(operation: tf.Operation) -> bool:
     *parts, axis = operation.inputs
-    dim = tf.get_static_value(axis)  # it is positive in what was laid out
+    dim = tf.get_static_value(axis)  # it is positive in operations that were laid out
     return dim is not None and bool(dim < 0) and not keras_internals.may_be_shapes(parts)
 
 

@@ -1,7 +1,7 @@
-"""The `Strategy` contract: where and how a step runs, and what only some strategies do in another way.
+"""The `Strategy` contract: where and how a step runs; and the interfaces that only some strategies implement otherwise.
 
-The trainer composes these methods and knows nothing else about a strategy. What only some strategies can do is a
-separate small interface: `TensorLayouts`, `VariableBlocks`, `VariableAdoption` and `ModelParts`.
+The trainer composes these methods and knows nothing else about a strategy. Each capability of only some strategies has a
+small interface of its own: `TensorLayouts`, `VariableBlocks`, `VariableAdoption` and `ModelParts`.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 import numpy as np
@@ -30,7 +30,7 @@ FullVariables = Callable[[Sequence[keras.Variable]], contextlib.AbstractContextM
 
 
 class ModelParts:
-    """The default: each process trains the whole model.
+    """The default: each process trains the full model.
 
     Attributes:
       computes_outputs: whether this process computes the outputs of the model, and with them losses and metrics; otherwise it
@@ -48,11 +48,11 @@ class ModelParts:
         self._full_variables = full_variables
 
     def trained(self, model: keras.Model) -> keras.Model:
-        """Returns what this process trains of a model that was created in the scope."""
+        """Returns the part of a model, created in the scope, that this process trains."""
         return model
 
     def description(self, part: keras.Model) -> str:
-        """Describes the parts of all processes, for a line at the start of a run; empty if each has the whole model."""
+        """Describes the parts of all processes, for a line at the start of a run; empty if each has the full model."""
         return ""
 
     @contextlib.contextmanager
@@ -66,7 +66,7 @@ class ModelParts:
             yield part
 
     def regularization(self, part: keras.Model) -> float:
-        """Returns the regularization loss of the whole model's weights; every process must call it."""
+        """Returns the regularization loss of the full model's weights; every process must call it."""
         return sum(float(tf.reduce_sum(loss)) for loss in keras_internals.weight_losses(part))
 
     def outputs(self, outputs: Any) -> Any:
@@ -78,17 +78,8 @@ class ModelParts:
         return outputs
 
 
-class Updates(Protocol):
-    """What the shards need to know of a strategy."""
-
-    def apply(
-        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
-        """See `tfdist.Strategy.apply`."""
-
-
 class OptimizerShards:
-    """The default: each replica has the whole state of the optimizer, and updates all weights.
+    """The default: each replica has the full state of the optimizer, and updates all weights.
 
     Attributes:
       parts: number of parts of the state.
@@ -96,7 +87,7 @@ class OptimizerShards:
 
     parts: int = 1
 
-    def __init__(self, strategy: Updates):
+    def __init__(self, strategy: "Strategy"):
         """Initializes the shards.
 
         Args:
@@ -117,7 +108,7 @@ class OptimizerShards:
         """Updates weights with reduced gradients; in a replica function. `exchange` must follow.
 
         An update without variables, as in a stage of a pipeline that has none to train, counts as one, too: the steps of the
-        optimizer are those of the run in every process.
+        optimizer equal those of the run in every process.
         """
         if variables:
             self._strategy.apply(optimizer, gradients, variables)
@@ -157,12 +148,12 @@ class OptimizerShards:
 
 
 class TensorLayouts:
-    """Layouts of tensors inside a replica function; here those of one device, which has every tensor as a whole.
+    """Layouts of tensors inside a replica function; here those of one device, which has every full tensor.
 
     Attributes:
       row_shards: number of shards into which the rows of a replica are split.
       devices_per_replica: number of devices over which a replica is spread.
-      shards_tensors: whether what a model computes may be sharded, so that it is only called where steps are compiled.
+      shards_tensors: whether results of a model may be sharded, so that it is only called where steps are compiled.
       holds_variables: whether a step can read all variables of the model where it runs.
     """
 
@@ -187,15 +178,15 @@ class TensorLayouts:
         """Returns a value of a variable in the layout in which the variable is stored, to be assigned to it."""
         return value
 
-    def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    def computed_from(self, variable: keras.Variable, stored: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the value that a layer computes with, differentiable with respect to the stored one.
 
         Args:
           variable: variable of the layer.
-          held: its value as it is stored between layers.
+          stored: its value as it is stored between layers.
           inputs: inputs of the layer; the result is not needed before they are available.
         """
-        return held
+        return stored
 
 
 class VariableAdoption:
@@ -248,25 +239,12 @@ class VariableAdoption:
 Read = Callable[[tuple[int, ...], tuple[int, ...]], np.ndarray]  # (offset, shape) -> that block of a saved value
 
 
-class Replicas(Protocol):
-    """What the blocks need to know of a strategy."""
-
-    local_replicas: range
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process writes the run's files."""
-
-    def local(self, value: Any) -> list[Any]:
-        """Returns this process's values of a per-replica variable, in the order of `local_replicas`."""
-
-
 class VariablesOfAll(NamedTuple):
     """The variables of all processes of a job.
 
     Attributes:
       forms: dtype and shape by name, as JSON.
-      written: names of those of which this process writes its blocks.
+      written: names of the variables of which this process writes its blocks.
     """
 
     forms: dict[str, Any]
@@ -274,7 +252,7 @@ class VariablesOfAll(NamedTuple):
 
 
 class VariableBlocks:
-    """The blocks of variables that this process has; here each replica has every variable as a whole.
+    """The blocks of variables that this process has; here each replica has every full variable.
 
     Attributes:
       spans_processes: whether processes may have different blocks of a variable; all of them are then needed to read a
@@ -283,18 +261,18 @@ class VariableBlocks:
 
     spans_processes: bool = False
 
-    def __init__(self, replicas: Replicas):
+    def __init__(self, strategy: "Strategy"):
         """Initializes the blocks.
 
         Args:
-          replicas: the strategy.
+          strategy: the strategy.
         """
-        self._replicas = replicas
+        self._strategy = strategy
 
     def written(
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
     ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """Returns what this process saves of a variable: values on the host, each with its offset in the saved array.
+        """Returns the blocks of a variable that this process saves: values on the host, with their offsets in the saved array.
 
         There is no communication. The blocks of all processes cover the variable without overlap.
 
@@ -302,22 +280,22 @@ class VariableBlocks:
           variable: TensorFlow variable of this strategy.
           per_replica: whether each replica has its own value; the saved array then has an additional first dim over all
             replicas.
-          copied: whether the values are copies; otherwise they may share the variable's memory, and need not be those of now
-            once it is assigned.
+          copied: whether the values are copies; otherwise they may share the variable's memory, and change when it is
+            assigned.
         """
         read = _copied if copied else _shared
-        values = [read(value) for value in self._replicas.local(variable)]
+        values = [read(value) for value in self._strategy.local(variable)]
         if per_replica:
             return [
                 ((replica, *(0,) * value.ndim), value[np.newaxis])
-                for replica, value in zip(self._replicas.local_replicas, values, strict=True)
+                for replica, value in zip(self._strategy.local_replicas, values, strict=True)
             ]
         return [((0,) * values[0].ndim, values[0])] if self._writes_same else []
 
     @property
     def _writes_same(self) -> bool:
         """Whether this process writes the variables that all replicas have with the same values."""
-        return self._replicas.is_chief
+        return self._strategy.is_chief
 
     def of_all(self, forms: Mapping[str, Any]) -> VariablesOfAll:
         """Returns the variables of all processes, which may have different ones; every process must call it.
@@ -333,7 +311,7 @@ class VariableBlocks:
         If replicas hold the same value, the copies of all processes with the same offset must be equal.
         """
         zeros = (0,) * len(variable.shape)
-        own = zip(self._replicas.local_replicas, self._replicas.local(variable), strict=True)
+        own = zip(self._strategy.local_replicas, self._strategy.local(variable), strict=True)
         return [(f"replica {replica}", zeros, np.asarray(value)) for replica, value in own]
 
     def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
@@ -348,7 +326,7 @@ class VariableBlocks:
         if not per_replica:
             variable.assign(read((0,) * len(shape), shape))
             return
-        for replica, own in zip(self._replicas.local_replicas, self._replicas.local(variable), strict=True):
+        for replica, own in zip(self._strategy.local_replicas, self._strategy.local(variable), strict=True):
             own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
 
     def assign_value(self, variable: tf.Variable, per_replica: bool, value: np.ndarray) -> None:
@@ -361,22 +339,22 @@ class VariableBlocks:
         """
         value = value.astype(variable.dtype.as_numpy_dtype)
         if per_replica:
-            value = np.broadcast_to(value, (self._replicas.local_replicas.stop, *value.shape))
+            value = np.broadcast_to(value, (self._strategy.local_replicas.stop, *value.shape))
         self.assign(variable, per_replica, functools.partial(_block, value))
 
     def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
-        """Copies variables to the host, without communication; returns what assigns the copies, bit for bit.
+        """Copies variables to the host, without communication; returns a function that restores them, bit for bit.
 
         Each replica gets its own values back, even where replicas should hold the same value.
 
         Args:
           variables: TensorFlow variables of this strategy.
         """
-        kept = [[_copied(value) for value in self._replicas.local(variable)] for variable in variables]
+        copies = [[_copied(value) for value in self._strategy.local(variable)] for variable in variables]
 
         def restore() -> None:
-            for variable, values in zip(variables, kept, strict=True):
-                for own, value in zip(self._replicas.local(variable), values, strict=True):
+            for variable, values in zip(variables, copies, strict=True):
+                for own, value in zip(self._strategy.local(variable), values, strict=True):
                     own.assign(value)
 
         return restore
@@ -397,8 +375,8 @@ def _shared(value: Any) -> np.ndarray:
 
 def _copied(value: Any) -> np.ndarray:
     """Copies a value to the host; TensorFlow copies a variable when it is read, but shares the memory of a tensor."""
-    found = np.asarray(value)
-    return found if found.flags.owndata else found.copy()
+    array = np.asarray(value)
+    return array if array.flags.owndata else array.copy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,7 +402,7 @@ class Strategy:
     """Runs replica functions on the replicas of a job; this process hosts `local_replicas`, by default one.
 
     Attributes:
-      declaration: what a strategy outside of this repository declares; the registry has the others' declarations.
+      declaration: declaration of a strategy outside this repository; the registry has those of the others.
       name: as in `--strategy`.
       cluster: this process in the job.
       group: control plane of the job's processes.
@@ -434,7 +412,7 @@ class Strategy:
         same number of rows, and there is no clock.
       compiles_loops: whether a compiled function may loop over steps and take their batches from an iterator; otherwise
         the host calls each step.
-      trains_whole_model: whether each process trains the whole model, and may call it; otherwise it has a part of the
+      trains_whole_model: whether each process trains the full model, and may call it; otherwise it has a part of the
         layers, and activations are sent between processes.
       layouts: layouts of tensors inside replica functions.
       communication: which library its collectives use, and why, as a sentence; empty if there is no choice.
@@ -525,7 +503,7 @@ class Strategy:
         By default it does nothing: processes with the same model refuse the same.
 
         Args:
-          name: names what the body does, the same on every process.
+          name: name of the action of the body, the same on every process.
         """
         return contextlib.nullcontext()
 

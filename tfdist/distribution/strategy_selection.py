@@ -1,4 +1,4 @@
-"""Chooses the strategy: the rules of `--strategy=auto`, and what explicit strategies require of the environment."""
+"""Chooses the strategy: the rules of `--strategy=auto`, and the requirements of explicit strategies on the environment."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ def detect(
       env: environment of the process.
       strategy: "auto", or name of a strategy, which may be a third party's `package.module:Class`.
       local_devices: number of devices that this process would use by default, at least 1.
-      declaration: what the strategy declares; by default, its entry in the registry.
+      declaration: declaration of the strategy; by default, its entry in the registry.
       cluster: this process's place; by default, it is detected from `env`.
 
     Raises:

@@ -179,8 +179,8 @@ class MirroredVariables(VariableAdoption):
             return
 
         def replica_function() -> None:
-            mine = [tf.identity(variable.value) for variable in variables]
-            for variable, value in zip(variables, from_first(mine, strategy.collectives), strict=True):
+            own = [tf.identity(variable.value) for variable in variables]
+            for variable, value in zip(variables, from_first(own, strategy.collectives), strict=True):
                 variable.assign(value)
 
         tf.function(lambda: strategy.run(replica_function), autograph=False)()
@@ -206,15 +206,15 @@ def adopted(
     """
     if engine in _of_engines:
         return _of_engines[engine]
-    found = next((known for known in DECLARATIONS if isinstance(engine, _classes(known))), None)
-    if found is None:
+    declaration = next((known for known in DECLARATIONS if isinstance(engine, _classes(known))), None)
+    if declaration is None:
         raise InputError(
             "A model must be trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. "
             f"Received: {type(engine).__name__}. Create it under one of those."
         )
-    cluster = Cluster() if found.processes is Processes.ONE else detect_cluster(environment)
+    cluster = Cluster() if declaration.processes is Processes.ONE else detect_cluster(environment)
     group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
-    _of_engines[engine] = TensorFlowStrategy(found.name, engine, cluster=cluster, group=group)
+    _of_engines[engine] = TensorFlowStrategy(declaration.name, engine, cluster=cluster, group=group)
     return _of_engines[engine]
 
 
@@ -257,9 +257,11 @@ class VariableCreation:
             value = arguments["initial_value"] = value()
         self._count += 1
         form = f" {tf.as_dtype(value.dtype).name}{list(value.shape)}" if hasattr(value, "dtype") else ""
-        said = f"{without_numbers(str(arguments.get('name')))}{form}"
+        description = f"{without_numbers(str(arguments.get('name')))}{form}"
         with long_timeout("its data or its weights") as deadline:
-            self._group.agree(f"variable/{self._count}", {f"variable number {self._count}": said}, deadline=deadline)
+            self._group.agree(
+                f"variable/{self._count}", {f"variable number {self._count}": description}, deadline=deadline
+            )
         self._agreeing = True
         try:
             return next_creator(**arguments)

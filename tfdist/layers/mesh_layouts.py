@@ -186,3 +186,40 @@ def placement_of(variable: keras.Variable) -> Placement:
     """Returns the placement of a variable; replicated, if it had a value from the start."""
     found = keras_internals.layout_of(variable)
     return found or Placement.same(Layout.replicated(len(variable.shape)))
+
+
+def update_at_once(
+    devices: Devices,
+    optimizer: keras.Optimizer,
+    gradients: Sequence[tf.Tensor],
+    variables: Sequence[keras.Variable],
+    on_host: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
+) -> list[tf.Tensor]:
+    """Runs an update, in the layout of the optimizer's state: computes all values before it assigns any.
+
+    An optimizer assigns its state and then reads it. If layouts differ, DTensor may silently compile that to a read before
+    the assignment (tests/traps/dtensor_test.py).
+
+    Args:
+      devices: devices with the variables.
+      optimizer: the optimizer.
+      gradients: gradients of the variables.
+      variables: variables to update.
+      on_host: variables of the optimizer that are not on the devices, with their values.
+
+    Returns:
+      The new values of the variables that are not on the devices.
+    """
+    others = [variable for variable, _ in on_host]
+    on_devices = [*variables, *(v for v in optimizer.variables if all(v is not other for other in others))]
+    before = [(v, devices.relaid(keras_internals.value_of(v), placement_of(v).slots)) for v in on_devices]
+    gradients = [devices.relaid(g, placement_of(v).slots) for g, v in zip(gradients, variables, strict=True)]
+    with (
+        keras_internals.updates_without_effects(),
+        keras.StatelessScope(state_mapping=[*before, *on_host]) as scope,
+    ):
+        optimizer.apply(gradients, list(variables))
+    after = [tf.cast(scope.get_current_value(variable), variable.dtype) for variable in (*on_devices, *others)]
+    for variable, value in zip(on_devices, after, strict=False):
+        keras_internals.value_of(variable).assign(devices.relaid(value, placement_of(variable).stored))
+    return after[len(on_devices) :]

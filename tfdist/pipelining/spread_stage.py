@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.distribution.dtensor_variables import calling_program
 from tfdist.errors import InputError
-from tfdist.layers.mesh_layouts import placement_of
+from tfdist.layers.mesh_layouts import placement_of, update_at_once
 from tfdist.pipelining.cut_points import Crossing
 from tfdist.pipelining.cutting import StageGraph
 from tfdist.pipelining.output_tensors import OutputTensors
@@ -298,22 +298,10 @@ class SpreadUpdate:
         return [np.zeros([], np.float32), *self._devices.to_host(values)]
 
     def _trace(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """Computes all values before it assigns any: see `MeshOfDevices.apply`."""
-        devices = self._devices.devices
+        """Returns the new values of the variables of the host."""
         with self._devices.tracing():
             values = in_host_dtypes(arguments, self._like)
             count = len(self._variables)
-            changed = [*self._variables, *(v for v in self._optimizer.variables if self._devices.is_here(v))]
-            before = [(v, devices.relaid(keras_internals.value_of(v), placement_of(v).slots)) for v in changed]
-            gradients = [
-                devices.relaid(gradient, placement_of(variable).slots)
-                for gradient, variable in zip(values[:count], self._variables, strict=True)
-            ]
-            before += zip(self._own, values[count:], strict=True)
-            with keras_internals.updates_without_effects(), keras.StatelessScope(state_mapping=before) as scope:
-                self._optimizer.apply(gradients, self._variables)
-            after = [tf.cast(scope.get_current_value(variable), variable.dtype) for variable in changed]
-            own = [tf.cast(scope.get_current_value(variable), variable.dtype) for variable in self._own]
-            for variable, value in zip(changed, after, strict=True):
-                keras_internals.value_of(variable).assign(devices.relaid(value, placement_of(variable).stored))
+            on_host = list(zip(self._own, values[count:], strict=True))
+            own = update_at_once(self._devices.devices, self._optimizer, values[:count], self._variables, on_host)
             return [self._devices.replicated(value) for value in own]

@@ -13,7 +13,7 @@ from tfdist import keras_internals
 from tfdist.cluster.devices import allow_waiting, local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Recording, current, using
-from tfdist.distribution.dtensor_variables import Devices, calling_program
+from tfdist.distribution.dtensor_variables import Devices, compiled_program
 from tfdist.distribution.mesh_checks import refuse_unsafe_operations
 from tfdist.distribution.strategy import TensorLayouts
 from tfdist.errors import InputError
@@ -154,16 +154,9 @@ class StageDevices:
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Context in which a function of the devices is traced."""
-        copies: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
-
-        def copied(tensor: tf.Tensor) -> tf.Tensor:
-            if id(tensor) not in copies:
-                copies[id(tensor)] = tensor, self.devices.copied(tensor)
-            return copies[id(tensor)][1]
-
         before, self._inside = self._inside, True
         try:
-            with self.layouts.tracing(), keras_internals.captured_through(copied), _without_messages():
+            with self.layouts.tracing(), keras_internals.captured_through(self.devices.copier()), _without_messages():
                 yield
             refuse_unsafe_operations(tf.compat.v1.get_default_graph())
         finally:
@@ -171,20 +164,12 @@ class StageDevices:
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a function of the devices that is called outside of functions of the host."""
-        graphs: list[tf.Graph] = []
 
         def traced(*args: Any) -> Any:
-            graphs.append(tf.compat.v1.get_default_graph())
             with self.tracing():
                 return function(*args)
 
-        program = tf.function(traced, autograph=False)
-
-        def called(*args: Any) -> Any:
-            with calling_program(graphs):
-                return program(*args)
-
-        return called
+        return compiled_program(traced)
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
         """See `TensorLayouts.constrain`; the identity in functions of the host."""

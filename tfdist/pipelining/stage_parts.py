@@ -154,15 +154,7 @@ class StageBlocks(VariableBlocks):
     """Variables of this process's stages; of those with the same stage, the first replica writes them."""
 
     spans_processes = True
-
-    def __init__(self, strategy: HasStages):
-        """Initializes the blocks.
-
-        Args:
-          strategy: the strategy.
-        """
-        super().__init__(strategy)
-        self._strategy = strategy
+    _strategy: HasStages
 
     @property
     def _writes_same(self) -> bool:

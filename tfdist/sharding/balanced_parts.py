@@ -1,4 +1,4 @@
-"""Division of whole variables into parts of about equal size. Does not use TensorFlow."""
+"""Division of a list of variables into parts of about equal size. Does not use TensorFlow."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What all owners send at a time: vectors of one length.
+    """One exchange, in which all owners send vectors of one length.
 
     Attributes:
       length: elements of each vector; shorter ones are padded.
@@ -37,7 +37,7 @@ class Message(NamedTuple):
 def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
     """Returns which of several owners gets each variable: the largest first, to the one that has least so far.
 
-    The largest owner has at most 4/3 of what the best division gives it (Graham, 1969). The first owner has the largest
+    The size of the largest part is at most 4/3 of that in the best division (Graham, 1969). The first owner has the largest
     variable, so that only others may have none.
 
     Args:
@@ -72,10 +72,10 @@ def sizes_of_parts(sizes: Sequence[int], state: Sequence[int], parts: int) -> li
     Raises:
       InputError: there are variables, but fewer than owners.
     """
-    found = [0] * parts
+    totals = [0] * parts
     for owner, size in zip(balanced_owners(sizes, parts), state, strict=True):
-        found[owner] += size
-    return found
+        totals[owner] += size
+    return totals
 
 
 def describe_parts(sizes: Sequence[int]) -> str:
@@ -104,15 +104,15 @@ def messages(sizes: Sequence[int], owners: Sequence[int], parts: int, least: int
     queues = [
         sorted((i for i, owner in enumerate(owners) if owner == part), key=lambda i: -sizes[i]) for part in range(parts)
     ]
-    found = []
+    result = []
     while any(queues):
         limit = max(least, *(sizes[queue[0]] for queue in queues if queue))
-        taken = [_take(queue, sizes, limit) for queue in queues]
-        found.append(Message(max(length for _, length in taken), [pieces for pieces, _ in taken]))
-    return found
+        vectors = [_pop_pieces(queue, sizes, limit) for queue in queues]
+        result.append(Message(max(length for _, length in vectors), [pieces for pieces, _ in vectors]))
+    return result
 
 
-def _take(queue: list[int], sizes: Sequence[int], limit: int) -> tuple[list[Piece], int]:
+def _pop_pieces(queue: list[int], sizes: Sequence[int], limit: int) -> tuple[list[Piece], int]:
     pieces, length = [], 0
     while queue and length + sizes[queue[0]] <= limit:
         number = queue.pop(0)

@@ -114,8 +114,8 @@ def placed(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> 
     whole tensor in memory.
     """
     parts = Layout(computed.axes if shard.stage == "none" else _with_axis(computed.axes, shape, mesh, shard))
-    held = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else computed for stage in STAGES}
-    return Placement(computed, held["parameters"], held["gradients"], held["optimizer"])
+    layouts = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else computed for stage in STAGES}
+    return Placement(computed, layouts["parameters"], layouts["gradients"], layouts["optimizer"])
 
 
 def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, shard: Shard) -> tuple[str | None, ...]:
@@ -157,10 +157,10 @@ def split_rules(text: str) -> dict[str, str]:
     """Parses the rules without checking them against a mesh; returns axis by dim; see `parse_layout`."""
     rules: dict[str, str] = {}
     for part in filter(str.strip, text.split(";")):
-        found = _RULE.fullmatch(part)
-        if not found:
+        match = _RULE.fullmatch(part)
+        if not match:
             raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in {text!r}.")
-        dim, axis = found.groups()
+        dim, axis = match.groups()
         if rules.get(dim, axis) != axis:
             raise InputError(f"{_GRAMMAR}, each dim once. Received: {dim} on {rules[dim]} and on {axis} in {text!r}.")
         rules[dim] = axis
@@ -218,12 +218,12 @@ def laid_out(
 
 def given_way(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str | None]:
     """Removes the marks from dim names: a dim marked with ? becomes None if another dim is mapped to its axis."""
-    taken = {rules[dim] for dim in dims if dim and dim in rules}
-    found: list[str | None] = []
+    axes = {rules[dim] for dim in dims if dim and dim in rules}
+    names: list[str | None] = []
     for dim in dims:
         name = dim and dim.removesuffix("?")
-        found.append(None if name and name != dim and rules.get(name) in taken else name)
-    return found
+        names.append(None if name and name != dim and rules.get(name) in axes else name)
+    return names
 
 
 def idle(rules: Mapping[str, str], dims: Collection[str], shard: Shard, mesh: Mesh) -> list[str]:
@@ -276,7 +276,7 @@ class ProcessGrid:
         return divmod(rank, self.replicas)
 
     def role(self, rank: int) -> str:
-        """Returns what a rank does, for messages, such as `stage 1` or, with several pipelines, `stage 1, replica 0`."""
+        """Returns the role of a rank, for messages, such as `stage 1` or, with several pipelines, `stage 1, replica 0`."""
         stage, replica = self.coordinates(rank)
         return f"stage {stage}" + (f", replica {replica}" if self.replicas > 1 else "")
 
@@ -317,11 +317,11 @@ def check_axes(mesh: Mesh, layout: str = "") -> None:
             "The axes of a pipeline must be in the order stage, data, model, so that the ranks of a stage are adjacent. "
             f'Received: --mesh_shape={mesh}. Write "{Mesh(ordered)}".'
         )
-    strange = [f"{dim}:{axis}" for dim, axis in split_rules(layout).items() if axis != "model" or dim == "batch"]
-    if strange:
+    misplaced = [f"{dim}:{axis}" for dim, axis in split_rules(layout).items() if axis != "model" or dim == "batch"]
+    if misplaced:
         raise InputError(
             "The --layout of a pipeline shards dims of layers over the axis model; rows belong to the axis data. Received: "
-            f"{strange[0]} in --layout={layout}. Write for example heads:model;ffn:model."
+            f"{misplaced[0]} in --layout={layout}. Write for example heads:model;ffn:model."
         )
     if mesh.axes.get("model", 1) > 1 and not split_rules(layout):
         raise InputError(
@@ -350,9 +350,9 @@ def parse_grid(mesh_shape: str, processes: int, layout: str = "") -> ProcessGrid
     check_axes(mesh, layout)
     devices = mesh.axes.get("model", 1)
     if mesh.size != processes * devices:
-        what = "The axes of --mesh_shape" if devices == 1 else "The axes stage and data of --mesh_shape"
+        axes = "The axes of --mesh_shape" if devices == 1 else "The axes stage and data of --mesh_shape"
         raise InputError(
-            f"{what} must multiply to the number of processes. Received: {mesh} with {processes} "
+            f"{axes} must multiply to the number of processes. Received: {mesh} with {processes} "
             f"process{'es' * (processes != 1)}. Start {mesh.size // devices}, or change --mesh_shape."
         )
     return ProcessGrid(mesh.axes.get("stage", 1), mesh.axes.get("data", 1), devices)

@@ -14,7 +14,7 @@ from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
-_TAKEN = ("unsharded", "match", "any")  # reserved by DTensor, for dims without an axis, or with one that it chooses
+_RESERVED = ("unsharded", "match", "any")  # by DTensor, for dims without an axis, or with one that it chooses
 _MOST_DEVICES = 2**16  # more than any cluster has, but few enough for fast planning
 _GRAMMAR = 'A mesh is a list of NAME:SIZE separated by ;, such as "data:2;model:4"'
 
@@ -62,15 +62,15 @@ def parse_mesh(text: str) -> Mesh:
     """
     axes: dict[str, int] = {}
     for part in filter(str.strip, text.split(";")):
-        found = _AXIS.fullmatch(part)
-        if not found:
+        match = _AXIS.fullmatch(part)
+        if not match:
             raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in {text!r}.")
-        name, size = found[1], int(found[2])
+        name, size = match[1], int(match[2])
         if name in axes:
             raise InputError(f"{_GRAMMAR}, each name once. Received: {name} twice in {text!r}.")
-        if name in _TAKEN:
+        if name in _RESERVED:
             raise InputError(
-                f"{_GRAMMAR}, with other names than {' and '.join(_TAKEN)}. Received: {part.strip()!r} in {text!r}."
+                f"{_GRAMMAR}, with other names than {' and '.join(_RESERVED)}. Received: {part.strip()!r} in {text!r}."
             )
         if not size:
             raise InputError(f"{_GRAMMAR}, each of at least 1 device. Received: {part.strip()!r} in {text!r}.")
