@@ -54,7 +54,7 @@ class BatchSizes:
         return f"<BatchSizes: largest {self.largest}, fastest {fastest}, {len(self.trials)} trials>"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what was found as values of JSON."""
+        """Returns the result as values of JSON."""
         return {
             "largest": self.largest,
             "fastest": self.fastest and self.fastest.batch_size,
@@ -63,7 +63,7 @@ class BatchSizes:
         }
 
     def describe(self) -> str:
-        """Returns what was found, in a few sentences."""
+        """Returns the result in a few sentences."""
         limit = byte_size(self.memory_bytes)
         if self.fastest is None:
             return f"No batch size fits: even {self.trials[0].batch_size} needs {self.trials[0].failure}."
@@ -161,8 +161,8 @@ def find_batch_size(
       InputError: an argument is invalid, or cannot be pickled.
       TrialError: a trial failed for another reason than memory.
     """
-    asked = BatchSizeSearch(memory=memory, max=max, processes=processes, launcher=launcher)
-    job = Job(processes=asked.processes, launcher=asked.launcher)
+    options = BatchSizeSearch(memory=memory, max=max, processes=processes, launcher=launcher)
+    job = Job(processes=options.processes, launcher=options.launcher)
     if not is_integer(batch_size) or not 1 <= batch_size <= max:
         raise InputError(f"batch_size must be an integer from 1 to max. Received: {batch_size!r}, with max={max}.")
 
@@ -174,9 +174,9 @@ def find_batch_size(
             lambda rank: _error(folder, rank),
         )
 
-    limit = asked.memory_bytes or available_bytes()
+    limit = options.memory_bytes or available_bytes()
     with Trials(prepare, job, memory=limit, seconds=seconds) as trials:
-        return search(trials, int(batch_size), lambda: asked.max, limit)
+        return search(trials, int(batch_size), lambda: options.max, limit)
 
 
 def _speed(folder: pathlib.Path) -> float:

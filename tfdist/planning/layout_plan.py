@@ -1,4 +1,4 @@
-"""Plans what the axis `model` of a pipeline shards over the devices of a process: variables, and their communication."""
+"""Plans layouts on a mesh: the shards of variables, memory and communication of a step."""
 
 import collections
 import contextlib
@@ -37,7 +37,7 @@ class Activation:
 
 
 class Activations:
-    """Layouts of the layers' inputs and outputs as far as dim names are known; otherwise only rows are sharded."""
+    """Layouts of the layers' inputs and outputs where dim names are known; otherwise only rows are sharded."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Activations:
                 self._names[id(tensor)] = _names_behind(layer, names, tensor, variables)
 
     def _checked(self, layer: keras.Layer, dims: Dims) -> Dims:
-        """Returns the names given by a constraint; raises `InputError` if they cannot be laid out."""
+        """Returns the names of a constraint; raises `InputError` if they cannot be laid out."""
         names = tuple(given_way(dims, self._rules))
         laid_out(layer.name, names, _shape(layer.output, self._rows), self._rules, self._mesh, lenient=("batch",))
         return names
@@ -107,21 +107,21 @@ class Activations:
 
 
 def _names_behind(layer: keras.Layer, names: Dims, output: keras.KerasTensor, variables: Mapping[int, Dims]) -> Dims:
-    """Returns the names of a layer's output, given those of its first input."""
-    found = names if tuple(first(layer.input).shape) == tuple(output.shape) else _rows_alone(output)
+    """Returns the names of a layer's output, from those of its first input."""
+    result = names if tuple(first(layer.input).shape) == tuple(output.shape) else _rows_alone(output)
     if isinstance(layer, MixtureOfExperts):
-        found = ("batch", None, names[-1])
+        result = ("batch", None, names[-1])
     elif isinstance(layer, keras.layers.Embedding):
-        found = (*names, variables[id(keras_internals.kernel_of(layer))][-1])
+        result = (*names, variables[id(keras_internals.kernel_of(layer))][-1])
     elif isinstance(layer, keras.layers.Dense):
-        found = (*names[:-1], variables[id(keras_internals.kernel_of(layer))][-1])
+        result = (*names[:-1], variables[id(keras_internals.kernel_of(layer))][-1])
     elif isinstance(layer, ATTENTIONS):
-        found = (*names[:-1], None)
-    return found if len(found) == len(output.shape) else _rows_alone(output)
+        result = (*names[:-1], None)
+    return result if len(result) == len(output.shape) else _rows_alone(output)
 
 
 def _rows_alone(tensor: keras.KerasTensor) -> Dims:
-    """Returns the names of a tensor of which nothing else is known."""
+    """Returns the names of a tensor of which only the rows are known."""
     return ("batch", *[None] * (len(tensor.shape) - 1)) if tensor.shape else ()
 
 
@@ -156,35 +156,37 @@ _KEYS = ("key", "value")  # projections in Keras's attention layers
 
 
 def between_layers(
-    model: keras.Model, layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules: Mapping[str, str]
+    model: keras.Model, layers: Sequence[keras.Layer], activations: Activations, mesh: Mesh, rules: Mapping[str, str]
 ) -> Iterator[Sent]:
     """Yields the communication of the layers in a forward and a backward pass."""
     batch = rules["batch"]
-    given = _without_gradients(model, layers)
-    yield from _gradients_of_lookups(layers, held)
+    without_gradients = _without_gradients(model, layers)
+    yield from _gradients_of_lookups(layers, activations)
     for layer in layers:
-        is_learned = any(id(tensor) not in given for tensor in keras.tree.flatten(layer.input))
+        is_learned = any(id(tensor) not in without_gradients for tensor in keras.tree.flatten(layer.input))
         if isinstance(layer, keras.layers.Embedding):
-            yield from _lookup(layer, held, mesh)
+            yield from _lookup(layer, activations, mesh)
         elif isinstance(layer, ATTENTIONS):
-            yield from _attention(layer, held, mesh, rules, given)
+            yield from _attention(layer, activations, mesh, rules, without_gradients)
         elif isinstance(layer, MixtureOfExperts):
-            yield from _experts(layer, held, mesh, batch)
+            yield from _experts(layer, activations, mesh, batch)
         elif isinstance(layer, keras.layers.Dense):
-            yield from _dense(layer, held, mesh, batch, is_learned)
+            yield from _dense(layer, activations, mesh, batch, is_learned)
         elif isinstance(layer, keras.layers.BatchNormalization) and mesh.splits(batch):
             size = keras_internals.bytes_of(layer.moving_mean)
             yield Sent(f"moments of {layer.path}, and their gradients", "all-reduce", batch, 2 * size)
         elif getattr(layer, "tfdist_dims", None):
-            yield from _constraint(layer, held, is_learned)
+            yield from _constraint(layer, activations, is_learned)
     for output in keras.tree.flatten(model.outputs):
-        for axis in held.of(output).axes[1:]:
+        for axis in activations.of(output).axes[1:]:
             if axis:
-                rows = (held.of(output).axes[0], *[None] * (len(output.shape) - 1))
-                yield Sent("outputs, for the loss", "all-gather", axis, held.bytes_with(output, rows))
+                rows = (activations.of(output).axes[0], *[None] * (len(output.shape) - 1))
+                yield Sent("outputs, for the loss", "all-gather", axis, activations.bytes_with(output, rows))
 
 
-def unclear(layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules: Mapping[str, str]) -> Iterator[str]:
+def unclear(
+    layers: Sequence[keras.Layer], activations: Activations, mesh: Mesh, rules: Mapping[str, str]
+) -> Iterator[str]:
     """Yields the paths of layers whose layout is chosen by the engine.
 
     These are dense layers whose kernel is sharded along its inputs while their input is replicated, attention with a
@@ -195,27 +197,29 @@ def unclear(layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules:
     for layer in layers:
         if not keras.tree.flatten(layer.input):
             continue
-        asks = isinstance(layer, ATTENTIONS) and mesh.splits(context)
-        if _is_unclear(layer, held, mesh) or (asks and context not in held.of(layer.input).sequence_axes):
+        needs_context = isinstance(layer, ATTENTIONS) and mesh.splits(context)
+        if _is_unclear(layer, activations, mesh) or (
+            needs_context and context not in activations.of(layer.input).sequence_axes
+        ):
             yield keras_internals.path_of(layer)
 
 
-def _is_unclear(layer: keras.Layer, held: Activations, mesh: Mesh) -> bool:
-    given, made = held.of(layer.input).axes, held.of(layer.output).axes
+def _is_unclear(layer: keras.Layer, activations: Activations, mesh: Mesh) -> bool:
+    before, after = activations.of(layer.input).axes, activations.of(layer.output).axes
     if getattr(layer, "lora_enabled", False):
         return True
     if isinstance(layer, keras.layers.Dense):
         rows = keras_internals.layout_of(keras_internals.kernel_of(layer)).computed.axes[0]
-        return mesh.splits(rows) and given[-1] != rows
+        return mesh.splits(rows) and before[-1] != rows
     if hasattr(layer, "tfdist_dims"):
-        return any(axis and axis in made and made.index(axis) != i for i, axis in enumerate(given))
+        return any(axis and axis in after and after.index(axis) != i for i, axis in enumerate(before))
     is_known = isinstance(layer, (keras.layers.Embedding, MixtureOfExperts, *ATTENTIONS))
-    return not is_known and any(axis and axis not in made for axis in given[1:])
+    return not is_known and any(axis and axis not in after for axis in before[1:])
 
 
 def of_gradients(
     layers: Sequence[keras.Layer],
-    held: Activations,
+    activations: Activations,
     mesh: Mesh,
     batch_axis: str,
     sizes: Mapping[int, int],
@@ -234,68 +238,83 @@ def of_gradients(
     """
     summed: dict[tuple[str, ...], int] = collections.Counter()
     axes_of: dict[int, list[str]] = {}
-    constrained = {id(first(layer.input)): held.of(layer.output) for layer in layers if hasattr(layer, "tfdist_dims")}
+    constrained = {
+        id(first(layer.input)): activations.of(layer.output) for layer in layers if hasattr(layer, "tfdist_dims")
+    }
     for layer in (layer for layer in layers if layer.variables):
         for variable in layer.variables:
-            axes_of.setdefault(id(variable), _axes_of_tokens(layer, held.of(layer.input)))
-        behind = constrained.get(id(layer.output))
+            axes_of.setdefault(id(variable), _axes_of_tokens(layer, activations.of(layer.input)))
+        constraint = constrained.get(id(layer.output))
         # It is added in the layout of the output.
-        if behind and isinstance(layer, keras.layers.Dense) and layer.use_bias:
-            axes_of[id(layer.bias)] = list(dict.fromkeys([*axes_of[id(layer.bias)], *behind.sequence_axes]))
+        if constraint and isinstance(layer, keras.layers.Dense) and layer.use_bias:
+            axes_of[id(layer.bias)] = list(dict.fromkeys([*axes_of[id(layer.bias)], *constraint.sequence_axes]))
     for variable, size in sizes.items():
         over = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
         summed[tuple(axis for axis in over if mesh.splits(axis))] += size
     for axes, total in summed.items():
         if axes:
-            how = "together" if shard.sums_together else "one by one"
-            yield Sent(f"gradients, {how}", "all-reduce", "&".join(axes), total)
+            manner = "together" if shard.sums_together else "one by one"
+            yield Sent(f"gradients, {manner}", "all-reduce", "&".join(axes), total)
 
 
-def _axes_of_tokens(layer: keras.Layer, given: Activation) -> list[str]:
+def _axes_of_tokens(layer: keras.Layer, activation: Activation) -> list[str]:
     """Returns the axes besides that of rows over which devices have different tokens and gather nothing."""
-    return [] if isinstance(layer, MixtureOfExperts | keras.layers.Embedding) else given.sequence_axes
+    return [] if isinstance(layer, MixtureOfExperts | keras.layers.Embedding) else activation.sequence_axes
 
 
 def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set[int]:
     """Returns the ids of tensors that are known not to depend on trainable weights."""
-    found = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
+    ids = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
     for layer in layers:
-        given = keras.tree.flatten(layer.input)
-        if not layer.trainable_variables and all(id(tensor) in found for tensor in given):
-            found |= {id(tensor) for tensor in keras.tree.flatten(layer.output)}
-    return found
+        inputs = keras.tree.flatten(layer.input)
+        if not layer.trainable_variables and all(id(tensor) in ids for tensor in inputs):
+            ids |= {id(tensor) for tensor in keras.tree.flatten(layer.output)}
+    return ids
 
 
-def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str, is_learned: bool) -> Iterator[Sent]:
+def _dense(
+    layer: keras.layers.Dense, activations: Activations, mesh: Mesh, batch: str, is_learned: bool
+) -> Iterator[Sent]:
     """Yields partial sums over a sharded contracted dim (Megatron's f and g)."""
     rows, columns = (
         axis if axis != batch and mesh.splits(axis) else None
         for axis in keras_internals.layout_of(keras_internals.kernel_of(layer)).computed.axes
     )
-    given, whole = held.of(layer.input), first(layer.input)
-    if given.axes[-1] and columns == given.axes[-1] and rows != columns:
-        yield Sent(f"input of {layer.path}", "all-gather", columns, held.bytes_with(whole, (*given.axes[:-1], None)))
-    elif axis := rows or given.axes[-1]:
-        yield Sent(f"output of {layer.path}", "all-reduce", axis, held.of(layer.output).bytes)
+    activation, source = activations.of(layer.input), first(layer.input)
+    if activation.axes[-1] and columns == activation.axes[-1] and rows != columns:
+        yield Sent(
+            f"input of {layer.path}",
+            "all-gather",
+            columns,
+            activations.bytes_with(source, (*activation.axes[:-1], None)),
+        )
+    elif axis := rows or activation.axes[-1]:
+        yield Sent(f"output of {layer.path}", "all-reduce", axis, activations.of(layer.output).bytes)
     if columns and is_learned:
-        gradient = held.bytes_with(whole, (*given.axes[:-1], rows))
+        gradient = activations.bytes_with(source, (*activation.axes[:-1], rows))
         yield Sent(f"gradient of the input of {layer.path}", "all-reduce", columns, gradient)
 
 
 def _attention(
-    layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping[str, str], without_gradients: set[int]
+    layer: keras.Layer, activations: Activations, mesh: Mesh, rules: Mapping[str, str], without_gradients: set[int]
 ) -> Iterator[Sent]:
     heads, tensors = rules.get("heads"), {id(tensor): tensor for tensor in keras.tree.flatten(layer.input)}
     if heads != rules["batch"] and mesh.splits(heads):
-        yield Sent(f"output of {layer.path}", "all-reduce", heads, held.of(layer.output).bytes)
+        yield Sent(f"output of {layer.path}", "all-reduce", heads, activations.of(layer.output).bytes)
         for tensor in (tensor for key, tensor in tensors.items() if key not in without_gradients):
-            yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, held.of(tensor).bytes)
+            yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, activations.of(tensor).bytes)
     keys = list(tensors.values())[-1]
-    lies = held.of(keys)
+    activation_of_keys = activations.of(keys)
     context = rules.get("context", rules["batch"])
-    split = [*lies.sequence_axes, *([context] if context != rules["batch"] and mesh.splits(context) else [])]
+    split = [
+        *activation_of_keys.sequence_axes,
+        *([context] if context != rules["batch"] and mesh.splits(context) else []),
+    ]
     for axis in dict.fromkeys(split):
-        tokens = held.bytes_with(keys, (lies.axes[0], *[None] * (len(lies.axes) - 1))) // keys.shape[-1]
+        tokens = (
+            activations.bytes_with(keys, (activation_of_keys.axes[0], *[None] * (len(activation_of_keys.axes) - 1)))
+            // keys.shape[-1]
+        )
         kernels = [keras_internals.kernel_of(x) for x in keras_internals.layers_of(layer) if x.name in _KEYS]
         repeats = getattr(layer, "num_repeats", 1)  # grouped queries share keys, which Keras repeats before attention
         size = tokens * repeats * sum(_width(kernel, mesh) for kernel in kernels)
@@ -303,15 +322,15 @@ def _attention(
         yield Sent(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
 
 
-def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
+def _experts(layer: MixtureOfExperts, activations: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
     """Yields the exchange of tokens with experts, and gradients; or partial sums if each device has all tokens."""
-    given, source = held.of(layer.input), first(layer.input)
-    whole = held.bytes_with(source, (given.axes[0], None, None))
+    activation, source = activations.of(layer.input), first(layer.input)
+    all_tokens = activations.bytes_with(source, (activation.axes[0], None, None))
     if mesh.splits(batch):
         yield Sent(f"load of {layer.path}", "all-reduce", batch, keras_internals.bytes_of(layer.load.tokens))
-    for sequence in given.sequence_axes:
-        yield Sent(f"tokens of {layer.path}", "all-gather", sequence, whole)
-    size = whole // source.shape[1] * layer.experts * layer.capacity(source.shape[1], training=True)
+    for sequence in activation.sequence_axes:
+        yield Sent(f"tokens of {layer.path}", "all-gather", sequence, all_tokens)
+    size = all_tokens // source.shape[1] * layer.experts * layer.capacity(source.shape[1], training=True)
     experts, _, width = keras_internals.layout_of(layer.in_kernel).computed.axes
     parts = mesh.axes[experts] if experts else 1
     if mesh.splits(width):
@@ -323,8 +342,8 @@ def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str)
         for what in ("tokens to the experts", "tokens from the experts"):
             yield Sent(f"{what} of {layer.path}, and their gradients", "all-to-all", experts, times * size)
     elif parts > 1:
-        yield Sent(f"output of {layer.path}, and gradients of its tokens", "all-reduce", experts, 2 * whole)
-        weights = whole // source.shape[2] * layer.experts
+        yield Sent(f"output of {layer.path}, and gradients of its tokens", "all-reduce", experts, 2 * all_tokens)
+        weights = all_tokens // source.shape[2] * layer.experts
         yield Sent(f"gradients of the weights of tokens of {layer.path}", "all-gather", experts, weights)
 
 
@@ -334,46 +353,46 @@ def _width(kernel: keras.Variable, mesh: Mesh) -> int:
     return kernel.shape[1] * kernel.shape[2] // parts
 
 
-def _constraint(layer: keras.Layer, held: Activations, is_learned: bool) -> Iterator[Sent]:
+def _constraint(layer: keras.Layer, activations: Activations, is_learned: bool) -> Iterator[Sent]:
     """Yields a gather for each axis that a constraint removes and, for the gradient, for each axis that it adds."""
-    before, after = held.of(layer.input), held.of(layer.output)
+    before, after = activations.of(layer.input), activations.of(layer.output)
     tensor = first(layer.input)
     for i, (old, new) in enumerate(zip(before.axes, after.axes, strict=True)):
         if old and old != new:
             rest = (*before.axes[:i], None, *before.axes[i + 1 :])
-            yield Sent(f"tensor in {layer.name}", "all-gather", old, held.bytes_with(tensor, rest))
+            yield Sent(f"tensor in {layer.name}", "all-gather", old, activations.bytes_with(tensor, rest))
         if new and old != new and is_learned and keras.backend.is_float_dtype(tensor.dtype):
             rest = (*after.axes[:i], None, *after.axes[i + 1 :])
-            yield Sent(f"gradient in {layer.name}", "all-gather", new, held.bytes_with(tensor, rest))
+            yield Sent(f"gradient in {layer.name}", "all-gather", new, activations.bytes_with(tensor, rest))
 
 
-def _gradients_of_lookups(layers: Sequence[keras.Layer], held: Activations) -> Iterator[Sent]:
+def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[Sent]:
     """Yields the gathers by which DTensor sums the gradient of a table; one for several tables whose rows are added."""
     sums = [layer for layer in layers if isinstance(layer, keras.layers.Add)]
     added = {id(term): layer for layer in sums for term in keras.tree.flatten(layer.input)}
     reported = set()
     for layer in (layer for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.trainable_variables):
-        given = added.get(id(layer.output), layer)
-        rows = held.of(layer.output).axes[:1]
-        for axis in held.of(layer.input).axes[1:]:
-            if axis and (id(given), axis) not in reported:
-                reported.add((id(given), axis))
-                size = held.bytes_with(layer.output, (*rows, *[None] * (len(layer.output.shape) - 1)))
-                yield Sent(f"gradient of the output of {keras_internals.path_of(given)}", "all-gather", axis, size)
+        source = added.get(id(layer.output), layer)
+        rows = activations.of(layer.output).axes[:1]
+        for axis in activations.of(layer.input).axes[1:]:
+            if axis and (id(source), axis) not in reported:
+                reported.add((id(source), axis))
+                size = activations.bytes_with(layer.output, (*rows, *[None] * (len(layer.output.shape) - 1)))
+                yield Sent(f"gradient of the output of {keras_internals.path_of(source)}", "all-gather", axis, size)
 
 
-def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Iterator[Sent]:
+def _lookup(layer: keras.layers.Embedding, activations: Activations, mesh: Mesh) -> Iterator[Sent]:
     """Yields the gathers for lookups: DTensor needs the full table, and tokens that are sharded along rows only."""
-    tokens = held.of(layer.input)
+    tokens = activations.of(layer.input)
     for axis in tokens.axes[1:]:
         if axis:
-            size = held.bytes_with(first(layer.input), tokens.axes[:1])
+            size = activations.bytes_with(first(layer.input), tokens.axes[:1])
             yield Sent(f"tokens of {layer.path}", "all-gather", axis, size)
     variable = keras_internals.kernel_of(layer)
     vocabulary, *others = keras_internals.layout_of(variable).computed.axes
     if mesh.splits(vocabulary):
-        whole = Layout((None, *others)).parts(mesh)
-        yield Sent(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // whole)
+        parts = Layout((None, *others)).parts(mesh)
+        yield Sent(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // parts)
 
 
 _MOST_LAYOUTS = 20_000
@@ -417,8 +436,8 @@ class Planned:
 
     def is_replicated(self, mesh: Mesh) -> bool:
         """Returns whether nothing of it is sharded."""
-        held = (self.placement.stored, self.placement.gradient, *([self.placement.slots] if self.slots else []))
-        return all(layout.parts(mesh) == 1 for layout in held)
+        layouts = (self.placement.stored, self.placement.gradient, *([self.placement.slots] if self.slots else []))
+        return all(layout.parts(mesh) == 1 for layout in layouts)
 
     def bytes_of_gradient(self, mesh: Mesh, is_table: bool) -> int:
         """Returns the bytes per device of the computed gradient; that of an embedding table has all rows."""
@@ -452,8 +471,8 @@ class Plan:
     def totals(self) -> dict[str, int]:
         """Returns the bytes per device."""
         each = [variable.on_a_device(self.mesh) for variable in self.variables]
-        found = {kind: sum(one[kind] for one in each) for kind in ("parameters", "gradients", "slots")}
-        return {**found, "activations": self.activations}
+        state = {kind: sum(one[kind] for one in each) for kind in ("parameters", "gradients", "slots")}
+        return {**state, "activations": self.activations}
 
 
 class AbstractModel:
@@ -466,11 +485,11 @@ class AbstractModel:
 
     def __init__(self, make: Callable[[], tuple[keras.Model, keras.Optimizer]]):
         """Calls `make`, which creates a functional or sequential model, and its optimizer, which is not built."""
-        newborns: list[keras_internals.UninitializedVariable] = []
-        with keras_internals.deferred_creation(newborns, newborns.append):
+        created: list[keras_internals.UninitializedVariable] = []
+        with keras_internals.deferred_creation(created, created.append):
             self.model, optimizer = make()
         own = {id(variable) for variable in self.model.variables}
-        self._uninitialized = [uninitialized for uninitialized in newborns if id(uninitialized.variable) in own]
+        self._uninitialized = [uninitialized for uninitialized in created if id(uninitialized.variable) in own]
         if not self._uninitialized:
             raise InputError(
                 f"A plan needs a model whose variables exist when it is created. Received: {self.model.name}, which "
@@ -487,11 +506,11 @@ class AbstractModel:
     @property
     def dims(self) -> list[str]:
         """Names of all dims to which a rule may refer, in the order of the variables."""
-        return list(
-            dict.fromkeys(
-                dim for uninitialized in self._uninitialized for dim in dims_of_uninitialized(uninitialized) if dim
-            )
-        )
+        return list(dict.fromkeys(dim for dims in self._dims_by_variable.values() for dim in dims if dim))
+
+    @property
+    def _dims_by_variable(self) -> dict[int, Dims]:
+        return {id(each.variable): dims_of_uninitialized(each) for each in self._uninitialized}
 
     def plan(self, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int) -> Plan:
         """Plans a step.
@@ -506,10 +525,7 @@ class AbstractModel:
           InputError: a rule cannot be applied.
         """
         variables = [self._planned(uninitialized, mesh, rules, shard) for uninitialized in self._uninitialized]
-        names = {
-            id(uninitialized.variable): dims_of_uninitialized(uninitialized) for uninitialized in self._uninitialized
-        }
-        held = Activations(self._layers, names, mesh, rules, batch_size)
+        activations = Activations(self._layers, self._dims_by_variable, mesh, rules, batch_size)
         tables = {id(table) for table in keras_internals.embeddings(self.model)}
         computed = {
             id(uninitialized.variable): planned.bytes_of_gradient(mesh, id(uninitialized.variable) in tables)
@@ -517,15 +533,17 @@ class AbstractModel:
             if planned.trainable and rules["batch"] not in planned.placement.computed.axes
         }
         sent = [
-            *between_layers(self.model, self._layers, held, mesh, rules),
-            *of_gradients(self._layers, held, mesh, rules["batch"], computed, shard),
+            *between_layers(self.model, self._layers, activations, mesh, rules),
+            *of_gradients(self._layers, activations, mesh, rules["batch"], computed, shard),
             *self._of_parts(variables, mesh, shard),
         ]
-        activations = sum(held.bytes(layer.output) for layer in self._layers if not held.is_kept(layer))
+        activation_bytes = sum(
+            activations.bytes(layer.output) for layer in self._layers if not activations.is_kept(layer)
+        )
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
-        dims = frozenset(held.dims | attends | set(self.dims))
-        doubtful = list(unclear(self._layers, held, mesh, rules))
-        return Plan(mesh, variables, sent, activations, dims, self._unknown, doubtful)
+        dims = frozenset(activations.dims | attends | set(self.dims))
+        unclear_layers = list(unclear(self._layers, activations, mesh, rules))
+        return Plan(mesh, variables, sent, activation_bytes, dims, self._unknown, unclear_layers)
 
     def _planned(
         self, uninitialized: keras_internals.UninitializedVariable, mesh: Mesh, rules: Mapping[str, str], shard: Shard
@@ -541,9 +559,7 @@ class AbstractModel:
 
     def _of_parts(self, variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
         """Yields the communication of sharded state."""
-        twice = {
-            uninitialized.variable.path for uninitialized in self._uninitialized if is_gathered_in_turn(uninitialized)
-        }
+        twice = {each.variable.path for each in self._uninitialized if is_gathered_in_turn(each)}
         trainable = [variable for variable in variables if variable.trainable]
         parts = [v for v in trainable if v.placement.is_gathered]
         for what, split in (
@@ -567,7 +583,7 @@ def cheapest(
     Args:
       abstract_model: the model.
       mesh: mesh with its axes.
-      rules: given rules, which are kept, including `batch`.
+      rules: fixed rules, including `batch`.
       shard: sharding of the state.
       batch_size: number of rows of a global batch.
       memory: bytes per device, for state and activations.
@@ -586,18 +602,18 @@ def cheapest(
             f"--layout=auto tries every assignment of dims to axes, at most {_MOST_LAYOUTS}. Received: {len(free)} dims "
             f"({', '.join(free)}) and {len(axes)} axes. Give rules for some in --layout, without auto."
         )
-    found = []
+    plans = []
     for chosen in itertools.product((None, *axes), repeat=len(free)):
         tried = {**rules, **{dim: axis for dim, axis in zip(free, chosen, strict=True) if axis}}
         with contextlib.suppress(InputError):
             plan = abstract_model.plan(mesh, tried, shard, batch_size)
-            sent, held = sum(one.bytes for one in plan.sent), sum(plan.totals().values())
-            found.append((len(plan.unclear), sent, held, len(tried), tried, plan))
-    fitting = [one for one in found if one[2] <= memory]
+            sent, device_bytes = sum(one.bytes for one in plan.sent), sum(plan.totals().values())
+            plans.append((len(plan.unclear), sent, device_bytes, len(tried), tried, plan))
+    fitting = [one for one in plans if one[2] <= memory]
     if not fitting:
-        least = min((one[2] for one in found), default=math.inf)
+        least = min((one[2] for one in plans), default=math.inf)
         raise InputError(
-            f"--memory_gb must be enough for at least one layout. Received: {memory / 2**30:g}, with {len(found)} "
+            f"--memory_gb must be enough for at least one layout. Received: {memory / 2**30:g}, with {len(plans)} "
             f"layouts of which the smallest takes {least / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
             "more memory."
         )
@@ -616,8 +632,10 @@ def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
     """Returns the number of optimizer variables for each variable, by the variable's id."""
     for variable in model.trainable_variables:
         keras_internals.set_layout(variable, variable)  # which Keras passes on to its optimizer variables
-    kept = [keras_internals.layout_of(slot) for slot in keras_internals.slots_of(optimizer, model.trainable_variables)]
-    return dict(collections.Counter(id(variable) for variable in kept if variable is not None))
+    owners = [
+        keras_internals.layout_of(slot) for slot in keras_internals.slots_of(optimizer, model.trainable_variables)
+    ]
+    return dict(collections.Counter(id(variable) for variable in owners if variable is not None))
 
 
 def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
@@ -676,12 +694,12 @@ class SpreadPlan:
 
 
 def plan_spread(abstract_model: AbstractModel, devices: int, layout: str, rows: int) -> SpreadPlan:
-    """Plans how a model's stages are spread over the devices of their processes.
+    """Plans the layouts of a model's stages on the devices of their processes.
 
     Args:
       abstract_model: the model.
       devices: number of devices of a process.
-      layout: what is sharded over the axis model, as in `--layout`.
+      layout: dims that are sharded over the axis model, as in `--layout`.
       rows: rows of a micro-batch.
 
     Raises:

@@ -80,7 +80,7 @@ def find_learning_rate(
     """
     search = LearningRateSearch(min, max, steps)
     check_fit(None, class_weight, schedule, checks, None, None)
-    given = fit_arguments(
+    arguments = fit_arguments(
         x,
         y,
         batch_size,
@@ -91,34 +91,34 @@ def find_learning_rate(
         sample_weight=sample_weight,
         steps_per_epoch=steps_per_epoch,
     )
-    examples, strategy = given.data.train, trainer.strategy
+    examples, strategy = arguments.data.train, trainer.strategy
     if not examples.can_be_read_again:
         raise InputError(
             "A search for the learning rate needs data that can be read again. Received: a generator. Give arrays, a "
             "tf.data.Dataset or a PyDataset."
         )
     check_same_data(strategy, examples)
-    trainer.batch_schedule(examples.size, batch_size=given.batch_size)  # raises for a batch that cannot be divided
+    trainer.batch_schedule(examples.size, batch_size=arguments.batch_size)  # raises for a batch that cannot be divided
     program = trainer.build(examples)
     check_examples(strategy, trainer.model, examples, None, program.settings, program.dependence)
     with (
         reported(Reporting(), verbose, strategy.is_chief) as reporting,
         (checks or Checks()).watchdog(strategy.group) as watchdog,
     ):
-        sweep = _Sweep(program, search, examples, given.batch_size, trainer.step)
+        sweep = _Sweep(program, search, examples, arguments.batch_size, trainer.step)
         per_call = (schedule or Schedule()).steps_per_call
-        reporting.reporter.start(RunPlan(total_steps=steps, batch_size=given.batch_size))
+        reporting.reporter.start(RunPlan(total_steps=steps, batch_size=arguments.batch_size))
         with sweep, explained_reading(examples):
             while not sweep.is_over:
-                done = sweep.taken
-                watchdog.begin(done, done + per_call)
+                first = sweep.steps_done
+                watchdog.begin(first, first + per_call)
                 sweep.call(per_call)
-                watchdog.reached(sweep.taken)
+                watchdog.reached(sweep.steps_done)
                 if sweep.losses:
                     last = len(sweep.losses) - 1
                     fields = {"loss": sweep.losses[last], "learning_rate": sweep.rates[last]}
                     reporting.reporter.progress(len(sweep.losses), fields)
-    return learning_rates(sweep.rates, sweep.losses, given.batch_size)
+    return learning_rates(sweep.rates, sweep.losses, arguments.batch_size)
 
 
 class _Sweep:
@@ -128,7 +128,7 @@ class _Sweep:
         """Compiles nothing yet, but creates the state of the steps.
 
         Args:
-          program: what is trained.
+          program: the program to train.
           search: range and number of rates.
           examples: data to train on.
           batch_size: global batch size.
@@ -136,7 +136,7 @@ class _Sweep:
         """
         self.rates = rates_between(search.min, search.max, search.steps)
         self.losses: list[float] = []
-        self.taken = 0
+        self.steps_done = 0
         self._program, self._examples, self._batch_size, self._first = program, examples, batch_size, step
         self._may_continue = True
         model, strategy = program.model, program.strategy
@@ -160,38 +160,35 @@ class _Sweep:
         self._restore()  # nothing that communicates, since this rank may be the only one that failed
 
     @property
-    def _has_diverged(self) -> bool:
-        return divergence(self.losses, len(self.rates)) is not None
-
-    @property
     def is_over(self) -> bool:
         """Whether all rates have been tried, or the loss has diverged."""
-        return not self._may_continue or len(self.losses) == len(self.rates) or self._has_diverged
+        has_diverged = divergence(self.losses, len(self.rates)) is not None
+        return not self._may_continue or len(self.losses) == len(self.rates) or has_diverged
 
     def call(self, count: int) -> None:
         """Runs up to this many steps, in one call of the compiled loop.
 
-        A step that a loss scale skips has no place in the curve: its rate is tried again.
+        A step that a loss scale skips is not in the curve: its rate is tried again.
         """
         count = min(count, len(self.rates) - len(self.losses))
         with must_fit(self._examples.element_spec):
             result = self._loop(
                 self._iterator,
-                tf.constant(self._first + self.taken, tf.int64),
+                tf.constant(self._first + self.steps_done, tf.int64),
                 tf.constant(count),
                 tf.constant(False),
             )
         losses, counted = result.losses.numpy(), result.counted.numpy()
         if not result.may_continue and not self.losses and not counted.any():
             variables, scale = self._program.model.trainable_variables, self._program.loss_scale
-            raise not_finite(self._first + self.taken + len(losses) - 1, losses[-1], result, variables, scale)
-        self.taken += len(losses)
+            raise not_finite(self._first + self.steps_done + len(losses) - 1, losses[-1], result, variables, scale)
+        self.steps_done += len(losses)
         self._may_continue = bool(result.may_continue)
-        mine = [float(loss) for loss, counts in zip(losses, counted, strict=True) if counts]
+        losses_of_rates = [float(loss) for loss, counts in zip(losses, counted, strict=True) if counts]
         if not self._may_continue and not counted[-1]:
-            mine.append(math.inf)
+            losses_of_rates.append(math.inf)
         # The losses are the same on all ranks. So that a search can never end on some of them only, rank 0's decide.
-        sent = [loss if np.isfinite(loss) else None for loss in mine]
+        sent = [loss if np.isfinite(loss) else None for loss in losses_of_rates]
         received = self._program.strategy.group.broadcast(_SYNC_POINT, sent)
         self.losses += [math.inf if loss is None else loss for loss in received]
 

@@ -56,7 +56,7 @@ class StagePlan:
       reduced_bytes: bytes of the gradients that are summed over replicas: whole ones.
       activation_bytes: bytes that it keeps of each micro-batch for the backward pass, with what it received.
       operations: multiplications and additions of the forward pass of a micro-batch.
-      sent: what it sends to the next stage for each micro-batch.
+      sent: tensors that it sends to the next stage for each micro-batch.
       seconds: measured times of a micro-batch; None if they were not measured.
     """
 
@@ -175,16 +175,16 @@ def plan_pipeline(
     compression = METHODS[activation_compression]()
     planner = _Planner(trace_model(model), slots, processes, rows, cut, compression, shards, measures, device_bytes)
     requested = make_schedule(schedule, processes, micro_batches)
-    found, impossible = {requested.name: planner.plan(requested)}, {}
+    plans, impossible = {requested.name: planner.plan(requested)}, {}
     for name in COMPARED:
         try:
             compared = make_schedule(name, processes, micro_batches)
-            found.setdefault(compared.name, planner.plan(compared))
+            plans.setdefault(compared.name, planner.plan(compared))
         except InputError as error:
             impossible[name] = str(error)
     stages = planner.stages(requested.stages)
     check_without_flush(requested.name, shared=next((variable.path for variable, _ in stages.cut.shared), ""))
-    ordered = sorted(found.values(), key=lambda each: COMPARED.index(each.name) if each.name in COMPARED else -1)
+    ordered = sorted(plans.values(), key=lambda each: COMPARED.index(each.name) if each.name in COMPARED else -1)
     shared = tuple(
         SharedVariable(variable.path, keras_internals.bytes_of(variable), numbers)
         for variable, numbers in stages.cut.shared
@@ -227,16 +227,16 @@ class _Planner:
         self._traced, self._slots, self._rows, self._cut, self._measures = traced, slots, rows, cut, measures
         self._compression, self._shards, self._device_bytes = compression, shards, device_bytes
         self._seconds: Callable[[Graph], Sequence[float]] = functools.cache(measure_seconds)
-        self._known: dict[int, _Stages] = {}
+        self._stages_by_count: dict[int, _Stages] = {}
 
     def stages(self, count: int) -> _Stages:
         """Returns the plans of the stages of a model that is cut into `count`."""
-        if count not in self._known:
+        if count not in self._stages_by_count:
             cut = cut_model(self._traced, self._cut, count, seconds=self._seconds)  # as for training
             operations = [count_operations(cut, stage, self._rows) for stage in cut.stages]
             plans = tuple(self._stage(cut, number, each.operations) for number, each in enumerate(operations))
-            self._known[count] = _Stages(cut, plans, any(each.has_loops for each in operations))
-        return self._known[count]
+            self._stages_by_count[count] = _Stages(cut, plans, any(each.has_loops for each in operations))
+        return self._stages_by_count[count]
 
     def plan(self, schedule: Schedule) -> SchedulePlan:
         """Plans a schedule."""
@@ -249,12 +249,12 @@ class _Planner:
         state = [self._state_bytes(stages.cut, schedule.stages_of(process)) for process in range(schedule.processes)]
         delays = schedule.delays or (0,) * schedule.processes
         versions = [delay * plan.gradient_bytes for plan, delay in zip(stages.plans, delays, strict=False)]
-        held = zip(state, versions, activations, strict=True)
+        sizes = zip(state, versions, activations, strict=True)
         return SchedulePlan(
             schedule.name,
             idle,
             tuple(int(count) for count in schedule.live_activations()),
-            tuple(own + older + int(live) for own, older, live in held),
+            tuple(own + older + int(live) for own, older, live in sizes),
             tuple(versions),
             sent_in_a_step(schedule, stages.plans, stages.cut),
             makespan if seconds else None,
@@ -276,13 +276,13 @@ class _Planner:
             operations=operations,
             sent=tuple(
                 SentTensor(
-                    found.name,
+                    tensor.name,
                     tuple(crossing.spec.shape),
                     crossing.spec.dtype.name,
                     message_bytes(crossing.spec, self._compression, ReplicaContextCollectives.wire),
                     crossing.has_gradient,
                 )
-                for found, crossing in zip(stage.sent, crossings_of(stage.sent, self._rows), strict=True)
+                for tensor, crossing in zip(stage.sent, crossings_of(stage.sent, self._rows), strict=True)
             ),
             seconds=measure_stage(cut, stage, self._rows) if self._measures else None,
         )

@@ -57,7 +57,7 @@ class LearningRates:
         return dataclasses.asdict(self)
 
     def describe(self) -> str:
-        """Returns what was found, in a sentence."""
+        """Returns the result in a sentence."""
         if self.suggestion is None:
             where = f" between {self.rates[0]:.2g} and {self.rates[-1]:.2g}" if self.rates else ""
             return (
@@ -137,14 +137,14 @@ def learning_rates(rates: Sequence[float], losses: Sequence[float], batch_size: 
       batch_size: global batch size.
     """
     end = divergence(losses, len(rates))
-    kept = list(losses[:end])
+    valid = list(losses[:end])
     # Losses above the first one would hide the descent before them in the means.
-    smoothed = smooth(np.minimum(kept, kept[0]), smoothing(len(rates))) if kept else np.zeros(0)
-    lowest = int(np.argmin(smoothed)) if kept else None
-    steepest = None if lowest is None else _steepest(kept[: lowest + 1], smoothed[: lowest + 1])
+    smoothed = smooth(np.minimum(valid, valid[0]), smoothing(len(rates))) if valid else np.zeros(0)
+    lowest = int(np.argmin(smoothed)) if valid else None
+    steepest = None if lowest is None else _steepest(valid[: lowest + 1], smoothed[: lowest + 1])
     return LearningRates(
-        rates=list(rates[: len(kept)]),
-        losses=kept,
+        rates=list(rates[: len(valid)]),
+        losses=valid,
         smoothed=smoothed.tolist(),
         suggestion=None if steepest is None else float(f"{rates[steepest]:.2g}"),
         lowest=None if lowest is None else rates[lowest],
@@ -171,7 +171,7 @@ def plot_learning_rates(result: LearningRates, title: str = "") -> bytes:
     """Returns the picture of a search for the learning rate as a PNG file.
 
     Args:
-      result: what was found.
+      result: result of the search.
       title: title of the picture.
     """
     figure, axes = _figure(title or f"Loss by learning rate, batch size {result.batch_size}")
@@ -202,7 +202,7 @@ def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
     """Returns the picture of a search for the batch size as a PNG file: speed and memory by size.
 
     Args:
-      result: what was found.
+      result: result of the search.
       title: title of the picture.
     """
     sizes = [trial.batch_size for trial in result.usable]

@@ -24,7 +24,7 @@ from tfdist.launcher.supervision import Stop, deadline
 
 _SHARE = 0.9  # of the available memory; between two measurements, processes may use more
 _SECONDS_BETWEEN_CHILDREN = 0.5
-_COUNTED = ("RssAnon:", "RssShmem:")  # what can only be freed by ending the process; files can be read again
+_COUNTED = ("RssAnon:", "RssShmem:")  # freed only by ending the process; pages of files can be read again
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 _OF_GROUP = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 _KILLED_FIRST = "1000"  # of the kernel's scores, if the host runs out of memory
@@ -72,7 +72,7 @@ class MemoryLimit:
         self._limit = limit
         self._own: list[int] = []
         self._all: list[int] = []
-        self._looked = 0.0
+        self._last_listed = 0.0
 
     def starting(self, start: Start) -> Start:
         """Returns `start`, such that the processes that it starts, and theirs, are counted."""
@@ -87,10 +87,10 @@ class MemoryLimit:
         return started
 
     def __call__(self) -> Stop | None:
-        """Looks at the processes; returns why they must end, if they must."""
+        """Measures the processes; returns the reason to end them, or None."""
         now = time.monotonic()
-        if now - self._looked > _SECONDS_BETWEEN_CHILDREN or len(self._all) < len(self._own):
-            self._looked, self._all = now, [pid for own in self._own for pid in _family(own)]
+        if now - self._last_listed > _SECONDS_BETWEEN_CHILDREN or len(self._all) < len(self._own):
+            self._last_listed, self._all = now, [pid for own in self._own for pid in _family(own)]
         used = resident_bytes(self._all)
         self.peak = max(self.peak, used)
         self.exceeded = self.exceeded or used > self._limit
@@ -110,7 +110,7 @@ SECONDS = 300.0  # for a trial
 
 
 class Trial(NamedTuple):
-    """How a batch size went.
+    """The result of trying a batch size.
 
     Attributes:
       batch_size: global batch size.
@@ -126,7 +126,7 @@ class Trial(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a trial runs.
+    """The commands of a trial, and its results.
 
     Attributes:
       command: returns the command of a rank.
@@ -150,7 +150,7 @@ class Trials:
         """Initializes the trials.
 
         Args:
-          prepare: says what a trial runs.
+          prepare: returns the commands and results of a trial.
           job: its processes.
           memory: bytes that the processes of a trial may have together.
           seconds: after which a trial is ended.
