@@ -229,7 +229,7 @@ def of_gradients(
 
     Args:
       layers: layers with known inputs.
-      held: activations of these layers.
+      activations: activations of these layers.
       mesh: mesh with its axes.
       batch_axis: axis over which the gradients of all variables are summed.
       sizes: by id of each trainable variable, bytes per device in the layout of its computation.
@@ -550,26 +550,26 @@ class AbstractModel:
     ) -> Planned:
         variable = uninitialized.variable
         keras_internals.set_layout(variable, None)
-        place = placement(uninitialized, rules, mesh, shard)
-        keras_internals.set_layout(variable, place)
+        layouts = placement(uninitialized, rules, mesh, shard)
+        keras_internals.set_layout(variable, layouts)
         size = keras_internals.bytes_of(variable)
         dims = tuple(dim or "*" for dim in dims_of_uninitialized(uninitialized))
         slots = self.slots.get(id(variable), 0)
-        return Planned(variable.path, dims, tuple(variable.shape), size, place, slots, variable.trainable)
+        return Planned(variable.path, dims, tuple(variable.shape), size, layouts, slots, variable.trainable)
 
     def _of_parts(self, variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
         """Yields the communication of sharded state."""
         twice = {each.variable.path for each in self._uninitialized if is_gathered_in_turn(each)}
         trainable = [variable for variable in variables if variable.trainable]
         parts = [v for v in trainable if v.placement.is_gathered]
-        for what, split in (
+        for purpose, split in (
             ("updated variables", [v for v in trainable if v.placement.slots != v.placement.stored]),
             ("variables, forward", parts),
             ("variables, backward", [v for v in parts if v.path in twice]),
         ):
             if split:
                 total = sum(v.bytes // v.placement.computed.parts(mesh) for v in split)
-                yield Sent(what, "all-gather", shard.axis, total)
+                yield Sent(purpose, "all-gather", shard.axis, total)
 
 
 def cheapest(
@@ -678,7 +678,7 @@ class SpreadPlan:
 
     @property
     def replicated(self) -> list[Planned]:
-        """The trainable variables that every device has as a whole."""
+        """The trainable variables of which every device has all values."""
         return [v for v in self.plan.variables if v.trainable and v.is_replicated(self.plan.mesh)]
 
     @property

@@ -1,4 +1,4 @@
-"""Plans a pipeline before anything runs: what each stage has and sends, and idle time and memory of each schedule."""
+"""Plans a pipeline before a run: variables and messages of each stage, idle time and memory of each schedule."""
 
 import dataclasses
 import functools
@@ -53,8 +53,8 @@ class StagePlan:
       variable_bytes: bytes of its variables, on each device.
       gradient_bytes: bytes of the gradients of its trainable variables, on each device.
       optimizer_bytes: bytes of the optimizer's state for them, on each device.
-      reduced_bytes: bytes of the gradients that are summed over replicas: whole ones.
-      activation_bytes: bytes that it keeps of each micro-batch for the backward pass, with what it received.
+      reduced_bytes: bytes of the full gradients, which are summed over replicas.
+      activation_bytes: bytes that it keeps of each micro-batch for the backward pass, with received tensors.
       operations: multiplications and additions of the forward pass of a micro-batch.
       sent: tensors that it sends to the next stage for each micro-batch.
       seconds: measured times of a micro-batch; None if they were not measured.
