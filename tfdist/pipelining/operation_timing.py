@@ -86,15 +86,20 @@ def _pass(
         inputs, values = tensors[: len(call.inputs)], tensors[len(call.inputs) :]
         sources = [tensor for tensor, x in zip(inputs, call.inputs, strict=True) if x in run.trained]
         sources += [value for value, variable in zip(values, variables, strict=True) if variable.trainable]
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
-                outputs = body(list(inputs), training=True)
-        targets = [x for x in outputs if x.dtype.is_floating]
-        gradients = tape.gradient(targets, sources) if targets and sources else []
-        return outputs, [x for x in gradients if x is not None]
+        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            return forward_and_backward(lambda: body(list(inputs), training=True), sources)
 
     return tf.function(step, autograph=False)
+
+
+def forward_and_backward(forward: Callable[[], Sequence[tf.Tensor]], sources: Sequence[tf.Tensor]) -> Any:
+    """Returns the results of a forward pass, and the gradients of their sum with respect to sources."""
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        results = forward()
+    targets = [x for x in results if x.dtype.is_floating]
+    gradients = tape.gradient(targets, sources) if targets and sources else []
+    return results, [x for x in gradients if x is not None]
 
 
 def small_numbers(dtype: str, shape: Sequence[int]) -> tf.Tensor:

@@ -206,7 +206,7 @@ class _Passes:
                 tape.watch([*watched, *(keras_internals.value_of(variable) for variable in self._spread)])
                 parts = self._compute(values)
             computed = [x for part in parts for x in part]
-            results = [self._devices.replicated(x) for x in computed]
+            results = [self._devices.layouts.replicated(x) for x in computed]
             self._counts = [len(part) for part in parts]
             self._specs = [tf.TensorSpec(x.shape, x.dtype) for x in results]
             if not self._training:
@@ -252,7 +252,7 @@ class _Passes:
                 tf.zeros_like(x) if g is None else tf.convert_to_tensor(g)
                 for g, x in zip(of_inputs, watched, strict=True)
             ]
-            return [*(self._devices.replicated(x) for x in sent), *added]
+            return [*(self._devices.layouts.replicated(x) for x in sent), *added]
 
         of_sums = [tf.TensorSpec(v.shape, v.dtype) for v in weights]
         self._backward, self._outside, residuals = keras_internals.traced_inside(
@@ -304,4 +304,4 @@ class SpreadUpdate:
             count = len(self._variables)
             on_host = list(zip(self._own, values[count:], strict=True))
             own = update_at_once(self._devices.devices, self._optimizer, values[:count], self._variables, on_host)
-            return [self._devices.replicated(value) for value in own]
+            return [self._devices.layouts.replicated(value) for value in own]

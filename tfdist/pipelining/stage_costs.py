@@ -11,7 +11,7 @@ from tfdist.errors import InputError
 from tfdist.pipelining.cut_points import Crossing
 from tfdist.pipelining.cutting import Cut, StageGraph
 from tfdist.pipelining.operation_graph import Tensor
-from tfdist.pipelining.operation_timing import least_seconds, small_numbers
+from tfdist.pipelining.operation_timing import forward_and_backward, least_seconds, small_numbers
 
 
 class CrossingSpec(NamedTuple):
@@ -158,12 +158,7 @@ class _StageFunction:
         _, received, values = self._parts(tensors)
         sources = [x for x, has_gradient in zip(received, self._has_gradient, strict=True) if has_gradient]
         sources += [x for x, variable in zip(values, self._variables, strict=True) if variable.trainable]
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            results = self.forward(*tensors)
-        targets = [x for x in results if x.dtype.is_floating]
-        gradients = tape.gradient(targets, sources) if targets and sources else []
-        return results, [x for x in gradients if x is not None]
+        return forward_and_backward(lambda: self.forward(*tensors), sources)
 
     def _parts(
         self, tensors: Sequence[tf.Tensor]

@@ -87,6 +87,7 @@ class StageDevices:
     Attributes:
       devices: the devices.
       layouts: layouts of tensors in functions of the devices.
+      is_tracing: whether a function of the devices is being traced.
       order: a variable of the host that each operation which calls a function of the devices reads or assigns, so that
         TensorFlow runs them in the order of the program.
     """
@@ -101,14 +102,9 @@ class StageDevices:
         """
         self.devices, self.layouts = devices, layouts
         self._rules = rules
-        self._inside = False
+        self.is_tracing = False
         with keras_internals.outside_scopes():
             self.order = tf.Variable(0.0, name="order")
-
-    @property
-    def size(self) -> int:
-        """Number of devices."""
-        return self.devices.mesh.size
 
     def place(self, model: keras.Model, variables: Sequence[keras.Variable]) -> None:
         """Sets the layouts of trainable variables without values, by the types of their layers.
@@ -147,20 +143,16 @@ class StageDevices:
         """Returns whether a variable is on the devices."""
         return isinstance(keras_internals.value_of(variable), dtensor.DVariable)
 
-    def replicated(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor of a function of the devices as each of them needs it to leave the function."""
-        return self.layouts.replicated(tensor)
-
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Context in which a function of the devices is traced."""
-        before, self._inside = self._inside, True
+        before, self.is_tracing = self.is_tracing, True
         try:
             with self.layouts.tracing(), keras_internals.captured_through(self.devices.copier()), _without_messages():
                 yield
             refuse_unsafe_operations(tf.compat.v1.get_default_graph())
         finally:
-            self._inside = before
+            self.is_tracing = before
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a function of the devices that is called outside of functions of the host."""
@@ -170,10 +162,6 @@ class StageDevices:
                 return function(*args)
 
         return compiled_program(traced)
-
-    def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See `TensorLayouts.constrain`; the identity in functions of the host."""
-        return self.layouts.constrain(x, dims, name) if self._inside or not tf.inside_function() else x
 
     @contextlib.contextmanager
     def values_on_host(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
@@ -246,8 +234,9 @@ class StageLayouts(TensorLayouts):
           devices: the devices.
         """
         self._devices = devices
-        self.devices_per_replica = devices.size
+        self.devices_per_replica = devices.devices.mesh.size
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See base class; outside of all functions, the layout is only validated."""
-        return self._devices.constrain(x, dims, name)
+        """See base class; the identity in functions of the host. Outside all functions, the layout is only validated."""
+        is_on_host = tf.inside_function() and not self._devices.is_tracing
+        return x if is_on_host else self._devices.layouts.constrain(x, dims, name)

@@ -1,7 +1,7 @@
 """The search for the learning rate: a sweep over rates on a trainer, which is restored afterwards."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -142,7 +142,7 @@ class _Sweep:
         model, strategy = program.model, program.strategy
         optimizer = inner_optimizer(model.optimizer)
         before = int(strategy.local(keras_internals.value_of(optimizer.iterations))[0])
-        self._loop = program.steps.loop_at_rate(batch_size, _ExponentialRate(search, before))
+        self._loop = program.steps.loop_at_rate(batch_size, _exponential_rate(search, before))
         variables = [*model.variables, *model.optimizer.variables, *program.metrics.variables]
         own = [keras_internals.value_of(variable) for variable in keras_internals.with_values_only(variables)]
         self._variables = [*own, *(variable for _, variable in program.store.items())]
@@ -193,14 +193,12 @@ class _Sweep:
         self.losses += [math.inf if loss is None else loss for loss in received]
 
 
-class _ExponentialRate:
-    """The learning rate of an update as a function of the number of updates before it."""
+def _exponential_rate(search: LearningRateSearch, before: int) -> Callable[[Any], tf.Tensor]:
+    """Returns the learning rate of an update as a function of the number of updates; `before`: those before the search."""
+    exponent = math.log(search.max / search.min) / (search.steps - 1)
 
-    def __init__(self, search: LearningRateSearch, before: int):
-        """Initializes the function; `before`: number of updates before the search."""
-        self._first, self._before = search.min, before
-        self._exponent = math.log(search.max / search.min) / (search.steps - 1)
+    def rate(iterations: Any) -> tf.Tensor:
+        done = ops.cast(ops.cast(iterations, "int64") - before, keras.config.floatx())
+        return search.min * ops.exp(exponent * done)
 
-    def __call__(self, iterations: Any) -> tf.Tensor:
-        done = ops.cast(ops.cast(iterations, "int64") - self._before, keras.config.floatx())
-        return self._first * ops.exp(self._exponent * done)
+    return rate

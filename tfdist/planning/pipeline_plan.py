@@ -173,7 +173,7 @@ def plan_pipeline(
       InputError: the model cannot be cut in this way, the schedule cannot be used, or the state cannot be sharded.
     """
     compression = METHODS[activation_compression]()
-    planner = _Planner(trace_model(model), slots, processes, rows, cut, compression, shards, measures, device_bytes)
+    planner = _Planner(trace_model(model), slots, rows, cut, compression, shards, measures, device_bytes)
     requested = make_schedule(schedule, processes, micro_batches)
     plans, impossible = {requested.name: planner.plan(requested)}, {}
     for name in COMPARED:
@@ -209,31 +209,28 @@ class _Stages:
     has_loops: bool
 
 
+@dataclasses.dataclass
 class _Planner:
     """Plans schedules, which may need different numbers of stages."""
 
-    def __init__(
-        self,
-        traced: TracedModel,
-        slots: Mapping[int, int],
-        processes: int,
-        rows: int,
-        cut: str,
-        compression: ActivationCompression,
-        shards: int,
-        measures: bool,
-        device_bytes: Callable[[keras.Variable], int],
-    ):
-        self._traced, self._slots, self._rows, self._cut, self._measures = traced, slots, rows, cut, measures
-        self._compression, self._shards, self._device_bytes = compression, shards, device_bytes
-        self._seconds: Callable[[Graph], Sequence[float]] = functools.cache(measure_seconds)
-        self._stages_by_count: dict[int, _Stages] = {}
+    traced: TracedModel
+    slots: Mapping[int, int]
+    rows: int
+    cut: str
+    compression: ActivationCompression
+    shards: int
+    measures: bool
+    device_bytes: Callable[[keras.Variable], int]
+    _stages_by_count: dict[int, _Stages] = dataclasses.field(default_factory=dict)
+    _seconds: Callable[[Graph], Sequence[float]] = dataclasses.field(
+        default_factory=lambda: functools.cache(measure_seconds)
+    )
 
     def stages(self, count: int) -> _Stages:
         """Returns the plans of the stages of a model that is cut into `count`."""
         if count not in self._stages_by_count:
-            cut = cut_model(self._traced, self._cut, count, seconds=self._seconds)  # as for training
-            operations = [count_operations(cut, stage, self._rows) for stage in cut.stages]
+            cut = cut_model(self.traced, self.cut, count, seconds=self._seconds)  # as for training
+            operations = [count_operations(cut, stage, self.rows) for stage in cut.stages]
             plans = tuple(self._stage(cut, number, each.operations) for number, each in enumerate(operations))
             self._stages_by_count[count] = _Stages(cut, plans, any(each.has_loops for each in operations))
         return self._stages_by_count[count]
@@ -268,23 +265,23 @@ class _Planner:
             first=calls[0],
             last=calls[-1],
             parameters=sum(variable.shape.num_elements() for variable in trainable),
-            variable_bytes=sum(map(self._device_bytes, stage.variables.all)),
-            gradient_bytes=sum(map(self._device_bytes, trainable)),
+            variable_bytes=sum(map(self.device_bytes, stage.variables.all)),
+            gradient_bytes=sum(map(self.device_bytes, trainable)),
             optimizer_bytes=sum(self._slot_bytes(variable) for variable in trainable),
             reduced_bytes=sum(map(keras_internals.bytes_of, trainable)),
-            activation_bytes=self._rows * (cut.activation_bytes(stage) + received_bytes),
+            activation_bytes=self.rows * (cut.activation_bytes(stage) + received_bytes),
             operations=operations,
             sent=tuple(
                 SentTensor(
                     tensor.name,
                     tuple(crossing.spec.shape),
                     crossing.spec.dtype.name,
-                    message_bytes(crossing.spec, self._compression, ReplicaContextCollectives.wire),
+                    message_bytes(crossing.spec, self.compression, ReplicaContextCollectives.wire),
                     crossing.has_gradient,
                 )
-                for tensor, crossing in zip(stage.sent, crossings_of(stage.sent, self._rows), strict=True)
+                for tensor, crossing in zip(stage.sent, crossings_of(stage.sent, self.rows), strict=True)
             ),
-            seconds=measure_stage(cut, stage, self._rows) if self._measures else None,
+            seconds=measure_stage(cut, stage, self.rows) if self.measures else None,
         )
 
     def optimizer_parts(self, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
@@ -298,24 +295,24 @@ class _Planner:
     def _state_bytes(self, cut: Cut, numbers: Sequence[int]) -> int:
         """Returns the bytes of variables, gradients and optimizer state in a process; a variable counts once."""
         variables = self._variables(cut, numbers)
-        sizes = [self._device_bytes(variable) * (2 if variable.trainable else 1) for variable in variables]
+        sizes = [self.device_bytes(variable) * (2 if variable.trainable else 1) for variable in variables]
         return sum(sizes) + max(self._parts(variables))
 
     def _variables(self, cut: Cut, numbers: Sequence[int]) -> list[keras.Variable]:
         """Returns the variables of some stages, in the order of the model."""
         own = {id(variable) for number in numbers for variable in cut.stages[number].variables.all}
-        return [variable for variable in self._traced.graph.model.variables if id(variable) in own]
+        return [variable for variable in self.traced.graph.model.variables if id(variable) in own]
 
     def _parts(self, variables: Sequence[keras.Variable]) -> list[int]:
         trained = [variable for variable in variables if variable.trainable]
         return sizes_of_parts(
-            [self._device_bytes(variable) for variable in trained],
+            [self.device_bytes(variable) for variable in trained],
             [*map(self._slot_bytes, trained)],
-            self._shards,
+            self.shards,
         )
 
     def _slot_bytes(self, variable: keras.Variable) -> int:
-        return self._slots.get(id(variable), 0) * self._device_bytes(variable)
+        return self.slots.get(id(variable), 0) * self.device_bytes(variable)
 
 
 def sent_in_a_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cut) -> tuple[int, ...]:

@@ -171,26 +171,18 @@ class Trials:
         Raises:
           TrialError: a process failed, but not for lack of memory.
         """
-        with self._jobs.new_directory() as folder:
-            return self._trial(batch_size, folder)
-
-    def _trial(self, batch_size: int, folder: pathlib.Path) -> Trial:
-        prepared = self._prepare(batch_size, folder)
         limit = MemoryLimit(self._memory)
-        outcome = self._jobs.run(
-            self._job,
-            folder / "logs",
-            prepared.command,
-            os.environ,
-            stops=[limit, deadline(self._seconds)],
-            start=limit.starting(NewProcess),
-        )
-        failure = f"more than {limit.text}" if limit.exceeded else _failure(outcome, self._seconds)
-        if failure:
-            return Trial(batch_size, failure, 0.0, limit.peak)
-        if outcome.code:
-            raise _failed(batch_size, outcome, prepared)
-        return Trial(batch_size, "", prepared.speed(), limit.peak)
+        stops = [limit, deadline(self._seconds)]
+        with self._jobs.new_directory() as folder:
+            prepared = self._prepare(batch_size, folder)
+            start, logs = limit.starting(NewProcess), folder / "logs"
+            outcome = self._jobs.run(self._job, logs, prepared.command, os.environ, stops=stops, start=start)
+            failure = f"more than {limit.text}" if limit.exceeded else _failure(outcome, self._seconds)
+            if failure:
+                return Trial(batch_size, failure, 0.0, limit.peak)
+            if outcome.code:
+                raise _failed(batch_size, outcome, prepared)
+            return Trial(batch_size, "", prepared.speed(), limit.peak)
 
 
 def _failure(outcome: Outcome, seconds: float) -> str:
