@@ -80,7 +80,7 @@ class SpreadStage:
             return self._of_weights
         return [self._devices.devices.full_tensor(loss) for loss in self._graph.weight_losses()]
 
-    def taken_gradients(self, after: tf.Tensor) -> list[tf.Tensor | None]:
+    def pop_gradients(self, after: tf.Tensor) -> list[tf.Tensor | None]:
         """Returns the sums of the gradients of `spread`, and resets them; None where no loss depends on a variable.
 
         Args:

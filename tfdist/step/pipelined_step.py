@@ -258,7 +258,7 @@ class _Stage:
         if not isinstance(self._graph, SpreadStage):
             return sums
         [after] = sums
-        found = self._graph.taken_gradients(tf.zeros([]) if after is None else after)
+        found = self._graph.pop_gradients(tf.zeros([]) if after is None else after)
         return _unscaled(found, self._source.loss_scale)
 
 
