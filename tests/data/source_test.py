@@ -110,15 +110,15 @@ def test_a_sample_is_from_all_over_the_data():
         def fetch(self, indices):
             return indices, indices
 
-    assert Numbers().look_at(4)[0].numpy().tolist() == [0, 250, 500, 750]
-    assert Numbers().map(lambda x, y: (x + 1, y)).look_at(2000)[0].numpy().tolist() == list(range(1, 1001))
+    assert Numbers().preview(4)[0].numpy().tolist() == [0, 250, 500, 750]
+    assert Numbers().map(lambda x, y: (x + 1, y)).preview(2000)[0].numpy().tolist() == list(range(1, 1001))
 
 
 def test_a_sample_of_arrays_in_memory_is_all_of_them_unless_they_are_large(monkeypatch):
     source = ArraySource((np.arange(100), np.arange(100)))
-    assert len(source.look_at(4)[0]) == 100 == len(source.map(lambda x, y: (x, y)).look_at(4)[0])
-    monkeypatch.setattr("tfdist.data.source._LOOK_AT_BYTES", 160)
-    assert source.look_at(4)[0].numpy().tolist() == list(range(0, 100, 10))
+    assert len(source.preview(4)[0]) == 100 == len(source.map(lambda x, y: (x, y)).preview(4)[0])
+    monkeypatch.setattr("tfdist.data.source._PREVIEW_BYTES", 160)
+    assert source.preview(4)[0].numpy().tolist() == list(range(0, 100, 10))
 
 
 def test_checksums_tell_arrays_apart():

@@ -232,5 +232,5 @@ def test_only_a_few_examples_of_a_stream_are_read(single):
 
     data = tf.data.Dataset.from_tensor_slices((np.repeat(X, 50, 0), np.repeat(Y, 50))).map(note)
     data = data.map(lambda x, y: (x, tf.ensure_shape(y, [])))
-    assert len(tfdist.data.as_examples(data).look_at(64)[0]) == 64
+    assert len(tfdist.data.as_examples(data).preview(64)[0]) == 64
     assert len(read) < 200

@@ -378,9 +378,9 @@ class Augmented(WrappedExamples):
         """See base class."""
         return Augmented(self._examples, self._augmentations, chain(self._transform, transform))
 
-    def look_at(self, rows: int) -> Element:
+    def preview(self, rows: int) -> Element:
         """See base class."""
-        return self._examples.map(self._transform).look_at(rows)
+        return self._examples.map(self._transform).preview(rows)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """See base class."""

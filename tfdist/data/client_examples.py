@@ -186,9 +186,9 @@ class ClientExamples(WrappedExamples):
             f"examples in batches of {batch_size}"
         )
 
-    def look_at(self, rows: int) -> Element:
+    def preview(self, rows: int) -> Element:
         """See base class."""
-        return self._source.look_at(rows)
+        return self._source.preview(rows)
 
     def map(self, transform: Transform) -> Examples:
         """See base class."""

@@ -83,7 +83,7 @@ class Examples(abc.ABC):
         """Returns the same examples, which every epoch has in their natural order; itself if it shuffles nothing."""
         return self
 
-    def look_at(self, rows: int) -> Element:
+    def preview(self, rows: int) -> Element:
         """Returns some examples, to check them before training; only `sample` can be read at any time.
 
         Args:

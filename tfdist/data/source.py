@@ -79,7 +79,7 @@ def random_keys(count: int, seed: int, counter: tf.Tensor) -> tf.Tensor:
     return blocks[:, :3]
 
 
-_LOOK_AT_BYTES = 2**24  # of arrays in memory, for `Examples.look_at`
+_PREVIEW_BYTES = 2**24  # of arrays in memory, for `Examples.preview`
 
 
 class Source(Examples):
@@ -118,9 +118,9 @@ class Source(Examples):
 
         return partition.map(element)
 
-    def look_at(self, rows: int) -> Element:
+    def preview(self, rows: int) -> Element:
         """See base class; examples from all over the data, since those of a class are often stored together."""
-        count = min(max(rows, self._rows_to_look_at), self.size)
+        count = min(max(rows, self._preview_rows), self.size)
         with tf.device("CPU:0"):
             return next(iter(tf.data.Dataset.from_tensors(_spread(count, self.size)).map(self._fetched)))
 
@@ -130,8 +130,8 @@ class Source(Examples):
         return keras_internals.with_autograph(self.fetch)(indices)
 
     @property
-    def _rows_to_look_at(self) -> int:
-        """Number of examples that cost next to nothing to look at."""
+    def _preview_rows(self) -> int:
+        """Number of examples that a preview reads at almost no cost."""
         return 0
 
     def _numbers(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
@@ -148,9 +148,9 @@ class Mapped(Source):
         self._transform = transform
 
     @property
-    def _rows_to_look_at(self) -> int:
+    def _preview_rows(self) -> int:
         """See base class."""
-        return self._source._rows_to_look_at
+        return self._source._preview_rows
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
@@ -236,14 +236,14 @@ class ArraySource(Source):
     @property
     def checksum(self) -> int:
         """See base class; of examples from all over the arrays, which are all if they are small."""
-        indices = _spread(max(1, self._rows_to_look_at), self.size)
+        indices = _spread(max(1, self._preview_rows), self.size)
         with tf.device("CPU:0"):
             return checksum(tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors))
 
     @property
-    def _rows_to_look_at(self) -> int:
+    def _preview_rows(self) -> int:
         """See base class."""
-        return self.size * _LOOK_AT_BYTES // max(self._bytes, _LOOK_AT_BYTES)
+        return self.size * _PREVIEW_BYTES // max(self._bytes, _PREVIEW_BYTES)
 
 
 class SampleSource(ArraySource):

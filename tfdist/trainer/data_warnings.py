@@ -286,4 +286,4 @@ def _values(places: list[str], result: str) -> str:
 def _sample(data: Examples) -> Any:
     """Returns some examples as arrays."""
     with explained_reading(data):
-        return data_check.as_arrays(data.sample.look_at(_ROWS))
+        return data_check.as_arrays(data.sample.preview(_ROWS))
