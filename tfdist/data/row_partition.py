@@ -194,7 +194,7 @@ class ChangingAllocation(RowAllocation):
     """An allocation of full batches that may change from any step on that no pipeline has allocated yet.
 
     Pipelines read ahead, each process as far as it happens to be. A change therefore takes effect from the first step
-    that none of them has allocated, which `held` returns, so that every batch is allocated once, in the same way everywhere.
+    that none of them has allocated, which `paused` returns, so that every batch is allocated once, in the same way everywhere.
     """
 
     def __init__(self, first_step: int, changes: Sequence[tuple[int, Sequence[int]]]):
@@ -218,13 +218,13 @@ class ChangingAllocation(RowAllocation):
         return _share_of(tf.ensure_shape(counts, [size]), replica)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[int]:
+    def paused(self) -> Iterator[int]:
         """Context in which pipelines wait instead of allocating further batches; yields the first step not allocated."""
         with self._lock:
             yield self._next
 
     def change(self, step: int, counts: Sequence[int]) -> None:
-        """Changes the allocation from a step on; to be called within `held`, for a step that no process has allocated."""
+        """Changes the allocation from a step on; to be called within `paused`, for a step that no process has allocated."""
         assert step >= self._next
         self._changes.append((step, np.asarray(counts, np.int64)))
 

@@ -94,7 +94,7 @@ class MeasuredBalancing(Balancing):
     def _decide(self) -> None:
         own = [median(times) for times in np.stack(self._seen).T.tolist()]
         group, speeds = self._strategy.group, self._speeds
-        with self._allocation.held() as free:
+        with self._allocation.paused() as free:
             everyone: Any = group.gather("balance/times", [free, own], LONG_SECONDS)
             times = [seconds for _, of_rank in everyone for seconds in of_rank]
             if not all(times):
