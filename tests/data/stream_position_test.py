@@ -102,7 +102,7 @@ def test_an_end_that_a_batch_of_four_goes_beyond(size, step, place):
     assert StreamPosition(4).epochs_from(step, size) == place
 
 
-BEGUN = BatchSchedule.begun(StreamPosition(12), 0, 40, batch_size=12, replicas=3)
+BEGUN = BatchSchedule.initial(StreamPosition(12), 0, 40, batch_size=12, replicas=3)
 
 
 def test_the_batch_of_one_replica_stays():

@@ -33,7 +33,7 @@ class BatchSchedule:
     position: StreamPosition
 
     @classmethod
-    def begun(cls, position: StreamPosition, step: int, size: int, batch_size: int, replicas: int) -> "BatchSchedule":
+    def initial(cls, position: StreamPosition, step: int, size: int, batch_size: int, replicas: int) -> "BatchSchedule":
         """Returns the schedule of a run that begins at a step.
 
         Args:

@@ -246,7 +246,7 @@ class TrainState:
         if self._size not in (None, size):  # other data, which begins with an epoch of its own
             epochs = -(-position.before(begun_at) // size)
             position = StreamPosition(batch_size, begun_at, epochs * size)
-        begun = self._batches or BatchSchedule.begun(position, begun_at, size, batch_size, parts)
+        begun = self._batches or BatchSchedule.initial(position, begun_at, size, batch_size, parts)
         return begun.on(parts, self.step, batch_size, elastic_batch)
 
     def resume(self, checkpoint: Checkpoint) -> None:

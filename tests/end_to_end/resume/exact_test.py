@@ -260,7 +260,7 @@ def after_a_step(single, tmp_path_factory) -> tuple[tfdist.Trainer, pathlib.Path
     [
         {"progress": 3},
         {"batch_schedule": {"step": 1}},
-        {"batch_schedule": {**BatchSchedule.begun(StreamPosition(4), 0, 8, 4, 1).to_json(), "begun_at": None}},
+        {"batch_schedule": {**BatchSchedule.initial(StreamPosition(4), 0, 8, 4, 1).to_json(), "begun_at": None}},
         {"exchanges": None},
         {"order": None},
         *({"compression": wrong} for wrong in ([1], {"kernel": 3}, {"kernel": "topk(ratio"})),
