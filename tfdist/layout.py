@@ -12,7 +12,7 @@ from tfdist.errors.numbers import byte_size
 from tfdist.sharding.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_replicated
 
 if TYPE_CHECKING:
-    from tfdist.planning.layout_plan import Plan, Planned
+    from tfdist.planning.layout_plan import Plan, VariablePlan
 
 _SHOWN = 3  # paths per group of variables
 
@@ -114,7 +114,7 @@ def _facts(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: i
     }
 
 
-def _variable(variable: "Planned", found: "Plan") -> dict[str, Any]:
+def _variable(variable: "VariablePlan", found: "Plan") -> dict[str, Any]:
     return {
         "path": variable.path,
         "dims": list(variable.dims),
@@ -134,7 +134,7 @@ def _by_kind(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
     """Yields lines about variables that are not sharded, by reason."""
-    reasons: dict[str, list[Planned]] = {}
+    reasons: dict[str, list[VariablePlan]] = {}
     for v in found.variables:
         if v.is_replicated(found.mesh):
             reasons.setdefault(why_replicated(v.shape, v.trainable, v.slots, found.mesh, shard), []).append(v)

@@ -12,7 +12,7 @@ from tfdist.sharding.layouts import Shard
 from tfdist.sharding.mesh import Mesh
 
 if TYPE_CHECKING:
-    from tfdist.planning.layout_plan import Plan, Planned
+    from tfdist.planning.layout_plan import Plan, VariablePlan
 
 _AXIS = "data"
 
@@ -38,7 +38,7 @@ def main(config: LayoutConfig, output: Output) -> int:
     return 0
 
 
-def _state_bytes(variable: "Planned") -> int:
+def _state_bytes(variable: "VariablePlan") -> int:
     return variable.slots * variable.bytes
 
 

@@ -400,7 +400,7 @@ _UNCOUNTED = ("embed", "head_dim")  # if sharded, operations between layers comm
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class VariablePlan:
     """The plan of one variable.
 
     Attributes:
@@ -461,7 +461,7 @@ class Plan:
     """
 
     mesh: Mesh
-    variables: list[Planned]
+    variables: list[VariablePlan]
     sent: list[Sent]
     activations: int
     dims: frozenset[str]
@@ -547,7 +547,7 @@ class AbstractModel:
 
     def _planned(
         self, uninitialized: keras_internals.UninitializedVariable, mesh: Mesh, rules: Mapping[str, str], shard: Shard
-    ) -> Planned:
+    ) -> VariablePlan:
         variable = uninitialized.variable
         keras_internals.set_layout(variable, None)
         layouts = placement(uninitialized, rules, mesh, shard)
@@ -555,9 +555,9 @@ class AbstractModel:
         size = keras_internals.bytes_of(variable)
         dims = tuple(dim or "*" for dim in dims_of_uninitialized(uninitialized))
         slots = self.slots.get(id(variable), 0)
-        return Planned(variable.path, dims, tuple(variable.shape), size, layouts, slots, variable.trainable)
+        return VariablePlan(variable.path, dims, tuple(variable.shape), size, layouts, slots, variable.trainable)
 
-    def _of_parts(self, variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
+    def _of_parts(self, variables: list[VariablePlan], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
         """Yields the communication of sharded state."""
         twice = {each.variable.path for each in self._uninitialized if is_gathered_in_turn(each)}
         trainable = [variable for variable in variables if variable.trainable]
@@ -664,7 +664,7 @@ class SpreadPlan:
 
     plan: Plan
     rules: Mapping[str, str]
-    of_variables: Mapping[int, Planned]
+    of_variables: Mapping[int, VariablePlan]
 
     @property
     def devices(self) -> int:
@@ -672,12 +672,12 @@ class SpreadPlan:
         return self.plan.mesh.size
 
     @property
-    def sharded(self) -> list[Planned]:
+    def sharded(self) -> list[VariablePlan]:
         """The variables of which each device has a part: trainable ones, as the others stay on the host."""
         return [v for v in self.plan.variables if v.trainable and not v.is_replicated(self.plan.mesh)]
 
     @property
-    def replicated(self) -> list[Planned]:
+    def replicated(self) -> list[VariablePlan]:
         """The trainable variables of which every device has all values."""
         return [v for v in self.plan.variables if v.trainable and v.is_replicated(self.plan.mesh)]
 
