@@ -56,7 +56,7 @@ class ModelParts:
         return ""
 
     @contextlib.contextmanager
-    def whole(self, part: keras.Model) -> Iterator[keras.Model]:
+    def full_model(self, part: keras.Model) -> Iterator[keras.Model]:
         """Context with the model of a part, on the chief with all its values, to save it; every process must enter it.
 
         Args:

@@ -1,4 +1,4 @@
-"""The forward pass of a whole model through a pipeline, for evaluation and prediction."""
+"""The forward pass of the full model through a pipeline, for evaluation and prediction."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

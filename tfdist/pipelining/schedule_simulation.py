@@ -34,20 +34,20 @@ def simulate(
     Args:
       schedule: the schedule.
       forward: duration of a forward pass.
-      backward: duration of a whole backward pass, "B".
+      backward: duration of a backward pass, "B".
       weight: of this, the gradient of the weights, "W"; half of it by default.
       input_gradient: duration of the gradient of the input, "I"; the rest of `backward` by default, which assumes that a
-        backward pass in two parts costs no more than a whole one.
+        backward pass in two parts costs no more than one in one part.
 
     Raises:
       InputError: actions wait for each other; the message names the cycle.
     """
-    whole = _by_stage(backward, schedule)
-    weights = [seconds / 2 for seconds in whole] if weight is None else _by_stage(weight, schedule)
-    rest = [max(both - w, 0.0) for both, w in zip(whole, weights, strict=True)]
+    backward_by_stage = _by_stage(backward, schedule)
+    weights = [seconds / 2 for seconds in backward_by_stage] if weight is None else _by_stage(weight, schedule)
+    rest = [max(both - w, 0.0) for both, w in zip(backward_by_stage, weights, strict=True)]
     durations = {
         FORWARD: _by_stage(forward, schedule),
-        BACKWARD: whole,
+        BACKWARD: backward_by_stage,
         WEIGHT_GRADIENT: weights,
         INPUT_GRADIENT: rest if input_gradient is None else _by_stage(input_gradient, schedule),
     }

@@ -123,7 +123,7 @@ class StageDevices:
         """Returns warnings about rules that have no effect on a model, and about an axis that is not used.
 
         Args:
-          model: the whole model: a rule may be for another stage.
+          model: the full model: a rule may be for another stage.
         """
         owners = keras_internals.owners_of_variables(model)
         dims = {dim for v in model.trainable_variables for dim in dims_of(v, owners.get(id(v), [])) if dim}

@@ -26,13 +26,13 @@ from tfdist.pipelining.operation_graph import Graph
 from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule_simulation import simulate
 from tfdist.pipelining.shared_variables import synchronize_shared
-from tfdist.pipelining.staged_model import StagedModel, whole_model
+from tfdist.pipelining.staged_model import StagedModel, full_model
 
 _NEXT, _END = "save/next", -1
 
 
 @contextlib.contextmanager
-def full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]:
+def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]:
     """Yields the model, whose weights the chief can read: the process of its stage sends each one when it is read.
 
     The chief keeps none of them, as it may not have the memory for the full model. Every process must enter it. Those of the
@@ -43,16 +43,16 @@ def full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]
       model: this process's part of the model.
     """
     if strategy.local_replicas.start != 0:
-        yield model.whole
+        yield model.full_model
         return
     reads = _Reads(strategy, model)
     if strategy.pipeline_rank != 0:
         reads.answer()
-        yield model.whole
+        yield model.full_model
         return
     try:
         with keras_internals.read_by(reads.missing, reads.read):
-            yield model.whole
+            yield model.full_model
     finally:
         reads.end()
 
@@ -200,7 +200,7 @@ class StageParts(ModelParts):
     def trained(self, model: keras.Model) -> StagedModel:
         """See base class."""
         strategy, schedule = self._strategy, self._strategy.schedule
-        model = whole_model(model)  # of a stage of another trainer
+        model = full_model(model)  # of a stage of another trainer
         check_stages_of(model)
         cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
         with strategy.raise_on_all_members("stages"), strategy.process_device():
@@ -237,12 +237,12 @@ class StageParts(ModelParts):
         return f"{len(counts)}, of {' + '.join(f'{count:,}' for count in counts)} parameters; {named}, {cost}"
 
     @contextlib.contextmanager
-    def whole(self, part: keras.Model) -> Iterator[keras.Model]:
+    def full_model(self, part: keras.Model) -> Iterator[keras.Model]:
         """See base class."""
         assert isinstance(part, StagedModel)
         devices = self._strategy.stage_devices
         on_host = contextlib.nullcontext() if devices is None else devices.values_on_host(part.variables)
-        with on_host, full_model(self._strategy, part) as model:
+        with on_host, read_full_model(self._strategy, part) as model:
             yield model
 
     def regularization(self, part: keras.Model) -> float:

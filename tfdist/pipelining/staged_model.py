@@ -42,12 +42,12 @@ class StagedModel(keras.Model):
     """The layers of a process's stages, with their variables only: optimizer, state and checkpoints are of these.
 
     Attributes:
-      cut: the stages of the whole model.
+      cut: the stages of the full model.
     """
 
     def __init__(
         self,
-        whole: keras.Model,
+        model: keras.Model,
         cut: Cut,
         numbers: Sequence[int],
         forward: Callable[["StagedModel", Any], Any],
@@ -56,14 +56,14 @@ class StagedModel(keras.Model):
         """Gives the variables of the stages their initial values, and no others.
 
         Args:
-          whole: the model.
+          model: the full model.
           cut: how it is cut.
           numbers: numbers of the stages of this process.
-          forward: computes the outputs of the whole model for its inputs, in a replica function of a pipeline.
+          forward: computes the outputs of the full model for its inputs, in a replica function of a pipeline.
           devices: devices over which the stages are spread; None for one.
         """
-        super().__init__(name=whole.name)
-        self._whole = _Untracked(whole)
+        super().__init__(name=model.name)
+        self._full_model = _Untracked(model)
         self.cut, self._forward = cut, forward
         graphs = [cut.stages[number] for number in numbers]
         stages = graphs if devices is None else [SpreadStage(graph, devices) for graph in graphs]
@@ -71,24 +71,24 @@ class StagedModel(keras.Model):
         self._stage_layers = list(dict.fromkeys(layer for stage in self.stages.values() for layer in stage.layers))
         for stage in self.stages.values():
             if devices is not None:
-                devices.place(whole, stage.variables.all)
+                devices.place(model, stage.variables.all)
             initialize(stage.variables)
         # Values of layers that were frozen for an earlier trainer have been created as those of frozen layers.
         keras_internals.watch_copies([keras_internals.value_of(variable) for variable in self.trainable_variables])
-        keras_internals.refuse_values(whole.variables, _message("a read of a weight of another stage"))
-        has_all = all(keras_internals.value_of(variable) is not None for variable in whole.variables)
+        keras_internals.refuse_values(model.variables, _message("a read of a weight of another stage"))
+        has_all = all(keras_internals.value_of(variable) is not None for variable in model.variables)
         for name in (*_NEEDS_ALL_WEIGHTS, "save"):
             setattr(self, name, functools.partial(_refuse, f"a call of {name} of the trainer's model"))
         for name in () if has_all else _NEEDS_ALL_WEIGHTS:
-            setattr(whole, name, functools.partial(_refuse, f"a call of {name} of the model"))
-        if hasattr(whole, "output_names"):  # which a sequential model does not have
-            self.output_names = whole.output_names
+            setattr(model, name, functools.partial(_refuse, f"a call of {name} of the model"))
+        if hasattr(model, "output_names"):  # which a sequential model does not have
+            self.output_names = model.output_names
         self.built = True
 
     @property
-    def whole(self) -> keras.Model:
+    def full_model(self) -> keras.Model:
         """The model; weights of other stages have no values."""
-        return self._whole.value
+        return self._full_model.value
 
     @property
     def stages(self) -> Mapping[int, StageGraph | SpreadStage]:
@@ -100,7 +100,7 @@ class StagedModel(keras.Model):
     def variables(self) -> list[keras.Variable]:
         """This process's variables, in the order of the model, including those of layers that other stages share."""
         own = {id(variable) for stage in self.stages.values() for variable in stage.variables.all}
-        return [variable for variable in self.whole.variables if id(variable) in own]
+        return [variable for variable in self.full_model.variables if id(variable) in own]
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
@@ -117,16 +117,16 @@ class StagedModel(keras.Model):
     non_trainable_weights = non_trainable_variables
 
     def load_weights(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Loads the weights of the whole model from a file, of which this process keeps those of its stages.
+        """Loads the weights of the full model from a file, of which this process keeps those of its stages.
 
         Args:
-          filepath: file that a model like the whole one has saved.
+          filepath: file that an equal full model has saved.
           **kwargs: see base class.
         """
-        self.whole.load_weights(filepath, **kwargs)
+        self.full_model.load_weights(filepath, **kwargs)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Returns the outputs of the whole model; zeros in a process that does not have the last stage."""
+        """Returns the outputs of the full model; zeros in a process that does not have the last stage."""
         if in_replica_function():
             return self._forward(self, inputs)
         if not keras_internals.is_symbolic_call():
@@ -140,14 +140,14 @@ class StagedModel(keras.Model):
           The outputs.
           Zeros that stand for the values of the variables.
         """
-        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self.whole.variables]
-        with keras.StatelessScope(state_mapping=list(zip(self.whole.variables, zeros, strict=True))):
-            return self.whole(inputs, training=training), zeros
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self.full_model.variables]
+        with keras.StatelessScope(state_mapping=list(zip(self.full_model.variables, zeros, strict=True))):
+            return self.full_model(inputs, training=training), zeros
 
 
-def whole_model(model: keras.Model) -> keras.Model:
+def full_model(model: keras.Model) -> keras.Model:
     """Returns the model of which a process has stages; any other model as it is."""
-    return model.whole if isinstance(model, StagedModel) else model
+    return model.full_model if isinstance(model, StagedModel) else model
 
 
 def without_flush_of(strategy: Strategy) -> HasStages | None:

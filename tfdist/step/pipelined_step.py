@@ -71,7 +71,7 @@ class PipelinedGradients(GradientSource):
         super().__init__(*args)
         self.clock, self.keeps_gradients = clock, self.strategy.replicas == 1
         self.messages = Recording(self.strategy.pipeline_collectives)
-        whole = self.model.whole
+        whole = self.model.full_model
         self.seeds = randomness.seed_states(whole)  # so that layers of different stages draw different numbers
         state = [*keras_internals.own_state(whole), *keras_internals.spectrally_normalized(whole)]
         self._layer_state = {id(variable) for variable in state}

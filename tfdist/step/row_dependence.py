@@ -16,7 +16,7 @@ from tfdist import keras_internals
 from tfdist.collectives import RecordedCall, using
 from tfdist.data.batches import count_rows
 from tfdist.errors.engine_errors import described
-from tfdist.pipelining.staged_model import whole_model
+from tfdist.pipelining.staged_model import full_model
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Combination, Communication, Labelled, explained
 from tfdist.row_semantics.sizes import COUNT
@@ -154,7 +154,7 @@ class _ForwardPass:
         return outputs, loss_terms, added
 
     def _specs_of_outputs(self) -> Any:
-        outputs = whole_model(self._model).outputs
+        outputs = full_model(self._model).outputs
         specs = [tf.TensorSpec([None, *output.shape[1:]], output.dtype) for output in outputs]
         return specs if len(specs) > 1 else specs[0]
 

@@ -14,7 +14,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
 from tfdist.gradients.compression import parse_choice
 from tfdist.layers.sync_batch_norm import is_synchronized
-from tfdist.pipelining.staged_model import whole_model
+from tfdist.pipelining.staged_model import full_model
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def check_own_gradients(optimizer: keras.Optimizer) -> None:
 
 def check_trains(model: keras.Model) -> None:
     """Raises `InputError` for a built model without trainable variables."""
-    if not whole_model(model).trainable_variables:  # a stage may have none
+    if not full_model(model).trainable_variables:  # a stage may have none
         raise InputError("A model needs variables to be trained. Received: no trainable variable.")
 
 
@@ -172,7 +172,7 @@ _REFUSED = {
 
 def trained_ids(model: keras.Model) -> list[int]:
     """Returns the ids of the variables that are trainable now; of all stages, on each process of a pipeline."""
-    return [id(variable) for variable in whole_model(model).trainable_variables]
+    return [id(variable) for variable in full_model(model).trainable_variables]
 
 
 def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras.Optimizer) -> None:

@@ -266,7 +266,7 @@ def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> 
 
 def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
     """Returns the weights; on the chief those of the whole model, elsewhere those of this process."""
-    with strategy.parts.whole(model) as whole:
+    with strategy.parts.full_model(model) as whole:
         return {
             v.path: np.asarray(tf.convert_to_tensor(strategy.local(v.value)[0]), np.float64)
             for v in whole.variables

@@ -32,7 +32,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.errors.numbers import byte_size, count_of
 from tfdist.pipelining.has_stages import pipeline_of
-from tfdist.pipelining.staged_model import whole_model, without_flush_of
+from tfdist.pipelining.staged_model import full_model, without_flush_of
 from tfdist.reporting import RunPlan, StepTimer
 from tfdist.reporting.warn_once import warn_once
 from tfdist.sharding.balanced_parts import describe_parts
@@ -82,7 +82,7 @@ def describe(
 
 def describe_model(model: keras.Model) -> str:
     """Returns for example `mlp, 55,050 parameters (215.0 KiB)`."""
-    model = whole_model(model)
+    model = full_model(model)
     count, trained = _count(model.weights), _count(model.trainable_weights)
     size = sum(_count([v]) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size for v in model.weights)
     frozen = "" if trained == count else f", {trained:,} of them trainable"

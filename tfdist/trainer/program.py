@@ -21,7 +21,7 @@ from tfdist.data import Examples, explained_reading
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.tf_distribute import without_numbers
 from tfdist.layers.sync_batch_norm import synchronize_layers
-from tfdist.pipelining.staged_model import whole_model
+from tfdist.pipelining.staged_model import full_model
 from tfdist.reporting.environment import versions
 from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
@@ -72,7 +72,7 @@ def check_equal_stages(group: Group, part: keras.Model) -> None:
     Raises:
       InputError: on every rank, naming the first difference and which ranks have which value.
     """
-    check_equal(group, whole_model(part))
+    check_equal(group, full_model(part))
     with long_timeout("its model") as deadline:
         group.agree("models/optimizer", dict(_settings_of_optimizer(part.optimizer)), "", deadline)
 

@@ -26,7 +26,7 @@ from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
 from tfdist.models import with_batch_norm
 from tfdist.optimizers.weight_average import average_weights
-from tfdist.pipelining.staged_model import whole_model, without_flush_of
+from tfdist.pipelining.staged_model import full_model, without_flush_of
 from tfdist.reporting import PlainReporter, Reporter, terminal_or_plain
 from tfdist.row_semantics.explanation import listener
 from tfdist.step.compression import Compression
@@ -95,7 +95,7 @@ def compile_model(
     model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
     if not strategy.trains_whole_model:
         check_own_gradients(optimizer)
-    loss_scale = settings.loss_scale or taken or default_loss_scale(whole_model(model))
+    loss_scale = settings.loss_scale or taken or default_loss_scale(full_model(model))
     found = dataclasses.replace(settings, loss_scale=loss_scale)
     check_options(found, optimizer)
     if pipeline := without_flush_of(strategy):
@@ -492,6 +492,6 @@ class Trainer(Evaluates):
         saved as ordinary BatchNorm, its equal in inference. The optimizer is saved too, unless a layer was replaced in
         this way or Keras does not know it: one of tfdist, or one with a warmup. With `ema`, it saves the average.
         """
-        with self.averaged_weights(), self.strategy.parts.whole(self.model) as whole:
+        with self.averaged_weights(), self.strategy.parts.full_model(self.model) as whole:
             if self.strategy.is_chief:
                 save_model(whole, path)
