@@ -8,7 +8,7 @@ pytest.importorskip("horovod")
 
 from tfdist.cluster.environment import Cluster
 from tfdist.distribution import horovod_rendezvous
-from tfdist.distribution.horovod_rendezvous import Choice, choice, choose
+from tfdist.distribution.horovod_rendezvous import Choice, choose_library, own_choice
 
 ONE_HOST = Cluster(1, 4, 1, 4, source="TF_CONFIG")
 BY_LAUNCH = {"HOROVOD_RANK": "1", "TFDIST_GROUP": "127.0.0.1:1"}
@@ -17,7 +17,7 @@ MPICH = "MPICH 4.3.2"
 
 def test_mpi_is_taken_where_each_rank_has_a_core_beside_the_one_that_polls():
     for cluster, environment in ((ONE_HOST, {}), (dataclasses.replace(ONE_HOST, source="Horovod"), BY_LAUNCH)):
-        found = choice(cluster, 2, MPICH, False, environment)
+        found = own_choice(cluster, 2, MPICH, False, environment)
         assert found == Choice("mpi", "because all ranks are on one host, with 2 cores each")
 
 
@@ -38,7 +38,7 @@ def test_mpi_is_taken_where_each_rank_has_a_core_beside_the_one_that_polls():
 )
 def test_gloo_is_taken_elsewhere_and_the_reason_said(changes, reason):
     given = {"cluster": ONE_HOST, "cores": 8, "mpi": MPICH, "has_gpus": False, "environment": {}, **changes}
-    assert choice(**given) == Choice("gloo", f"because {reason}")
+    assert own_choice(**given) == Choice("gloo", f"because {reason}")
 
 
 class Job:
@@ -63,11 +63,11 @@ def large_host(monkeypatch):
 
 def test_one_rank_that_has_a_reason_against_mpi_decides_for_all(large_host):
     mine, cores = Choice("mpi", "because all ranks are on one host, with 6 cores each"), Choice("gloo", "because cores")
-    assert choose(Job(mine, mine), ONE_HOST) == mine
-    assert choose(Job(mine, cores), ONE_HOST) == cores
-    assert choose(Job(cores, Choice("gloo", "because gpus")), ONE_HOST) == cores
+    assert choose_library(Job(mine, mine), ONE_HOST) == mine
+    assert choose_library(Job(mine, cores), ONE_HOST) == cores
+    assert choose_library(Job(cores, Choice("gloo", "because gpus")), ONE_HOST) == cores
 
 
 def test_a_limit_of_the_container_counts_as_fewer_cores(large_host, monkeypatch):
     monkeypatch.setattr(horovod_rendezvous, "cpu_quota", lambda: 4.0)
-    assert choose(Job(), ONE_HOST).reason.endswith("and there are 1")
+    assert choose_library(Job(), ONE_HOST).reason.endswith("and there are 1")

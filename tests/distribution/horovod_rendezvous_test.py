@@ -108,7 +108,7 @@ class Started:
             if name not in variables:
                 monkeypatch.delenv(name)
         monkeypatch.setattr(horovod_rendezvous, "_used", {})
-        monkeypatch.setattr(horovod_rendezvous, "choose", lambda *_: self.automatic)
+        monkeypatch.setattr(horovod_rendezvous, "choose_library", lambda *_: self.automatic)
         monkeypatch.setattr(horovod_rendezvous, "_init", self.init)
         monkeypatch.setattr(horovod_rendezvous, "initialize", lambda *_: self.steps.append("MPI"))
         monkeypatch.setattr(horovod_rendezvous, "serve_and_describe", lambda *_: self.steps.append("rendezvous") or {})

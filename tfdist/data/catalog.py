@@ -222,8 +222,8 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
     Args:
       name: `digits`, `mnist5k`, `fashion_mnist`, `text(length=128)`, `synthetic:224x224x3` or `tfds:NAME`; your own files,
         `images:DIR`, `csv:FILE`, `npz:FILE` or `tfrecord:PATTERN`; or a user-defined `package.module:function`. Each may
-        have arguments in parentheses. A user's function gets `data_dir` if it has this parameter, and returns what
-        `as_data_set` accepts.
+        have arguments in parentheses. A user's function gets `data_dir` if it has this parameter, and returns a
+        value that `as_data_set` accepts.
       data_dir: directory of data sets that are files.
 
     Raises:

@@ -54,7 +54,7 @@ class BatchedSource(Examples):
 
     A step takes the next `batch_size` rows, so that an epoch may end within a step, whose other rows are of the next
     epoch. Every process reads all batches and keeps its own rows: they must be the same on all processes. Resuming at a
-    step reads and discards what precedes it in its epoch, which is exact if an epoch has the same order every time.
+    step reads and discards the preceding rows of its epoch, which is exact if an epoch has the same order every time.
 
     Attributes:
       batch_size: rows of the first batch.

@@ -25,7 +25,7 @@ class StreamSource(Examples):
 
     The order of an epoch is a shuffle with a buffer, drawn from (seed, epoch). Since the examples of a step must not
     depend on the number of replicas, every process reads the whole stream and keeps its own rows: on N processes,
-    reading costs N times what it would if each read a part. Resuming at a step reads and discards the preceding
+    the total cost of reading is N times that of reading once. Resuming at a step reads and discards the preceding
     examples of its epoch. If that is too slow, write a `Source`.
     """
 

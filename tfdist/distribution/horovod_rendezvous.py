@@ -138,7 +138,7 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(group: Group, cluster: Cluster) -> Choice:
+def choose_library(group: Group, cluster: Cluster) -> Choice:
     """Chooses the library, the same one on every member: Gloo if any of them has a reason against MPI.
 
     Args:
@@ -148,12 +148,12 @@ def choose(group: Group, cluster: Cluster) -> Choice:
     cores = cores_per_process(cluster.local_size, assigned=cluster.source in BINDING_LAUNCHERS)
     quota = cpu_quota() / cluster.local_size
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
-    own = choice(cluster, min(cores, quota), mpi_library(), has_gpus, os.environ)
+    own = own_choice(cluster, min(cores, quota), mpi_library(), has_gpus, os.environ)
     choices = [Choice(*each) for each in group.gather("horovod/automatic", list(own))]
     return next((each for each in choices if each.library == "gloo"), own)
 
 
-def choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
+def own_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
     """Returns the choice of one rank.
 
     Args:
@@ -179,7 +179,7 @@ def choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment
     return Choice("mpi", f"because all ranks are on one host, with {cores:g} cores each")
 
 
-def from_horovods_variables(environment: Mapping[str, str]) -> Choice | None:
+def choice_of_horovod_variables(environment: Mapping[str, str]) -> Choice | None:
     """Returns the library that the user has named in Horovod's own variables, if any."""
     if "HOROVOD_RANK" not in environment:  # otherwise the launcher has set them
         for name in _HOROVOD_VARIABLES:
@@ -217,7 +217,7 @@ def start_horovod(
       cluster: this process in the job.
       join: joins the job's group; called once, when the group's address is known.
       communication: the library of its collectives, "gloo" or "mpi"; "auto" for the environment's choice, or
-        that of `choose`; empty for the environment's choice, or Gloo.
+        that of `choose_library`; empty for the environment's choice, or Gloo.
       stall_seconds: seconds after which Horovod aborts an operation that a rank does not submit.
       planned_sets: returns the process sets, which Horovod must know when it starts; called once, with the group unless it
         is joined through Horovod. Without any, those of `options` are used.
@@ -228,7 +228,7 @@ def start_horovod(
     """
     _set_defaults(stall_seconds)
     _check_mpirun(cluster)
-    communication, _used["reason"] = _choice(communication, cluster)
+    communication, _used["reason"] = _requested_choice(communication, cluster)
     is_placed = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
     if is_placed and not _knows_coordinator(cluster):
         _init(options | _sets_option(planned_sets(None)), communication)
@@ -239,7 +239,7 @@ def start_horovod(
     if group.size == cluster.size:
         group.agree("horovod/communication", {"communication": communication}, "--")
     if communication == "auto":
-        communication, _used["reason"] = choose(group, cluster)
+        communication, _used["reason"] = choose_library(group, cluster)
     options |= _sets_option(planned_sets(group))
     if is_placed and (communication == "gloo" or cluster.source == "MPI"):
         _init(options, communication)
@@ -255,8 +255,8 @@ def _sets_option(sets: list[hvd.ProcessSet]) -> dict[str, Any]:
 
 def automatic_choice(group: Group, cluster: Cluster) -> Choice:
     """Returns the library that "auto" takes, and why, without starting Horovod; all members must call this function."""
-    choice = _choice("auto", cluster)
-    return choose(group, cluster) if choice.library == "auto" else choice
+    choice = _requested_choice("auto", cluster)
+    return choose_library(group, cluster) if choice.library == "auto" else choice
 
 
 def _check_mpirun(cluster: Cluster) -> None:
@@ -285,7 +285,7 @@ def _knows_coordinator(cluster: Cluster) -> bool:
     return bool(cluster.coordinator or ADDRESS_VARIABLE in os.environ)
 
 
-def _choice(communication: str, cluster: Cluster) -> Choice:
+def _requested_choice(communication: str, cluster: Cluster) -> Choice:
     """Returns the library and the reason; "auto" if it is still to be chosen.
 
     Raises:
@@ -320,7 +320,7 @@ def _from_environment(communication: str) -> Choice:
     if library:
         return Choice(library, f"as {COMMUNICATION_VARIABLE} says")
     if communication == "auto":
-        choice = from_horovods_variables(os.environ)
+        choice = choice_of_horovod_variables(os.environ)
         return choice or Choice("auto", "because horovodrun started the processes")  # unless it is replaced later
     return Choice(_used.get("communication", "gloo"), "because the program does not choose")
 
@@ -359,7 +359,7 @@ def start_through(group: Group, cluster: Cluster, communication: str = "", **opt
             "Under mpirun, a process can start Horovod only once, because its shutdown ends MPI. Received: a second start. "
             "Keep it running, or use `tfdist launch`."
         )
-    communication = _choice(communication, cluster).library
+    communication = _requested_choice(communication, cluster).library
     if communication != _used.setdefault("communication", communication):
         raise InputError(
             f"Horovod keeps the library of its first start in a process. Received: {communication} after "
@@ -459,13 +459,13 @@ def _host_addresses(cluster: Cluster, group: Group) -> list[str]:
         return [LOOPBACK] * cluster.size
     # The launcher knows rank 0 by this address.
     served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
-    at = group.broadcast("horovod/at", cluster.coordinator or join_address(served, 1))
-    ways = group.gather("horovod/ways", list(_way_to(at)))
-    first = next((other for own, other in ways if not is_loopback(own)), LOOPBACK)
-    return [first if is_loopback(own) else own for own, _ in ways]
+    address = group.broadcast("horovod/at", cluster.coordinator or join_address(served, 1))
+    routes = group.gather("horovod/ways", list(_route_from_here(address)))
+    first = next((other for own, other in routes if not is_loopback(own)), LOOPBACK)
+    return [first if is_loopback(own) else own for own, _ in routes]
 
 
-def _way_to(address: str) -> Route:
+def _route_from_here(address: str) -> Route:
     host, port = split_address(address)
     try:
         return route_to(host, port, socket.AF_INET)

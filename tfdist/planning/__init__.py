@@ -1,5 +1,5 @@
-"""What a run will cost, and which values suit it, before anything is trained.
+"""Plans, measurements and searches before a run: its cost, and values that suit it.
 
 `layout_plan` and `pipeline_plan` compute bytes and communication from shapes (`tfdist layout`), `benchmark_timing` measures
-collectives (`tfdist bench`), `learning_rate` and `batch_size` search for values and leave no trace in a run (`--find`).
+collectives (`tfdist bench`), `learning_rate` and `batch_size` search for values and change nothing in a run (`--find`).
 """

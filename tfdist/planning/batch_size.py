@@ -148,8 +148,8 @@ def find_batch_size(
       args: further positional arguments.
       kwargs: keyword arguments.
       max: the largest size to try.
-      memory: bytes that the processes of a trial may have together, as a number or such as "2GiB"; by default 90% of what
-        is available.
+      memory: bytes that the processes of a trial may have together, as a number or such as "2GiB"; by default 90% of the
+        available memory.
       seconds: a trial that takes longer is ended, and its size counts as too large.
       processes: number of processes of a trial.
       launcher: how they find each other: "tensorflow" (TF_CONFIG) or "horovod".

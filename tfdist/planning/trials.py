@@ -19,8 +19,8 @@ from tfdist.launcher.job_runner import CapturedJobs, last_line, read_log
 from tfdist.launcher.supervision import Stop, deadline
 
 # A memory limit for the processes of a job, which are ended together when they exceed it.
-# TensorFlow reserves several times the address space that it uses, so that a resource limit of the kernel, which counts what
-# is reserved, would end a process that needs little. What is resident is read from time to time instead.
+# TensorFlow reserves several times the address space that it uses, so that a resource limit of the kernel, which counts
+# reserved space, would end a process that needs little. Resident memory is read from time to time instead.
 
 _SHARE = 0.9  # of the available memory; between two measurements, processes may use more
 _SECONDS_BETWEEN_CHILDREN = 0.5
