@@ -19,19 +19,7 @@ ALL = "all"
 GROWTH = 4  # factor between two sizes of a range
 _EACH = "each size"
 _SIZES = "Write bytes, as in 4,64KB,1MB, or a range 4B:64MB"
-_WHERE = (
-    "strategy",
-    "devices",
-    "tpu",
-    "communication",
-    "topology",
-    "coordinator",
-    "token_file",
-    "insecure",
-    "start_timeout_seconds",
-    "intra_op_threads",
-    "output_dir",
-)
+_TRAIN_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -97,8 +85,7 @@ def _checked_operations(text: str) -> str:
 
 def _same(name: str) -> Any:
     """Returns a field with the flag and default of the field of this name in `TrainConfig`."""
-    field = next(field for field in dataclasses.fields(TrainConfig) if field.name == name)
-    return dataclasses.field(default=field.default, metadata=field.metadata)
+    return dataclasses.field(default=_TRAIN_FIELDS[name].default, metadata=_TRAIN_FIELDS[name].metadata)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,5 +143,6 @@ class BenchConfig:
                 "Only all_reduce has algorithms: leave out --operations or --all_reduce. Received: "
                 f"{flag_text('operations', self.operations)} {flag_text('all_reduce', self.all_reduce)}."
             )
-        TrainConfig(**{name: getattr(self, name) for name in _WHERE})
+        names = {field.name for field in dataclasses.fields(self)} & _TRAIN_FIELDS.keys() - {"all_reduce"}
+        TrainConfig(**{name: getattr(self, name) for name in names})
         check_strategy(self, declared(self.strategy))

@@ -172,7 +172,7 @@ class Trials:
           TrialError: a process failed, but not for lack of memory.
         """
         limit = MemoryLimit(self._memory)
-        stops = [limit, deadline(self._seconds)]
+        stops: list[Callable[[], Stop | None]] = [limit, deadline(self._seconds)]
         with self._jobs.new_directory() as folder:
             prepared = self._prepare(batch_size, folder)
             start, logs = limit.starting(NewProcess), folder / "logs"
