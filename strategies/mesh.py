@@ -23,10 +23,10 @@ from tfdist.distribution.dtensor_variables import (
     MeshBlocks,
     MeshVariables,
     batches_on,
+    combine_all_reduces,
     compiled_program,
     engine_mesh,
     lay_batch,
-    sum_together,
 )
 from tfdist.distribution.mesh_checks import refuse_calls_outside, refuse_unsafe_operations
 from tfdist.distribution.strategy import State, Strategy
@@ -85,7 +85,7 @@ class MeshOfDevices(Strategy):
         self.rules = parse_layout(layout, mesh)
         self.shard = parse_shard(shard, shard_axis or self.rules["batch"], shard_min_elements, mesh)
         share_cores(cluster, intra_op_threads)
-        sum_together(self.shard.sums_together)
+        combine_all_reduces(self.shard.combines_all_reduces)
         self.group = join(cluster)
         self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()

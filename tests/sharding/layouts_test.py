@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.sharding.layouts import Layout, Shard, laid_out, parse_layout, placed, split_rules
+from tfdist.sharding.layouts import Layout, Shard, laid_out, parse_layout, shard_placement, split_rules
 from tfdist.sharding.mesh import Mesh, mesh_of, parse_mesh
 
 
@@ -81,7 +81,7 @@ WHOLE, SPLIT = Layout((None, None)), Layout((None, "data"))
     ],
 )
 def test_stages_of_zero(stage, stored, gradient, slots):
-    found = placed(WHOLE, (4, 6), MESH, Shard(stage, "data", 1))
+    found = shard_placement(WHOLE, (4, 6), MESH, Shard(stage, "data", 1))
     assert (found.computed, found.stored, found.gradient, found.slots) == (WHOLE, stored, gradient, slots)
 
 
@@ -97,15 +97,17 @@ def test_stages_of_zero(stage, stored, gradient, slots):
     ],
 )
 def test_what_is_sharded_over(axes, shape, expected):
-    assert placed(Layout(axes), shape, MESH, Shard("parameters", "data", 4)).stored == Layout(expected)
+    assert shard_placement(Layout(axes), shape, MESH, Shard("parameters", "data", 4)).stored == Layout(expected)
 
 
 def test_an_axis_of_one_device_splits_nothing():
     mesh = parse_mesh("data:2;model:1")
-    assert placed(Layout((None, "model")), (3, 4), mesh, Shard("parameters", "data", 4)).stored == Layout(
+    assert shard_placement(Layout((None, "model")), (3, 4), mesh, Shard("parameters", "data", 4)).stored == Layout(
         (None, "data")
     )
-    assert placed(Layout((None, None)), (3, 4), mesh, Shard("parameters", "model", 4)).stored == Layout((None, None))
+    assert shard_placement(Layout((None, None)), (3, 4), mesh, Shard("parameters", "model", 4)).stored == Layout(
+        (None, None)
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.config.rules import parse_chain
 from tfdist.config.spec import Spec, call, call_own, load_object
-from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, as_is, chain
+from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, chain, identity
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.data.source import ROUNDS, random_keys
 from tfdist.errors import InputError, names_arguments
@@ -315,11 +315,11 @@ def _augmentation(spec: Spec) -> Augmentation:
     if spec.name in AUGMENTATIONS:
         return call(AUGMENTATIONS[spec.name], spec)
     if ":" in spec.name:
-        return _own(spec)
+        return _user_augmentation(spec)
     raise InputError(f"--augment={spec.name} is not known.{nearest(spec.name, AUGMENTATIONS)}")
 
 
-def _own(spec: Spec) -> Augmentation:
+def _user_augmentation(spec: Spec) -> Augmentation:
     function = load_object(spec.name)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
@@ -335,7 +335,7 @@ class Augmented(WrappedExamples):
     the number of replicas, or the step at which a run resumes.
     """
 
-    def __init__(self, examples: Examples, augmentations: Sequence[Augmentation], transform: Transform = as_is):
+    def __init__(self, examples: Examples, augmentations: Sequence[Augmentation], transform: Transform = identity):
         """Wraps the examples.
 
         Args:

@@ -22,7 +22,7 @@ from tfdist.data.row_partition import (
     RowAllocation,
     RowPartition,
     check_equal_shares,
-    computed,
+    computed_range,
     replicas_text,
     share,
     shares_text,
@@ -79,7 +79,7 @@ class Pipeline:
         """
         check_batch_size(self.batch_size, size)
         partition = RowPartition(self.batch_size, tuple(replicas), size, self.first, allocation=self.allocation)
-        return prepared(self.source.indexed_batches(partition, self.seed), len(replicas))
+        return prefetched(self.source.indexed_batches(partition, self.seed), len(replicas))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ def one_pass(examples: Examples, partition: RowPartition) -> tf.data.Dataset:
         return ReplicaRows(indexed.batch, (count,), batch_size)
 
     batches = examples.indexed_batches(partition, seed=None).enumerate()
-    return prepared(batches.map(replica_rows), len(partition.replicas))
+    return prefetched(batches.map(replica_rows), len(partition.replicas))
 
 
 @keras_internals.without_autograph
@@ -160,7 +160,7 @@ def check_batch_size(
         )
 
 
-def prepared(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+def prefetched(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Prefetches for a process's replicas, in threads other than those of the training step."""
     options: Any = tf.data.Options()
     options.deterministic = True
@@ -212,7 +212,7 @@ def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:
     if leaf is None:
         return None
     present = count_rows(leaf)
-    begin, end = computed(*share(present, replica, size), present)
+    begin, end = computed_range(*share(present, replica, size), present)
     own = leaf[begin:end]
     if isinstance(leaf, tf.RaggedTensor):
         return own
@@ -242,7 +242,7 @@ def split_batches(
             lambda local: without_none(part(batch, tf.gather(own, local), size))
         )
 
-    return prepared(batches.enumerate().flat_map(shares), len(replicas))
+    return prefetched(batches.enumerate().flat_map(shares), len(replicas))
 
 
 def _noted(number: tf.Tensor, batch: Any, note: Callable[[int, int], None]) -> Any:

@@ -16,7 +16,7 @@ from tfdist.data.csv_table import (
 )
 from tfdist.data.examples import DataSet, Origins
 from tfdist.data.source import ArraySource
-from tfdist.data.split import held_out
+from tfdist.data.split import split_indices
 from tfdist.errors import InputError
 
 _KIND = "csv"
@@ -74,7 +74,7 @@ def csv(
     table = _with_values(table, [*names, target], drop_missing)
     classes = None if regression else _classes(table, target)
     y = _labels(table, target, classes)
-    train_rows, test_rows = held_out(y if classes else np.zeros(len(y), np.int32), validation_split)
+    train_rows, test_rows = split_indices(y if classes else np.zeros(len(y), np.int32), validation_split)
     train = _rows(table, train_rows) if len(test_rows) else table
     encoding = column_encoding(train, names, standardize)
     source, other = TableRows(encoding.encoded(train), y[train_rows], train.lines), None

@@ -157,7 +157,7 @@ class PartialEpochs(WrappedExamples):
 NO_TARGETS = ()  # the y of examples that have none
 
 
-def inputs_alone(*x: Any) -> Element:
+def without_targets(*x: Any) -> Element:
     """Returns (x, y) without targets, given the parts of an element that is x, (x,) or a tuple of inputs."""
     return x[0] if len(x) == 1 else x, NO_TARGETS
 
@@ -169,7 +169,7 @@ def as_element(batch: Any) -> Element:
     """
     batch = without_absent(batch)
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
-    return parts if len(parts) > 1 else inputs_alone(*parts)
+    return parts if len(parts) > 1 else without_targets(*parts)
 
 
 def with_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -180,7 +180,7 @@ def with_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(as_element)
 
 
-def as_is(*element: Any) -> Element:
+def identity(*element: Any) -> Element:
     """Returns its arguments: the identity transform."""
     return element
 

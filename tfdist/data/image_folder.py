@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config.data_set_files import checksum_of, existing
-from tfdist.data.examples import DataSet, Element, Origins, inputs_alone
+from tfdist.data.examples import DataSet, Element, Origins, without_targets
 from tfdist.data.image_decoding import ImageDecoding, decoded_shape, image_decoding
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source
-from tfdist.data.split import held_out
+from tfdist.data.split import split_indices
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
 
@@ -46,7 +46,7 @@ class ImageFiles(Source):
         """See base class."""
         contents = tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices))
         x = self._decoding.decoded(contents)
-        return inputs_alone(x) if self._labels is None else (x, tf.gather(self._labels, indices))
+        return without_targets(x) if self._labels is None else (x, tf.gather(self._labels, indices))
 
     @property
     def origins(self) -> Origins:
@@ -99,10 +99,10 @@ def images(
     decoding = _decoding(paths[0], size, channels, crop_to_aspect_ratio)
     for files in by_class.values():
         _check_file(files[0], decoding)
-    train, held_out_indices = held_out(numbers, validation_split)
+    train, test_indices = split_indices(numbers, validation_split)
     test = (
-        ImageFiles(folder, [paths[i] for i in held_out_indices], numbers[held_out_indices], decoding)
-        if len(held_out_indices)
+        ImageFiles(folder, [paths[i] for i in test_indices], numbers[test_indices], decoding)
+        if len(test_indices)
         else None
     )
     if test_folder:

@@ -23,16 +23,16 @@ from tfdist.data.examples import (
     Examples,
     Transform,
     as_element,
-    as_is,
     chain,
     check_element,
-    inputs_alone,
+    identity,
     spec_of_one,
     with_elements,
+    without_targets,
 )
 from tfdist.data.row_partition import RowPartition, has_arrays, with_tuples, without_absent
 from tfdist.data.source import ArraySource, SampleSource, Source
-from tfdist.data.stream import StreamSource, shares_of, transformed
+from tfdist.data.stream import StreamSource, apply_transform, split_shares
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import refusal_inside
 
@@ -82,7 +82,7 @@ class BatchedSource(Examples):
         """
         check_element(first)
         self._epoch, self._first, self.rows, self._shuffle = epoch, first, rows, True
-        self.can_be_read_again, self._transform = can_be_read_again, as_is
+        self.can_be_read_again, self._transform = can_be_read_again, identity
         self.size = epoch_rows or rows or _FOREVER
         self.batch_size = _count(first)
 
@@ -118,9 +118,9 @@ class BatchedSource(Examples):
         else:
             stream = self._from(first, seed if self._shuffle else None).rebatch(batch_size)
         numbered = stream.enumerate().map(lambda number, rows: (self._numbers(first + number * batch_size, rows), rows))
-        shares = numbered.enumerate().flat_map(shares_of(partition))
+        shares = numbered.enumerate().flat_map(split_shares(partition))
         shares = shares.apply(tf.data.experimental.assert_cardinality(partition.elements))
-        return shares.map(transformed(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
+        return shares.map(apply_transform(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class."""
@@ -441,9 +441,9 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
         return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
     if isinstance(value, tuple | list) and len(value) in (1, 2, 3):
         parts = tuple(with_tuples(part) for part in _parts_of(value))
-        return ArraySource(parts if len(parts) > 1 else inputs_alone(*parts))
+        return ArraySource(parts if len(parts) > 1 else without_targets(*parts))
     if isinstance(value, np.ndarray | tf.Tensor | dict):
-        return ArraySource(inputs_alone(with_tuples(value)))
+        return ArraySource(without_targets(with_tuples(value)))
     if isinstance(value, keras.utils.PyDataset):
         return from_py_dataset(value, steps)
     if isinstance(value, Iterator) or is_data_loader(value):
@@ -494,10 +494,10 @@ def is_data_loader(value: Any) -> bool:
 
 def _is_pair(value: Any) -> bool:
     """Returns whether a value is a pair of data sets, for training and test, rather than the x and the y of one."""
-    return isinstance(value, tuple | list) and len(value) == 2 and all(_is_whole(part) for part in value)
+    return isinstance(value, tuple | list) and len(value) == 2 and all(_is_data_set(part) for part in value)
 
 
-def _is_whole(part: Any) -> bool:
+def _is_data_set(part: Any) -> bool:
     """Returns whether a part of a pair is a data set, rather than the x or the y of one."""
     return isinstance(part, Examples | tf.data.Dataset | keras.utils.PyDataset) or (
         isinstance(part, tuple | list) and len(part) in (2, 3) and all(not np.isscalar(item) for item in part)
@@ -537,7 +537,7 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
             "`x` must be arrays, a tf.data.Dataset, a PyDataset, a generator, examples or a DataSet. Received: "
             f"{type(x).__name__}. Give an array of rows, or a list or dict of arrays for a model with several inputs."
         )
-    return ArraySource(inputs_alone(_arrays(x)))
+    return ArraySource(without_targets(_arrays(x)))
 
 
 def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) -> Examples:
@@ -546,7 +546,7 @@ def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) ->
     dataset = with_elements(dataset)
     is_batched = keras_internals.is_batched(dataset)
     if len(dataset.element_spec) > 3:
-        dataset = dataset.map(inputs_alone)
+        dataset = dataset.map(without_targets)
     if is_batched:
         return from_dataset(dataset if steps is None else dataset.take(steps))
     return StreamSource(dataset if steps is None else dataset.take(steps * batch_size))

@@ -6,10 +6,10 @@ import numpy as np
 
 from tfdist.config.data_set_files import existing
 from tfdist.data.csv_table import class_names, class_numbers
-from tfdist.data.examples import DataSet, Transform, as_is
+from tfdist.data.examples import DataSet, Transform, identity
 from tfdist.data.images import scaled
 from tfdist.data.source import ArraySource
-from tfdist.data.split import held_out
+from tfdist.data.split import split_indices
 from tfdist.errors import InputError
 
 _KIND = "npz"
@@ -48,7 +48,7 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
         names = class_names(y.tolist(), file)
         y = class_numbers(names, y.tolist(), file)
         test = None if test is None else (test[0], class_numbers(names, test[1].reshape(-1).tolist(), file))
-    train_indices, test_indices = held_out(y if _is_label(y) else np.zeros(len(y), np.int32), validation_split)
+    train_indices, test_indices = split_indices(y if _is_label(y) else np.zeros(len(y), np.int32), validation_split)
     if test is None:
         test = (x[test_indices], y[test_indices]) if len(test_indices) else None
     else:
@@ -120,5 +120,5 @@ def _is_label(y: np.ndarray) -> bool:
 
 
 def _source(arrays: tuple[np.ndarray, np.ndarray]) -> ArraySource:
-    transform: Transform = scaled(255) if arrays[0].dtype == np.uint8 else as_is
+    transform: Transform = scaled(255) if arrays[0].dtype == np.uint8 else identity
     return ArraySource(arrays, transform)

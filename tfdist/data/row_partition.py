@@ -126,7 +126,7 @@ def share(present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor,
     return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, present.dtype)
 
 
-def computed(first: tf.Tensor, count: tf.Tensor, present: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def computed_range(first: tf.Tensor, count: tf.Tensor, present: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns begin and end of the rows that a replica computes: its own or, without any, the last of the `present` rows."""
     begin = tf.minimum(first, present - 1)
     return begin, begin + tf.maximum(count, 1)
@@ -318,7 +318,7 @@ class RowPartition:
         """Returns begin and end of the rows that a local replica computes, and how many of them count, int64 scalars."""
         present, replica = self._present(batch), tf.constant(self.replicas, tf.int64)[local]
         first, count = self.allocation.share(batch, present, replica, self.size)
-        return *computed(first, count, present), count
+        return *computed_range(first, count, present), count
 
     def counts(self, element: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns how many rows of an element count, and how many its batch has, int32 scalars."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.batches import checksum
-from tfdist.data.examples import Element, Examples, Origins, Transform, as_is, chain, check_element, spec_of_one
+from tfdist.data.examples import Element, Examples, Origins, Transform, chain, check_element, identity, spec_of_one
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.errors import InputError
 
@@ -179,7 +179,7 @@ class InOrder(Mapped):
     """A source whose epochs are not shuffled."""
 
     def __init__(self, source: Source):
-        super().__init__(source, as_is)
+        super().__init__(source, identity)
 
     def map(self, transform: Transform) -> Source:
         """See base class."""
@@ -199,7 +199,7 @@ class ArraySource(Source):
     As in Keras's `fit`, floating-point numbers are converted to floatx, and a pandas Series becomes a column [size, 1].
     """
 
-    def __init__(self, arrays: Any, transform: Transform = as_is):
+    def __init__(self, arrays: Any, transform: Transform = identity):
         """Copies the arrays.
 
         Args:

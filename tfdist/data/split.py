@@ -26,7 +26,7 @@ def stratified(labels: np.ndarray, test_size: int, seed: int = 0) -> tuple[np.nd
     return train[np.argsort(keys[train])], test[np.argsort(keys[test])]
 
 
-def held_out(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+def split_indices(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
     """Splits a fraction off for validation, as `stratified` does; always the same examples.
 
     Args:

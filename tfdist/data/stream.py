@@ -10,7 +10,16 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.data.batches import checksum
-from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one, with_elements
+from tfdist.data.examples import (
+    Element,
+    Examples,
+    Transform,
+    chain,
+    check_element,
+    identity,
+    spec_of_one,
+    with_elements,
+)
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.errors import InputError
 
@@ -33,7 +42,7 @@ class StreamSource(Examples):
         self,
         dataset: tf.data.Dataset,
         buffer_size: int | None = None,
-        transform: Transform = as_is,
+        transform: Transform = identity,
         *,
         shuffle: bool = True,
     ):
@@ -93,9 +102,9 @@ class StreamSource(Examples):
         examples = numbered.skip(partition.first) if seed is None else self._endless(numbered, seed, partition.first)
         batches = examples.batch(partition.batch_size, drop_remainder=partition.total is None)
 
-        rows = batches.enumerate().flat_map(shares_of(partition))
+        rows = batches.enumerate().flat_map(split_shares(partition))
         rows = rows.apply(tf.data.experimental.assert_cardinality(partition.elements))
-        return rows.map(transformed(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
+        return rows.map(apply_transform(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
     def _endless(self, numbered: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
         """Returns the stream of epochs from position `first` on."""
@@ -112,7 +121,7 @@ class StreamSource(Examples):
         return tf.data.Dataset.counter(first // self.size).flat_map(epoch).skip(first % self.size)
 
 
-def transformed(transform: Transform) -> Callable[[IndexedBatch], IndexedBatch]:
+def apply_transform(transform: Transform) -> Callable[[IndexedBatch], IndexedBatch]:
     """Returns the function that applies a transform to an `IndexedBatch`."""
 
     def function(element: IndexedBatch) -> IndexedBatch:
@@ -121,7 +130,7 @@ def transformed(transform: Transform) -> Callable[[IndexedBatch], IndexedBatch]:
     return keras_internals.without_autograph(function)
 
 
-def shares_of(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tensor, Element]], tf.data.Dataset]:
+def split_shares(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tensor, Element]], tf.data.Dataset]:
     """Returns the function that makes `IndexedBatch`es for a process's replicas of a numbered global batch.
 
     Args:

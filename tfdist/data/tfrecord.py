@@ -18,7 +18,7 @@ from tfdist.data.examples import DataSet, Element
 from tfdist.data.image_decoding import ImageDecoding, image_decoding, without_context
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source
-from tfdist.data.split import held_out
+from tfdist.data.split import split_indices
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import did_you_mean, nearest
 
@@ -374,7 +374,7 @@ def tfrecord(
     if other is not None:
         check_record(other.read(np.array([0]))[0], dict(parser.features), other.described(0))
     else:
-        train_records, test_records = held_out(np.zeros(len(index.offset), np.int32), validation_split)
+        train_records, test_records = split_indices(np.zeros(len(index.offset), np.int32), validation_split)
         if len(test_records):
             other, index = index.part(test_records), index.part(train_records)
     source = Records(index, parser)

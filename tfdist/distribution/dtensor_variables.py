@@ -55,7 +55,7 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
     return dtensor.create_distributed_mesh(axes, local_devices=[f"{kind}:{i}" for i in range(local)], device_type=kind)
 
 
-def sum_together(together: bool) -> None:
+def combine_all_reduces(together: bool) -> None:
     """Sets whether DTensor merges independent all-reduces into one message, which then waits for all its inputs."""
     os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1" if together else "0"
 
@@ -225,7 +225,7 @@ def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:
 
 
 @contextlib.contextmanager
-def calling_program(graphs: Sequence[tf.Graph]) -> Iterator[None]:
+def explained_program_errors(graphs: Sequence[tf.Graph]) -> Iterator[None]:
     """Context of a call of a program of the devices; operations that DTensor cannot compile are an `InputError` of one line.
 
     Args:
@@ -243,7 +243,7 @@ def calling_program(graphs: Sequence[tf.Graph]) -> Iterator[None]:
 
 
 def compiled_program(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function of the devices, with errors as in `calling_program`."""
+    """Compiles a function of the devices, with errors as in `explained_program_errors`."""
     graphs: list[tf.Graph] = []
 
     def traced(*args: Any) -> Any:
@@ -253,7 +253,7 @@ def compiled_program(function: Callable[..., Any]) -> Callable[..., Any]:
     program = tf.function(traced, autograph=False)
 
     def called(*args: Any) -> Any:
-        with calling_program(graphs):
+        with explained_program_errors(graphs):
             return program(*args)
 
     return called

@@ -136,7 +136,7 @@ class Link(NamedTuple):
         if tensors:
             wire = self.collectives.wire
             encoded = [self.compression.encode(tensor, wire) for tensor in tensors]
-            messages = [_as(tensor, _sent_dtype(tensor.dtype, wire)) for tensor in encoded]
+            messages = [_reinterpret(tensor, _sent_dtype(tensor.dtype, wire)) for tensor in encoded]
             self.collectives.send(messages, self.other, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], tag: str) -> list[tf.Tensor]:
@@ -146,7 +146,7 @@ class Link(NamedTuple):
         wire = self.collectives.wire
         encoded = [self.compression.message_spec(spec, wire) for spec in specs]
         received = self.collectives.receive([_sent_spec(spec, wire) for spec in encoded], self.other, tag=tag)
-        messages = [_as(tensor, spec.dtype) for tensor, spec in zip(received, encoded, strict=True)]
+        messages = [_reinterpret(tensor, spec.dtype) for tensor, spec in zip(received, encoded, strict=True)]
         return [self.compression.decode(message, spec, wire) for message, spec in zip(messages, specs, strict=True)]
 
 
@@ -163,7 +163,7 @@ def _sent_dtype(dtype: tf.DType, wire: Wire) -> tf.DType:
     return dtype if dtype in wire.sends else _SENT_DTYPES.get(dtype.size, tf.int32)
 
 
-def _as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def _reinterpret(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns a tensor with the same bytes as another dtype of this size; small integers and booleans are cast."""
     if tensor.dtype == dtype:
         return tensor

@@ -18,7 +18,7 @@ from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph
 SLACK = 0.05  # fraction by which the most expensive stage may exceed its minimum, to send fewer bytes
 
 
-def balanced(costs: np.ndarray, stages: int, crossing: np.ndarray, allowed: np.ndarray) -> list[int] | None:
+def balance(costs: np.ndarray, stages: int, crossing: np.ndarray, allowed: np.ndarray) -> list[int] | None:
     """Returns where the stages other than the first begin: the indices of the elements before which to cut.
 
     The highest cost of a stage is at most 5% above the minimum; subject to that, the total of bytes that cross cuts is
@@ -104,7 +104,7 @@ def cut_positions(
     crossing = np.array([0.0, *crossing_bytes(graph, run)])
     costs = _costs(graph, run, cut, seconds)
     sensible = allowed & (crossing <= _MAX_RELATIVE_BYTES * (np.median(crossing[allowed]) if allowed.any() else 0.0))
-    positions_of_balance = balanced(costs, stages, crossing, sensible) or balanced(costs, stages, crossing, allowed)
+    positions_of_balance = balance(costs, stages, crossing, sensible) or balance(costs, stages, crossing, allowed)
     if positions_of_balance is None:
         any_calls = _Inseparable(_STATE, graph.model.name, 0, 0)
         raise (inseparable[0] if inseparable else any_calls).refused(f"{stages} stages")

@@ -341,10 +341,10 @@ def cut_model(
     """
     graph, run = model if isinstance(model, TracedModel) else trace_model(model)
     cut = parse_cut(cut) if isinstance(cut, str) else cut
-    return assemble(graph, run, cut_positions(graph, run, cut, stages, seconds))
+    return cut_at(graph, run, cut_positions(graph, run, cut, stages, seconds))
 
 
-def assemble(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
+def cut_at(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
     """Returns the model cut into stages.
 
     Args:

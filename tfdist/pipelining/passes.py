@@ -44,7 +44,7 @@ def inputs_of(operations: Operations, outputs: Iterable[tf.Tensor]) -> list[tf.T
     return [needed[name] for name in sorted(needed)]
 
 
-def extracted(
+def extract_function(
     graph: tf.Graph,
     operations: Operations,
     inputs: Sequence[tf.Tensor],
@@ -322,7 +322,7 @@ class Passes:
         outside = frozenset(tensor.op for tensor in graph.inputs)
         results = [*self._of_variables, *self._of_inputs]
         if not self._split:
-            self._backward = extracted(graph, self._needed - outside, self._arguments, results, self._values)
+            self._backward = extract_function(graph, self._needed - outside, self._arguments, results, self._values)
             return
         of_input = operations_before(self._of_inputs) - outside
         of_weight = self._needed - outside - of_input
@@ -335,8 +335,10 @@ class Passes:
         used = [x for x in inputs_of(of_input, self._of_inputs) if x.name not in self._values]
         self._indices_of_input = [indices[tensor.name] for tensor in used]
         self._indices_of_weight = [indices[tensor.name] for tensor in arguments]
-        self._backward_input = extracted(graph, of_input, used, [*self._of_inputs, *computed], self._values)
-        self._backward_weight = extracted(graph, of_weight, [*computed, *arguments], self._of_variables, self._values)
+        self._backward_input = extract_function(graph, of_input, used, [*self._of_inputs, *computed], self._values)
+        self._backward_weight = extract_function(
+            graph, of_weight, [*computed, *arguments], self._of_variables, self._values
+        )
 
     def _check_captures(self) -> None:
         """Raises `ValueError` if a pass would depend on a tensor of the function in which it is traced."""

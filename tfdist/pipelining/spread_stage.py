@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.dtensor_variables import calling_program
+from tfdist.distribution.dtensor_variables import explained_program_errors
 from tfdist.errors import InputError
 from tfdist.layers.mesh_layouts import placement_of, update_at_once
 from tfdist.pipelining.cut_points import Crossing
@@ -176,7 +176,7 @@ class _Passes:
 
     def _run_forward(self, order: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
         devices = self._devices
-        with calling_program([self._forward.graph]):
+        with explained_program_errors([self._forward.graph]):
             results = self._forward(*(devices.to_devices(x) for x in arrays))
         count = len(self._specs)
         number = next(self._numbers)
@@ -191,7 +191,7 @@ class _Passes:
         residuals = iter(self._live.pop(int(number)))
         captured = [next(residuals) if value is None else value for value in self._outside]
         to_devices = [devices.to_devices(x) for x in upstream]
-        with calling_program([self._backward.graph]):
+        with explained_program_errors([self._backward.graph]):
             results = keras_internals.call_with_captures(self._backward, [*to_devices, *self._sums], captured)
         count = len(self._differentiated)
         self._sums = list(results[count:])
@@ -293,7 +293,7 @@ class SpreadUpdate:
             variable.assign(value)
 
     def _run(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        with calling_program([self._update.graph]):
+        with explained_program_errors([self._update.graph]):
             values = self._update(*(self._devices.to_devices(x) for x in arrays[:-1]))
         return [np.zeros([], np.float32), *self._devices.to_host(values)]
 

@@ -45,7 +45,7 @@ def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.M
     if strategy.local_replicas.start != 0:
         yield model.full_model
         return
-    reads = _Reads(strategy, model)
+    reads = _RemoteReads(strategy, model)
     if strategy.pipeline_rank != 0:
         reads.answer()
         yield model.full_model
@@ -57,7 +57,7 @@ def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.M
         reads.end()
 
 
-class _Reads:
+class _RemoteReads:
     """Reads of variables by the chief, which the processes of its pipeline answer.
 
     Attributes:

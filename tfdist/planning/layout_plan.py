@@ -136,7 +136,7 @@ def _shape(tensor: keras.KerasTensor, rows: int) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sent:
+class Traffic:
     """One collective of a step, or several of one kind that the engine combines.
 
     Attributes:
@@ -155,9 +155,9 @@ class Sent:
 _KEYS = ("key", "value")  # projections in Keras's attention layers
 
 
-def between_layers(
+def layer_communication(
     model: keras.Model, layers: Sequence[keras.Layer], activations: Activations, mesh: Mesh, rules: Mapping[str, str]
-) -> Iterator[Sent]:
+) -> Iterator[Traffic]:
     """Yields the communication of the layers in a forward and a backward pass."""
     batch = rules["batch"]
     without_gradients = _without_gradients(model, layers)
@@ -174,14 +174,14 @@ def between_layers(
             yield from _dense(layer, activations, mesh, batch, is_learned)
         elif isinstance(layer, keras.layers.BatchNormalization) and mesh.splits(batch):
             size = keras_internals.bytes_of(layer.moving_mean)
-            yield Sent(f"moments of {layer.path}, and their gradients", "all-reduce", batch, 2 * size)
+            yield Traffic(f"moments of {layer.path}, and their gradients", "all-reduce", batch, 2 * size)
         elif getattr(layer, "tfdist_dims", None):
             yield from _constraint(layer, activations, is_learned)
     for output in keras.tree.flatten(model.outputs):
         for axis in activations.of(output).axes[1:]:
             if axis:
                 rows = (activations.of(output).axes[0], *[None] * (len(output.shape) - 1))
-                yield Sent("outputs, for the loss", "all-gather", axis, activations.bytes_with(output, rows))
+                yield Traffic("outputs, for the loss", "all-gather", axis, activations.bytes_with(output, rows))
 
 
 def unclear(
@@ -217,14 +217,14 @@ def _is_unclear(layer: keras.Layer, activations: Activations, mesh: Mesh) -> boo
     return not is_known and any(axis and axis not in after for axis in before[1:])
 
 
-def of_gradients(
+def gradient_communication(
     layers: Sequence[keras.Layer],
     activations: Activations,
     mesh: Mesh,
     batch_axis: str,
     sizes: Mapping[int, int],
     shard: Shard,
-) -> Iterator[Sent]:
+) -> Iterator[Traffic]:
     """Yields the sums of gradients over axes along which their layers have different rows or parts of a sequence.
 
     Args:
@@ -253,8 +253,8 @@ def of_gradients(
         summed[tuple(axis for axis in over if mesh.splits(axis))] += size
     for axes, total in summed.items():
         if axes:
-            manner = "together" if shard.sums_together else "one by one"
-            yield Sent(f"gradients, {manner}", "all-reduce", "&".join(axes), total)
+            manner = "together" if shard.combines_all_reduces else "one by one"
+            yield Traffic(f"gradients, {manner}", "all-reduce", "&".join(axes), total)
 
 
 def _axes_of_tokens(layer: keras.Layer, activation: Activation) -> list[str]:
@@ -274,7 +274,7 @@ def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set
 
 def _dense(
     layer: keras.layers.Dense, activations: Activations, mesh: Mesh, batch: str, is_learned: bool
-) -> Iterator[Sent]:
+) -> Iterator[Traffic]:
     """Yields partial sums over a sharded contracted dim (Megatron's f and g)."""
     rows, columns = (
         axis if axis != batch and mesh.splits(axis) else None
@@ -282,27 +282,27 @@ def _dense(
     )
     activation, source = activations.of(layer.input), first(layer.input)
     if activation.axes[-1] and columns == activation.axes[-1] and rows != columns:
-        yield Sent(
+        yield Traffic(
             f"input of {layer.path}",
             "all-gather",
             columns,
             activations.bytes_with(source, (*activation.axes[:-1], None)),
         )
     elif axis := rows or activation.axes[-1]:
-        yield Sent(f"output of {layer.path}", "all-reduce", axis, activations.of(layer.output).bytes)
+        yield Traffic(f"output of {layer.path}", "all-reduce", axis, activations.of(layer.output).bytes)
     if columns and is_learned:
         gradient = activations.bytes_with(source, (*activation.axes[:-1], rows))
-        yield Sent(f"gradient of the input of {layer.path}", "all-reduce", columns, gradient)
+        yield Traffic(f"gradient of the input of {layer.path}", "all-reduce", columns, gradient)
 
 
 def _attention(
     layer: keras.Layer, activations: Activations, mesh: Mesh, rules: Mapping[str, str], without_gradients: set[int]
-) -> Iterator[Sent]:
+) -> Iterator[Traffic]:
     heads, tensors = rules.get("heads"), {id(tensor): tensor for tensor in keras.tree.flatten(layer.input)}
     if heads != rules["batch"] and mesh.splits(heads):
-        yield Sent(f"output of {layer.path}", "all-reduce", heads, activations.of(layer.output).bytes)
+        yield Traffic(f"output of {layer.path}", "all-reduce", heads, activations.of(layer.output).bytes)
         for tensor in (tensor for key, tensor in tensors.items() if key not in without_gradients):
-            yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, activations.of(tensor).bytes)
+            yield Traffic(f"gradient of the input of {layer.path}", "all-reduce", heads, activations.of(tensor).bytes)
     keys = list(tensors.values())[-1]
     activation_of_keys = activations.of(keys)
     context = rules.get("context", rules["batch"])
@@ -318,33 +318,33 @@ def _attention(
         kernels = [keras_internals.kernel_of(x) for x in keras_internals.layers_of(layer) if x.name in _KEYS]
         repeats = getattr(layer, "num_repeats", 1)  # grouped queries share keys, which Keras repeats before attention
         size = tokens * repeats * sum(_width(kernel, mesh) for kernel in kernels)
-        yield Sent(f"keys and values of {layer.path}", "all-gather", axis, size)
-        yield Sent(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
+        yield Traffic(f"keys and values of {layer.path}", "all-gather", axis, size)
+        yield Traffic(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
 
 
-def _experts(layer: MixtureOfExperts, activations: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
+def _experts(layer: MixtureOfExperts, activations: Activations, mesh: Mesh, batch: str) -> Iterator[Traffic]:
     """Yields the exchange of tokens with experts, and gradients; or partial sums if each device has all tokens."""
     activation, source = activations.of(layer.input), first(layer.input)
     all_tokens = activations.bytes_with(source, (activation.axes[0], None, None))
     if mesh.splits(batch):
-        yield Sent(f"load of {layer.path}", "all-reduce", batch, keras_internals.bytes_of(layer.load.tokens))
+        yield Traffic(f"load of {layer.path}", "all-reduce", batch, keras_internals.bytes_of(layer.load.tokens))
     for sequence in activation.sequence_axes:
-        yield Sent(f"tokens of {layer.path}", "all-gather", sequence, all_tokens)
+        yield Traffic(f"tokens of {layer.path}", "all-gather", sequence, all_tokens)
     size = all_tokens // source.shape[1] * layer.experts * layer.capacity(source.shape[1], training=True)
     experts, _, width = keras_internals.layout_of(layer.in_kernel).computed.axes
     parts = mesh.axes[experts] if experts else 1
     if mesh.splits(width):
         own = size if experts == batch else size // parts  # of all rows, or those of the device
-        yield Sent(f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * own)
+        yield Traffic(f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * own)
     if parts > 1 and experts == batch:
         gathers = any(keras_internals.layout_of(variable).is_gathered for variable in layer.trainable_variables)
         times = 3 if gathers else 2  # such a layer is recomputed in the backward pass
         for what in ("tokens to the experts", "tokens from the experts"):
-            yield Sent(f"{what} of {layer.path}, and their gradients", "all-to-all", experts, times * size)
+            yield Traffic(f"{what} of {layer.path}, and their gradients", "all-to-all", experts, times * size)
     elif parts > 1:
-        yield Sent(f"output of {layer.path}, and gradients of its tokens", "all-reduce", experts, 2 * all_tokens)
+        yield Traffic(f"output of {layer.path}, and gradients of its tokens", "all-reduce", experts, 2 * all_tokens)
         weights = all_tokens // source.shape[2] * layer.experts
-        yield Sent(f"gradients of the weights of tokens of {layer.path}", "all-gather", experts, weights)
+        yield Traffic(f"gradients of the weights of tokens of {layer.path}", "all-gather", experts, weights)
 
 
 def _width(kernel: keras.Variable, mesh: Mesh) -> int:
@@ -353,20 +353,20 @@ def _width(kernel: keras.Variable, mesh: Mesh) -> int:
     return kernel.shape[1] * kernel.shape[2] // parts
 
 
-def _constraint(layer: keras.Layer, activations: Activations, is_learned: bool) -> Iterator[Sent]:
+def _constraint(layer: keras.Layer, activations: Activations, is_learned: bool) -> Iterator[Traffic]:
     """Yields a gather for each axis that a constraint removes and, for the gradient, for each axis that it adds."""
     before, after = activations.of(layer.input), activations.of(layer.output)
     tensor = first(layer.input)
     for i, (old, new) in enumerate(zip(before.axes, after.axes, strict=True)):
         if old and old != new:
             rest = (*before.axes[:i], None, *before.axes[i + 1 :])
-            yield Sent(f"tensor in {layer.name}", "all-gather", old, activations.bytes_with(tensor, rest))
+            yield Traffic(f"tensor in {layer.name}", "all-gather", old, activations.bytes_with(tensor, rest))
         if new and old != new and is_learned and keras.backend.is_float_dtype(tensor.dtype):
             rest = (*after.axes[:i], None, *after.axes[i + 1 :])
-            yield Sent(f"gradient in {layer.name}", "all-gather", new, activations.bytes_with(tensor, rest))
+            yield Traffic(f"gradient in {layer.name}", "all-gather", new, activations.bytes_with(tensor, rest))
 
 
-def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[Sent]:
+def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[Traffic]:
     """Yields the gathers by which DTensor sums the gradient of a table; one for several tables whose rows are added."""
     sums = [layer for layer in layers if isinstance(layer, keras.layers.Add)]
     added = {id(term): layer for layer in sums for term in keras.tree.flatten(layer.input)}
@@ -378,21 +378,21 @@ def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activation
             if axis and (id(source), axis) not in reported:
                 reported.add((id(source), axis))
                 size = activations.bytes_with(layer.output, (*rows, *[None] * (len(layer.output.shape) - 1)))
-                yield Sent(f"gradient of the output of {keras_internals.path_of(source)}", "all-gather", axis, size)
+                yield Traffic(f"gradient of the output of {keras_internals.path_of(source)}", "all-gather", axis, size)
 
 
-def _lookup(layer: keras.layers.Embedding, activations: Activations, mesh: Mesh) -> Iterator[Sent]:
+def _lookup(layer: keras.layers.Embedding, activations: Activations, mesh: Mesh) -> Iterator[Traffic]:
     """Yields the gathers for lookups: DTensor needs the full table, and tokens that are sharded along rows only."""
     tokens = activations.of(layer.input)
     for axis in tokens.axes[1:]:
         if axis:
             size = activations.bytes_with(first(layer.input), tokens.axes[:1])
-            yield Sent(f"tokens of {layer.path}", "all-gather", axis, size)
+            yield Traffic(f"tokens of {layer.path}", "all-gather", axis, size)
     variable = keras_internals.kernel_of(layer)
     vocabulary, *others = keras_internals.layout_of(variable).computed.axes
     if mesh.splits(vocabulary):
         parts = Layout((None, *others)).parts(mesh)
-        yield Sent(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // parts)
+        yield Traffic(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // parts)
 
 
 _MOST_LAYOUTS = 20_000
@@ -462,7 +462,7 @@ class Plan:
 
     mesh: Mesh
     variables: list[VariablePlan]
-    sent: list[Sent]
+    sent: list[Traffic]
     activations: int
     dims: frozenset[str]
     unknown: list[str]
@@ -533,9 +533,9 @@ class AbstractModel:
             if planned.trainable and rules["batch"] not in planned.placement.computed.axes
         }
         sent = [
-            *between_layers(self.model, self._layers, activations, mesh, rules),
-            *of_gradients(self._layers, activations, mesh, rules["batch"], computed, shard),
-            *self._of_parts(variables, mesh, shard),
+            *layer_communication(self.model, self._layers, activations, mesh, rules),
+            *gradient_communication(self._layers, activations, mesh, rules["batch"], computed, shard),
+            *self._shard_communication(variables, mesh, shard),
         ]
         activation_bytes = sum(
             activations.bytes(layer.output) for layer in self._layers if not activations.is_kept(layer)
@@ -557,7 +557,7 @@ class AbstractModel:
         slots = self.slots.get(id(variable), 0)
         return VariablePlan(variable.path, dims, tuple(variable.shape), size, layouts, slots, variable.trainable)
 
-    def _of_parts(self, variables: list[VariablePlan], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
+    def _shard_communication(self, variables: list[VariablePlan], mesh: Mesh, shard: Shard) -> Iterator[Traffic]:
         """Yields the communication of sharded state."""
         twice = {each.variable.path for each in self._uninitialized if is_gathered_in_turn(each)}
         trainable = [variable for variable in variables if variable.trainable]
@@ -569,7 +569,7 @@ class AbstractModel:
         ):
             if split:
                 total = sum(v.bytes // v.placement.computed.parts(mesh) for v in split)
-                yield Sent(purpose, "all-gather", shard.axis, total)
+                yield Traffic(purpose, "all-gather", shard.axis, total)
 
 
 def cheapest(

@@ -63,7 +63,7 @@ class Shard:
     min_elements: int = 1024
 
     @property
-    def sums_together(self) -> bool:
+    def combines_all_reduces(self) -> bool:
         """Whether all gradients may exist at the same time, so that they can be sent as one message."""
         return self.stage in ("none", "optimizer")
 
@@ -107,7 +107,7 @@ class Placement:
         return self.stored != self.computed
 
 
-def placed(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
+def shard_placement(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
     """Adds sharding to a layout, over a replicated dim whose size is a multiple of the axis, if there is one.
 
     The first dim is the last choice, because TensorFlow's slice along it is not a copy, so that a shard would keep the
@@ -129,7 +129,7 @@ def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, s
 
 
 def why_replicated(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, shard: Shard) -> str:
-    """Returns why a variable that no rule splits is not sharded; see `placed`."""
+    """Returns why a variable that no rule splits is not sharded; see `shard_placement`."""
     if shard.stage == "none" or not mesh.splits(shard.axis):
         return "no rule for its dims"
     if not trainable:

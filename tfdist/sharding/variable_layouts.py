@@ -9,7 +9,7 @@ import keras
 from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.keras_internals import UninitializedVariable, layers_of, layout_of
-from tfdist.sharding.layouts import Placement, Shard, laid_out, placed
+from tfdist.sharding.layouts import Placement, Shard, laid_out, shard_placement
 from tfdist.sharding.mesh import Mesh
 
 # Names of the dims of a model's variables, from the types of its layers and from a table in the model's code.
@@ -155,7 +155,7 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
             "of convolutions. Name its dims, and its bias's, * with tfdist.name_dims, or leave out the rule."
         )
     computed = laid_out(variable.path, dims, variable.shape, rules, mesh)
-    return placed(computed, variable.shape, mesh, shard if variable.trainable else Shard())
+    return shard_placement(computed, variable.shape, mesh, shard if variable.trainable else Shard())
 
 
 def is_gathered_in_turn(uninitialized: UninitializedVariable) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.pipelining.cut_points import SLACK, balanced
+from tfdist.pipelining.cut_points import SLACK, balance
 
 
 def additive(single):
@@ -28,7 +28,7 @@ def test_the_balance_is_the_best_of_all(single, sizes, free, stages):
     crossing, allowed = np.array([0, *sizes[:n]], float), np.array([False, *free[: n - 1], False])
     costs = additive(single)
     choices = [found for found in itertools.combinations(range(1, n), stages - 1) if allowed[list(found)].all()]
-    found = balanced(costs, stages, crossing, allowed)
+    found = balance(costs, stages, crossing, allowed)
     if not choices:
         assert found is None
         return
@@ -39,21 +39,21 @@ def test_the_balance_is_the_best_of_all(single, sizes, free, stages):
 
 
 def test_one_heavy_element_has_a_stage_of_its_own():
-    assert balanced(additive([1, 1, 9, 1, 1]), 3, np.zeros(6), np.ones(6, bool)) == [2, 3]
+    assert balance(additive([1, 1, 9, 1, 1]), 3, np.zeros(6), np.ones(6, bool)) == [2, 3]
 
 
 def test_fewer_bytes_decide_between_about_equal_balances():
     crossing = np.array([0, 1, 2, 9, 1, 1, 0.0])
-    assert balanced(additive([10, 10, 10, 1, 10, 10]), 2, crossing, np.ones(7, bool)) == [4]
+    assert balance(additive([10, 10, 10, 1, 10, 10]), 2, crossing, np.ones(7, bool)) == [4]
 
 
 def test_costs_that_are_not_sums_count_each_variable_once():
     costs = np.array([[0, 5, 5, 6], [0, 0, 5, 6], [0, 0, 0, 1], [0, 0, 0, 0.0]])  # elements 0 and 1 share 5
-    assert balanced(costs, 2, np.zeros(4), np.ones(4, bool)) in ([1], [2])
+    assert balance(costs, 2, np.zeros(4), np.ones(4, bool)) in ([1], [2])
     assert highest(costs, [2]) == 5
 
 
 @pytest.mark.parametrize("stages", [1, 2, 20])
 def test_long_sequences_take_no_time(stages):
-    found = balanced(additive([1] * 300), stages, np.zeros(301), np.ones(301, bool))
+    found = balance(additive([1] * 300), stages, np.zeros(301), np.ones(301, bool))
     assert len(found) == stages - 1 and highest(additive([1] * 300), found) == 300 / stages

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.pipelining.cut.example_models import build
 from tfdist import keras_internals, models
 from tfdist.errors import InputError
-from tfdist.pipelining.cutting import assemble, cut_model, trace_model
+from tfdist.pipelining.cutting import cut_at, cut_model, trace_model
 from tfdist.pipelining.operation_timing import measure_seconds
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was passed an input with a mask attached to it")
@@ -64,7 +64,7 @@ def test_all_models_are_cut_into_about_equal_stages(name):
     with keras_internals.deferred_weights():
         traced = trace_model(models.build(name, shape, classes))
     for by, rows in (("parameters", 0), ("memory", 1)):
-        cuts = [*(assemble(*traced, [i]) for i in range(1, len(traced.graph.order))), assemble(*traced, [])]
+        cuts = [*(cut_at(*traced, [i]) for i in range(1, len(traced.graph.order))), cut_at(*traced, [])]
         growing = [0, *(cost(cut, cut.stages[0], rows) for cut in cuts)]
         largest = max(after - before for before, after in itertools.pairwise(growing))
         for stages in (2, 3, 4):
