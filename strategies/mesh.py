@@ -32,7 +32,7 @@ from tfdist.distribution.mesh_checks import refuse_calls_outside, refuse_unsafe_
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of, update_at_once
 from tfdist.layers.recompute import rematerialize
-from tfdist.sharding.layouts import Layout, Placement, idle, parse_layout, parse_shard
+from tfdist.sharding.layouts import Layout, Placement, parse_layout, parse_shard, unused_rule_warnings
 from tfdist.sharding.mesh import mesh_of
 from tfdist.sharding.variable_layouts import dims_of_uninitialized, is_gathered_in_turn, placement
 
@@ -176,7 +176,7 @@ class MeshOfDevices(Strategy):
     def _warn_of_idle_rules(self) -> None:
         """Warns once about unused rules and axes, after all dims of a model have been seen."""
         if not self._warned and self.is_chief:
-            for line in idle(self.rules, self.layouts.dims, self.shard, self.devices.mesh):
+            for line in unused_rule_warnings(self.rules, self.layouts.dims, self.shard, self.devices.mesh):
                 _log.warning("%s", line)
         self._warned = True
 

@@ -9,7 +9,7 @@ from tfdist.cli.output import TEXT, Output, text_table
 from tfdist.config.fields import AUTO
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.errors.numbers import byte_size
-from tfdist.sharding.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_replicated
+from tfdist.sharding.layouts import Shard, parse_layout, parse_shard, rules_text, unused_rule_warnings, why_replicated
 
 if TYPE_CHECKING:
     from tfdist.planning.layout_plan import Plan, VariablePlan
@@ -71,7 +71,7 @@ def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: i
     yield ""
     totals = {kind.replace("_", " "): size for kind, size in _by_kind(found.totals()).items()}
     yield "On each device: " + ", ".join(f"{kind} {byte_size(size)}" for kind, size in totals.items())
-    for line in idle(rules, found.dims, shard, found.mesh):
+    for line in unused_rule_warnings(rules, found.dims, shard, found.mesh):
         yield f"Warning: {line}"
     if found.sent:
         each = f"each of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"
@@ -110,7 +110,7 @@ def _facts(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: i
         "collectives": [
             {"what": one.what, "operation": one.kind, "axis": one.axis, "device_bytes": one.bytes} for one in found.sent
         ],
-        "warnings": idle(rules, found.dims, shard, found.mesh),
+        "warnings": unused_rule_warnings(rules, found.dims, shard, found.mesh),
     }
 
 

@@ -19,7 +19,7 @@ from tfdist.distribution.strategy import TensorLayouts
 from tfdist.errors import InputError
 from tfdist.keras_internals import UninitializedVariable
 from tfdist.layers.mesh_layouts import MeshLayouts, placement_of
-from tfdist.sharding.layouts import Layout, Shard, idle
+from tfdist.sharding.layouts import Layout, Shard, unused_rule_warnings
 from tfdist.sharding.mesh import Mesh
 from tfdist.sharding.variable_layouts import ATTENTIONS, Dims, dims_of, placement
 
@@ -129,7 +129,7 @@ class StageDevices:
         dims = {dim for v in model.trainable_variables for dim in dims_of(v, owners.get(id(v), [])) if dim}
         attends = any(isinstance(layer, ATTENTIONS) for layer in keras_internals.layers_of(model))
         all_dims = dims | self.layouts.dims | ({"context"} if attends else set())
-        return idle(self._rules, all_dims, Shard(), self.devices.mesh)
+        return unused_rule_warnings(self._rules, all_dims, Shard(), self.devices.mesh)
 
     def creation(self) -> contextlib.AbstractContextManager:
         """Context in which variables with layouts, and the optimizer's variables for them, are created on the devices."""

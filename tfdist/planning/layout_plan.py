@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.layers import MixtureOfExperts
-from tfdist.sharding.layouts import Layout, Placement, Shard, given_way, idle, laid_out, parse_layout
+from tfdist.sharding.layouts import Layout, Placement, Shard, given_way, laid_out, parse_layout, unused_rule_warnings
 from tfdist.sharding.mesh import Mesh
 from tfdist.sharding.variable_layouts import ATTENTIONS, Dims, dims_of_uninitialized, is_gathered_in_turn, placement
 
@@ -684,7 +684,7 @@ class SpreadPlan:
     @property
     def warnings(self) -> list[str]:
         """Rules without effect, and an axis that is not used."""
-        return idle(self.rules, self.plan.dims, Shard(), self.plan.mesh)
+        return unused_rule_warnings(self.rules, self.plan.dims, Shard(), self.plan.mesh)
 
     def device_bytes(self, variable: keras.Variable) -> int:
         """Returns the bytes of a variable on each device."""

@@ -226,7 +226,7 @@ def given_way(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str 
     return names
 
 
-def idle(rules: Mapping[str, str], dims: Collection[str], shard: Shard, mesh: Mesh) -> list[str]:
+def unused_rule_warnings(rules: Mapping[str, str], dims: Collection[str], shard: Shard, mesh: Mesh) -> list[str]:
     """Returns warnings about valid rules: one line for each rule without effect, and for each unused axis.
 
     Args:
