@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.distribution.dtensor_variables import Devices, over_rows
 from tfdist.distribution.strategy import TensorLayouts
 from tfdist.layers.recompute import waiting
-from tfdist.sharding.layouts import Layout, Placement, given_way, laid_out
+from tfdist.sharding.layouts import Layout, Placement, laid_out, resolve_optional_dims
 from tfdist.sharding.variable_layouts import Dims
 
 
@@ -40,7 +40,7 @@ class MeshLayouts(TensorLayouts):
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
         """See base class; outside of compiled functions, as in a functional model, the layout is only validated."""
-        mesh, names = self._devices.mesh, given_way(dims, self._rules)
+        mesh, names = self._devices.mesh, resolve_optional_dims(dims, self._rules)
         self.dims |= {name for name in names if name}
         shape = [mesh.size if size is None else size for size in x.shape]  # unknown dims count as divisible
         layout = laid_out(name, names, shape, self._rules, mesh, lenient=("batch",))

@@ -13,7 +13,15 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.layers import MixtureOfExperts
-from tfdist.sharding.layouts import Layout, Placement, Shard, given_way, laid_out, parse_layout, unused_rule_warnings
+from tfdist.sharding.layouts import (
+    Layout,
+    Placement,
+    Shard,
+    laid_out,
+    parse_layout,
+    resolve_optional_dims,
+    unused_rule_warnings,
+)
 from tfdist.sharding.mesh import Mesh
 from tfdist.sharding.variable_layouts import ATTENTIONS, Dims, dims_of_uninitialized, is_gathered_in_turn, placement
 
@@ -70,7 +78,7 @@ class Activations:
 
     def _checked(self, layer: keras.Layer, dims: Dims) -> Dims:
         """Returns the names of a constraint; raises `InputError` if they cannot be laid out."""
-        names = tuple(given_way(dims, self._rules))
+        names = tuple(resolve_optional_dims(dims, self._rules))
         laid_out(layer.name, names, _shape(layer.output, self._rows), self._rules, self._mesh, lenient=("batch",))
         return names
 

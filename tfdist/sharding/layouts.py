@@ -216,7 +216,7 @@ def laid_out(
     return Layout(axes)
 
 
-def given_way(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str | None]:
+def resolve_optional_dims(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str | None]:
     """Removes the marks from dim names: a dim marked with ? becomes None if another dim is mapped to its axis."""
     axes = {rules[dim] for dim in dims if dim and dim in rules}
     names: list[str | None] = []
