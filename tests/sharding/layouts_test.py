@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.sharding.layouts import Layout, Shard, laid_out, parse_layout, shard_placement, split_rules
+from tfdist.sharding.layouts import Layout, Shard, layout_by_rules, parse_layout, shard_placement, split_rules
 from tfdist.sharding.mesh import Mesh, mesh_of, parse_mesh
 
 
@@ -61,11 +61,11 @@ def test_the_batch_lies_on_the_first_axis_unless_told():
 
 def test_rules_lay_named_dims():
     rules = {"batch": "data", "ffn": "model"}
-    layout = laid_out("ffn_in/kernel", ("embed", "ffn"), (6, 8), rules, MESH)
+    layout = layout_by_rules("ffn_in/kernel", ("embed", "ffn"), (6, 8), rules, MESH)
     assert layout == Layout((None, "model"))
     assert (layout.parts(MESH), str(layout)) == (4, "*,model")
-    assert laid_out("x", (None, "other"), (3, 5), rules, MESH) == Layout((None, None))
-    assert laid_out("both", ("batch", "ffn"), (2, 4), rules, MESH).parts(MESH) == 8
+    assert layout_by_rules("x", (None, "other"), (3, 5), rules, MESH) == Layout((None, None))
+    assert layout_by_rules("both", ("batch", "ffn"), (2, 4), rules, MESH).parts(MESH) == 8
 
 
 WHOLE, SPLIT = Layout((None, None)), Layout((None, "data"))
@@ -124,11 +124,11 @@ def test_an_axis_of_one_device_splits_nothing():
         (lambda: split_rules("heads:model;heads:data"), "each dim once. Received: heads on model and on data"),
         (lambda: parse_layout("heads:modell", MESH), "has no axis modell. Did you mean"),
         (
-            lambda: laid_out("w", ("heads", "ffn"), (4, 4), {"heads": "model", "ffn": "model"}, MESH),
+            lambda: layout_by_rules("w", ("heads", "ffn"), (4, 4), {"heads": "model", "ffn": "model"}, MESH),
             "puts heads and ffn of w on the axis model",
         ),
         (
-            lambda: laid_out("w", ("embed", "ffn"), (4, 6), {"ffn": "model"}, MESH),
+            lambda: layout_by_rules("w", ("embed", "ffn"), (4, 6), {"ffn": "model"}, MESH),
             "shards ffn of w over the 4 devices of model.*Received: ffn of 6",
         ),
     ],

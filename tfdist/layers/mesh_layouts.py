@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.distribution.dtensor_variables import Devices, over_rows
 from tfdist.distribution.strategy import TensorLayouts
 from tfdist.layers.recompute import waiting
-from tfdist.sharding.layouts import Layout, Placement, laid_out, resolve_optional_dims
+from tfdist.sharding.layouts import Layout, Placement, layout_by_rules, resolve_optional_dims
 from tfdist.sharding.variable_layouts import Dims
 
 
@@ -43,7 +43,7 @@ class MeshLayouts(TensorLayouts):
         mesh, names = self._devices.mesh, resolve_optional_dims(dims, self._rules)
         self.dims |= {name for name in names if name}
         shape = [mesh.size if size is None else size for size in x.shape]  # unknown dims count as divisible
-        layout = laid_out(name, names, shape, self._rules, mesh, lenient=("batch",))
+        layout = layout_by_rules(name, names, shape, self._rules, mesh, lenient=("batch",))
         if not tf.is_tensor(x) or not tf.inside_function():
             return x
 

@@ -17,7 +17,7 @@ from tfdist.sharding.layouts import (
     Layout,
     Placement,
     Shard,
-    laid_out,
+    layout_by_rules,
     parse_layout,
     resolve_optional_dims,
     unused_rule_warnings,
@@ -79,7 +79,9 @@ class Activations:
     def _checked(self, layer: keras.Layer, dims: Dims) -> Dims:
         """Returns the names of a constraint; raises `InputError` if they cannot be laid out."""
         names = tuple(resolve_optional_dims(dims, self._rules))
-        laid_out(layer.name, names, _shape(layer.output, self._rows), self._rules, self._mesh, lenient=("batch",))
+        layout_by_rules(
+            layer.name, names, _shape(layer.output, self._rows), self._rules, self._mesh, lenient=("batch",)
+        )
         return names
 
     def is_kept(self, layer: keras.Layer) -> bool:

@@ -172,7 +172,7 @@ def rules_text(rules: Mapping[str, str]) -> str:
     return ";".join(f"{dim}:{axis}" for dim, axis in rules.items())
 
 
-def laid_out(
+def layout_by_rules(
     name: str,
     dims: Sequence[str | None],
     shape: Sequence[int],

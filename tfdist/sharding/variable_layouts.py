@@ -9,7 +9,7 @@ import keras
 from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.keras_internals import UninitializedVariable, layers_of, layout_of
-from tfdist.sharding.layouts import Placement, Shard, laid_out, shard_placement
+from tfdist.sharding.layouts import Placement, Shard, layout_by_rules, shard_placement
 from tfdist.sharding.mesh import Mesh
 
 # Names of the dims of a model's variables, from the types of its layers and from a table in the model's code.
@@ -154,7 +154,7 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
             f"--layout shards {split} of {variable.path} over the axis {rules[split]}; the engine cannot shard kernels "
             "of convolutions. Name its dims, and its bias's, * with tfdist.name_dims, or leave out the rule."
         )
-    computed = laid_out(variable.path, dims, variable.shape, rules, mesh)
+    computed = layout_by_rules(variable.path, dims, variable.shape, rules, mesh)
     return shard_placement(computed, variable.shape, mesh, shard if variable.trainable else Shard())
 
 
