@@ -211,7 +211,7 @@ class MeshOfDevices(Strategy):
     def _summed(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
         """Lays out a gradient from the backward pass as it is stored."""
         if placement.is_gathered:  # sharded since its layer's backward pass
-            return self.devices.relaid(gradient, placement.gradient)
+            return self.devices.relayout(gradient, placement.gradient)
         return parted(self.devices, gradient, placement)
 
     def apply(

@@ -188,7 +188,7 @@ def compare(functions, value, pairs, mesh):
             def compute(value, weights, function=function, required=required):
                 def placed(x):
                     found = function(x)
-                    return found if required is None else devices.relaid(found, Layout(required))
+                    return found if required is None else devices.relayout(found, Layout(required))
 
                 with mesh.layouts.tracing():
                     return computed(placed, value, weights)

@@ -72,7 +72,7 @@ def test_values_and_gradients(case, value, mesh2x2):
     def compute(x, weights):
         with layouts.tracing(), tf.GradientTape() as tape:
             tape.watch(x)
-            found = devices.relaid(function(x * x), Layout(tuple(axes)))  # as a layer that requires it
+            found = devices.relayout(function(x * x), Layout(tuple(axes)))  # as a layer that requires it
             loss = tf.reduce_sum(found * weights)
         return found, tape.gradient(loss, x)
 

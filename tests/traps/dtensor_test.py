@@ -210,7 +210,7 @@ def test_an_axis_that_moves_between_inner_dims_of_four_is_wrong(devices, before,
     value = np.arange(np.prod([4, 8, 12, 16][: len(before)]), dtype="float32").reshape([4, 8, 12, 16][: len(before)])
     moved = tf.function(lambda x: dtensor.relayout(x * 1, devices.layout(Layout(after))))(lay(devices, value, *before))
     assert np.array_equal(devices.full_tensor(moved), value) == right
-    relaid = tf.function(lambda x: devices.relaid(x * 1, Layout(after)))(lay(devices, value, *before))
+    relaid = tf.function(lambda x: devices.relayout(x * 1, Layout(after)))(lay(devices, value, *before))
     assert np.array_equal(devices.full_tensor(relaid), value)
 
 
@@ -296,7 +296,7 @@ def test_a_tape_outside_of_a_program_lays_out_gradients_by_itself(devices):
     """So a backward pass is a program of its own, which lays out the gradients as the variables are stored."""
     kernel = devices.variable(np.ones([8, 6], "float32"), Layout(("model", None)), "kernel")
     x = lay(devices, np.ones([2, 8], "float32"), None, None)
-    forward = tf.function(lambda x: devices.relaid(x @ kernel, Layout((None, None))), autograph=False)
+    forward = tf.function(lambda x: devices.relayout(x @ kernel, Layout((None, None))), autograph=False)
     with tf.GradientTape() as tape:
         y = forward(x)
     gradient = tape.gradient(y, kernel, output_gradients=lay(devices, np.ones([2, 6], "float32"), None, None))
@@ -313,11 +313,11 @@ def test_a_backward_program_traced_inside_of_the_forward_program(devices):
     @tf.function(autograph=False)
     def forward(x):
         with tf.GradientTape() as tape:
-            y = devices.relaid(tf.tanh(x @ kernel), Layout((None, None)))
+            y = devices.relayout(tf.tanh(x @ kernel), Layout((None, None)))
 
         @tf.function(autograph=False)
         def program(upstream):
-            return devices.relaid(tape.gradient(y, kernel.handle, output_gradients=upstream), Layout(("model", None)))
+            return devices.relayout(tape.gradient(y, kernel.handle, output_gradients=upstream), Layout(("model", None)))
 
         tape_program = program.get_concrete_function(tf.TensorSpec([2, 6], tf.float32))
         outside = {id(inner): outer for outer, inner in tf.compat.v1.get_default_graph().captures}
@@ -347,11 +347,13 @@ def split(devices, function, target):
     def forward(x):
         with tf.GradientTape() as tape:
             own = function(x @ kernel)
-            replicated = devices.relaid(own, Layout((None, None)))
+            replicated = devices.relayout(own, Layout((None, None)))
         y = {"own": own, "replicated": replicated}[target]
 
         def backward(upstream):
-            return [devices.relaid(tape.gradient(y, kernel.handle, output_gradients=upstream), Layout((None, "model")))]
+            return [
+                devices.relayout(tape.gradient(y, kernel.handle, output_gradients=upstream), Layout((None, "model")))
+            ]
 
         traced.append(keras_internals.traced_inside(backward, [tf.TensorSpec(y.shape, y.dtype)]))
         return traced[0][2]

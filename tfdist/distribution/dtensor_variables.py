@@ -112,7 +112,7 @@ class Devices:
 
         return copied
 
-    def relaid(self, value: Any, layout: Layout) -> tf.Tensor:
+    def relayout(self, value: Any, layout: Layout) -> tf.Tensor:
         """Returns a tensor or variable of this mesh in another layout, in a compiled function; differentiable.
 
         DTensor silently produces wrong values when an axis moves between two inner dims of a tensor of rank 4

@@ -48,7 +48,7 @@ class MeshLayouts(TensorLayouts):
             return x
 
         def lay_out(tensor: tf.Tensor) -> tf.Tensor:
-            return self._devices.relaid(tensor, layout) if tensor.shape.rank == len(layout.axes) else tensor
+            return self._devices.relayout(tensor, layout) if tensor.shape.rank == len(layout.axes) else tensor
 
         return keras_internals.with_mask_and_logits_of(lay_out(x), x, lay_out)
 
@@ -66,7 +66,7 @@ class MeshLayouts(TensorLayouts):
 
     def _in_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         axis = self._rules["batch"]
-        return self._devices.relaid(tensor, over_rows(tensor.shape, axis, self._devices.mesh.axes[axis]))
+        return self._devices.relayout(tensor, over_rows(tensor.shape, axis, self._devices.mesh.axes[axis]))
 
     @contextlib.contextmanager
     def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
@@ -104,7 +104,7 @@ class MeshLayouts(TensorLayouts):
     def replicated(self, tensor: tf.Tensor) -> tf.Tensor:
         """Lays out a tensor whole on each device; one of unknown rank is returned as it is."""
         rank = tensor.shape.rank
-        return tensor if rank is None else self._devices.relaid(tensor, Layout.replicated(rank))
+        return tensor if rank is None else self._devices.relayout(tensor, Layout.replicated(rank))
 
     def rearranged(self, tensor: tf.Tensor, keeps_rows: bool) -> tf.Tensor:
         """Lays out a tensor before and after it is sliced with strides or concatenated: sharded by rows at most.
@@ -124,7 +124,7 @@ class MeshLayouts(TensorLayouts):
 
     def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """See base class."""
-        return self._devices.relaid(value, placement_of(variable).stored)
+        return self._devices.relayout(value, placement_of(variable).stored)
 
     def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """See base class; gathers a sharded parameter when its layer runs; its gradient is sharded again."""
@@ -136,11 +136,11 @@ class MeshLayouts(TensorLayouts):
         def gathered(part: tf.Tensor) -> Any:
             if inputs:  # otherwise the engine would gather all layers up front
                 [part] = waiting([part], inputs[0])
-            whole = self._devices.relaid(part, placement.computed)
+            whole = self._devices.relayout(part, placement.computed)
             return whole, lambda gradient: parted(self._devices, gradient, placement)
 
         # Repeated, because TensorFlow appends an identity, which the engine might lay out as a later layer requires.
-        return self._devices.relaid(gathered(held), placement.computed)
+        return self._devices.relayout(gathered(held), placement.computed)
 
     def asking(self, name: str, query: tf.Tensor) -> tf.Tensor:
         """Lays out an attention layer's input, so projections know it and its gradient is summed before it is sent."""
@@ -178,8 +178,8 @@ class MeshLayouts(TensorLayouts):
 
 def parted(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
     """Lays out a gradient as stored, via its computed layout, so that the backward pass keeps the latter."""
-    whole = devices.relaid(gradient, placement.computed)
-    return whole if placement.gradient == placement.computed else devices.relaid(whole, placement.gradient)
+    whole = devices.relayout(gradient, placement.computed)
+    return whole if placement.gradient == placement.computed else devices.relayout(whole, placement.gradient)
 
 
 def placement_of(variable: keras.Variable) -> Placement:
@@ -212,8 +212,8 @@ def update_at_once(
     """
     others = [variable for variable, _ in on_host]
     on_devices = [*variables, *(v for v in optimizer.variables if all(v is not other for other in others))]
-    before = [(v, devices.relaid(keras_internals.value_of(v), placement_of(v).slots)) for v in on_devices]
-    gradients = [devices.relaid(g, placement_of(v).slots) for g, v in zip(gradients, variables, strict=True)]
+    before = [(v, devices.relayout(keras_internals.value_of(v), placement_of(v).slots)) for v in on_devices]
+    gradients = [devices.relayout(g, placement_of(v).slots) for g, v in zip(gradients, variables, strict=True)]
     with (
         keras_internals.updates_without_effects(),
         keras.StatelessScope(state_mapping=[*before, *on_host]) as scope,
@@ -221,5 +221,5 @@ def update_at_once(
         optimizer.apply(gradients, list(variables))
     after = [tf.cast(scope.get_current_value(variable), variable.dtype) for variable in (*on_devices, *others)]
     for variable, value in zip(on_devices, after, strict=False):
-        keras_internals.value_of(variable).assign(devices.relaid(value, placement_of(variable).stored))
+        keras_internals.value_of(variable).assign(devices.relayout(value, placement_of(variable).stored))
     return after[len(on_devices) :]

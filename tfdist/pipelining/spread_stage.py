@@ -245,7 +245,7 @@ class _Passes:
             added = [
                 total
                 if gradient is None
-                else total + devices.relaid(tf.convert_to_tensor(gradient), placement.computed)
+                else total + devices.relayout(tf.convert_to_tensor(gradient), placement.computed)
                 for total, gradient, placement in zip(sums, own, placements, strict=True)
             ]
             sent = [
