@@ -216,7 +216,7 @@ def is_spread(variable: tf.Variable) -> bool:
     return isinstance(variable, _Variable)
 
 
-def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:
+def row_layout(shape: tf.TensorShape, axis: str, size: int) -> Layout:
     """Returns the layout that shards the first dim over an axis if its size divides it, and replicates the tensor
     otherwise.
     """
@@ -283,7 +283,7 @@ def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:
                 f"On a mesh a batch must consist of dense tensors. Received: a {type(value).__name__}. Convert it, as with "
                 "to_tensor()."
             )
-        return devices.lay(value, over_rows(value.shape, axis, devices.mesh.axes[axis]))
+        return devices.lay(value, row_layout(value.shape, axis, devices.mesh.axes[axis]))
 
     return tf.nest.map_structure(placed, with_none(batch))
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.distribution.dtensor_variables import Devices, over_rows
+from tfdist.distribution.dtensor_variables import Devices, row_layout
 from tfdist.distribution.strategy import TensorLayouts
 from tfdist.layers.recompute import waiting
 from tfdist.sharding.layouts import Layout, Placement, layout_by_rules, resolve_optional_dims
@@ -66,7 +66,7 @@ class MeshLayouts(TensorLayouts):
 
     def _in_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         axis = self._rules["batch"]
-        return self._devices.relayout(tensor, over_rows(tensor.shape, axis, self._devices.mesh.axes[axis]))
+        return self._devices.relayout(tensor, row_layout(tensor.shape, axis, self._devices.mesh.axes[axis]))
 
     @contextlib.contextmanager
     def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
