@@ -84,5 +84,5 @@ def _found(model: keras.Model, config: RunConfig) -> Strategy:
     started, engine = factory.started(), model.distribute_strategy
     if tf.distribute.has_strategy() or engine is not tf.distribute.get_strategy():
         ours = [strategy for strategy in started if getattr(strategy, "engine", None) is engine]
-        return ours[0] if ours else tf_distribute.adopted(engine, config.start_timeout_seconds)
+        return ours[0] if ours else tf_distribute.strategy_of_engine(engine, config.start_timeout_seconds)
     return started[-1] if started else open_strategy.load(config)

@@ -189,7 +189,7 @@ class MirroredVariables(VariableAdoption):
 _of_engines: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # one each: the job's group is joined only once
 
 
-def adopted(
+def strategy_of_engine(
     engine: tf.distribute.Strategy,
     start_timeout_seconds: float = 120.0,
     environment: Mapping[str, str] = os.environ,
