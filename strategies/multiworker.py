@@ -15,7 +15,7 @@ from tfdist.coordination import Group
 from tfdist.distribution.all_reduce_plan import plan_all_reduce
 from tfdist.distribution.sharded_optimizer import optimizer_shards
 from tfdist.distribution.tf_distribute import TensorFlowStrategy, VariableCreation
-from tfdist.distribution.tf_server import starting, with_addresses
+from tfdist.distribution.tf_server import server_start, with_addresses
 
 
 class MultiWorker(TensorFlowStrategy):
@@ -62,7 +62,7 @@ class MultiWorker(TensorFlowStrategy):
             task_id=cluster.rank,
             rpc_layer="grpc",
         )
-        with starting(group, cluster.size, start_timeout_seconds):
+        with server_start(group, cluster.size, start_timeout_seconds):
             engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         keras_internals.create_variables_of_any_dtype(engine)
         local = engine.num_replicas_in_sync // cluster.size

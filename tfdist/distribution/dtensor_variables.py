@@ -18,7 +18,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
 from tfdist.data.row_partition import IndexedBatch, with_none
 from tfdist.distribution.strategy import Read, Strategy, VariableAdoption, VariableBlocks
-from tfdist.distribution.tf_server import starting, with_addresses
+from tfdist.distribution.tf_server import server_start, with_addresses
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import layout_refused
 from tfdist.sharding.layouts import Layout
@@ -48,7 +48,7 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
     os.environ["DTENSOR_CLIENT_ID"] = str(cluster.rank)
     os.environ["DTENSOR_NUM_CLIENTS"] = str(cluster.size)
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    with starting(group, cluster.size, seconds):
+    with server_start(group, cluster.size, seconds):
         dtensor.initialize_accelerator_system(
             kind, enable_coordination_service=False, num_logical_cpu_devices=local if kind == "CPU" else None
         )

@@ -17,7 +17,7 @@ from tfdist.errors import InputError, PeerLostError
 
 
 @contextlib.contextmanager
-def starting(group: Group, processes: int, seconds: float) -> Iterator[None]:
+def server_start(group: Group, processes: int, seconds: float) -> Iterator[None]:
     """Context in which this process's server is started, which waits uninterruptibly for the other servers.
 
     Args:
