@@ -385,7 +385,7 @@ def all_data(x: Any, y: Any, sample_weight: Any) -> Any:
     return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
-def of_test(value: Any) -> Any:
+def test_examples(value: Any) -> Any:
     """Returns the test examples of a `DataSet`; other data unchanged."""
     if not isinstance(value, DataSet):
         return value
@@ -523,7 +523,7 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
     Raises:
       InputError: the data has another form, or no end.
     """
-    x = of_test(x)
+    x = test_examples(x)
     if isinstance(x, Examples):
         return x
     if isinstance(x, tf.data.Dataset):

@@ -14,7 +14,7 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.config.sync import Sync
 from tfdist.data import DataSet, Examples, as_examples, fit_data, with_class_weight
 from tfdist.data.examples import PartialEpochs
-from tfdist.data.inputs import about_evaluation, all_data, check_array, of_test
+from tfdist.data.inputs import about_evaluation, all_data, check_array, test_examples
 from tfdist.errors import InputError
 from tfdist.errors.numbers import is_integer, is_number
 from tfdist.errors.suggestions import nearest
@@ -246,7 +246,7 @@ def fit_arguments(
     with about_evaluation():
         if isinstance(validation_data, Iterator):
             validation_data = _read(validation_data, validation_steps)
-        validation_data = of_test(validation_data)
+        validation_data = test_examples(validation_data)
     data = fit_data(x, y, sample_weight, validation_data, validation_split, steps_per_epoch, validation_steps)
     batch_size = batch_size or data.train.batch_size or BATCH_SIZE
     validation_batch_size = validation_batch_size or (data.test and data.test.batch_size) or batch_size
@@ -269,7 +269,7 @@ def evaluation_arguments(
     """
     steps = checked_count("steps", steps)
     batch_size = checked_count("batch_size", batch_size)
-    examples = as_examples(of_test(all_data(x, y, sample_weight)), steps)
+    examples = as_examples(test_examples(all_data(x, y, sample_weight)), steps)
     batch_size = batch_size or examples.batch_size or BATCH_SIZE
     return _first(examples, steps, batch_size), batch_size
 
