@@ -20,7 +20,7 @@ from tfdist.errors.numbers import byte_size
 from tfdist.launcher.job import Job
 from tfdist.planning import batch_size
 from tfdist.planning.rate_curve import plot_batch_sizes
-from tfdist.planning.trials import SECONDS, Prepared, Trial, Trials, available_bytes
+from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
 from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.run_directory import FIND, RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of
@@ -105,12 +105,12 @@ class TrainingTrials:
         self.was_short = False
         self._config, self._search, self._timed_steps = config, search, search.steps // 2
 
-    def __call__(self, batch_size: int, folder: pathlib.Path) -> Prepared:
+    def __call__(self, batch_size: int, folder: pathlib.Path) -> TrialProgram:
         """Prepares a trial whose files are in a directory."""
         run, file = folder / "run", folder / "flags.txt"
         file.write_text(flags.flags_text(self._trained(batch_size)))
         command = [sys.executable, "-m", "tfdist.train", f"--flagfile={file}", f"--output_dir={run}"]
-        return Prepared(lambda rank: command, self._reader(run))
+        return TrialProgram(lambda rank: command, self._reader(run))
 
     def _trained(self, batch_size: int) -> TrainConfig:
         """Returns the flags of a trial."""

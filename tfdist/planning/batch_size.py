@@ -13,7 +13,7 @@ from tfdist.errors.engine_errors import described
 from tfdist.errors.numbers import byte_size, is_integer, is_number
 from tfdist.launcher import pickled_call, spawn_entry
 from tfdist.launcher.job import Job
-from tfdist.planning.trials import SECONDS, Prepared, Trial, Trials, available_bytes
+from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
 
 _AS_FAST = 0.95  # a size with this part of the highest speed counts as the fastest if it is the smallest such size
 _FINEST = 8  # sizes between a power of two and the next
@@ -166,9 +166,9 @@ def find_batch_size(
     if not is_integer(batch_size) or not 1 <= batch_size <= max:
         raise InputError(f"batch_size must be an integer from 1 to max. Received: {batch_size!r}, with max={max}.")
 
-    def prepare(size: int, folder: pathlib.Path) -> Prepared:
+    def prepare(size: int, folder: pathlib.Path) -> TrialProgram:
         pickled_call.write_call(folder, fn, (size, *args), kwargs or {})
-        return Prepared(
+        return TrialProgram(
             spawn_entry.command(folder),
             lambda: _speed(folder),
             lambda rank: _error(folder, rank),

@@ -125,7 +125,7 @@ class Trial(NamedTuple):
     memory_bytes: int
 
 
-class Prepared(NamedTuple):
+class TrialProgram(NamedTuple):
     """The commands of a trial, and its results.
 
     Attributes:
@@ -140,7 +140,7 @@ class Prepared(NamedTuple):
 
 
 # Takes a batch size and a directory for the files of its trial.
-Prepare = Callable[[int, pathlib.Path], Prepared]
+Prepare = Callable[[int, pathlib.Path], TrialProgram]
 
 
 class Trials:
@@ -196,7 +196,7 @@ def _failure(outcome: Outcome, seconds: float) -> str:
     return ""
 
 
-def _failed(batch_size: int, outcome: Outcome, prepared: Prepared) -> TfdistError:
+def _failed(batch_size: int, outcome: Outcome, prepared: TrialProgram) -> TfdistError:
     message = prepared.failure(outcome.rank) if outcome.rank is not None else ""
     message = message or last_line(read_log(outcome.log))
     if outcome.code == ExitCode.BAD_INPUT and message:
