@@ -19,7 +19,7 @@ from tfdist.planning.benchmark_config import ALL, BenchConfig, parse_algorithms,
 
 if TYPE_CHECKING:
     from tfdist.distribution.strategy import Strategy
-    from tfdist.planning.benchmark_results import Measured
+    from tfdist.planning.benchmark_results import Measurement
 
 BENCHMARKS = ("collectives",)
 _EXAMPLES = (
@@ -94,7 +94,7 @@ def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:
     check_dtype(strategy.collectives, names, tf.as_dtype(config.dtype))
 
 
-def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measured]":
+def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measurement]":
     """Yields measurements by operation and size; a barrier has no size and is measured once."""
     import tensorflow as tf
 

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from tfdist.planning import benchmark_results
-from tfdist.planning.benchmark_results import TRAFFIC, Measured, draw
+from tfdist.planning.benchmark_results import TRAFFIC, Measurement, draw
 
 
 def measured(operation="all_reduce", size=8 * 10**9, replicas=4, seconds=(3.0, 1.0, 2.0)):
-    return Measured(operation, size, "float32", "mirrored", replicas, 1, tuple(seconds))
+    return Measurement(operation, size, "float32", "mirrored", replicas, 1, tuple(seconds))
 
 
 def test_times_and_bandwidths_are_of_the_median():
@@ -57,7 +57,7 @@ def test_a_record_is_json_with_all_that_was_measured():
 
 
 def line(operation, size, *seconds):
-    return benchmark_results.row(Measured(operation, size, "float32", "mirrored", 2, 10, seconds))
+    return benchmark_results.row(Measurement(operation, size, "float32", "mirrored", 2, 10, seconds))
 
 
 def test_a_row_stands_under_its_header():
@@ -76,7 +76,7 @@ SIZES = (4, 1024, 2**20)
 
 
 def point(operation, size, seconds):
-    return Measured(operation, size, "float32", "horovod", 2, 1, (seconds, 2 * seconds, 3 * seconds))
+    return Measurement(operation, size, "float32", "horovod", 2, 1, (seconds, 2 * seconds, 3 * seconds))
 
 
 def test_each_operation_is_a_line_in_both_panels():

@@ -160,5 +160,5 @@ def explain(table: AlgorithmTable, times: Times) -> list[str]:
         which = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < LARGEST else "larger sums"
         which = "all sums" if len(table.bands) == 1 else which
         shown = dict.fromkeys((measured[0], measured[-1]))
-        lines.append(f"{which} use {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in shown}))}.")
+        lines.append(f"{which} use {band.algorithm}. Measurement: {'; '.join(notes({s: times[s] for s in shown}))}.")
     return lines

@@ -28,7 +28,7 @@ TRAFFIC: Mapping[str, Callable[[int], float]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class Measurement:
     """The measured time of one operation.
 
     Attributes:
@@ -98,7 +98,7 @@ _TICKS = {
 }
 
 
-def draw(measured: Sequence[Measured]) -> "Figure":
+def draw(measured: Sequence[Measurement]) -> "Figure":
     """Returns the figure, which has no window and does not use matplotlib's global state.
 
     Args:
@@ -141,7 +141,7 @@ def draw(measured: Sequence[Measured]) -> "Figure":
     return figure
 
 
-def _format_axes(axes: "Axes", title: str, unit: str, measured: Sequence[Measured]) -> None:
+def _format_axes(axes: "Axes", title: str, unit: str, measured: Sequence[Measurement]) -> None:
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel("bytes")
     axes.set_ylabel(unit)
@@ -171,7 +171,7 @@ def header(first: str = _COLUMNS[0][0]) -> str:
     return _aligned(first, *(title for title, _ in _COLUMNS[1:]))
 
 
-def row(measured: Measured) -> str:
+def row(measured: Measurement) -> str:
     """Returns the line of one measurement; a barrier has no size and no bandwidth."""
     # Imported late, because parsing a command's flags must not load NumPy.
     from tfdist.reporting.plain_reporter import rounded

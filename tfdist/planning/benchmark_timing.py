@@ -11,7 +11,7 @@ from tfdist.config.all_reduce import AlgorithmTable
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.planning.benchmark_results import Measured
+from tfdist.planning.benchmark_results import Measurement
 
 RecordedCall = Callable[[Collectives, tf.Tensor, str], tf.Tensor]
 
@@ -92,7 +92,7 @@ def measure(
     repeats: int,
     repeat_seconds: float,
     algorithm: str = "",
-) -> Measured:
+) -> Measurement:
     """Measures one operation at one size; every process must call it, and all get the same result.
 
     Args:
@@ -111,7 +111,7 @@ def measure(
     single_call = _slowest(strategy.group, [float(loop(tf.constant(1)))])[0]
     calls = min(MOST_CALLS, max(1, math.ceil(repeat_seconds / max(single_call, 1e-9))))
     times = _slowest(strategy.group, [float(loop(tf.constant(calls))) / calls for _ in range(repeats)])
-    return Measured(name, actual_bytes, dtype.name, strategy.name, strategy.replicas, calls, tuple(times), algorithm)
+    return Measurement(name, actual_bytes, dtype.name, strategy.name, strategy.replicas, calls, tuple(times), algorithm)
 
 
 def compiled_loop(
