@@ -17,7 +17,7 @@ from tfdist.gradients import Bucketed, Sum
 from tfdist.pipelining.execution import ActionClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedule import KINDS, Action, Schedule
-from tfdist.pipelining.schedule_catalog import steady_state, steps_until_steady, without_end
+from tfdist.pipelining.schedule_catalog import endless_order, steady_state, steps_until_steady
 from tfdist.pipelining.schedule_simulation import simulate
 from tfdist.pipelining.timeline import Span, Timeline
 
@@ -99,7 +99,7 @@ def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> t
     compute = run_view.steps.timed_steps(run_view.batch_size, clock, count)
     batch, number = run_view.batch(step), tf.constant(step, tf.int64)
     times = _last_of(lambda: compute(batch, number), strategy)
-    order = without_end(strategy.schedule, count)
+    order = endless_order(strategy.schedule, count)
     rows = [row[len(row) - len(found) :] for row, found in zip(order.actions, times, strict=True)]
     measured = _timeline(dataclasses.replace(order, actions=tuple(rows)), times)
     expected = expected_timeline(order, measured)

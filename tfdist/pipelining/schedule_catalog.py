@@ -184,7 +184,7 @@ def steps_until_steady(schedule: Schedule) -> int:
     return 3 - (1 - schedule.processes) // schedule.micro_batches
 
 
-def without_end(schedule: Schedule, steps: int) -> Schedule:
+def endless_order(schedule: Schedule, steps: int) -> Schedule:
     """Returns the order of a pipeline without a flush from its first forward pass to the end of a number of its steps.
 
     Process s begins with S - 1 - s forward passes, and then computes a forward and a backward pass in turn. Micro-batches of

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tfdist.errors import InputError
 from tfdist.pipelining.schedule import FORWARD, Schedule
-from tfdist.pipelining.schedule_catalog import make_schedule, pipedream, steady_state, steps_until_steady, without_end
+from tfdist.pipelining.schedule_catalog import make_schedule, pipedream, steady_state, steps_until_steady, endless_order
 from tfdist.pipelining.schedule_simulation import check_schedule, simulate
 from tfdist.pipelining.timeline import Span, Timeline
 
@@ -95,7 +95,7 @@ def test_micro_batches_of_later_steps_are_live():
 @given(st.integers(1, 5), st.integers(1, 6))
 def test_equal_stages_are_never_idle(processes, micro_batches):
     schedule = make_schedule("pipedream", processes, micro_batches)
-    order = without_end(schedule, steps_until_steady(schedule))
+    order = endless_order(schedule, steps_until_steady(schedule))
     found = steady_state(simulate(order, forward=1.0, backward=2.0), micro_batches)
     assert found.makespan == pytest.approx(3 * micro_batches)
     assert found.bubble == pytest.approx(0, abs=1e-9)
@@ -103,14 +103,14 @@ def test_equal_stages_are_never_idle(processes, micro_batches):
 
 def test_the_slowest_stage_is_never_idle():
     schedule = make_schedule("2bw", 3, 4)
-    order = without_end(schedule, steps_until_steady(schedule))
+    order = endless_order(schedule, steps_until_steady(schedule))
     found = steady_state(simulate(order, forward=[1.0, 2.0, 1.0], backward=[2.0, 4.0, 2.0]), 4)
     assert found.busy == pytest.approx([12, 24, 12])
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
 def test_the_order_without_an_end(processes, micro_batches, steps):
-    order = without_end(make_schedule("pipedream", processes, micro_batches), steps)
+    order = endless_order(make_schedule("pipedream", processes, micro_batches), steps)
     count = steps * micro_batches
     for process, row in enumerate(order.actions):
         ahead = processes - 1 - process
