@@ -10,7 +10,7 @@ from tfdist import keras_internals
 from tfdist.pipelining.activation_compression import Link
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.output_tensors import OutputTensors
-from tfdist.pipelining.stage_costs import crossings_of, with_static_shapes
+from tfdist.pipelining.stage_costs import crossing_specs, with_static_shapes
 from tfdist.pipelining.staged_model import StagedModel
 
 _ROWS = 32  # of a micro-batch, if the number of rows is unknown while tracing
@@ -114,12 +114,12 @@ def _micro_batch(strategy: HasStages, model: StagedModel, inputs: Any, rows: int
         before, after = (strategy.schedule.process_of(number + step) for step in (-1, 1))
         received = local
         if before != strategy.pipeline_rank and stage.received:
-            specs = [crossing.spec for crossing in crossings_of(stage.received, rows)]
+            specs = [crossing.spec for crossing in crossing_specs(stage.received, rows)]
             received = Link(strategy.pipeline_collectives, before).receive(specs, f"forward/{rows}/{number}")
         outputs, local = stage.call(model.cut.named_inputs(inputs), received, training=False)
         losses += [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in stage.take_data_losses()]
         if after != strategy.pipeline_rank and stage.sent:
-            local = with_static_shapes(local, crossings_of(stage.sent, rows))
+            local = with_static_shapes(local, crossing_specs(stage.sent, rows))
             Link(strategy.pipeline_collectives, after).send(local, f"forward/{rows}/{number + 1}")
     return outputs, losses
 

@@ -26,7 +26,7 @@ class CrossingSpec(NamedTuple):
     has_gradient: bool
 
 
-def crossings_of(crossings: Sequence[Crossing], rows: int) -> list[CrossingSpec]:
+def crossing_specs(crossings: Sequence[Crossing], rows: int) -> list[CrossingSpec]:
     """Returns the tensors that cross between two stages for a number of rows.
 
     Raises:
@@ -138,7 +138,7 @@ class _StageFunction:
         variables = stage.variables
         self._variables = [*variables.all, *variables.metrics, *variables.others]
         inputs = [cut.graph.tensors[cut.graph.inputs[name]] for name in stage.inputs]
-        received = crossings_of(stage.received, rows)
+        received = crossing_specs(stage.received, rows)
         self._has_gradient = [crossing.has_gradient for crossing in received]
         self.specs = [
             *(spec_of(tensor, rows, "The inputs of a pipeline") for tensor in inputs),

@@ -17,7 +17,7 @@ from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.schedule_simulation import simulate
-from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossings_of, measure_stage
+from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossing_specs, measure_stage
 from tfdist.sharding.balanced_parts import sizes_of_parts
 
 COMPARED = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
@@ -279,7 +279,7 @@ class _Planner:
                     message_bytes(crossing.spec, self.compression, ReplicaContextCollectives.wire),
                     crossing.has_gradient,
                 )
-                for tensor, crossing in zip(stage.sent, crossings_of(stage.sent, self.rows), strict=True)
+                for tensor, crossing in zip(stage.sent, crossing_specs(stage.sent, self.rows), strict=True)
             ),
             seconds=measure_stage(cut, stage, self.rows) if self.measures else None,
         )

@@ -25,7 +25,7 @@ from tfdist.pipelining.activation_compression import Link
 from tfdist.pipelining.execution import ActionClock, NoClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.passes import Forward, Passes
-from tfdist.pipelining.stage_costs import CrossingSpec, crossings_of
+from tfdist.pipelining.stage_costs import CrossingSpec, crossing_specs
 from tfdist.step import randomness
 from tfdist.step.pipelined_step import MicroBatch, PipelinedGradients, split_rows
 from tfdist.step.reduction import Computed, run_if, square_norms
@@ -345,7 +345,7 @@ class _Stage:
         self._step = step
         self.number = graph.index
         rows = step.batch_size // step._strategy.replicas // step._count
-        self.from_before, self.to_next = crossings_of(graph.received, rows), crossings_of(graph.sent, rows)
+        self.from_before, self.to_next = crossing_specs(graph.received, rows), crossing_specs(graph.sent, rows)
         state = [_crossing(variable, has_gradient=False) for variable in step._others]
         weights = [_crossing(variable, has_gradient=True) for variable in step.variables]
         self.received, self.sent = [*weights, *state, *self.from_before], [*self.to_next, *state]

@@ -19,7 +19,7 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.passes import Forward, Gradient
 from tfdist.pipelining.shared_variables import summed_over_stages
 from tfdist.pipelining.spread_stage import SpreadStage
-from tfdist.pipelining.stage_costs import crossings_of
+from tfdist.pipelining.stage_costs import crossing_specs
 from tfdist.pipelining.stage_devices import StageDevices
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
@@ -239,7 +239,7 @@ class _Stage:
         devices = source.devices
         self.variables = [variable.value for variable in self.trained] if devices is None else [devices.order]
         rows = keras.tree.flatten(micro_batches[0].rows)[0].shape[0]
-        self.received, self.sent = crossings_of(graph.received, rows), crossings_of(graph.sent, rows)
+        self.received, self.sent = crossing_specs(graph.received, rows), crossing_specs(graph.sent, rows)
 
     def arguments(self, micro_batch: int) -> MicroBatch:
         return self._micro_batches[micro_batch]
