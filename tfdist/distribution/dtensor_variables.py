@@ -236,7 +236,10 @@ def explained_program_errors(graphs: Sequence[tf.Graph]) -> Iterator[None]:
         with keras_internals.without_memory_optimizer():
             yield
     except tf.errors.OpError as error:
-        refused = layout_refused(error, functools.partial(_names_of_type, graphs))
+        refused = layout_refused(
+            error,
+            lambda kind: [x.name for graph in graphs for x in keras_internals.operations_of(graph) if x.type == kind],
+        )
         if refused is None:
             raise
         raise refused from error
@@ -257,10 +260,6 @@ def compiled_program(function: Callable[..., Any]) -> Callable[..., Any]:
             return program(*args)
 
     return called
-
-
-def _names_of_type(graphs: Sequence[tf.Graph], kind: str) -> list[str]:
-    return [each.name for graph in graphs for each in keras_internals.operations_of(graph) if each.type == kind]
 
 
 def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:

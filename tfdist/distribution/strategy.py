@@ -611,8 +611,7 @@ class Strategy:
 
         There is no communication, so that it may be called inside a condition.
         """
-        keras_internals.disable_gradient_aggregation(optimizer)
-        optimizer.apply(list(gradients), list(variables))
+        self.apply(optimizer, gradients, variables)
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
         """Creates the variables for these states; call it once per name, outside of any scope."""

@@ -75,11 +75,7 @@ def _automatic(env: Environment, cluster: Cluster, local_devices: int) -> Detect
     selected = next(
         declaration for declaration in DECLARATIONS if declaration.auto and declaration.auto(cluster, local_devices)
     )
-    if selected.processes is not Processes.ONE:
-        return Detection(cluster, selected.name, f"Using strategy {selected.name}, because {describe(cluster)}.")
     devices = f"{local_devices} local devices" if local_devices > 1 else "one local device"
-    return Detection(
-        cluster,
-        selected.name,
-        f"Using strategy {selected.name}, because this is one process with {devices}{hint(env)}.",
-    )
+    is_one = selected.processes is Processes.ONE
+    cause = f"this is one process with {devices}{hint(env)}" if is_one else describe(cluster)
+    return Detection(cluster, selected.name, f"Using strategy {selected.name}, because {cause}.")

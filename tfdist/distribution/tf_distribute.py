@@ -15,7 +15,7 @@ from tfdist.cluster.environment import Cluster, detect_cluster
 from tfdist.collectives.device_queues import DeviceGroup, Queues
 from tfdist.collectives.interface import from_first
 from tfdist.collectives.replica_context import MakeGroup, ReplicaContextCollectives
-from tfdist.config.strategy_registry import DECLARATIONS, Declaration, Processes
+from tfdist.config.strategy_registry import DECLARATIONS, Processes
 from tfdist.coordination import Group, join
 from tfdist.coordination.group import long_timeout
 from tfdist.distribution.strategy import Strategy, VariableAdoption
@@ -206,7 +206,9 @@ def strategy_of_engine(
     """
     if engine in _of_engines:
         return _of_engines[engine]
-    declaration = next((known for known in DECLARATIONS if isinstance(engine, _classes(known))), None)
+    declaration = next(
+        (one for one in DECLARATIONS for name in one.adopts if isinstance(engine, getattr(tf.distribute, name))), None
+    )
     if declaration is None:
         raise InputError(
             "A model must be trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. "
@@ -216,10 +218,6 @@ def strategy_of_engine(
     group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
     _of_engines[engine] = TensorFlowStrategy(declaration.name, engine, cluster=cluster, group=group)
     return _of_engines[engine]
-
-
-def _classes(declaration: Declaration) -> tuple[type, ...]:
-    return tuple(getattr(tf.distribute, name) for name in declaration.adopts)
 
 
 class VariableCreation:

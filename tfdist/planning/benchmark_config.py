@@ -70,19 +70,6 @@ def parse_algorithms(text: str) -> tuple[str, ...]:
     return (ALL,) if ALL in names else tuple(dict.fromkeys(names))
 
 
-def _checked_algorithms(text: str) -> str:
-    return ",".join(parse_algorithms(text))
-
-
-def _checked_sizes(text: str) -> str:
-    parse_sizes(text)
-    return text
-
-
-def _checked_operations(text: str) -> str:
-    return ",".join(parse_operations(text)) if text else text
-
-
 def _same(name: str) -> Any:
     """Returns a field with the flag and default of the field of this name in `TrainConfig`."""
     return dataclasses.field(default=_TRAIN_FIELDS[name].default, metadata=_TRAIN_FIELDS[name].metadata)
@@ -100,7 +87,7 @@ class BenchConfig:
         "",
         MEASURED,
         f"Comma-separated operations to measure: {', '.join(TRAFFIC)}. Defaults to all.",
-        check=_checked_operations,
+        check=lambda text: text and ",".join(parse_operations(text)),
         structure=list,
     )
     all_reduce: str = flag_field(
@@ -108,14 +95,14 @@ class BenchConfig:
         MEASURED,
         f"Comma-separated all-reduce algorithms to compare, instead of operations: {', '.join(ALGORITHMS)}; all means those "
         "that exist on the job's hosts.",
-        check=_checked_algorithms,
+        check=lambda text: ",".join(parse_algorithms(text)),
         structure=list,
     )
     sizes: str = flag_field(
         "4B:64MB",
         MEASURED,
         f"{_SIZES}, each {GROWTH} times the one before. {UNITS_HELP}.",
-        check=_checked_sizes,
+        check=lambda text: text if parse_sizes(text) else "",
         structure=list,
     )
     dtype: str = flag_field("float32", MEASURED, f"Data type of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
