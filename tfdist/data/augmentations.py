@@ -1,4 +1,4 @@
-"""Augmentations: images that are changed at random, each row by draws of its own, when they are used for training."""
+"""Augmentations: random changes of images in training, with separate random numbers for each row."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -74,7 +74,7 @@ class IndexedBatch(NamedTuple):
 class ReplicaRows(NamedTuple):
     """The rows of a global batch that one replica computes: at least one, as code of users and of Keras expects.
 
-    A replica without a row of its own computes the last row of the batch, which any model accepts that accepts the batch.
+    A replica without an own row computes the last row of the batch, which any model accepts that accepts the batch.
     It takes part in each call of the step, but its results do not count: neither losses, gradients, metrics and statistics,
     nor values that are communicated (`CountedRows`), nor outputs.
 
@@ -194,7 +194,7 @@ class ChangingAllocation(RowAllocation):
     """An allocation of full batches that may change from any step on that no pipeline has allocated yet.
 
     Pipelines read ahead, each process as far as it happens to be. A change therefore takes effect from the first step
-    that none of them has allocated, which `paused` returns, so that every batch is allocated once, in the same way everywhere.
+    that no pipeline has allocated, which `paused` returns, so that every process allocates each batch once and in the same way.
     """
 
     def __init__(self, first_step: int, changes: Sequence[tuple[int, Sequence[int]]]):

@@ -82,7 +82,7 @@ class StreamSource(Examples):
     def checksum(self) -> int:
         """See base class; of the first examples, which differ if the data is shuffled without a seed, or sharded.
 
-        Reading them fills the buffer of a shuffle once more, and advances its order, on one process as on several.
+        Reading them fills the buffer of a shuffle another time and advances its order, also on one process.
         """
         with tf.device("CPU:0"):
             return checksum(next(iter(self._dataset.batch(_COMPARED))))

@@ -67,8 +67,8 @@ def _adds_a_dim_to_unnamed_dims(operation: tf.Operation) -> bool:
     new, ellipsis = operation.get_attr("new_axis_mask"), operation.get_attr("ellipsis_mask")
     rank, entries = operation.inputs[0].shape.rank, operation.inputs[1].shape[0]
     named = (entries or 0) - new.bit_count() - ellipsis.bit_count()
-    behind_the_ellipsis = ellipsis and new & -new > ellipsis  # x[..., None] does not crash
-    return bool(new) and (rank is None or named < rank) and not behind_the_ellipsis
+    is_after_ellipsis = ellipsis and new & -new > ellipsis  # x[..., None] does not crash
+    return bool(new) and (rank is None or named < rank) and not is_after_ellipsis
 
 
 def _has_strides_of_its_own(operation: tf.Operation) -> bool:

@@ -33,7 +33,7 @@ _MIN_MESSAGE_BYTES = 2**22  # small variables share a message
 
 
 class ShardedOptimizer(OptimizerShards):
-    """The optimizer's state, divided among replicas, each in a process of its own, by trained variable."""
+    """The optimizer's state, divided by trained variable among replicas, one in each process."""
 
     _strategy: "Strategy"
 

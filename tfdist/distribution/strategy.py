@@ -667,7 +667,7 @@ class Strategy:
         return replica_function
 
     def close(self) -> None:
-        """Releases resources outside of this process's memory; whoever joined the group leaves it."""
+        """Releases resources outside this process's memory; the code that joined the group leaves it."""
 
 
 def _variable(state: State) -> tf.Variable:

@@ -46,7 +46,7 @@ def with_addresses(cluster: Cluster, group: Group) -> Cluster:
     """
     if cluster.addresses:
         _check_port(cluster.addresses[cluster.rank])
-        group.barrier("servers/ports")  # nobody waits for a server that cannot start, while no other thread can run
+        group.barrier("servers/ports")  # all know of a port in use before a wait during which no other thread can run
         return cluster
     host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
     addresses = group.gather("servers/addresses", f"{host}:{free_port()}")

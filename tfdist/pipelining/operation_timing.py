@@ -15,7 +15,7 @@ _LEAST_SECONDS = 0.02  # for which a call is measured
 
 
 def measure_seconds(graph: Graph, *, rows: int = 1, repeats: int = 5) -> list[float]:
-    """Returns the seconds of a forward and a backward pass of each call by itself, compiled, on this device.
+    """Returns the seconds of a separate forward and backward pass of each call, compiled, on this device.
 
     Calls of equal layers with inputs of equal shapes are measured once. Variables need no values: they and the inputs are
     small random numbers, of one call at a time. Costs about `repeats + 2` steps, and a trace and 20 ms for each different call.

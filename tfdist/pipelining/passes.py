@@ -369,7 +369,7 @@ def with_gradients(values: Sequence[Any], crossings: Sequence[CrossingSpec]) -> 
 
 
 def _result(output: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor behind an output of a function, which itself waits for all of the function's side effects."""
+    """Returns the source of an output of a function; the output itself waits for all side effects of the function."""
     return output.op.inputs[0]
 
 

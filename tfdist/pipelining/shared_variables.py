@@ -70,7 +70,7 @@ def synchronize_replicas(strategy: HasStages, variables: Sequence[keras.Variable
 def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
     """Copies the first stage's values of shared variables, such as tied embeddings, to the other stages that have them.
 
-    Each pipeline does so by itself; `synchronize_replicas` then makes those of all replicas equal.
+    Each pipeline copies its own values; `synchronize_replicas` then makes the values of all replicas equal.
     """
     for number, (variable, stages) in enumerate(cut.shared):
         first, *others = strategy.schedule.processes_of(stages)

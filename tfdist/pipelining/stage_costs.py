@@ -86,7 +86,7 @@ class StageOperations(NamedTuple):
 
 
 def measure_stage(cut: Cut, stage: StageGraph, rows: int, repeats: int = 5) -> StageSeconds:
-    """Measures the forward and the backward pass of a stage by itself, compiled, on this device.
+    """Measures the forward and the backward pass of one stage, compiled, on this device.
 
     Its variables and inputs are small random numbers. Costs two traces, and about `2 * (repeats + 2)` micro-batches.
 

@@ -35,8 +35,8 @@ _NEXT, _END = "save/next", -1
 def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]:
     """Yields the model, whose weights the chief can read: the process of its stage sends each one when it is read.
 
-    The chief keeps none of them, as it may not have the memory for the full model. Every process must enter it. Those of the
-    first replica's other stages yield when the chief has left it.
+    The chief does not keep the values, as it may not have the memory for the full model. Every process must enter the
+    context. The processes of the first replica's other stages yield when the chief has left it.
 
     Args:
       strategy: the strategy.
@@ -74,7 +74,7 @@ class _RemoteReads:
                 for variable in model.cut.stages[number].variables.all:
                     owners.setdefault(id(variable), (variable, process))
         self._owners = [(variable, process) for variable, process in owners.values() if process]
-        # States of random layers have values everywhere; they are set anew in every step.
+        # The states of random layers have values in every process; each step sets them.
         self._numbers = {
             id(variable): number
             for number, (variable, _) in enumerate(self._owners)

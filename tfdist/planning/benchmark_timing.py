@@ -80,7 +80,7 @@ def check_dtype(collectives: Collectives, names: Sequence[str], dtype: tf.DType)
 
 
 MOST_CALLS = 1000  # per repeat
-DEADLINE = 600.0  # seconds that a process may be behind the others
+DEADLINE = 600.0  # seconds of delay of a process
 
 
 def measure(

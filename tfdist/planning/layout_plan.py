@@ -74,7 +74,7 @@ class Activations:
                 continue
             names = self._names_of(first(layer.input))
             for tensor in keras.tree.flatten(layer.output):
-                self._names[id(tensor)] = _names_behind(layer, names, tensor, variables)
+                self._names[id(tensor)] = _output_names(layer, names, tensor, variables)
 
     def _checked(self, layer: keras.Layer, dims: Dims) -> Dims:
         """Returns the names of a constraint; raises `InputError` if they cannot be laid out."""
@@ -116,7 +116,7 @@ class Activations:
         return self._names.get(id(tensor)) or _rows_alone(tensor)
 
 
-def _names_behind(layer: keras.Layer, names: Dims, output: keras.KerasTensor, variables: Mapping[int, Dims]) -> Dims:
+def _output_names(layer: keras.Layer, names: Dims, output: keras.KerasTensor, variables: Mapping[int, Dims]) -> Dims:
     """Returns the names of a layer's output, from those of its first input."""
     result = names if tuple(first(layer.input).shape) == tuple(output.shape) else _rows_alone(output)
     if isinstance(layer, MixtureOfExperts):
@@ -268,7 +268,7 @@ def gradient_communication(
 
 
 def _axes_of_tokens(layer: keras.Layer, activation: Activation) -> list[str]:
-    """Returns the axes besides that of rows over which devices have different tokens and gather nothing."""
+    """Returns the axes, other than that of rows, over which devices have different tokens and gather nothing."""
     return [] if isinstance(layer, MixtureOfExperts | keras.layers.Embedding) else activation.sequence_axes
 
 

@@ -154,7 +154,7 @@ def plan_pipeline(
     measures: bool = False,
     device_bytes: Callable[[keras.Variable], int] = keras_internals.bytes_of,
 ) -> PipelinePlan:
-    """Plans the training of a model in stages, each in a process of its own.
+    """Plans the training of a model in stages, one or more in each process.
 
     Args:
       model: functional or sequential model, whose variables need no values.
@@ -194,7 +194,7 @@ def plan_pipeline(
 
 
 def idle_and_makespan(schedule: Schedule, forward: Sequence[float], backward: Sequence[float]) -> tuple[float, float]:
-    """Returns the share of idle time, and the time of a step; without a flush, in the midst of training."""
+    """Returns the share of idle time, and the time of a step; without a flush, in the steady state."""
     if schedule.has_flush:
         timeline = simulate(schedule, forward=forward, backward=backward)
         return timeline.bubble, timeline.makespan
