@@ -146,7 +146,7 @@ def test_epochs_end_where_their_examples_do():
 
 def test_it_comes_back_from_a_checkpoint():
     batch_schedule = BEGUN.on(2, 3, 12, "replica")
-    assert BatchSchedule.of(json.loads(json.dumps(batch_schedule.to_json()))) == batch_schedule
+    assert BatchSchedule.from_json(json.loads(json.dumps(batch_schedule.to_json()))) == batch_schedule
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
 def _check_values(checkpoint: Checkpoint) -> None:
     """Raises `CorruptCheckpointError` if values that are not tensors are invalid, before anything is restored."""
     try:
-        batches = BatchSchedule.of(checkpoint.values["batch_schedule"])
+        batches = BatchSchedule.from_json(checkpoint.values["batch_schedule"])
         Progress(checkpoint.values["progress"])
         best_of(checkpoint.values)
         if type(batches.begun_at) is not int:

@@ -52,7 +52,7 @@ class BatchSchedule:
         )
 
     @classmethod
-    def of(cls, saved: Mapping[str, Any]) -> "BatchSchedule":
+    def from_json(cls, saved: Mapping[str, Any]) -> "BatchSchedule":
         """Returns the schedule that `to_json` has saved."""
         return cls(**{**saved, "position": StreamPosition(**saved["position"])})
 

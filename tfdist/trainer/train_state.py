@@ -252,7 +252,7 @@ class TrainState:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Takes over the values of a checkpoint, whose variables have been restored."""
         self.resumed_from = str(checkpoint.path)
-        self.step, self._batches = checkpoint.step, BatchSchedule.of(checkpoint.values["batch_schedule"])
+        self.step, self._batches = checkpoint.step, BatchSchedule.from_json(checkpoint.values["batch_schedule"])
         self._begun_at, self._position, self._size = self._batches.begun_at, None, None
         self.read_before = 0
         self.progress = Progress(checkpoint.values["progress"])
