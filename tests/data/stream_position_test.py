@@ -106,16 +106,16 @@ BEGUN = BatchSchedule.initial(StreamPosition(12), 0, 40, batch_size=12, replicas
 
 
 def test_the_batch_of_one_replica_stays():
-    fewer = BEGUN.on(2, 3, 12, "replica")
+    fewer = BEGUN.from_step(2, 3, 12, "replica")
     assert (fewer.position, fewer.rate) == (StreamPosition(8, step=3, examples=36), 2 / 3)
-    more = fewer.on(5, 5, 12, "replica")
+    more = fewer.from_step(5, 5, 12, "replica")
     assert (more.position, more.rate) == (StreamPosition(20, step=5, examples=52), 5 / 3)
-    back = more.on(3, 6, 12, "replica")
+    back = more.from_step(3, 6, 12, "replica")
     assert (back.position, back.rate) == (StreamPosition(12, step=6, examples=72), 1)
 
 
 def test_a_person_is_told():
-    assert str(BEGUN.on(2, 3, 12, "replica")) == (
+    assert str(BEGUN.from_step(2, 3, 12, "replica")) == (
         "A batch has 8 examples: the run began with 12 on 3 replicas, and keeps the batch size per replica. The "
         "learning rate is multiplied by 0.666667."
     )
@@ -123,29 +123,29 @@ def test_a_person_is_told():
 
 def test_the_global_batch_stays():
     for replicas in (2, 5, 12):
-        assert BEGUN.on(replicas, 3, 12, "global") == BEGUN
+        assert BEGUN.from_step(replicas, 3, 12, "global") == BEGUN
 
 
 def test_a_global_batch_of_ones_own_is_a_new_beginning():
-    other = BEGUN.on(2, 3, 10, "global")
+    other = BEGUN.from_step(2, 3, 10, "global")
     assert (other.position, other.batch_size, other.replicas, other.rate) == (StreamPosition(10, 3, 36), 10, 2, 1)
 
 
 def test_one_may_follow_on_the_other():
-    fewer = BEGUN.on(2, 3, 12, "global").on(2, 5, 12, "replica")
+    fewer = BEGUN.from_step(2, 3, 12, "global").from_step(2, 5, 12, "replica")
     assert (fewer.position, fewer.rate) == (StreamPosition(8, 5, 60), 2 / 3)
-    assert fewer.on(2, 6, 12, "global").position == StreamPosition(12, 6, 68)
+    assert fewer.from_step(2, 6, 12, "global").position == StreamPosition(12, 6, 68)
 
 
 def test_epochs_end_where_their_examples_do():
-    fewer = BEGUN.on(2, 3, 12, "replica")
+    fewer = BEGUN.from_step(2, 3, 12, "replica")
     assert BEGUN.end(0, 2, 40) == 7
     assert fewer.end(0, 2, 40) == 3 + -(-(80 - 36) // 8)
     assert fewer.end(7, 0, 40) == 7
 
 
 def test_it_comes_back_from_a_checkpoint():
-    batch_schedule = BEGUN.on(2, 3, 12, "replica")
+    batch_schedule = BEGUN.from_step(2, 3, 12, "replica")
     assert BatchSchedule.from_json(json.loads(json.dumps(batch_schedule.to_json()))) == batch_schedule
 
 
@@ -165,7 +165,7 @@ def test_it_comes_back_from_a_checkpoint():
 )
 def test_what_is_refused(batch_schedule, batch_size, elastic_batch, said):
     with pytest.raises(InputError) as error:
-        batch_schedule.on(2, 3, batch_size, elastic_batch)
+        batch_schedule.from_step(2, 3, batch_size, elastic_batch)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -75,7 +75,7 @@ class BatchSchedule:
             f"replicas, and keeps the batch size per replica. The learning rate is multiplied by {self.rate:g}."
         )
 
-    def on(self, replicas: int, step: int, batch_size: int, elastic_batch: str) -> "BatchSchedule":
+    def from_step(self, replicas: int, step: int, batch_size: int, elastic_batch: str) -> "BatchSchedule":
         """Returns the schedule from a step on.
 
         Args:
@@ -91,13 +91,15 @@ class BatchSchedule:
         if elastic_batch not in ELASTIC_BATCHES:
             raise InputError(f"--elastic_batch must be global or replica. Received: {elastic_batch!r}.")
         if elastic_batch == REPLICA:
-            return dataclasses.replace(self, position=self.position.then(step, self._each(batch_size) * replicas))
+            return dataclasses.replace(
+                self, position=self.position.then(step, self._batch_size_per_replica(batch_size) * replicas)
+            )
         position = self.position.then(step, batch_size)
         if batch_size == self.batch_size:
             return dataclasses.replace(self, position=position)
         return dataclasses.replace(self, batch_size=batch_size, replicas=replicas, position=position)
 
-    def _each(self, batch_size: int) -> int:
+    def _batch_size_per_replica(self, batch_size: int) -> int:
         """Returns the batch size per replica."""
         if batch_size != self.batch_size:
             raise InputError(

@@ -247,7 +247,7 @@ class TrainState:
             epochs = -(-position.before(begun_at) // size)
             position = StreamPosition(batch_size, begun_at, epochs * size)
         begun = self._batches or BatchSchedule.initial(position, begun_at, size, batch_size, parts)
-        return begun.on(parts, self.step, batch_size, elastic_batch)
+        return begun.from_step(parts, self.step, batch_size, elastic_batch)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Takes over the values of a checkpoint, whose variables have been restored."""
