@@ -39,7 +39,7 @@ def positions(batches):
 def test_where_each_step_begins(run):
     size, batches = run
     for step, position in enumerate(positions(batches)):
-        assert position.before(step) == sum(batches[:step])
+        assert position.examples_before(step) == sum(batches[:step])
         assert position.epoch(step, size) == sum(batches[:step]) // size
         assert position.batch_size == batches[step]
 
@@ -50,12 +50,12 @@ def test_how_many_steps_examples_take(run, now, more):
     """From any step, with all later batches of its position's batch size."""
     _, batches = run
     position = positions(batches)[now]
-    wanted = position.before(now) + more
-    used, steps = position.before(now), now
+    wanted = position.examples_before(now) + more
+    used, steps = position.examples_before(now), now
     while used < wanted:
         used, steps = used + position.batch_size, steps + 1
     assert position.steps_for(wanted) == steps
-    assert position.steps_for(position.before(now)) == now
+    assert position.steps_for(position.examples_before(now)) == now
 
 
 @hypothesis.given(run=runs())
@@ -89,7 +89,7 @@ def test_epochs_are_counted_from_an_epochs_end_or_from_the_step(run):
 def test_a_batch_that_never_changes(size, batch_size, epochs):
     position = StreamPosition(batch_size)
     assert position.then(7, batch_size) is position
-    assert position.before(5) == 5 * batch_size
+    assert position.examples_before(5) == 5 * batch_size
     assert position.steps_for(epochs * size) == steps_in_epochs(epochs, size, batch_size)
     assert position.end_of_epoch(epochs, size) == steps_in_epochs(epochs + 1, size, batch_size)
 

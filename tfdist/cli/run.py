@@ -499,7 +499,7 @@ def _recorded(
                 "strategy": strategy.name,
                 "replicas": strategy.replicas,
                 "batch_size": batch_schedule.position.batch_size,
-                "examples_before": batch_schedule.position.before(step),
+                "examples_before": batch_schedule.position.examples_before(step),
                 "examples": examples,
                 "ledgers": ledgers,
                 "commits": commits,

@@ -182,7 +182,7 @@ class StreamPosition:
     step: int = 0
     examples: int = 0
 
-    def before(self, step: int) -> int:
+    def examples_before(self, step: int) -> int:
         """Returns the number of examples before a step, i.e. the position of its first example."""
         return self.examples + (step - self.step) * self.batch_size
 
@@ -192,7 +192,7 @@ class StreamPosition:
 
     def epoch(self, step: int, size: int) -> int:
         """Returns the epoch, from 0, of a step's first example, for epochs of `size` examples."""
-        return self.before(step) // size
+        return self.examples_before(step) // size
 
     def end_of_epoch(self, epoch: int, size: int) -> int:
         """Returns the number of steps after which an epoch is complete; several short epochs may end with one step."""
@@ -204,9 +204,9 @@ class StreamPosition:
         If the previous step ended an epoch, it is the end of that epoch, even if the step used some examples beyond it;
         otherwise it is the step's first example.
         """
-        into = self.before(step) % size
-        return self.before(step) - (into if into < self.batch_size else 0)
+        into = self.examples_before(step) % size
+        return self.examples_before(step) - (into if into < self.batch_size else 0)
 
     def then(self, step: int, batch_size: int) -> "StreamPosition":
         """Returns the position with another batch size from a step on; itself if the batch size is the same."""
-        return self if batch_size == self.batch_size else StreamPosition(batch_size, step, self.before(step))
+        return self if batch_size == self.batch_size else StreamPosition(batch_size, step, self.examples_before(step))

@@ -282,7 +282,7 @@ class FitLoop:
         if program.metrics.count_all_rows and self._strategy.is_chief:
             _log.info("A step %s", program.dependence.description)
         warn_of_run(self._strategy, self._facts, of_data)
-        first = self._position.before(state.step)
+        first = self._position.examples_before(state.step)
         to_skip = first if self._source.can_be_read_again else first - state.read_before
         pipeline = Pipeline(
             self._source, self._batch_size, self._program.settings.seed, to_skip, self._balancing.allocation
@@ -424,7 +424,7 @@ class FitLoop:
             contextlib.nullcontext() if is_compiled else self._reporting.reporter.busy("compiling the training step"),
             self._timer.call(count),
             must_fit(self._source.element_spec),
-            _naming(state.step, self._position.before(state.step)),
+            _naming(state.step, self._position.examples_before(state.step)),
         ):
             loop = self._program.exchanges.loop(self._program.steps, self._batch_size, self._batches.rate, state.step)
             result = loop(self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm))
@@ -459,7 +459,7 @@ class FitLoop:
         state, program = self._state, self._program
         state.step += len(losses) - 1
         state.progress.add(losses[:-1], counted[:-1], program.drain())
-        first, variables = self._position.before(state.step), self._model.trainable_variables
+        first, variables = self._position.examples_before(state.step), self._model.trainable_variables
         places = where_not_finite(self._source, self._batch_size, program.settings.seed, first)
         raise not_finite(state.step, losses[-1], result, variables, program.loss_scale, places)
 

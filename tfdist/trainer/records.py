@@ -209,7 +209,7 @@ class Recorder:
 
     def _header(self, kind: str) -> dict[str, Any]:
         step = self._state.step
-        seen = self._batches.position.before(step) / self._examples
+        seen = self._batches.position.examples_before(step) / self._examples
         return {"schema": 1, "kind": kind, "step": step, "epoch": seen, "time": time.time()}
 
     def _write(self, record: dict[str, Any]) -> None:

@@ -244,7 +244,7 @@ class TrainState:
         begun_at = self.step if self._begun_at is None else self._begun_at
         position = self._position or StreamPosition(batch_size)
         if self._size not in (None, size):  # other data, which begins with an epoch of its own
-            epochs = -(-position.before(begun_at) // size)
+            epochs = -(-position.examples_before(begun_at) // size)
             position = StreamPosition(batch_size, begun_at, epochs * size)
         begun = self._batches or BatchSchedule.initial(position, begun_at, size, batch_size, parts)
         return begun.from_step(parts, self.step, batch_size, elastic_batch)
@@ -271,4 +271,4 @@ class TrainState:
         self.progress, self._begun_at = self.progress.next_run(), None
         self.best_before = self.best.best if self.best else None
         self._batches, self._position, self._size = None, batches.position, size
-        self.read_before = batches.position.before(self.step)
+        self.read_before = batches.position.examples_before(self.step)
