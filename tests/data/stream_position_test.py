@@ -30,7 +30,7 @@ def positions(batches):
     """Returns the position of each step, computed as in a run."""
     found = [StreamPosition(batches[0])]
     for step, batch in enumerate(batches[1:], 1):
-        found.append(found[-1].then(step, batch))
+        found.append(found[-1].with_batch_size(step, batch))
     return found
 
 
@@ -88,7 +88,7 @@ def test_epochs_are_counted_from_an_epochs_end_or_from_the_step(run):
 @SETTINGS
 def test_a_batch_that_never_changes(size, batch_size, epochs):
     position = StreamPosition(batch_size)
-    assert position.then(7, batch_size) is position
+    assert position.with_batch_size(7, batch_size) is position
     assert position.examples_before(5) == 5 * batch_size
     assert position.steps_for(epochs * size) == steps_in_epochs(epochs, size, batch_size)
     assert position.end_of_epoch(epochs, size) == steps_in_epochs(epochs + 1, size, batch_size)

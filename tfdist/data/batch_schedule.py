@@ -92,9 +92,9 @@ class BatchSchedule:
             raise InputError(f"--elastic_batch must be global or replica. Received: {elastic_batch!r}.")
         if elastic_batch == REPLICA:
             return dataclasses.replace(
-                self, position=self.position.then(step, self._batch_size_per_replica(batch_size) * replicas)
+                self, position=self.position.with_batch_size(step, self._batch_size_per_replica(batch_size) * replicas)
             )
-        position = self.position.then(step, batch_size)
+        position = self.position.with_batch_size(step, batch_size)
         if batch_size == self.batch_size:
             return dataclasses.replace(self, position=position)
         return dataclasses.replace(self, batch_size=batch_size, replicas=replicas, position=position)

@@ -207,6 +207,6 @@ class StreamPosition:
         into = self.examples_before(step) % size
         return self.examples_before(step) - (into if into < self.batch_size else 0)
 
-    def then(self, step: int, batch_size: int) -> "StreamPosition":
+    def with_batch_size(self, step: int, batch_size: int) -> "StreamPosition":
         """Returns the position with another batch size from a step on; itself if the batch size is the same."""
         return self if batch_size == self.batch_size else StreamPosition(batch_size, step, self.examples_before(step))
