@@ -6,18 +6,17 @@ from tfdist.errors import InputError
 from tfdist.errors.numbers import is_number
 
 
-def stratified(labels: np.ndarray, test_size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def stratified(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Splits examples into training and test such that each class has nearly the same proportion in both.
 
     Args:
       labels: integers [n].
       test_size: number of test examples, in [0, n].
-      seed: seed of the selection and of the orders.
 
     Returns:
       The indices of the training examples and those of the test examples, each in random order.
     """
-    generator = np.random.Generator(np.random.PCG64(seed))
+    generator = np.random.Generator(np.random.PCG64(0))
     keys = generator.random(len(labels))
     by_class = np.lexsort((keys, labels))
     steps = np.arange(len(labels) + 1) * test_size // len(labels)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -189,17 +189,12 @@ class MirroredVariables(VariableAdoption):
 _of_engines: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # one each: the job's group is joined only once
 
 
-def strategy_of_engine(
-    engine: tf.distribute.Strategy,
-    start_timeout_seconds: float = 120.0,
-    environment: Mapping[str, str] = os.environ,
-) -> TensorFlowStrategy:
+def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: float) -> TensorFlowStrategy:
     """Returns a `Strategy` on a tf.distribute engine that the program has created; the same one on every call.
 
     Args:
       engine: a `MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy`.
       start_timeout_seconds: how long to wait for the other processes.
-      environment: environment variables that identify this process among several workers, as they did for the engine.
 
     Raises:
       InputError: the engine is of another class.
@@ -214,8 +209,8 @@ def strategy_of_engine(
             "A model must be trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. "
             f"Received: {type(engine).__name__}. Create it under one of those."
         )
-    cluster = Cluster() if declaration.processes is Processes.ONE else detect_cluster(environment)
-    group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
+    cluster = Cluster() if declaration.processes is Processes.ONE else detect_cluster(os.environ)
+    group = join(cluster, start_timeout=start_timeout_seconds)
     _of_engines[engine] = TensorFlowStrategy(declaration.name, engine, cluster=cluster, group=group)
     return _of_engines[engine]
 

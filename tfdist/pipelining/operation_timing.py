@@ -11,31 +11,30 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, run_abstractly
 
-_LEAST_SECONDS = 0.02  # for which a call is measured
+_LEAST_CALLS, _LEAST_SECONDS = 5, 0.02  # of a measurement
 
 
-def measure_seconds(graph: Graph, *, rows: int = 1, repeats: int = 5) -> list[float]:
+def measure_seconds(graph: Graph, *, rows: int = 1) -> list[float]:
     """Returns the seconds of a separate forward and backward pass of each call, compiled, on this device.
 
     Calls of equal layers with inputs of equal shapes are measured once. Variables need no values: they and the inputs are
-    small random numbers, of one call at a time. Costs about `repeats + 2` steps, and a trace and 20 ms for each different call.
+    small random numbers, of one call at a time. Costs about 7 steps, and a trace and 20 ms for each different call.
 
     Args:
       graph: graph of the model.
       rows: rows of a micro-batch.
-      repeats: least number of measured passes, of which the shortest counts.
 
     Returns:
       One number for each of `graph.calls`, from 0. Ranks that measure differ: let one measure for all.
     """
     run = run_abstractly(graph, rows)
-    overhead = least_seconds(tf.function(tf.identity), [tf.zeros([])], repeats)
+    overhead = least_seconds(tf.function(tf.identity), [tf.zeros([])])
     seconds_by_key: dict[str, float] = {}
     seconds = []
     for i, call in enumerate(graph.calls):
         key = _key(graph, run, i)
         if key not in seconds_by_key:
-            seconds_by_key[key] = 0.0 if call.is_entry else max(_seconds(graph, run, i, repeats) - overhead, 0.0)
+            seconds_by_key[key] = 0.0 if call.is_entry else max(_seconds(graph, run, i) - overhead, 0.0)
         seconds.append(seconds_by_key[key])
     return seconds
 
@@ -56,12 +55,12 @@ def _key(graph: Graph, run: AbstractRun, index: int) -> str:
     return str((type(call.layer), text, call.options, inputs, variables, is_rematerialized))
 
 
-def _seconds(graph: Graph, run: AbstractRun, index: int, repeats: int) -> float:
+def _seconds(graph: Graph, run: AbstractRun, index: int) -> float:
     call = graph.calls[index]
     variables = list(run.usage[index].read.values())
     inputs = [small_numbers(graph.tensors[x].dtype, run.shapes[x]) for x in call.inputs]
     values = [small_numbers(variable.dtype, variable.shape) for variable in variables]
-    return least_seconds(_pass(graph, run, call, index, variables), [*inputs, *values], repeats)
+    return least_seconds(_pass(graph, run, call, index, variables), [*inputs, *values])
 
 
 def _pass(
@@ -110,12 +109,12 @@ def small_numbers(dtype: str, shape: Sequence[int]) -> tf.Tensor:
     return tf.cast(tf.random.stateless_uniform(list(shape), seed=[0, 1], minval=0.01, maxval=0.1), kind)
 
 
-def least_seconds(function: Callable[..., Any], inputs: Sequence[tf.Tensor], repeats: int) -> float:
-    """Returns the least seconds of a call of a compiled function, of at least `repeats` calls and 20 ms."""
+def least_seconds(function: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> float:
+    """Returns the least seconds of a call of a compiled function, of at least 5 calls and 20 ms."""
     function(*inputs)  # traces
     function(*inputs)
     times: list[float] = []
-    while len(times) < repeats or sum(times) < _LEAST_SECONDS:
+    while len(times) < _LEAST_CALLS or sum(times) < _LEAST_SECONDS:
         start = time.perf_counter()
         keras.tree.map_structure(_wait, function(*inputs))
         times.append(time.perf_counter() - start)

@@ -47,15 +47,13 @@ class Message(NamedTuple):
     Attributes:
       direction: "F" for activations, which go to the next stage, "B" for their gradients, which go to the previous one.
       stage: the stage that computed them.
-      to_stage: the stage that needs them.
       micro_batch: their micro-batch.
       source: process of `stage`.
-      target: process of `to_stage`.
+      target: process of the stage that needs them.
     """
 
     direction: str
     stage: int
-    to_stage: int
     micro_batch: int
     source: int
     target: int
@@ -106,11 +104,6 @@ class Schedule:
     def has_flush(self) -> bool:
         """Whether the pipeline is empty at the end of each step."""
         return not self.delays
-
-    @property
-    def chunks(self) -> int:
-        """Number of stages in each process."""
-        return self.stages // self.processes
 
     def process_of(self, stage: int) -> int:
         """Returns the process of a stage."""
@@ -176,11 +169,7 @@ class Schedule:
     def _message(self, direction: str, stage: int, to_stage: int, micro_batch: int) -> Message | None:
         is_between = 0 <= min(stage, to_stage) and max(stage, to_stage) < self.stages
         source, target = self.process_of(stage), self.process_of(to_stage)
-        return (
-            Message(direction, stage, to_stage, micro_batch, source, target)
-            if is_between and source != target
-            else None
-        )
+        return Message(direction, stage, micro_batch, source, target) if is_between and source != target else None
 
 
 def result_of(action: Action) -> Action:

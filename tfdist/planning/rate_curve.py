@@ -167,14 +167,13 @@ _GIB = 2**30
 _LIGHT, _DARK, _MARK, _GRAY = "#7fb3d9", "#12598f", "#c55a11", "#888888"
 
 
-def plot_learning_rates(result: LearningRates, title: str = "") -> bytes:
+def plot_learning_rates(result: LearningRates) -> bytes:
     """Returns the picture of a search for the learning rate as a PNG file.
 
     Args:
       result: result of the search.
-      title: title of the picture.
     """
-    figure, axes = _figure(title or f"Loss by learning rate, batch size {result.batch_size}")
+    figure, axes = _figure(f"Loss by learning rate, batch size {result.batch_size}")
     axes.set_xscale("log")
     axes.plot(result.rates, result.losses, color=_LIGHT, linewidth=1.2, label="loss of each step")
     axes.plot(result.rates, result.smoothed, color=_DARK, linewidth=2.0, label="smoothed")

@@ -16,7 +16,7 @@ from tfdist.pipelining.schedule_simulation import simulate
 )
 def test_the_ideals_of_four_stages_of_100_and_200_ms(spec, seconds):
     schedule = make_schedule(spec, processes=4, micro_batches=8)
-    chunks = schedule.chunks
+    chunks = schedule.stages // 4
     timeline = simulate(schedule, forward=0.1 / chunks, backward=0.2 / chunks)
     assert timeline.makespan == pytest.approx(seconds)
     assert timeline.busy == pytest.approx([8 * 0.3] * 4)
