@@ -62,13 +62,6 @@ def starts_without_mpirun(name: str) -> bool:
     return not name.startswith("Open MPI")
 
 
-def is_initialized() -> bool:
-    """Returns whether MPI is initialized in this process."""
-    flag = ctypes.c_int()
-    _functions().MPI_Initialized(ctypes.byref(flag))
-    return bool(flag.value)
-
-
 def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
     """Initializes MPI in this process, once, for any number of starts of Horovod.
 
@@ -84,7 +77,9 @@ def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
       InputError: Horovod was not built with MPI, or with a library that only mpirun can start.
     """
     _check_library()
-    if is_initialized():
+    is_initialized = ctypes.c_int()
+    _functions().MPI_Initialized(ctypes.byref(is_initialized))
+    if is_initialized.value:
         return
     if all(host == LOOPBACK for host in hosts):
         interface = network_interface(LOOPBACK)

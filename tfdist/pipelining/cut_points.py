@@ -311,8 +311,7 @@ def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: 
       stages: number of stages.
     """
     last = last_uses(graph, dict(enumerate(stage_of)), stages - 1)
-    producer = graph.producers()
-    first = {tensor: stage_of[producer[tensor]] for tensor in last if tensor in producer}
+    first = {x: stage for call, stage in zip(graph.calls, stage_of, strict=True) for x in call.outputs if x in last}
     masked = _masked(graph, run, stage_of, stages)
     results = [Boundary()]
     for stage in range(1, stages):

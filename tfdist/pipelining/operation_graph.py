@@ -25,12 +25,6 @@ class Tensor:
     shape: tuple[int | None, ...]
     dtype: str
 
-    @property
-    def is_differentiable(self) -> bool:
-        """Whether its elements can have a gradient."""
-        dtype = tf.as_dtype(self.dtype)
-        return dtype.is_floating or dtype.is_complex
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
@@ -105,10 +99,6 @@ class Graph:
     outputs: list[int]
     calls: list[Call]
     order: list[int]
-
-    def producers(self) -> dict[int, int]:
-        """Returns the call that returns each tensor, which inputs do not have."""
-        return {tensor: i for i, call in enumerate(self.calls) for tensor in call.outputs}
 
 
 class _Builder:
@@ -420,5 +410,6 @@ def _trained(graph: Graph, usage: Sequence[Usage]) -> frozenset[int]:
     for call, used in zip(graph.calls, usage, strict=True):
         is_trained = any(variable.trainable for variable in used.read.values()) or trained.intersection(call.inputs)
         if is_trained:
-            trained.update(x for x in call.outputs if graph.tensors[x].is_differentiable)
+            dtypes = {x: tf.as_dtype(graph.tensors[x].dtype) for x in call.outputs}
+            trained.update(x for x, dtype in dtypes.items() if dtype.is_floating or dtype.is_complex)
     return frozenset(trained)
