@@ -15,6 +15,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from tensorflow.python.eager import context
 
 from tfdist.errors import InputError
+from tfdist.keras_internals.patching import patched
 
 # Names of TensorFlow's classes, which it does not export.
 _BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset")
@@ -176,14 +177,9 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
-@contextlib.contextmanager
-def without_optimizer(model: keras.Model) -> Iterator[None]:
+def without_optimizer(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Context in which a model is built without its optimizer, which is built when it is first applied."""
-    optimizer, model.optimizer = model.optimizer, None
-    try:
-        yield
-    finally:
-        model.optimizer = optimizer
+    return patched((model, "optimizer", None))
 
 
 def forget_functions(model: keras.Model) -> None:
@@ -236,14 +232,9 @@ def symbolic_graph(name: str) -> Iterator[Any]:
         yield graph
 
 
-@contextlib.contextmanager
-def functions_wrapped(wrappers: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> Iterator[None]:
+def functions_wrapped(
+    wrappers: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]],
+) -> contextlib.AbstractContextManager[None]:
     """Context in which some of Keras's private functions, by name, are wrapped."""
-    originals = {name: getattr(_MODULES[name], name) for name in wrappers}
-    for name, wrap in wrappers.items():
-        setattr(_MODULES[name], name, wrap(originals[name]))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(_MODULES[name], name, original)
+    modules = [(_MODULES[name], name, wrap) for name, wrap in wrappers.items()]
+    return patched(*((module, name, wrap(getattr(module, name))) for module, name, wrap in modules))

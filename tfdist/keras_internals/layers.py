@@ -18,6 +18,8 @@ from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.backend.tensorflow import random as keras_random
 from tensorflow.python.distribute import mirrored_run
 
+from tfdist.keras_internals.patching import patched
+
 
 def path_of(layer: keras.Layer) -> str:
     """Returns a layer's path, or its name if it has no path, as without weights."""
@@ -130,12 +132,11 @@ def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
     layer.call = call
 
 
-@contextlib.contextmanager
 def attentions_laid_out(
     before: Callable[[str, Any], Any],
     inside: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],
     replace_output: Callable[[str, Any], Any],
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Context in which inputs, inner tensors and outputs of Keras's attention layers can be replaced, to lay them out.
 
     Args:
@@ -146,8 +147,6 @@ def attentions_laid_out(
         for Keras's own. Not called in subclasses that override `_compute_attention`.
       replace_output: given a layer's path and its output, returns the replacement.
     """
-    kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
-    kept = [(kind, name, getattr(kind, name)) for kind in kinds for name in ("_compute_attention", "call")]
 
     def attending(method: Callable[..., Any]) -> Callable[..., Any]:
         def attend(
@@ -177,17 +176,12 @@ def attentions_laid_out(
 
         return call
 
-    for kind, name, method in kept:
-        setattr(kind, name, (calling if name == "call" else attending)(method))
-    try:
-        yield
-    finally:
-        for kind, name, method in kept:
-            setattr(kind, name, method)
+    kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+    wrappers = {"_compute_attention": attending, "call": calling}
+    return patched(*((k, name, wrap(getattr(k, name))) for k in kinds for name, wrap in wrappers.items()))
 
 
-@contextlib.contextmanager
-def products_keep_dims() -> Iterator[None]:
+def products_keep_dims() -> contextlib.AbstractContextManager[None]:
     """Context in which Keras does not merge dims for products: DTensor would gather a sharded one.
 
     Otherwise Keras's `einsum` becomes one matrix product per row of a batch, and a weight's gradient would be sent for
@@ -208,11 +202,7 @@ def products_keep_dims() -> Iterator[None]:
         plain = len(dtypes) == 1 and dtypes.pop().is_floating and "." not in subscripts
         return (tf.einsum if plain else einsum)(subscripts, *values, **kwargs)
 
-    keras_numpy.matmul, keras_numpy.einsum = product, general
-    try:
-        yield
-    finally:
-        keras_numpy.matmul, keras_numpy.einsum = matmul, einsum
+    return patched((keras_numpy, "matmul", product), (keras_numpy, "einsum", general))
 
 
 # Random numbers that user code draws in a replica function, by `keras.random` or `tf.random`.

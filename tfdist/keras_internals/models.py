@@ -15,21 +15,16 @@ from keras.src.saving import saving_lib
 
 from tfdist.errors import InputError
 from tfdist.keras_internals.layers import keep_losses_by_replica
+from tfdist.keras_internals.patching import patched
 
 
-@contextlib.contextmanager
-def weights_in_file() -> Iterator[None]:
+def weights_in_file() -> contextlib.AbstractContextManager[None]:
     """Context in which Keras writes the weights of a model into a file, one at a time, and then the file into the `.keras`.
 
     Otherwise it has a copy of all weights in memory, unless that of the host is too small: it does not see a limit of
     the process.
     """
-    is_sufficient = saving_lib.is_memory_sufficient
-    saving_lib.is_memory_sufficient = lambda model: False
-    try:
-        yield
-    finally:
-        saving_lib.is_memory_sufficient = is_sufficient
+    return patched((saving_lib, "is_memory_sufficient", lambda model: False))
 
 
 _one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on one device", default=False)
@@ -87,14 +82,9 @@ def check_fits(model: keras.Model, batch: Any) -> None:
         compute_output_spec(model._compute_loss, x, y, outputs, weight, training=False)
 
 
-@contextlib.contextmanager
-def not_compiled(model: keras.Model) -> Iterator[keras.Model]:
+def not_compiled(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Context in which the model is not compiled: if saved inside, it can be loaded without its optimizer."""
-    compiled, model.compiled = model.compiled, False
-    try:
-        yield model
-    finally:
-        model.compiled = compiled
+    return patched((model, "compiled", False))
 
 
 class FlatLoss(NamedTuple):

@@ -10,6 +10,7 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.optimizers import base_optimizer
 
 from tfdist.keras_internals.models import is_own
+from tfdist.keras_internals.patching import patched
 from tfdist.keras_internals.variables import UninitializedVariable, deferred_creation, value_of
 
 
@@ -48,18 +49,15 @@ def scheduled_learning_rate(optimizer: keras.Optimizer) -> keras.optimizers.sche
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
-@contextlib.contextmanager
-def replaced_learning_rate(optimizer: keras.Optimizer, rate: Callable[[keras.Variable], tf.Tensor]) -> Iterator[None]:
+def replaced_learning_rate(
+    optimizer: keras.Optimizer, rate: Callable[[keras.Variable], tf.Tensor]
+) -> contextlib.AbstractContextManager[None]:
     """Context in which updates are traced with another learning rate, a function of `optimizer.iterations`.
 
     Code outside that reads or sets `optimizer.learning_rate`, such as a callback, uses the optimizer's own rate. Enter it
     around all replicas: the threads of a mirrored strategy would undo it for each other.
     """
-    optimizer._get_current_learning_rate = lambda: rate(optimizer.iterations)
-    try:
-        yield
-    finally:
-        del optimizer._get_current_learning_rate
+    return patched((optimizer, "_get_current_learning_rate", lambda: rate(optimizer.iterations)))
 
 
 def scaled_learning_rate(optimizer: keras.Optimizer, factor: float) -> contextlib.AbstractContextManager[None]:
@@ -103,8 +101,9 @@ class _ScheduledNumber:
         return other - self._value()
 
 
-@contextlib.contextmanager
-def scheduled_momentum(optimizer: keras.Optimizer, update: tf.Tensor | None = None) -> Iterator[None]:
+def scheduled_momentum(
+    optimizer: keras.Optimizer, update: tf.Tensor | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Context in which updates are traced with the momentum of the optimizer's schedule, if that changes the momentum.
 
     It takes the place of `momentum` if the optimizer has one, and else of `beta_1`, as in PyTorch. Enter it around all
@@ -112,17 +111,10 @@ def scheduled_momentum(optimizer: keras.Optimizer, update: tf.Tensor | None = No
     """
     schedule: Any = scheduled_learning_rate(optimizer)
     name = "momentum" if getattr(optimizer, "momentum", 0) else "beta_1"
-    own = getattr(optimizer, name, None)
-    if not getattr(schedule, "cycles_momentum", False) or own is None:
-        yield
-        return
-    setattr(
-        optimizer, name, _ScheduledNumber(lambda: schedule.momentum(optimizer.iterations if update is None else update))
-    )
-    try:
-        yield
-    finally:
-        setattr(optimizer, name, own)
+    if not getattr(schedule, "cycles_momentum", False) or getattr(optimizer, name, None) is None:
+        return contextlib.nullcontext()
+    momentum = _ScheduledNumber(lambda: schedule.momentum(optimizer.iterations if update is None else update))
+    return patched((optimizer, name, momentum))
 
 
 def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
@@ -152,18 +144,11 @@ def rebind_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy,
     optimizer._exclude_from_weight_decay_cache = {}
 
 
-@contextlib.contextmanager
-def updating_one_device(*optimizers: keras.Optimizer) -> Iterator[None]:
+def updating_one_device(*optimizers: keras.Optimizer) -> contextlib.AbstractContextManager[None]:
     """Context in which optimizers, and those that they wrap, create and update variables as on one device, wherever made."""
     optimizers += tuple(o.inner_optimizer for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer))
-    kept = [optimizer._distribution_strategy for optimizer in optimizers]
-    for optimizer in optimizers:
-        optimizer._distribution_strategy = tf.distribute.get_strategy()
-    try:
-        yield
-    finally:
-        for optimizer, engine in zip(optimizers, kept, strict=True):
-            optimizer._distribution_strategy = engine
+    engine = tf.distribute.get_strategy()
+    return patched(*((optimizer, "_distribution_strategy", engine) for optimizer in optimizers))
 
 
 def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
@@ -192,8 +177,7 @@ def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) ->
     return [uninitialized.variable for uninitialized in abstract_model]
 
 
-@contextlib.contextmanager
-def updating_own_copies() -> Iterator[None]:
+def updating_own_copies() -> contextlib.AbstractContextManager[None]:
     """Context in which optimizers assign to Keras's variables, without an update of the tf.distribute strategy.
 
     Inside a replica function in which variables are the replica's own copies, an update then changes no other replica.
@@ -201,32 +185,21 @@ def updating_own_copies() -> Iterator[None]:
     """
     kind, base = tf_optimizer.TFOptimizer, base_optimizer.BaseOptimizer
     names = ("assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step")
-    kept = {name: getattr(kind, name) for name in names}
-    for name in names:
-        setattr(kind, name, getattr(base, name))
-    keras.Variable.name = property(lambda variable: getattr(value_of(variable), "name", variable._name))
-    try:
-        yield
-    finally:
-        del keras.Variable.name  # Keras's own is inherited
-        for name, method in kept.items():
-            setattr(kind, name, method)
+    tf_name = property(lambda variable: getattr(value_of(variable), "name", variable._name))
+    return patched((keras.Variable, "name", tf_name), *((kind, name, getattr(base, name)) for name in names))
 
 
 @contextlib.contextmanager
 def updates_without_effects() -> Iterator[None]:
     """Context in which optimizers assign only to Keras's variables, so that a `keras.StatelessScope` captures it all."""
-    kept = tf_optimizer.TFOptimizer._var_key
-    tf_optimizer.TFOptimizer._var_key = lambda self, variable: value_of(variable)._unique_id
-    try:
-        with updating_own_copies():
-            yield
-    finally:
-        tf_optimizer.TFOptimizer._var_key = kept
+    own_key = (tf_optimizer.TFOptimizer, "_var_key", lambda self, variable: value_of(variable)._unique_id)
+    with patched(own_key), updating_own_copies():
+        yield
 
 
-@contextlib.contextmanager
-def updating_some(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
+def updating_some(
+    optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
+) -> contextlib.AbstractContextManager[None]:
     """Context in which an optimizer's `apply` updates some of the variables that it is given.
 
     What it computes before is of all: the norm by which it clips, and what a subclass does in an `apply` of its own.
@@ -234,15 +207,11 @@ def updating_some(optimizer: keras.Optimizer, variables: Sequence[keras.Variable
     chosen = {id(variable) for variable in variables}
     update, clip = optimizer._backend_apply_gradients, optimizer._clip_gradients
 
-    def update_some(gradients: Sequence[tf.Tensor], given: Sequence[keras.Variable]) -> None:
-        mine = [(g, v) for g, v in zip(clip(gradients), given, strict=True) if id(v) in chosen]
-        update([g for g, _ in mine], [v for _, v in mine])
+    def update_some(gradients: Sequence[tf.Tensor], all_variables: Sequence[keras.Variable]) -> None:
+        pairs = [(g, v) for g, v in zip(clip(gradients), all_variables, strict=True) if id(v) in chosen]
+        update([g for g, _ in pairs], [v for _, v in pairs])
 
-    optimizer._backend_apply_gradients, optimizer._clip_gradients = update_some, list
-    try:
-        yield
-    finally:
-        del optimizer._backend_apply_gradients, optimizer._clip_gradients  # the methods of the class
+    return patched((optimizer, "_backend_apply_gradients", update_some), (optimizer, "_clip_gradients", list))
 
 
 def slots(optimizer: keras.Optimizer) -> list[keras.Variable]:
@@ -352,12 +321,8 @@ def build_for_some(
         else:
             variable._value, variable._initializer = None, initializer
 
-    kind._initialize_with_initializer = initialize_some
-    try:
-        with updating_one_device(optimizer):
-            optimizer.build(_Followed(variables, reached))
-    finally:
-        kind._initialize_with_initializer = initialize
+    with patched((kind, "_initialize_with_initializer", initialize_some)), updating_one_device(optimizer):
+        optimizer.build(_Followed(variables, reached))
     return owners
 
 

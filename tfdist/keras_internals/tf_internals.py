@@ -17,6 +17,8 @@ from tensorflow.python.framework import dtypes, ops
 from tensorflow.python.ops import control_flow_v2_func_graphs
 from tensorflow.python.types import core
 
+from tfdist.keras_internals.patching import patched
+
 # Choice of the functions that AutoGraph converts: those of users, but not tfdist's own, which need no conversion.
 # AutoGraph parses and rewrites the source of every function that is called, which took a third of the processor time of a
 # short run.
@@ -94,8 +96,7 @@ def create_variables_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStr
     strategy.extended._get_variable_creator_initial_value = in_another_dtype
 
 
-@contextlib.contextmanager
-def untuned_device_iterators() -> Iterator[None]:
+def untuned_device_iterators() -> contextlib.AbstractContextManager[None]:
     """Context in which iterators over distributed data sets are created that can be destroyed without delay.
 
     tf.distribute creates a data set on each device, with a thread that tunes its buffer of one element and sleeps for
@@ -104,11 +105,8 @@ def untuned_device_iterators() -> Iterator[None]:
     make = multi_device_iterator_ops._create_device_dataset
     options = tf.data.Options()
     options.autotune.enabled = False
-    multi_device_iterator_ops._create_device_dataset = lambda *args: make(*args).with_options(options)
-    try:
-        yield
-    finally:
-        multi_device_iterator_ops._create_device_dataset = make
+    module, name = multi_device_iterator_ops, "_create_device_dataset"
+    return patched((module, name, lambda *args: make(*args).with_options(options)))
 
 
 def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
@@ -191,7 +189,7 @@ def _captured(replaced: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
         replacement = replaced(tensor)
         return replacement if getattr(replacement, "graph", None) is graph else capture(replacement, *args, **kwargs)
 
-    graph.capture = capture_replaced
+    graph.capture = capture_replaced  # a graph has no `__dict__`, which `patched` needs
     try:
         yield
     finally:

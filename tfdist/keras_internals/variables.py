@@ -19,6 +19,7 @@ from tensorflow.python.eager import context
 
 from tfdist.errors import InputError
 from tfdist.keras_internals.models import is_own
+from tfdist.keras_internals.patching import patched
 
 
 class UninitializedVariable(NamedTuple):
@@ -33,10 +34,9 @@ class UninitializedVariable(NamedTuple):
     owners: list[Any]
 
 
-@contextlib.contextmanager
 def deferred_creation(
     abstract_model: list[UninitializedVariable], create: Callable[[UninitializedVariable], None]
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Context in which variables with initializers are created without a value, for an abstract model.
 
     The caller initializes them later with `set_tf_variable`. Until then, reading such a variable runs its
@@ -47,12 +47,7 @@ def deferred_creation(
       create: initializes a variable that Keras created while tracing a model and needs now.
     """
     kind, optimizers = keras.Variable, tf_optimizer.TFOptimizer
-    initialize, assign, register, key = (
-        kind._initialize_with_initializer,
-        kind._direct_assign,
-        keras_variables.register_uninitialized_variable,
-        optimizers._var_key,
-    )
+    assign, key, register = kind._direct_assign, optimizers._var_key, keras_variables.register_uninitialized_variable
     traced: dict[int, UninitializedVariable] = {}
 
     def defer(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
@@ -82,13 +77,12 @@ def deferred_creation(
                 break
         return key(optimizer, variable)
 
-    kind._initialize_with_initializer, kind._direct_assign, optimizers._var_key = defer, assign_to, key_of
-    keras_variables.register_uninitialized_variable = register_traced
-    try:
-        yield
-    finally:
-        kind._initialize_with_initializer, kind._direct_assign, optimizers._var_key = initialize, assign, key
-        keras_variables.register_uninitialized_variable = register
+    return patched(
+        (kind, "_initialize_with_initializer", defer),
+        (kind, "_direct_assign", assign_to),
+        (optimizers, "_var_key", key_of),
+        (keras_variables, "register_uninitialized_variable", register_traced),
+    )
 
 
 def initial_value(variable: keras.Variable) -> tf.Tensor:
@@ -131,8 +125,9 @@ def set_tf_variable(variable: keras.Variable, value: tf.Variable) -> None:
     variable._value, variable._initializer = value, None
 
 
-@contextlib.contextmanager
-def initialized_by(create: Callable[[keras.Variable, Any], tf.Variable]) -> Iterator[None]:
+def initialized_by(
+    create: Callable[[keras.Variable, Any], tf.Variable],
+) -> contextlib.AbstractContextManager[None]:
     """Context in which variables with a layout, and an optimizer's variables for them, are created by `create`."""
     kind = keras.Variable
     initialize = kind._initialize
@@ -144,11 +139,7 @@ def initialized_by(create: Callable[[keras.Variable, Any], tf.Variable]) -> Iter
         initial = value() if callable(value) else value
         variable._value = create(variable, tf.cast(initial, variable._dtype))
 
-    kind._initialize = initialized
-    try:
-        yield
-    finally:
-        kind._initialize = initialize
+    return patched((kind, "_initialize", initialized))
 
 
 def owners_of_variables(model: keras.Model) -> dict[int, list[keras.Layer]]:
@@ -242,34 +233,23 @@ def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Seq
       variables: Keras variables.
       copies: for each, the TensorFlow variables on its devices.
     """
-    original_values = [variable._value for variable in variables]
-    for variable, (first, *_) in zip(variables, copies, strict=True):
-        variable._value = first
-    try:
-        yield
-    finally:
-        for first, *others in copies:
-            for other in others:
-                other.assign(first)
-        for variable, value in zip(variables, original_values, strict=True):
-            variable._value = value
+    first_copies = ((variable, "_value", first) for variable, (first, *_) in zip(variables, copies, strict=True))
+    with patched(*first_copies):
+        try:
+            yield
+        finally:
+            for first, *others in copies:
+                for other in others:
+                    other.assign(first)
 
 
-@contextlib.contextmanager
-def own_copies(variables: Sequence[keras.Variable]) -> Iterator[None]:
+def own_copies(variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
     """Context, inside a replica function, in which variables of tf.distribute are this replica's own copies of them.
 
     Replicas of a process share Keras's variables and take turns in collectives, which must not be called in it.
     """
-    original_values = [variable._value for variable in variables]
-    for variable in variables:
-        if isinstance(variable._value, values.DistributedVariable):
-            variable._value = variable._value._get()
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, original_values, strict=True):
-            variable._value = value
+    distributed = [variable for variable in variables if isinstance(variable._value, values.DistributedVariable)]
+    return patched(*((variable, "_value", variable._value._get()) for variable in distributed))
 
 
 def value_of(variable: keras.Variable) -> Any:
@@ -361,15 +341,13 @@ def _callers() -> list[Any]:
     return [scope.caller for scope in stack if scope.caller is not None]
 
 
-@contextlib.contextmanager
-def deferred_weights() -> Iterator[None]:
+def deferred_weights() -> contextlib.AbstractContextManager[None]:
     """Context in which the weights of layers get no values; other variables, such as states of random layers, do.
 
     Shapes, dtypes and initializers are those of ordinary weights. Assigning to such a weight, inside the context or later, sets
     its initial value.
     """
-    kind, add_weight = keras.Variable, keras.Layer.add_weight
-    initialize, register = kind._initialize_with_initializer, keras_variables.register_uninitialized_variable
+    add_weight, register = keras.Layer.add_weight, keras_variables.register_uninitialized_variable
 
     def defer(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         variable._value, variable._initializer = None, initializer
@@ -383,19 +361,11 @@ def deferred_weights() -> Iterator[None]:
         register(variable)
 
     def deferred(self: keras.Layer, *args: Any, **kwargs: Any) -> keras.Variable:
-        kind._initialize_with_initializer = defer
-        keras_variables.register_uninitialized_variable = defer_later
-        try:
+        registered_later = (keras_variables, "register_uninitialized_variable", defer_later)
+        with patched((keras.Variable, "_initialize_with_initializer", defer), registered_later):
             return add_weight(self, *args, **kwargs)
-        finally:
-            kind._initialize_with_initializer = initialize
-            keras_variables.register_uninitialized_variable = register
 
-    keras.Layer.add_weight = deferred
-    try:
-        yield
-    finally:
-        keras.Layer.add_weight = add_weight
+    return patched((keras.Layer, "add_weight", deferred))
 
 
 def _is_deferred(variable: keras.Variable) -> bool:
@@ -451,14 +421,8 @@ def refuse_values(variables: Sequence[keras.Variable], message: str) -> None:
             variable._initializer = _Refused(message)
 
 
-@contextlib.contextmanager
-def read_by(variables: Sequence[keras.Variable], read: Callable[[keras.Variable], Any]) -> Iterator[None]:
+def read_by(
+    variables: Sequence[keras.Variable], read: Callable[[keras.Variable], Any]
+) -> contextlib.AbstractContextManager[None]:
     """Context in which each read of a variable without a value calls a function and returns its result."""
-    initializers = [variable._initializer for variable in variables]
-    for variable in variables:
-        variable._initializer = lambda *_, variable=variable, **__: read(variable)
-    try:
-        yield
-    finally:
-        for variable, initializer in zip(variables, initializers, strict=True):
-            variable._initializer = initializer
+    return patched(*((v, "_initializer", lambda *_, variable=v, **__: read(variable)) for v in variables))

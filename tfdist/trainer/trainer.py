@@ -127,8 +127,8 @@ def _save(model: keras.Model, path: str) -> None:
     if synchronized_layers(model):
         model = with_batch_norm(model, "local")  # compiled with an optimizer like that of the given model
     if "tfdist" in str(keras.saving.serialize_keras_object(getattr(model, "optimizer", None))):
-        with keras_internals.not_compiled(model) as plain:
-            plain.save(path)
+        with keras_internals.not_compiled(model):
+            model.save(path)
     else:
         model.save(path)
 
