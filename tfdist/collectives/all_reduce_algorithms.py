@@ -155,11 +155,6 @@ def halving_doubling(collectives: Collectives, vector: tf.Tensor, topology: Topo
     return folding.summed(collectives, vector, halved_and_doubled, name)
 
 
-def halving_doubling_groups(topology: Topology) -> list[tuple[int, ...]]:
-    """Returns the pairs of replicas that communicate."""
-    return tree_groups(topology)
-
-
 def hierarchical(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
     """Sums a vector inside each host, between hosts, and returns it inside each host.
 
@@ -256,7 +251,7 @@ class Algorithm(NamedTuple):
 CATALOG: Mapping[str, Algorithm] = {
     "ring": Algorithm(ring, ring_groups),
     "tree": Algorithm(tree, tree_groups),
-    "halving_doubling": Algorithm(halving_doubling, halving_doubling_groups),
+    "halving_doubling": Algorithm(halving_doubling, tree_groups),
     "hierarchical": Algorithm(hierarchical, hierarchical_groups),
 }
 

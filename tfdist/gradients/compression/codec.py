@@ -112,11 +112,16 @@ class Blockwise(Codec):
     def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
         """Decodes numbers [j] uint8, elements of any blocks, given vectors [j] of the scales of their blocks."""
 
+    def block_shapes(self, size: int) -> list[tuple[int, int]]:
+        """Returns the shape of the full blocks, as rows, then that of the remaining elements, as one row."""
+        whole, rest = divmod(size, self._block)
+        return [shape for shape in ((whole, self._block), (1, rest)) if math.prod(shape)]
+
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
         """See base class: scales and packed numbers of the full blocks, then those of the remaining elements."""
         code: list[tf.Tensor] = []
         start = 0
-        for count, length in self._shapes(x.shape[0]):
+        for count, length in self.block_shapes(x.shape[0]):
             rows = tf.reshape(x[start : start + count * length], [count, length])
             scales, numbers = self.encode_rows(rows, _noise_at(seed, start))
             code += [*scales, pack_bits(tf.reshape(numbers, [-1]), self.bits)]
@@ -142,20 +147,15 @@ class Blockwise(Codec):
 
     def payload_bytes(self, size: int) -> int:
         """See base class."""
-        return sum(4 * self.scales * m + packed_length(m * k, self.bits) for m, k in self._shapes(size))
+        return sum(4 * self.scales * m + packed_length(m * k, self.bits) for m, k in self.block_shapes(size))
 
     def _pieces(self, code: Sequence[tf.Tensor], size: int) -> list[tf.Tensor]:
         pieces: list[tf.Tensor] = []
-        for group, (count, length) in enumerate(self._shapes(size)):
+        for group, (count, length) in enumerate(self.block_shapes(size)):
             *scales, packed = code[group * (self.scales + 1) :][: self.scales + 1]
             expanded = [tf.reshape(tf.broadcast_to(scale[:, None], [count, length]), [-1]) for scale in scales]
             pieces += in_pieces(self.decode_elements, unpack_bits(packed, count * length, self.bits), *expanded)
         return pieces
-
-    def _shapes(self, size: int) -> list[tuple[int, int]]:
-        """Returns the shape of the full blocks, as rows, then that of the remaining elements, as one row."""
-        whole, rest = divmod(size, self._block)
-        return [shape for shape in ((whole, self._block), (1, rest)) if math.prod(shape)]
 
 
 def _noise_at(seed: tf.Tensor, start: int) -> Noise:

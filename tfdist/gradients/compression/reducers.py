@@ -1,4 +1,4 @@
-"""Reducers of compressed vectors: by an all-gather of codes, by a reduce-scatter, and each tensor separately."""
+"""Reducers of vectors, each with messages of its own: by an all-gather of codes, by a reduce-scatter, and random ones."""
 
 import abc
 import zlib
@@ -15,59 +15,6 @@ from tfdist.gradients.compression.random_draws import folded_in
 from tfdist.gradients.reducer import Reduced, Reducer, split_at
 
 
-class AllGatherReducer(Reducer):
-    """Sums vectors by sending each replica's code to all others: for a code of c bytes, each receives c (N - 1) bytes.
-
-    The code is sent in one message with 4 more bytes, a float that is finite if and only if the vector is.
-    """
-
-    def __init__(self, codec: Codec):
-        """Initializes the reducer.
-
-        Args:
-          codec: encodes and decodes the vectors.
-        """
-        self._codec = codec
-        self._coder = CodecCompiler(codec)
-        self.biased = codec.biased
-        self.experimental = codec.experimental
-
-    def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class: for a randomized codec, the number of calls, so that each draws different numbers."""
-        if not self._codec.randomized:
-            return []
-        return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False) for spec in specs]
-
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
-        """See base class."""
-        totals, sent, witnesses = list(tensors), list(tensors), []
-        for i, tensor in enumerate(tensors):
-            if tensor.shape.num_elements():
-                message = f"{name}/{i}"
-                draws = state[i] if self._codec.randomized else None
-                totals[i], sent[i], checks = self._sum(
-                    tensor, self._seed(message, draws, collectives), collectives, message
-                )
-                witnesses.append(checks)
-        return Reduced(totals, sent, [draws + 1 for draws in state], witnesses)
-
-    def _seed(self, name: str, draws: tf.Tensor | None, collectives: Collectives) -> tf.Tensor:
-        return tf.zeros([2], tf.int32) if draws is None else seed_of(name, draws, collectives.rank)
-
-    def _sum(
-        self, tensor: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the sum, this replica's contribution to it, and the checks of all replicas."""
-        size, wire = tensor.shape.num_elements(), collectives.wire
-        packed = self._coder.encode(tensor, seed, wire)
-        [gathered] = collectives.all_gather([packed], name=name)
-        total, checks = self._coder.sum(gathered, collectives.size, size, wire)
-        own, _ = self._coder.decode(packed, size, wire)
-        return like(total, tensor), like(own, tensor), checks
-
-
 def like(vector: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """Returns a vector in the shape and dtype of a tensor."""
     return tf.cast(tf.reshape(vector, tensor.shape), tensor.dtype)
@@ -77,47 +24,6 @@ def seed_of(name: str, draws: Any, rank: Any) -> tf.Tensor:
     """Returns a seed [2] int32 for stateless random operations, from a message name, a number of draws and a rank."""
     key = zlib.crc32(name.encode()) & 0x7FFFFFFF
     return folded_in(folded_in(tf.constant([key, key ^ 0x5BD1E995], tf.int32), draws), rank)
-
-
-# The reduce-scatter reducer: each replica sums one share of the vector and encodes the sum for the others.
-# All-to-all of the encoded shares, decode and sum in float32, encode the sum, all-gather. With a code of c bytes this sends
-# 2 c (N - 1) / N, like a ring all-reduce, whereas sending each code to all costs c (N - 1). The price is a second coding error;
-# it is attributed to the replica that encoded the sum, so error feedback loses nothing.
-
-# TensorFlow slices without a copy at multiples of this many float32 elements.
-_GRAIN = 16
-
-
-class ReduceScatterReducer(AllGatherReducer):
-    """Sums vectors by reduce-scatter where that sends less: for more than 2 replicas, with a native all-to-all."""
-
-    def _sum(
-        self, tensor: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        replicas, wire, coder = collectives.size, collectives.wire, self._coder
-        if replicas <= 2 or not wire.native_all_to_all:
-            return super()._sum(tensor, seed, collectives, name)
-        size = tensor.shape.num_elements()
-        share = -(-size // (replicas * _GRAIN)) * _GRAIN
-        shares = tf.reshape(_padded(tf.reshape(tf.cast(tensor, tf.float32), [-1]), replicas * share), [replicas, share])
-        packed = [coder.encode(shares[rank], folded_in(seed, rank), wire) for rank in range(replicas)]
-        [received] = collectives.all_to_all([tf.concat(packed, axis=0)], name=f"{name}/shares")
-        total, checks = coder.sum(received, replicas, share, wire)
-        # NaN if a replica's vector is not finite, so that the check of the second encoding fails as well.
-        total *= tf.where(tf.reduce_all(tf.math.is_finite(checks)), 1.0, float("nan"))
-        summed = coder.encode(total, folded_in(seed, replicas), wire)
-        [gathered] = collectives.all_gather([summed], name=f"{name}/sums")
-        sums = tf.reshape(gathered, [replicas, -1])
-        totals, checks = zip(*(coder.decode(sums[rank], share, wire) for rank in range(replicas)), strict=True)
-        second_error = coder.decode(summed, share, wire)[0] - total
-        owner = tf.one_hot(collectives.rank, replicas, dtype=tf.float32)
-        sent = [coder.decode(packed[rank], share, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
-        results = [tf.concat(parts, axis=0)[:size] for parts in (totals, sent)]
-        return like(results[0], tensor), like(results[1], tensor), tf.concat(checks, axis=0)
-
-
-def _padded(vector: tf.Tensor, length: int) -> tf.Tensor:
-    return tf.pad(vector, [[0, length - vector.shape[0]]]) if length > vector.shape[0] else vector
 
 
 def mark(x: tf.Tensor) -> tf.Tensor:
@@ -183,12 +89,94 @@ class Vectorwise(Reducer):
         """
 
 
+def _draws_of(spec: tf.TensorSpec) -> State:
+    """Returns the state that counts the draws for a tensor."""
+    return State(f"{spec.name}/draws", (), tf.int32, per_replica=False)
+
+
+class AllGatherReducer(Vectorwise):
+    """Sums vectors by sending each replica's code to all others: for a code of c bytes, each receives c (N - 1) bytes.
+
+    The code is sent in one message with 4 more bytes, a float that is finite if and only if the vector is.
+    """
+
+    def __init__(self, codec: Codec):
+        """Initializes the reducer.
+
+        Args:
+          codec: encodes and decodes the vectors.
+        """
+        self._codec = codec
+        self._coder = CodecCompiler(codec)
+        self.biased = codec.biased
+        self.experimental = codec.experimental
+
+    def vector_state(self, spec: tf.TensorSpec) -> list[State]:
+        """See base class: for a randomized codec, the number of calls, so that each draws different numbers."""
+        return [_draws_of(spec)] if self._codec.randomized else []
+
+    def reduce_vector(
+        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> ReducedVector:
+        """See base class."""
+        seed = seed_of(name, state[0], collectives.rank) if state else tf.zeros([2], tf.int32)
+        total, sent, checks = self._sum(x, seed, collectives, name)
+        return ReducedVector(total, sent, [draws + 1 for draws in state], checks)
+
+    def _sum(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the sum, this replica's contribution to it, and the checks of all replicas."""
+        size, wire = x.shape[0], collectives.wire
+        packed = self._coder.encode(x, seed, wire)
+        [gathered] = collectives.all_gather([packed], name=name)
+        total, checks = self._coder.sum(gathered, collectives.size, size, wire)
+        own, _ = self._coder.decode(packed, size, wire)
+        return total, own, checks
+
+
+# The reduce-scatter reducer: each replica sums one share of the vector and encodes the sum for the others.
+# All-to-all of the encoded shares, decode and sum in float32, encode the sum, all-gather. With a code of c bytes this sends
+# 2 c (N - 1) / N, like a ring all-reduce, whereas sending each code to all costs c (N - 1). The price is a second coding error;
+# it is attributed to the replica that encoded the sum, so error feedback loses nothing.
+
+# TensorFlow slices without a copy at multiples of this many float32 elements.
+_GRAIN = 16
+
+
+class ReduceScatterReducer(AllGatherReducer):
+    """Sums vectors by reduce-scatter where that sends less: for more than 2 replicas, with a native all-to-all."""
+
+    def _sum(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        replicas, wire, coder = collectives.size, collectives.wire, self._coder
+        if replicas <= 2 or not wire.native_all_to_all:
+            return super()._sum(x, seed, collectives, name)
+        size = x.shape[0]
+        share = -(-size // (replicas * _GRAIN)) * _GRAIN
+        shares = tf.reshape(tf.pad(x, [[0, replicas * share - size]]), [replicas, share])
+        packed = [coder.encode(shares[rank], folded_in(seed, rank), wire) for rank in range(replicas)]
+        [received] = collectives.all_to_all([tf.concat(packed, axis=0)], name=f"{name}/shares")
+        total, checks = coder.sum(received, replicas, share, wire)
+        # NaN if a replica's vector is not finite, so that the check of the second encoding fails as well.
+        total *= tf.where(tf.reduce_all(tf.math.is_finite(checks)), 1.0, float("nan"))
+        summed = coder.encode(total, folded_in(seed, replicas), wire)
+        [gathered] = collectives.all_gather([summed], name=f"{name}/sums")
+        sums = tf.reshape(gathered, [replicas, -1])
+        totals, checks = zip(*(coder.decode(sums[rank], share, wire) for rank in range(replicas)), strict=True)
+        second_error = coder.decode(summed, share, wire)[0] - total
+        owner = tf.one_hot(collectives.rank, replicas, dtype=tf.float32)
+        sent = [coder.decode(packed[rank], share, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
+        return tf.concat(totals, axis=0)[:size], tf.concat(sent, axis=0)[:size], tf.concat(checks, axis=0)
+
+
 class Stochastic(Vectorwise):
     """Base class of randomized reducers whose draws are equal on all replicas; the state is the number of draws."""
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
         """See base class."""
-        return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False)]
+        return [_draws_of(spec)]
 
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str

@@ -189,21 +189,9 @@ def _add_sparse(total: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.T
     return tf.tensor_scatter_nd_add(total, positions[:, None], summands)
 
 
-class Exchanged(NamedTuple):
-    """The result of `exchange`.
-
-    Attributes:
-      total: [size] float32, the sum over replicas, bitwise equal on all.
-      checks: [replicas] float32, the check of each replica.
-    """
-
-    total: tf.Tensor
-    checks: tf.Tensor
-
-
 def exchange(
     indices: tf.Tensor, values: tf.Tensor, check: tf.Tensor, size: int, collectives: Collectives, *, name: str
-) -> Exchanged:
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums sparse vectors over the replicas; the number of entries may differ between replicas.
 
     One all-gather of unequal sizes, of rows (index, bits of the value); each replica's first row is (number of entries,
@@ -216,6 +204,9 @@ def exchange(
       size: length of the vectors.
       collectives: collectives of the replica.
       name: names the message.
+
+    Returns:
+      The sum over replicas, [size] float32, bitwise equal on all; and the check of each replica, [replicas] float32.
     """
     head = tf.stack([tf.size(indices), tf.bitcast(check, tf.int32)])
     entries = tf.stack([indices, tf.bitcast(values, tf.int32)], axis=1)
@@ -226,4 +217,4 @@ def exchange(
         entries_of_one = rows[first:start]
         checks.append(tf.bitcast(rows[first - 1, 1], tf.float32))
         total = _add_sparse(total, entries_of_one[:, 0], tf.bitcast(entries_of_one[:, 1], tf.float32))
-    return Exchanged(total, tf.stack(checks))
+    return total, tf.stack(checks)

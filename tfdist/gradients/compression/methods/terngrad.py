@@ -1,19 +1,17 @@
 """TernGrad: -1, 0 or 1 times one magnitude."""
 
 import math
-from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdist.errors import InputError
 from tfdist.errors.numbers import is_number
-from tfdist.gradients.compression.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
-from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.random_draws import relative, rounded, rounding_noise
+from tfdist.gradients.compression.codec import Blockwise, Noise
+from tfdist.gradients.compression.random_draws import relative, rounded
 from tfdist.gradients.compression.sparse_vector import peaks, sums
 
 
-class TernGrad(Codec):
+class TernGrad(Blockwise):
     """Rounds each element to -s, 0 or s, at random and unbiased.
 
         C(x)_i = s sign(x_i) b_i,   P(b_i = 1) = |x_i| / s,   s = max |x|
@@ -31,6 +29,7 @@ class TernGrad(Codec):
     (arXiv:1705.07878).
     """
 
+    bits = 2
     randomized = True
 
     def __init__(self, *, clip: float | None = None):
@@ -44,29 +43,18 @@ class TernGrad(Codec):
         self._clip = None if clip is None else float(clip)
         self.biased = clip is not None
 
-    def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+    def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
         """See base class."""
-        scale = largest = peaks(x[None])
+        scale = largest = peaks(rows)
         if self._clip is not None:
-            mean_square = sums(tf.square(relative(x, largest))[None]) / x.shape[0]
+            mean_square = sums(tf.square(relative(rows, largest[:, None]))) / rows.shape[1]
             scale = largest * tf.minimum(self._clip * tf.sqrt(mean_square), 1.0)
-        numbers = rounded(relative(x, scale), -1, 1, rounding_noise(seed, x.shape[0]))
-        return [scale, pack_bits(numbers, 2)]
+        return [scale], rounded(relative(rows, scale[:, None]), -1, 1, noise(rows.shape))
 
-    def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
+    def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
         """See base class."""
-        return tf.concat(self._pieces(code, size), axis=0)
+        return (tf.cast(numbers, tf.float32) - 1.0) * scales[0]
 
-    def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        """See base class."""
-        replicas = codes[0].shape[0]
-        each = [self._pieces([part[rank] for part in codes], size) for rank in range(replicas)]
-        return tf.concat([tf.add_n(pieces) for pieces in zip(*each, strict=True)], axis=0)
-
-    def payload_bytes(self, size: int) -> int:
-        """See base class."""
-        return 4 + packed_length(size, 2)
-
-    def _pieces(self, code: Sequence[tf.Tensor], size: int) -> list[tf.Tensor]:
-        scale, packed = code
-        return in_pieces(lambda numbers: (tf.cast(numbers, tf.float32) - 1.0) * scale, unpack_bits(packed, size, 2))
+    def block_shapes(self, size: int) -> list[tuple[int, int]]:
+        """See base class: the vector is one block."""
+        return [(1, size)]
