@@ -4,7 +4,6 @@
 """
 
 from tfdist.keras_internals.fitting import (
-    Adapted,
     adapted,
     array_of,
     cache_files,
@@ -60,7 +59,6 @@ from tfdist.keras_internals.layers import (
     mask_and_logits,
     path_of,
     products_keep_dims,
-    replace_call,
     same_call_again,
     set_mask_and_logits,
     with_mask_and_logits_of,
@@ -73,16 +71,13 @@ from tfdist.keras_internals.metrics import (
     metrics_of,
     metrics_of_layers,
     metrics_updated_by_calls,
-    names_of_compiled_metrics,
     own_compiled_metrics,
     update_metrics,
 )
 from tfdist.keras_internals.models import (
-    FlatLoss,
     build,
     build_losses,
     check_fits,
-    compiled_functions,
     compiled_metrics,
     data_losses,
     embeddings,
@@ -98,7 +93,6 @@ from tfdist.keras_internals.models import (
     matched,
     not_compiled,
     one_device_losses,
-    operations_beside_layers,
     overridden,
     sum_of_weights,
     take_data_losses,
@@ -132,7 +126,6 @@ from tfdist.keras_internals.optimizers import (
     velocities_of,
     weight_averages,
     with_own_apply,
-    with_values_only,
 )
 from tfdist.keras_internals.patching import patched
 from tfdist.keras_internals.tf_internals import (
@@ -167,7 +160,6 @@ from tfdist.keras_internals.variables import (
     create_again,
     deferred_creation,
     deferred_weights,
-    frozen_weights,
     held_value,
     initial_value,
     initialize,

@@ -127,11 +127,6 @@ def check_layer_calls(check: Callable[[keras.Layer, Sequence[Any]], None]) -> No
     keras.Layer.__call__ = checked_call
 
 
-def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
-    """Replaces the `call` of one layer; the replacement is not saved with it."""
-    layer.call = call
-
-
 def attentions_laid_out(
     before: Callable[[str, Any], Any],
     inside: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],

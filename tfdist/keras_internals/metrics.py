@@ -15,11 +15,6 @@ def metrics_of(model: keras.Model) -> list[keras.Metric]:
     return [*compiled_metrics(model), *(metric for _, metric in _updated_by_calls(model))]
 
 
-def names_of_compiled_metrics(model: keras.Model) -> list[str]:
-    """Returns the names of the compiled metrics; with several outputs, logs prefix them with the outputs' names."""
-    return [metric.name for metric in compiled_metrics(model)]
-
-
 def own_compiled_metrics(model: keras.Model) -> list[keras.Metric]:
     """Returns the compiled metrics that are code of a user or call it, or that may combine rows."""
     return [metric for metric in compiled_metrics(model) if is_own(metric) or _may_combine_rows(metric)]

@@ -113,24 +113,12 @@ def overridden(model: keras.Model, name: str) -> bool:
     return getattr(type(model), name) is not getattr(keras.Model, name) or name in model.__dict__
 
 
-def compiled_functions(model: keras.Model) -> list[Any]:
-    """Returns the compiled losses and metrics, as functions and objects, including Keras's own."""
-    parts = [*_compiled_losses(model), *model.metrics, *compiled_metrics(model)]
-    named = [part for part in parts if part is not None and not isinstance(part, str)]
-    return [wrapped_function(part) for part in named]
-
-
 def is_own(part: Any) -> bool:
     """Returns whether a layer, a function or an object is not Keras's or of this library, whose code is known to be right."""
     if isinstance(part, keras.layers.Lambda):
         return True  # it calls a user's function
     kind = part if hasattr(part, "__name__") else type(part)
     return getattr(kind, "__module__", "").partition(".")[0] not in _KNOWN
-
-
-def _compiled_losses(model: keras.Model) -> list[Any]:
-    """Returns the losses as passed to `compile`, flattened: names, functions, objects, and None for an output without one."""
-    return keras.tree.flatten(model._compile_loss._user_loss) if model._compile_loss is not None else []
 
 
 def compiled_metrics(model: keras.Model) -> list[keras.Metric]:
@@ -172,7 +160,9 @@ def user_losses(model: keras.Model) -> list[Any]:
 
     An output without a loss is left out, and a name is left as it is: Keras resolves some by the shapes of labels.
     """
-    return [loss for loss in _compiled_losses(model) if loss is not None]
+    if model._compile_loss is None:
+        return []
+    return [loss for loss in keras.tree.flatten(model._compile_loss._user_loss) if loss is not None]
 
 
 def build_losses(model: keras.Model, y_true: Any, y_pred: Any) -> None:
@@ -228,11 +218,6 @@ def sum_of_weights(sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf
 def layers_of(model: keras.Model) -> list[keras.Layer]:
     """Returns every layer of a model, at any depth, except the model itself."""
     return list(model._flatten_layers(include_self=False))
-
-
-def operations_beside_layers(layer: keras.Layer) -> list[keras.Operation]:
-    """Returns the operations of a functional model that are not layers: `keras.ops` and operators."""
-    return [operation for operation in getattr(layer, "operations", ()) if not isinstance(operation, keras.Layer)]
 
 
 def has_shapes(layer: keras.Layer) -> bool:

@@ -341,8 +341,3 @@ def averages_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable])
         yield
     finally:
         attributes.update(kept)
-
-
-def with_values_only(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    """Returns the variables that have values in this process."""
-    return [variable for variable in variables if variable._value is not None]

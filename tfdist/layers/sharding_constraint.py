@@ -3,7 +3,6 @@
 import keras
 import tensorflow as tf
 
-from tfdist import keras_internals
 from tfdist.distribution.strategy import strategy_in_use
 from tfdist.errors import InputError
 from tfdist.sharding.variable_layouts import Dims, parse_dims
@@ -43,7 +42,7 @@ def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = No
         return _laid_out(x, names, name or "a tensor")
     layer = keras.layers.Identity(name=name, dtype=x.dtype)  # must not cast to the model's precision
     layer.tfdist_dims = names
-    keras_internals.replace_call(layer, lambda inputs: _laid_out(inputs, names, layer.name))
+    layer.call = lambda inputs: _laid_out(inputs, names, layer.name)
     _laid_out(x, names, layer.name)  # validates here, where the traceback shows the user's line
     return layer(x)
 

@@ -144,8 +144,11 @@ class _Sweep:
         before = int(strategy.local(keras_internals.value_of(optimizer.iterations))[0])
         self._loop = program.steps.loop_at_rate(batch_size, _exponential_rate(search, before))
         variables = [*model.variables, *model.optimizer.variables, *program.metrics.variables]
-        own = [keras_internals.value_of(variable) for variable in keras_internals.with_values_only(variables)]
-        self._variables = [*own, *(variable for _, variable in program.store.items())]
+        values = [keras_internals.value_of(variable) for variable in variables]
+        self._variables = [
+            *(value for value in values if value is not None),
+            *(variable for _, variable in program.store.items()),
+        ]
 
     def __enter__(self) -> "_Sweep":
         program = self._program

@@ -349,7 +349,8 @@ def _labels(name: str, values: Any, loss: Any, output: keras.KerasTensor | None)
 
 
 def _may_scale(model: keras.Model) -> bool:
-    is_known = bool(getattr(model, "outputs", None)) and not keras_internals.operations_beside_layers(model)
+    has_layers_only = all(isinstance(operation, keras.Layer) for operation in getattr(model, "operations", ()))
+    is_known = bool(getattr(model, "outputs", None)) and has_layers_only
     layers: Sequence[keras.Layer] = keras_internals.layers_of(model)
     return not is_known or any(isinstance(layer, _SCALING) for layer in layers)
 

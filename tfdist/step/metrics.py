@@ -250,7 +250,7 @@ class Totals:
 def check_names(model: keras.Model) -> None:
     """Raises `InputError` if metrics that a call of the model updates share a name, among themselves or with a compiled one."""
     names = [name for name, _ in keras_internals.metrics_updated_by_calls(model)]
-    compiled = keras_internals.names_of_compiled_metrics(model)
+    compiled = [metric.name for metric in keras_internals.compiled_metrics(model)]
     for name in names:
         if names.count(name) > 1 or name in compiled:
             raise InputError(

@@ -286,7 +286,7 @@ def build(
         strategy.synchronize([*model.variables, *own])
     metrics.check_names(model)
     metrics.check_sums(keras_internals.metrics_of(model))
-    check_metric_names(keras_internals.names_of_compiled_metrics(model))
+    check_metric_names([metric.name for metric in keras_internals.compiled_metrics(model)])
     check_metric_names([name for name, _ in keras_internals.metrics_updated_by_calls(model)])
     recorded = metrics.ModelMetrics(model)
     for variable in recorded.variables:
