@@ -45,32 +45,32 @@ def array_of(data: Any) -> np.ndarray:
     is_of_keras = isinstance(data, tf.Tensor) or type(data).__module__.partition(".")[0] == "pandas"
     data = data if is_of_keras else np.asarray(data)
     try:
-        found = array_slicing.convert_to_sliceable(data)
+        sliceable = array_slicing.convert_to_sliceable(data)
     except (ValueError, TypeError):  # text and objects
         return np.asarray(data)
-    return np.asarray(found.convert_to_numpy(found.array))
+    return np.asarray(sliceable.convert_to_numpy(sliceable.array))
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Returns whether the elements of a data set are batches, by how it was made; else by their shapes."""
+    """Returns whether the elements of a data set are batches, by the operations that make it; else by their shapes."""
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     if any(shape.rank == 0 for shape in shapes):
         return False
-    made = dataset
-    while made._inputs() and type(made).__name__ not in (*_BATCHES, *_SINGLES, *_ANY_ELEMENTS):
-        made = made._inputs()[0]
-    if type(made).__name__ in (*_BATCHES, *_SINGLES):
-        return type(made).__name__ in _BATCHES
+    source = dataset
+    while source._inputs() and type(source).__name__ not in (*_BATCHES, *_SINGLES, *_ANY_ELEMENTS):
+        source = source._inputs()[0]
+    if type(source).__name__ in (*_BATCHES, *_SINGLES):
+        return type(source).__name__ in _BATCHES
     return all(shape.rank is None or shape[0] is None for shape in shapes)
 
 
-def count_rows(dataset: tf.data.Dataset, of_first: int) -> int | None:
+def count_rows(dataset: tf.data.Dataset, first_rows: int) -> int | None:
     """Returns the number of rows of a finite data set of batches, without reading it; None if that is not possible.
 
     Args:
       dataset: batches.
-      of_first: rows of the first batch. If a function that was mapped over batches has changed their number, it may have
-        changed that of any batch.
+      first_rows: rows of the first batch. If a function that is mapped over batches changes their number, it may change
+        that of any batch.
     """
     batches = int(dataset.cardinality())
     if batches < 0:
@@ -78,24 +78,24 @@ def count_rows(dataset: tf.data.Dataset, of_first: int) -> int | None:
     static = next(spec.shape[0] if spec.shape.rank else None for spec in tf.nest.flatten(dataset.element_spec))
     if static is not None:
         return batches * int(static)
-    made = dataset
-    while type(made).__name__ in _SAME_ELEMENTS:
-        [made] = made._inputs()
-    if type(made).__name__ not in ("_BatchDataset", "_ParallelBatchDataset"):
+    source = dataset
+    while type(source).__name__ in _SAME_ELEMENTS:
+        [source] = source._inputs()
+    if type(source).__name__ not in ("_BatchDataset", "_ParallelBatchDataset"):
         return None
-    [examples] = made._inputs()
-    rows, size = int(examples.cardinality()), int(made._batch_size)
-    if made._drop_remainder:
+    [examples] = source._inputs()
+    rows, size = int(examples.cardinality()), int(source._batch_size)
+    if source._drop_remainder:
         rows -= rows % size
-    return rows if rows >= 0 and min(size, rows) == of_first else None
+    return rows if rows >= 0 and min(size, rows) == first_rows else None
 
 
 def cache_files(data: Any) -> list[str]:
-    """Returns the files in which a data set of `tf.data`, or those that it is made of, cache elements."""
+    """Returns the files in which a data set of `tf.data`, or its sources, cache elements."""
     if not isinstance(data, tf.data.Dataset):
         return []
     name = data._filename.numpy().decode() if type(data).__name__ == "CacheDataset" else ""
-    return [*([name] if name else []), *(file for made in data._inputs() for file in cache_files(made))]
+    return [*([name] if name else []), *(file for source in data._inputs() for file in cache_files(source))]
 
 
 def adapted(data: Any) -> Adapted:
@@ -113,7 +113,7 @@ def adapted(data: Any) -> Adapted:
 
 _SAVING = ("_batches_seen_since_last_saving", "_last_batch_seen", "best")
 
-# Keras's other callbacks have none: `CSVLogger` and `ProgbarLogger` have what belongs to an open file or to the terminal, and
+# Keras's other callbacks have none: the attributes of `CSVLogger` and `ProgbarLogger` belong to a file or the terminal, and
 # `LearningRateScheduler` sets a variable of the optimizer. Names of files and directories are not state.
 _STATE: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.BackupAndRestore: ("_batches_seen_since_last_saving", "_current_epoch", "_last_batch_seen"),
@@ -134,7 +134,7 @@ def callback_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def monitored_direction(callback: keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau) -> str:
-    """Returns "min" or "max", what is better for the metric of a callback, which has its model; "" if Keras does not know.
+    """Returns "min" or "max", the better direction of the metric of a callback, which has its model; "" if unknown.
 
     The callback uses the result from then on; Keras would ask only at the end of the first epoch.
     """
@@ -155,7 +155,7 @@ def restore_callback(callback: keras.callbacks.Callback, state: Mapping[str, Any
 
 
 def leave_strategy(model: keras.Model) -> None:
-    """Makes a model forget the tf.distribute strategy in whose scope it was created.
+    """Removes from a model the tf.distribute strategy in whose scope it was created.
 
     With a strategy, Keras builds the model from the first batch of an additional pass over the data.
     """
@@ -203,7 +203,7 @@ def traced_without_effects(function: Callable[..., Any], batch: Any) -> None:
     Args:
       function: function of a batch; called again if the first call fails, e.g. where variables are assigned in a
         condition.
-      batch: structure of `tf.TensorSpec`, with None for what is left out.
+      batch: structure of `tf.TensorSpec`, with None for missing parts.
     """
     symbolic = tf.nest.map_structure(lambda s: None if s is None else keras.KerasTensor(s.shape, s.dtype.name), batch)
     try:
@@ -211,7 +211,7 @@ def traced_without_effects(function: Callable[..., Any], batch: Any) -> None:
     except InputError:
         raise
     except (AttributeError, TypeError, ValueError):
-        tf.function(lambda given: tf.nest.flatten(function(given)) and None, autograph=False).get_concrete_function(
+        tf.function(lambda values: tf.nest.flatten(function(values)) and None, autograph=False).get_concrete_function(
             batch
         )
 

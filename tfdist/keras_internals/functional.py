@@ -22,7 +22,7 @@ class GraphNode(NamedTuple):
       inputs: symbolic tensors among the arguments.
       outputs: symbolic tensors that it returns, flattened.
       kwargs: keyword arguments, with symbolic tensors.
-      fill_in: given tensors by id of symbolic tensor, returns the positional and keyword arguments.
+      fill_in: returns the positional and keyword arguments, given tensors by the id of the symbolic tensor.
     """
 
     operation: keras.Operation
@@ -33,10 +33,10 @@ class GraphNode(NamedTuple):
 
 
 def functional_of(model: Any) -> keras.Model | None:
-    """Returns the functional model that a call of a model runs; None if the model is of another kind.
+    """Returns the functional model that a call of a model runs; None if there is none.
 
-    That of a functional model is itself. A sequential model has one as soon as it has an input shape. Subclasses with a
-    `call` of their own have none.
+    A functional model runs itself. A sequential model has one as soon as it has an input shape. Subclasses that override
+    `call` have none.
     """
     if getattr(type(model), "call", None) not in _CALLS or "call" in vars(model):
         return None
@@ -71,12 +71,12 @@ def nodes_of(functional: keras.Model) -> Iterator[GraphNode]:
     for depth in sorted(by_depth, reverse=True):
         for node in by_depth[depth]:
             if node.operation and not node.is_input:
-                given = node.arguments
-                yield GraphNode(node.operation, node.input_tensors, node.outputs, given.kwargs, given.fill_in)
+                arguments = node.arguments
+                yield GraphNode(node.operation, node.input_tensors, node.outputs, arguments.kwargs, arguments.fill_in)
 
 
 def called(operation: keras.Operation, training: bool | None) -> Callable[..., Any]:
-    """Returns an operation to be called as a functional model calls its own."""
+    """Returns a function that calls an operation as a functional model calls its own."""
     return operation_fn(operation, training=training)
 
 
@@ -98,11 +98,11 @@ def standardized(model: keras.Model, inputs: Any, mask: Any = None) -> list[Any]
         inputs = keras.tree.map_structure(lambda x: _converted(model, x), inputs)
     functional = functional_of(model)
     assert functional is not None
-    found = functional._standardize_inputs(inputs)
-    for x, own in zip(found, masks, strict=False):
-        if own is not None:
-            set_keras_mask(x, own)
-    return found
+    standardized_inputs = functional._standardize_inputs(inputs)
+    for x, own_mask in zip(standardized_inputs, masks, strict=False):
+        if own_mask is not None:
+            set_keras_mask(x, own_mask)
+    return standardized_inputs
 
 
 def _converted(layer: keras.Layer, x: Any) -> Any:
@@ -151,7 +151,7 @@ def new_trace() -> tf.Graph:
 
 
 class UsageScope(RecordedScope):
-    """A stateless scope that notes which variables are read and assigned, and in which none needs a value.
+    """A stateless scope that records which variables are read and assigned; they need no values.
 
     Attributes:
       read: variables that were read, by id, in order.
@@ -230,11 +230,11 @@ def feeds_back(
     for operation in reversed(graph.get_operations()[operations:]):
         _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
         steps.append(({x.name for x in (*operation.outputs, *written)}, [tensor.name for tensor in operation.inputs]))
-    known = None
-    while known != (known := needed.intersection(names)):  # what is assigned to a variable is needed in the next step
-        for given, taken in steps:
-            if not needed.isdisjoint(given):
-                needed.update(taken)
+    previous = None
+    while previous != (previous := needed.intersection(names)):  # the next step needs the values of these variables
+        for outputs, inputs in steps:
+            if not needed.isdisjoint(outputs):
+                needed.update(inputs)
     return [is_assigned and name in needed for is_assigned, name in zip(assigned, names, strict=True)]
 
 

@@ -65,9 +65,9 @@ def top_k_laid_out(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.Abst
     """Context in which tensors whose largest elements a traced function takes, and these, are replaced by `lay_out` of them."""
 
     def selecting(top_k: Callable[..., Any]) -> Callable[..., Any]:
-        def function(input: Any, **given: Any) -> Any:  # tf.math.top_k passes the rest by keyword
-            found = top_k(lay_out(tf.convert_to_tensor(input)), **given)
-            return type(found)(*map(lay_out, found))
+        def function(input: Any, **options: Any) -> Any:  # tf.math.top_k passes the rest by keyword
+            results = top_k(lay_out(tf.convert_to_tensor(input)), **options)
+            return type(results)(*map(lay_out, results))
 
         return function
 
@@ -103,17 +103,17 @@ def strides_laid_out(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterato
     """
 
     def sliced(strided_slice: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-        def function(input: Any, begin: Any, end: Any, strides: Any, **given: Any) -> tf.Tensor:  # called by keyword
+        def function(input: Any, begin: Any, end: Any, strides: Any, **options: Any) -> tf.Tensor:  # called by keyword
             steps = _constant_value(strides)
             if steps is not None and (steps == 1).all():  # as most slices are
-                return strided_slice(input, begin, end, strides, **given)
+                return strided_slice(input, begin, end, strides, **options)
             tensor = tf.convert_to_tensor(input)
             if tf.get_static_value(tensor) is not None:
-                return strided_slice(tensor, begin, end, strides, **given)
-            keeps_rows = steps is not None and _keeps_rows(tensor.shape.rank, steps, **given)
-            made = strided_slice(lay_out(tensor, keeps_rows), begin, end, strides, **given)
-            made.op._set_attr(_LAID_OUT, attr_value_pb2.AttrValue(b=True))
-            return lay_out(made, keeps_rows)
+                return strided_slice(tensor, begin, end, strides, **options)
+            keeps_rows = steps is not None and _keeps_rows(tensor.shape.rank, steps, **options)
+            sliced_tensor = strided_slice(lay_out(tensor, keeps_rows), begin, end, strides, **options)
+            sliced_tensor.op._set_attr(_LAID_OUT, attr_value_pb2.AttrValue(b=True))
+            return lay_out(sliced_tensor, keeps_rows)
 
         return function
 
@@ -191,11 +191,12 @@ def _is_constant(tensor: tf.Tensor) -> bool:
 def _sliced_by_strides(cut: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def function(input: Any, begin: Any, size: Any, name: str | None = None) -> tf.Tensor:
         tensor = tf.convert_to_tensor(input)
-        starts, sizes = (_constant_value(each) for each in (begin, size))
+        starts, sizes = (_constant_value(argument) for argument in (begin, size))
         if not _is_within(tensor.shape, starts, sizes) or tf.get_static_value(tensor) is not None:
             return cut(tensor, begin, size, name)
         parts = [
-            slice(at, None if many < 0 else at + many) for at, many in zip(starts.tolist(), sizes.tolist(), strict=True)
+            slice(start, None if length < 0 else start + length)
+            for start, length in zip(starts.tolist(), sizes.tolist(), strict=True)
         ]
         return tf.identity(tensor[tuple(parts)], name)
 
@@ -207,8 +208,9 @@ def _is_within(shape: tf.TensorShape, starts: Any, sizes: Any) -> bool:
     if shape.rank is None or starts is None or sizes is None or not starts.shape == sizes.shape == (shape.rank,):
         return False
     return all(
-        (at == 0 and many == -1) or (dim is not None and 0 <= at <= dim and (many == -1 or 0 <= many <= dim - at))
-        for dim, at, many in zip(shape, starts, sizes, strict=True)
+        (start == 0 and length == -1)
+        or (dim is not None and 0 <= start <= dim and (length == -1 or 0 <= length <= dim - start))
+        for dim, start, length in zip(shape, starts, sizes, strict=True)
     )
 
 
@@ -216,9 +218,9 @@ def _reversed_by_strides(reverse: Callable[..., tf.Tensor]) -> Callable[..., tf.
     def function(tensor: Any, axis: Any, name: str | None = None) -> tf.Tensor:
         tensor, axes = tf.convert_to_tensor(tensor), _constant_value(axis)
         rank = tensor.shape.rank
-        if rank is None or axes is None or axes.ndim != 1 or not all(-rank <= each < rank for each in axes):
+        if rank is None or axes is None or axes.ndim != 1 or not all(-rank <= dim < rank for dim in axes):
             return reverse(tensor, axis, name)
-        dims = {int(each) % rank for each in axes}
+        dims = {int(dim) % rank for dim in axes}
         if len(dims) < len(axes):
             return reverse(tensor, axis, name)
         parts = tuple(slice(None, None, -1 if dim in dims else 1) for dim in range(rank))

@@ -26,15 +26,17 @@ def path_of(layer: keras.Layer) -> str:
     return layer.path or layer.name
 
 
-def with_mask_and_logits_of(tensor: tf.Tensor, other: tf.Tensor, place: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Attaches to a tensor the mask and logits of another one, mapped by `place`."""
+def with_mask_and_logits_of(
+    tensor: tf.Tensor, other: tf.Tensor, lay_out: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
+    """Attaches to a tensor the mask and logits of another one, mapped by `lay_out`."""
     mask, logits = mask_and_logits(other)
-    set_mask_and_logits(tensor, None if mask is None else place(mask), None if logits is None else place(logits))
+    set_mask_and_logits(tensor, None if mask is None else lay_out(mask), None if logits is None else lay_out(logits))
     return tensor
 
 
 def mask_and_logits(tensor: Any) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """Returns what is attached to a tensor: its mask and, for probabilities, the logits, which Keras's losses use."""
+    """Returns the mask of a tensor and, for probabilities, the logits, which Keras's losses use."""
     logits = getattr(tensor, "_keras_logits", None)
     if logits is None and tf.is_symbolic_tensor(tensor) and tensor.op.type in ("Softmax", "Sigmoid"):
         [logits] = tensor.op.inputs
@@ -75,7 +77,7 @@ def wrap_call(layer: keras.Layer, wrap: Callable[[keras.Layer, Callable[..., Any
 def adders_of(layer: keras.Layer, losses: Sequence[Any]) -> list[keras.Layer]:
     """Returns for each loss of a stateless scope the layer, nested in `layer`, that added it."""
     layers = list(layer._flatten_layers())
-    return [next((one for one in layers if id(loss) in one._loss_ids), layer) for loss in losses]
+    return [next((sublayer for sublayer in layers if id(loss) in sublayer._loss_ids), layer) for loss in losses]
 
 
 @functools.cache
@@ -90,19 +92,19 @@ def keep_losses_by_replica() -> None:
 
 
 def _by_replica(name: str, make: Callable[[], Any]) -> property:
-    def held(layer: keras.Layer) -> tuple[dict[Any, Any], Any]:
+    def attribute(layer: keras.Layer) -> tuple[dict[Any, Any], Any]:
         thread = threading.current_thread()
         if isinstance(thread, mirrored_run._MirroredReplicaThread):
             return thread.__dict__.setdefault(name, {}), id(layer)
         return layer.__dict__, name
 
     def value(layer: keras.Layer) -> Any:
-        where, key = held(layer)
-        return where.setdefault(key, make())
+        attributes, key = attribute(layer)
+        return attributes.setdefault(key, make())
 
     def set_value(layer: keras.Layer, value: Any) -> None:
-        where, key = held(layer)
-        where[key] = value
+        attributes, key = attribute(layer)
+        attributes[key] = value
 
     return property(value, set_value)
 
@@ -220,15 +222,15 @@ _source: contextvars.ContextVar["_Keyed | None"] = contextvars.ContextVar("rando
 
 
 @contextlib.contextmanager
-def keyed(key: tf.Tensor, held: frozenset[int]) -> Iterator[None]:
+def keyed(key: tf.Tensor, seeded: frozenset[int]) -> Iterator[None]:
     """Context in which draws depend only on a key and on the number of preceding draws.
 
     Args:
       key: [2] int32.
-      held: ids of the states of generators that are already seeded.
+      seeded: ids of the states of generators that are already seeded.
     """
     _install()
-    token = _source.set(_Keyed(key, held))
+    token = _source.set(_Keyed(key, seeded))
     try:
         yield
     finally:
@@ -236,25 +238,25 @@ def keyed(key: tf.Tensor, held: frozenset[int]) -> Iterator[None]:
 
 
 class _Keyed:
-    def __init__(self, key: tf.Tensor, held: frozenset[int]):
-        self._key, self._held, self._draws = key, held, 0
+    def __init__(self, key: tf.Tensor, seeded: frozenset[int]):
+        self._key, self._seeded, self._draws = key, seeded, 0
 
-    def draw(self, name: str, original: Callable[..., Any], given: dict[str, Any]) -> Any:
+    def draw(self, name: str, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if name == "shuffle":
-            return tf.random.experimental.stateless_shuffle(given["value"], seed=self._next())
+            return tf.random.experimental.stateless_shuffle(arguments["value"], seed=self._next())
         if name == "dropout":
-            found = {key: given[key] for key in ("x", "rate", "noise_shape") if given.get(key) is not None}
-            return tf.nn.experimental.stateless_dropout(**found, seed=self._next())
+            options = {key: arguments[key] for key in ("x", "rate", "noise_shape") if arguments.get(key) is not None}
+            return tf.nn.experimental.stateless_dropout(**options, seed=self._next())
         if name not in _STATELESS:
-            return original(**given)
+            return original(**arguments)
         stateless = getattr(tf.random, _STATELESS[name])
-        known = inspect.signature(stateless).parameters
+        parameters = inspect.signature(stateless).parameters
         return stateless(
-            **{key: value for key, value in given.items() if key in known and key != "seed"}, seed=self._next()
+            **{key: value for key, value in arguments.items() if key in parameters and key != "seed"}, seed=self._next()
         )
 
     def seed(self, original: Callable[..., Any], seed: Any) -> tf.Tensor:
-        if isinstance(seed, keras.random.SeedGenerator) and id(seed.state) in self._held:
+        if isinstance(seed, keras.random.SeedGenerator) and id(seed.state) in self._seeded:
             return original(seed)
         return self._next()
 
@@ -287,8 +289,8 @@ def _watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         source = _source.get()
         if source is None:
             return original(*args, **kwargs)
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        return source.draw(name, original, dict(given.arguments))
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return source.draw(name, original, dict(bound.arguments))
 
     return function

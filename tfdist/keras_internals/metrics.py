@@ -16,12 +16,12 @@ def metrics_of(model: keras.Model) -> list[keras.Metric]:
 
 
 def own_compiled_metrics(model: keras.Model) -> list[keras.Metric]:
-    """Returns the compiled metrics that are code of a user or call it, or that may combine rows."""
+    """Returns the compiled metrics that are user-defined, call user-defined functions, or may combine rows."""
     return [metric for metric in compiled_metrics(model) if is_own(metric) or _may_combine_rows(metric)]
 
 
 def _may_combine_rows(metric: keras.Metric) -> bool:
-    """Returns whether a metric wraps code of a user, or has another axis than the last one, which may be that of rows."""
+    """Returns whether a metric wraps a user-defined function, or has an axis, other than the last, that may be that of rows."""
     function = getattr(metric, "_fn", None)  # of a user, any callable; of Keras, a function or a loss
     is_of_rows = getattr(metric, "_fn_kwargs", {}).get("axis", -1) not in (-1, [-1], (-1,))
     return function is not None and (is_own(function) or is_own(wrapped_function(function)) or is_of_rows)

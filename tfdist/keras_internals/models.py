@@ -182,10 +182,10 @@ def matched(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
     ):
         y_true = [y_true[name] for name in compiled.output_names]
     labels = keras.tree.flatten(y_true)
-    wanted = keras.tree.flatten(compiled._user_loss)
-    if len(labels) != len(outputs) and len(labels) == sum(loss is not None for loss in wanted):
+    losses = keras.tree.flatten(compiled._user_loss)
+    if len(labels) != len(outputs) and len(labels) == sum(loss is not None for loss in losses):
         remaining = iter(labels)  # one label per output with a loss
-        labels = [None if loss is None else next(remaining) for loss in wanted]
+        labels = [None if loss is None else next(remaining) for loss in losses]
     y_pred = keras.tree.pack_sequence_as(compiled._y_pred_build_structure, outputs)
     return keras.tree.pack_sequence_as(compiled._y_true_build_structure, labels), y_pred
 

@@ -72,7 +72,7 @@ def scaled_learning_rate(optimizer: keras.Optimizer, factor: float) -> contextli
 
 
 class _ScheduledNumber:
-    """Stands for a number of an optimizer, such as its momentum, and has the value that a schedule has at each update.
+    """A number of an optimizer, such as its momentum, whose value at each update comes from a schedule.
 
     It is read where the update is computed, on each replica. Keras compares the number with 0 to see whether there is a
     momentum, which a tensor could not answer while a function is traced.
@@ -145,7 +145,7 @@ def rebind_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy,
 
 
 def updating_one_device(*optimizers: keras.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """Context in which optimizers, and those that they wrap, create and update variables as on one device, wherever made."""
+    """Context in which optimizers, and those that they wrap, create and update variables as on one device, in any scope."""
     optimizers += tuple(o.inner_optimizer for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer))
     engine = tf.distribute.get_strategy()
     return patched(*((optimizer, "_distribution_strategy", engine) for optimizer in optimizers))
@@ -200,15 +200,15 @@ def updates_without_effects() -> Iterator[None]:
 def updating_some(
     optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
 ) -> contextlib.AbstractContextManager[None]:
-    """Context in which an optimizer's `apply` updates some of the variables that it is given.
+    """Context in which an optimizer's `apply` updates only some of its variables.
 
-    What it computes before is of all: the norm by which it clips, and what a subclass does in an `apply` of its own.
+    Everything before the update uses all: the norm of clipping, and an `apply` that a subclass overrides.
     """
-    chosen = {id(variable) for variable in variables}
+    ids = {id(variable) for variable in variables}
     update, clip = optimizer._backend_apply_gradients, optimizer._clip_gradients
 
     def update_some(gradients: Sequence[tf.Tensor], all_variables: Sequence[keras.Variable]) -> None:
-        pairs = [(g, v) for g, v in zip(clip(gradients), all_variables, strict=True) if id(v) in chosen]
+        pairs = [(g, v) for g, v in zip(clip(gradients), all_variables, strict=True) if id(v) in ids]
         update([g for g, _ in pairs], [v for _, v in pairs])
 
     return patched((optimizer, "_backend_apply_gradients", update_some), (optimizer, "_clip_gradients", list))
@@ -218,30 +218,30 @@ def slots(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """Returns a built optimizer's floating-point state for the variables that it trains, without averages of weights."""
     averages = {id(average) for _, average in weight_averages(optimizer)}
     general = {id(optimizer.iterations), id(optimizer._learning_rate)}
-    found = [v for v in optimizer.variables if id(v) not in averages | general]
-    return [v for v in found if tf.as_dtype(v.dtype).is_floating]
+    state = [v for v in optimizer.variables if id(v) not in averages | general]
+    return [v for v in state if tf.as_dtype(v.dtype).is_floating]
 
 
 def paths_of_state(optimizer: keras.Optimizer) -> list[str]:
-    """Returns a path for each of a built optimizer's variables that says to which trained variable it belongs.
+    """Returns a path for each of a built optimizer's variables that names the trained variable to which it belongs.
 
-    It is Keras's path where that has the trained variable's. Adafactor names its factors after the last part of it only, as
-    `adafactor/kernel`, so that those of different variables have equal paths: here they are `adafactor/dense_kernel_r`.
+    It is Keras's path if that contains the trained variable's path. Adafactor names its factors after the last part of it
+    only, as `adafactor/kernel`, so that those of different variables have equal paths: here `adafactor/dense_kernel_r`.
     """
     trained = optimizer._trainable_variables
-    found = {}
-    for attribute, held in vars(optimizer).items():
+    paths = {}
+    for attribute, value in vars(optimizer).items():
         if (
-            not isinstance(held, list)
-            or len(held) != len(trained)
+            not isinstance(value, list)
+            or len(value) != len(trained)
             or attribute in ("_variables", "_trainable_variables")
         ):
             continue
-        for slot, variable in zip(held, trained, strict=True):
+        for slot, variable in zip(value, trained, strict=True):
             path = variable.path.replace("/", "_")
             if isinstance(slot, keras.Variable) and f"/{path}_" not in slot.path:
-                found[id(slot)] = f"{optimizer.name}/{path}_{attribute.strip('_')}"
-    return [found.get(id(variable), variable.path) for variable in optimizer.variables]
+                paths[id(slot)] = f"{optimizer.name}/{path}_{attribute.strip('_')}"
+    return [paths.get(id(variable), variable.path) for variable in optimizer.variables]
 
 
 def begins_at_weights(optimizer: keras.Optimizer) -> bool:
@@ -275,8 +275,8 @@ def _constants(variables: Sequence[keras.Variable]) -> list[float] | None:
     return least if least == [float(tf.reduce_max(tensor)) for tensor in tensors] else None
 
 
-class _Followed(list):
-    """A list of variables that tells which one a loop over it has reached: the state created there is that variable's."""
+class _ObservedList(list):
+    """A list that reports the index that a loop over it has reached: state created there belongs to that variable."""
 
     def __init__(self, variables: Sequence[keras.Variable], reached: Callable[[int | None], None]):
         super().__init__(variables)
@@ -322,7 +322,7 @@ def build_for_some(
             variable._value, variable._initializer = None, initializer
 
     with patched((kind, "_initialize_with_initializer", initialize_some)), updating_one_device(optimizer):
-        optimizer.build(_Followed(variables, reached))
+        optimizer.build(_ObservedList(variables, reached))
     return owners
 
 
@@ -333,11 +333,11 @@ def averages_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable])
         yield
         return
     attributes = vars(optimizer)  # setting an attribute would track the list
-    kept = {name: attributes[name] for name in ("_trainable_variables", "_model_variables_moving_average")}
-    averages = {id(v): average for v, average in zip(*kept.values(), strict=True)}
+    originals = {name: attributes[name] for name in ("_trainable_variables", "_model_variables_moving_average")}
+    averages = {id(v): average for v, average in zip(*originals.values(), strict=True)}
     attributes["_trainable_variables"] = list(variables)
     attributes["_model_variables_moving_average"] = [averages[id(variable)] for variable in variables]
     try:
         yield
     finally:
-        attributes.update(kept)
+        attributes.update(originals)

@@ -27,7 +27,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of tfdist for `tf.data` that AutoGraph does not convert, nor what the function calls.
+    """Returns a function of tfdist for `tf.data` that AutoGraph does not convert, nor the functions that it calls.
 
     It must call functions of users through `with_autograph`.
     """
@@ -110,7 +110,7 @@ def untuned_device_iterators() -> contextlib.AbstractContextManager[None]:
 
 
 def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
-    """Returns whether a graph tensor is computed from one of other tensors, given by their ids."""
+    """Returns whether a graph tensor is computed from a tensor with one of these ids."""
     if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):
         return False
     stack, seen = [value], {id(value)}
@@ -145,7 +145,7 @@ def traced_inside(
 
     Returns:
       The concrete function, for `call_with_captures`.
-      What it captures: None for a tensor of the graph; otherwise the tensor or resource from outside of the graph.
+      Its captures: None for a tensor of the graph; otherwise the tensor or resource from outside of the graph.
       The captured tensors of the graph, in the same order.
     """
 
@@ -160,7 +160,7 @@ def traced_inside(
 
 
 def call_with_captures(function: Any, arguments: Sequence[tf.Tensor], captures: Sequence[Any]) -> list[tf.Tensor]:
-    """Calls a concrete function with other values of what it captures."""
+    """Calls a concrete function with other values of its captures."""
     return list(function._call_flat(list(arguments), list(captures)))
 
 

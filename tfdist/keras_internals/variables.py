@@ -265,25 +265,25 @@ class RecordedScope(keras.StatelessScope):
     Attributes:
       assigned: (variable, value) of each variable assigned inside, in the order of first assignment, with the latest
         value; the scope's initial state is not included.
-      held: by id of a variable, the tensor from which its value is computed.
+      sources: by id of a variable, the tensor from which its value is computed.
     """
 
     def __init__(
         self,
         state_mapping: Iterable[tuple[keras.Variable, Any]],
-        held: Iterable[tuple[keras.Variable, Any]] = (),
+        sources: Iterable[tuple[keras.Variable, Any]] = (),
         read: Callable[[keras.Variable], Any] = lambda variable: None,
     ):
         """Initializes the scope without entering it.
 
         Args:
           state_mapping: values of variables inside.
-          held: tensors from which these values are computed, where they differ.
+          sources: tensors from which these values are computed, where they differ.
           read: returns the value of any other variable, or None for its own.
         """
         super().__init__(state_mapping=list(state_mapping), collect_losses=True)
         self._read = read
-        self.held = {id(variable): value for variable, value in held}
+        self.sources = {id(variable): value for variable, value in sources}
         self._updates: dict[int, tuple[keras.Variable, Any]] = {}
 
     def get_current_value(self, variable: keras.Variable) -> Any:
@@ -299,7 +299,7 @@ class RecordedScope(keras.StatelessScope):
         """See base class."""
         super().add_update(update)
         self._updates[id(update[0])] = update
-        self.held.pop(id(update[0]), None)  # its value is now the assigned one
+        self.sources.pop(id(update[0]), None)  # its value is now the assigned one
 
     @property
     def assigned(self) -> list[tuple[keras.Variable, Any]]:
@@ -310,8 +310,8 @@ class RecordedScope(keras.StatelessScope):
 def held_value(variable: keras.Variable) -> tf.Tensor:
     """Returns the tensor from which a variable's value is computed in the innermost `RecordedScope`, else its value."""
     scope = get_stateless_scope()
-    if isinstance(scope, RecordedScope) and id(variable) in scope.held:
-        return scope.held[id(variable)]
+    if isinstance(scope, RecordedScope) and id(variable) in scope.sources:
+        return scope.sources[id(variable)]
     return uncast_value(variable)
 
 

@@ -53,7 +53,7 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
             values = [_computed(variable, x, tensors) for variable, x in zip(weights, held, strict=True)]
             scope = keras_internals.RecordedScope(
                 [*zip(weights, values, strict=True), *before],
-                held=zip(weights, held, strict=True),
+                sources=zip(weights, held, strict=True),
                 read=lambda variable: _read(variable, tensors),
             )
             with surroundings(), scope:
