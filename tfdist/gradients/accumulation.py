@@ -45,8 +45,8 @@ def accumulated(
     part = _successive_rows(batch, micro_steps, rows, used)
 
     def body(number: tf.Tensor, gradients: list[tf.Tensor], loss: tf.Tensor) -> tuple[Any, ...]:
-        more, value = differentiate(part(number))
-        return number + 1, [a + b for a, b in zip(gradients, more, strict=True)], loss + value
+        part_gradients, part_loss = differentiate(part(number))
+        return number + 1, [a + b for a, b in zip(gradients, part_gradients, strict=True)], loss + part_loss
 
     zeros = [tf.zeros(spec.shape, spec.dtype) for spec in shapes]
     _, gradients, loss = tf.while_loop(
@@ -64,8 +64,8 @@ def _unrolled(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     gradients, loss = differentiate(part(0))
     for number in range(1, micro_steps):
-        more, value = differentiate(part(number))
-        gradients, loss = [a + b for a, b in zip(gradients, more, strict=True)], loss + value
+        part_gradients, part_loss = differentiate(part(number))
+        gradients, loss = [a + b for a, b in zip(gradients, part_gradients, strict=True)], loss + part_loss
     return gradients, loss
 
 

@@ -88,23 +88,23 @@ class Bucketed(Reducer):
         """See base class."""
         totals, sent = list(tensors), list(tensors)
         buckets = self._buckets(specs_of(tensors))
-        states, left = [], list(state)
+        states, remaining = [], list(state)
         for _, bucket in buckets:
-            mine, left = split_at(left, len(self._inner.state(bucket)))
-            states.append(mine)
+            bucket_state, remaining = split_at(remaining, len(self._inner.state(bucket)))
+            states.append(bucket_state)
         reduced: dict[int, Reduced] = {}
         before: list[tf.Tensor] = []
         for number in self._sending_order([bucket for _, bucket in buckets]):
-            given = [tensors[i] for i in buckets[number][0]]
-            packed = given if self.keeps_shapes else [_pack(given)]
+            members = [tensors[i] for i in buckets[number][0]]
+            packed = members if self.keeps_shapes else [_pack(members)]
             if self._order == SMALLEST:
                 packed = before = _after(before, packed)
             reduced[number] = self._inner.reduce(packed, states[number], collectives, name=f"{name}/bucket{number}")
-            shapes = [tensor.shape for tensor in given]
-            for whole, parts in ((totals, reduced[number].totals), (sent, reduced[number].sent)):
+            shapes = [tensor.shape for tensor in members]
+            for results, parts in ((totals, reduced[number].totals), (sent, reduced[number].sent)):
                 unpacked = parts if self.keeps_shapes else _unpack(parts[0], shapes)
                 for i, tensor in zip(buckets[number][0], unpacked, strict=True):
-                    whole[i] = tensor
+                    results[i] = tensor
         inner = [reduced[number] for number in range(len(buckets))]
         new_state = [value for part in inner for value in part.state]
         return Reduced(totals, sent, new_state, [witness for part in inner for witness in part.witnesses])
@@ -118,11 +118,11 @@ class Bucketed(Reducer):
 
     def _buckets(self, specs: Sequence[tf.TensorSpec]) -> list[tuple[list[int], list[tf.TensorSpec]]]:
         """Returns for each bucket the indices of its tensors, and the specs that the inner reducer gets."""
-        found = []
+        buckets = []
         for members in plan(specs, *self._limits):
-            own = [specs[i] for i in members]
-            found.append((members, own if self.keeps_shapes else [_packed_spec(own)]))
-        return found
+            member_specs = [specs[i] for i in members]
+            buckets.append((members, member_specs if self.keeps_shapes else [_packed_spec(member_specs)]))
+        return buckets
 
 
 def _after(before: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -25,9 +25,9 @@ class Clip:
     def __post_init__(self) -> None:
         """Validates the values; raises `InputError`."""
         for name in ("norm", "value"):
-            given = getattr(self, name)
-            if not is_number(given) or not given >= 0:
-                raise InputError(f"Clip: {name} must be a number of at least 0. Received: {given!r}.")
+            value = getattr(self, name)
+            if not is_number(value) or not value >= 0:
+                raise InputError(f"Clip: {name} must be a number of at least 0. Received: {value!r}.")
 
     def __call__(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
         """Returns clipped gradients.

@@ -106,24 +106,24 @@ class PartitionedReducer(Reducer):
           partitions: for each partition, the indices of its tensors in the list and their reducer; every index is in
             exactly one partition.
         """
-        self._partitions = [(list(places), reducer) for places, reducer in partitions if places]
+        self._partitions = [(list(indices), reducer) for indices, reducer in partitions if indices]
         self.keeps_shapes = True
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class."""
-        return [state for places, reducer in self._partitions for state in reducer.state([specs[i] for i in places])]
+        return [state for indices, reducer in self._partitions for state in reducer.state([specs[i] for i in indices])]
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> Reduced:
         """See base class."""
         totals, sent = list(tensors), list(tensors)
-        left, new_state, witnesses = list(state), [], []
-        for number, (places, reducer) in enumerate(self._partitions):
-            mine = [tensors[i] for i in places]
-            own, left = split_at(left, len(reducer.state(specs_of(mine))))
-            part = reducer.reduce(mine, own, collectives, name=f"{name}/partition{number}")
-            for i, total, summand in zip(places, part.totals, part.sent, strict=True):
+        remaining, new_state, witnesses = list(state), [], []
+        for number, (indices, reducer) in enumerate(self._partitions):
+            members = [tensors[i] for i in indices]
+            own_state, remaining = split_at(remaining, len(reducer.state(specs_of(members))))
+            part = reducer.reduce(members, own_state, collectives, name=f"{name}/partition{number}")
+            for i, total, summand in zip(indices, part.totals, part.sent, strict=True):
                 totals[i], sent[i] = total, summand
             new_state += part.state
             witnesses += part.witnesses
@@ -165,10 +165,10 @@ class ErrorFeedback(Reducer):
     ) -> Reduced:
         """See base class."""
         errors, rest = split_at(state, len(tensors))
-        wanted = [tensor + error for tensor, error in zip(tensors, errors, strict=True)]
-        inner = self.inner.reduce(wanted, rest, collectives, name=name)
-        left = [x - sent for x, sent in zip(wanted, inner.sent, strict=True)]
-        return Reduced(inner.totals, inner.sent, left + inner.state, inner.witnesses)
+        corrected = [tensor + error for tensor, error in zip(tensors, errors, strict=True)]
+        inner = self.inner.reduce(corrected, rest, collectives, name=name)
+        new_errors = [x - sent for x, sent in zip(corrected, inner.sent, strict=True)]
+        return Reduced(inner.totals, inner.sent, new_errors + inner.state, inner.witnesses)
 
 
 SPARSE_MIN_BYTES = 256 * 1024  # smaller tensors are summed faster in a dense bucket
@@ -202,7 +202,7 @@ class SparseRows(Reducer):
         """
         self._inner = inner
         self._names = names
-        self._said: set[int] = set()
+        self._logged: set[int] = set()
         self.biased = inner.biased
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
@@ -218,28 +218,28 @@ class SparseRows(Reducer):
         name: str,
     ) -> Reduced:
         """See base class; a tensor may be a `tf.IndexedSlices` of static dense shape. `totals` and `sent` are dense."""
-        whole = Reduced([], [], [], [])
-        left = list(state)
+        result = Reduced([], [], [], [])
+        remaining = list(state)
         for i, (tensor, spec) in enumerate(zip(tensors, specs_of(tensors), strict=True)):
-            mine, left = split_at(left, len(self._inner.state([spec])))
+            own_state, remaining = split_at(remaining, len(self._inner.state([spec])))
             if isinstance(tensor, tf.IndexedSlices) and self._goes_as_rows(tensor, collectives, i):
                 total, sent = sum_rows(tensor, collectives, f"{name}/{i}")
-                part = Reduced([total], [sent], mine, [total])
+                part = Reduced([total], [sent], own_state, [total])
             else:
-                given = tf.reshape(tf.convert_to_tensor(tensor), spec.shape)
-                part = self._inner.reduce([given], mine, collectives, name=f"{name}/{i}")
-            for values, more in zip(whole, part, strict=True):
-                values += more
-        return whole
+                dense = tf.reshape(tf.convert_to_tensor(tensor), spec.shape)
+                part = self._inner.reduce([dense], own_state, collectives, name=f"{name}/{i}")
+            for values, part_values in zip(result, part, strict=True):
+                values += part_values
+        return result
 
-    def _goes_as_rows(self, slices: tf.IndexedSlices, collectives: Collectives, place: int) -> bool:
+    def _goes_as_rows(self, slices: tf.IndexedSlices, collectives: Collectives, index: int) -> bool:
         """Returns whether to send rows; logs the choice once per tensor."""
         if not slices.shape.num_elements() or slices.values.shape[0] is None:
             return False
         fewer = rows_send_less(slices, collectives)
-        if place not in self._said:
-            self._said.add(place)
-            name = self._names[place] if self._names else f"tensor {place}"
+        if index not in self._logged:
+            self._logged.add(index)
+            name = self._names[index] if self._names else f"tensor {index}"
             way = "as rows" if fewer else "dense"
             _log.info(
                 "The gradient of %s is sent %s: its rows are %d bytes, the dense tensor is %d.",
@@ -273,15 +273,15 @@ def _bytes(slices: tf.IndexedSlices) -> tuple[int, int]:
 
 def sum_rows(slices: tf.IndexedSlices, collectives: Collectives, name: str) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the dense sum over replicas of slices of static dense shape, and this replica's contribution."""
-    places, positions = tf.unique(tf.cast(slices.indices, tf.int32))
-    count = tf.size(places)
+    indices, positions = tf.unique(tf.cast(slices.indices, tf.int32))
+    count = tf.size(indices)
     rows = tf.math.unsorted_segment_sum(slices.values, positions, count)
     # Each replica's count precedes its indices, so that no other message is needed to split the gathered rows.
-    all_places, all_rows = collectives.all_gather([tf.concat([count[None], places], 0), rows], name=name)
+    all_indices, all_rows = collectives.all_gather([tf.concat([count[None], indices], 0), rows], name=name)
     total, start = tf.zeros(slices.shape, slices.dtype), 0
     for rank in range(collectives.size):
-        end = start + all_places[start + rank]
-        mine = all_places[start + rank + 1 : end + rank + 1]
-        total = tf.tensor_scatter_nd_add(total, mine[:, None], all_rows[start:end])
+        end = start + all_indices[start + rank]
+        rank_indices = all_indices[start + rank + 1 : end + rank + 1]
+        total = tf.tensor_scatter_nd_add(total, rank_indices[:, None], all_rows[start:end])
         start = end
-    return total, tf.tensor_scatter_nd_add(tf.zeros(slices.shape, slices.dtype), places[:, None], rows)
+    return total, tf.tensor_scatter_nd_add(tf.zeros(slices.shape, slices.dtype), indices[:, None], rows)

@@ -28,10 +28,10 @@ def pack_bits(numbers: tf.Tensor, bits: int) -> tf.Tensor:
     """
     if bits == 8:
         return numbers
-    whole = numbers.shape[0] // 8 * 8
-    groups = [numbers[:whole]] if whole else []
-    if whole < numbers.shape[0]:
-        groups.append(tf.pad(numbers[whole:], [[0, whole + 8 - numbers.shape[0]]]))
+    multiple = numbers.shape[0] // 8 * 8
+    groups = [numbers[:multiple]] if multiple else []
+    if multiple < numbers.shape[0]:
+        groups.append(tf.pad(numbers[multiple:], [[0, multiple + 8 - numbers.shape[0]]]))
     packed = [part for group in groups for part in _packed(group, bits)]
     return packed[0] if len(packed) == 1 else tf.concat(packed, axis=0)
 
@@ -43,11 +43,11 @@ def unpack_bits(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
     """
     if bits == 8:
         return [packed]
-    whole = size // 8 * 8
-    split = packed_length(whole, bits)
-    pieces = _unpacked(packed[:split], whole, bits) if whole else []
-    if whole < size:
-        pieces.append(tf.concat(_unpacked(packed[split:], 8, bits), axis=0)[: size - whole])
+    multiple = size // 8 * 8
+    split = packed_length(multiple, bits)
+    pieces = _unpacked(packed[:split], multiple, bits) if multiple else []
+    if multiple < size:
+        pieces.append(tf.concat(_unpacked(packed[split:], 8, bits), axis=0)[: size - multiple])
     return pieces
 
 
@@ -79,22 +79,22 @@ def _packed(numbers: tf.Tensor, bits: int) -> list[tf.Tensor]:
 
 def _quarters(numbers: tf.Tensor) -> list[tf.Tensor]:
     """Splits numbers into four pieces via a reduction to words, so that XLA computes them once and not per width."""
-    places = tf.constant([0, 8, 16, 24], tf.uint32)
+    shifts = tf.constant([0, 8, 16, 24], tf.uint32)
     parts = tf.cast(tf.reshape(numbers, [4, -1]), tf.uint32)
-    words = tf.reduce_sum(tf.bitwise.left_shift(parts, places[:, None]), axis=0)
-    shifted = tf.unstack(tf.bitwise.right_shift(words, places[:, None]))
+    words = tf.reduce_sum(tf.bitwise.left_shift(parts, shifts[:, None]), axis=0)
+    shifted = tf.unstack(tf.bitwise.right_shift(words, shifts[:, None]))
     return [tf.cast(tf.bitwise.bitwise_and(words, 255), tf.uint8) for words in shifted]
 
 
 def _joined(quarters: Sequence[tf.Tensor], width: int, low: int) -> list[tf.Tensor]:
     parts = 8 // width
     pieces = [piece for quarter in quarters for piece in tf.split(quarter, max(1, parts // 4))]
-    apart = len(pieces) // parts
+    groups = len(pieces) // parts
     joined = []
-    for first in range(apart):
-        fields = [_field(piece, width, low) for piece in pieces[first::apart]]
-        placed = [_shifted(tf.bitwise.left_shift, field, width * place) for place, field in enumerate(fields)]
-        joined.append(functools.reduce(tf.bitwise.bitwise_or, placed))
+    for first in range(groups):
+        fields = [_field(piece, width, low) for piece in pieces[first::groups]]
+        shifted = [_shifted(tf.bitwise.left_shift, field, width * index) for index, field in enumerate(fields)]
+        joined.append(functools.reduce(tf.bitwise.bitwise_or, shifted))
     return joined
 
 
@@ -107,8 +107,8 @@ def _unpacked(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
     for i in range(count):
         fields = []
         for plane, (width, low) in zip(planes, widths, strict=True):
-            place, start = divmod(i * size // count, plane.shape[0])
-            field = _field(plane[start : start + size // count], width, width * place)
+            index, start = divmod(i * size // count, plane.shape[0])
+            field = _field(plane[start : start + size // count], width, width * index)
             fields.append(_shifted(tf.bitwise.left_shift, field, low))
         pieces.append(functools.reduce(tf.bitwise.bitwise_or, fields))
     return pieces

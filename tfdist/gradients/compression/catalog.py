@@ -89,9 +89,9 @@ def create(methods: Sequence[Spec]) -> Reducer:
       InputError: a name or parameter is unknown or out of range, or the two methods cannot be combined.
     """
     feedback = [checked_flag(s.name, "feedback", s.args["feedback"]) for s in methods if "feedback" in s.args]
-    made = [_make(Spec(spec.name, {k: v for k, v in spec.args.items() if k != "feedback"})) for spec in methods]
-    first = made[0]
-    for spec, second in zip(methods[1:], made[1:], strict=True):
+    parts = [_make(Spec(spec.name, {k: v for k, v in spec.args.items() if k != "feedback"})) for spec in methods]
+    first = parts[0]
+    for spec, second in zip(methods[1:], parts[1:], strict=True):
         then = getattr(first, "then", None)
         if then is None or not isinstance(second, Codec):
             raise InputError(
@@ -104,8 +104,8 @@ def create(methods: Sequence[Spec]) -> Reducer:
         raise InputError(f"{methods[0].name} has its own error feedback. Received: {methods[0]}. Leave out feedback.")
     if reducer.experimental:
         _warn("|".join(map(str, methods)))
-    wanted = feedback[-1] if feedback else reducer.biased
-    return ErrorFeedback(reducer) if wanted else reducer
+    has_feedback = feedback[-1] if feedback else reducer.biased
+    return ErrorFeedback(reducer) if has_feedback else reducer
 
 
 @functools.cache
@@ -153,27 +153,27 @@ def compressed(
     for i, methods in enumerate(chosen(specs, text, overrides, min_bytes)):
         partitions.setdefault((methods, specs[i].name in sparse), []).append(i)
     reducers = []
-    for (methods, in_rows), places in partitions.items():
+    for (methods, in_rows), indices in partitions.items():
         reducer = _bucketed(create(parse_rules(methods)[0].methods), small_bytes, bucket_bytes, bucket_order)
-        names = [specs[i].name for i in places]
-        reducers.append((places, SparseRows(reducer, names) if in_rows else reducer))
+        names = [specs[i].name for i in indices]
+        reducers.append((indices, SparseRows(reducer, names) if in_rows else reducer))
     return reducers[0][1] if len(reducers) == 1 else PartitionedReducer(reducers)
 
 
 def chosen(specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, str], min_bytes: int) -> list[str]:
     """Returns the methods of each tensor, as normalized text; see `compressed`."""
     rules = parse_rules(text)
-    found = []
+    methods = []
     for spec in specs:
         elements = spec.shape.num_elements()
         rule = first_match(rules, without_mark(spec.name), elements)
         if not spec.shape.rank or elements * spec.dtype.size < min_bytes:
-            found.append(EXACT)
+            methods.append(EXACT)
         elif spec.name in overrides:
-            found.append(str(parse_rules(overrides[spec.name])[0]))
+            methods.append(str(parse_rules(overrides[spec.name])[0]))
         else:
-            found.append(str(rule) if rule else EXACT)
-    return found
+            methods.append(str(rule) if rule else EXACT)
+    return methods
 
 
 def _bucketed(reducer: Reducer, *how: Any) -> Reducer:
@@ -187,10 +187,10 @@ def _make(spec: Spec) -> Codec | Reducer:
     if spec.name == "none":
         return call(Sum, spec)
     if ":" in spec.name:
-        made = call(load_object(spec.name), spec)
-        if not isinstance(made, Codec | Reducer):
-            raise InputError(f"--compression={spec} must make a Codec or a Reducer. Received: {type(made).__name__}.")
-        return made
+        method = call(load_object(spec.name), spec)
+        if not isinstance(method, Codec | Reducer):
+            raise InputError(f"--compression={spec} must make a Codec or a Reducer. Received: {type(method).__name__}.")
+        return method
     if spec.name not in METHODS:
         raise InputError(f"--compression={spec.name} is not known.{nearest(spec.name, ('auto', 'none', *METHODS))}")
     module, name = METHODS[spec.name].split(":")

@@ -114,8 +114,8 @@ class Blockwise(Codec):
 
     def block_shapes(self, size: int) -> list[tuple[int, int]]:
         """Returns the shape of the full blocks, as rows, then that of the remaining elements, as one row."""
-        whole, rest = divmod(size, self._block)
-        return [shape for shape in ((whole, self._block), (1, rest)) if math.prod(shape)]
+        full, rest = divmod(size, self._block)
+        return [shape for shape in ((full, self._block), (1, rest)) if math.prod(shape)]
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
         """See base class: scales and packed numbers of the full blocks, then those of the remaining elements."""
@@ -142,8 +142,8 @@ class Blockwise(Codec):
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
         """See base class: a block's scales are finite if and only if the block is."""
-        found = [part for i, part in enumerate(code) if (i + 1) % (self.scales + 1)]
-        return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in found])
+        scale_parts = [part for i, part in enumerate(code) if (i + 1) % (self.scales + 1)]
+        return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in scale_parts])
 
     def payload_bytes(self, size: int) -> int:
         """See base class."""

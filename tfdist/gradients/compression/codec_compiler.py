@@ -41,8 +41,8 @@ class Packing:
         """Returns the bytes of the parts as a vector of the unsigned dtype of the smallest element size."""
         unit = _UNSIGNED[min(spec.dtype.size for spec in self.specs)]
         vectors = [_seen_as(tf.reshape(parts[i], [-1]), unit) for i in self._order]
-        spare = (self.bytes - self._used) // unit.size
-        return tf.concat([*vectors, tf.zeros([spare], unit)] if spare else vectors, axis=0)
+        padding = (self.bytes - self._used) // unit.size
+        return tf.concat([*vectors, tf.zeros([padding], unit)] if padding else vectors, axis=0)
 
     def on_wire(self, joined: tf.Tensor) -> tf.Tensor:
         """Returns the result of `join` as a vector of `wire.packed`."""
@@ -162,9 +162,11 @@ class CodecCompiler:
     ) -> Callable[..., Any]:
         key = (work.__name__, size, *static)
         if key not in self._functions:
-            made = functools.partial(work, size, *static)
-            wanted = self._codec.compiles if compiles is None else compiles
+            function = functools.partial(work, size, *static)
+            is_compiled = self._codec.compiles if compiles is None else compiles
             self._functions[key] = (
-                tf.function(made, jit_compile=True, autograph=False) if wanted and size >= _COMPILED_FROM else made
+                tf.function(function, jit_compile=True, autograph=False)
+                if is_compiled and size >= _COMPILED_FROM
+                else function
             )
         return self._functions[key]

@@ -81,16 +81,16 @@ def orthonormal(rows: tf.Tensor) -> tf.Tensor:
     smallest = 100 * np.finfo(rows.dtype.as_numpy_dtype).eps
     scaled = scaled_rows(rows)
     sizes = tf.norm(scaled, axis=1, keepdims=True)
-    found: list[tf.Tensor] = []
+    basis_rows: list[tf.Tensor] = []
     for k in range(rows.shape[0]):
         row = scaled[k : k + 1]
-        if found:
-            basis = tf.concat(found, axis=0)
+        if basis_rows:
+            basis = tf.concat(basis_rows, axis=0)
             for _ in range(2):
                 row -= tf.matmul(tf.matmul(row, basis, transpose_b=True), basis)
-        left = tf.norm(row)
-        found.append(tf.where(left > smallest * sizes[k], row / left, tf.zeros_like(row)))
-    return tf.concat(found, axis=0)
+        norm = tf.norm(row)
+        basis_rows.append(tf.where(norm > smallest * sizes[k], row / norm, tf.zeros_like(row)))
+    return tf.concat(basis_rows, axis=0)
 
 
 def scaled_rows(rows: tf.Tensor) -> tf.Tensor:

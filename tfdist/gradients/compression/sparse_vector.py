@@ -71,8 +71,8 @@ _ROW_SIZE = 8
 _SHORT_LENGTH = 32768  # below this length, the plain search is fast enough
 
 
-class Found(NamedTuple):
-    """Elements of a vector.
+class SparseVector(NamedTuple):
+    """Some elements of a vector.
 
     Attributes:
       indices: [m] int32, distinct.
@@ -88,26 +88,26 @@ def magnitudes(x: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), 0x7FFFFFFF)
 
 
-def largest(x: tf.Tensor, k: int | tf.Tensor) -> Found:
-    """Finds the k largest |x| of x [n] float32, in any order; some 50 ns per element for large n."""
+def largest(x: tf.Tensor, k: int | tf.Tensor) -> SparseVector:
+    """Returns the k largest |x| of x [n] float32, in any order; some 50 ns per element for large n."""
     indices = tf.math.top_k(magnitudes(x), k, sorted=False).indices
-    return Found(indices, tf.gather(x, indices))
+    return SparseVector(indices, tf.gather(x, indices))
 
 
-def reaching(x: tf.Tensor, threshold: int | tf.Tensor) -> Found:
-    """Finds the elements of x [n] float32 whose `magnitudes` are at least `threshold`, above 0, in the order of x."""
+def reaching(x: tf.Tensor, threshold: int | tf.Tensor) -> SparseVector:
+    """Returns the elements of x [n] float32 whose `magnitudes` are at least `threshold`, above 0, in the order of x."""
     if x.shape[0] <= _SHORT_LENGTH:
         positions = tf.where(magnitudes(x) >= threshold)[:, 0]
-        return Found(tf.cast(positions, tf.int32), tf.gather(x, positions))
+        return SparseVector(tf.cast(positions, tf.int32), tf.gather(x, positions))
     if x.shape[0] % _ROW_SIZE:
         x = tf.pad(x, [[0, -x.shape[0] % _ROW_SIZE]])
     # A search for rows with such an element comes first: the search for elements is slower.
     rows = tf.where(compiled(_rows_reaching, x.shape[0])(x, tf.convert_to_tensor(threshold)))[:, 0]
-    near = tf.reshape(tf.gather(tf.reshape(x, [-1, _ROW_SIZE]), rows), [-1])
-    positions = tf.where(magnitudes(near) >= threshold)[:, 0]
-    return Found(
+    candidates = tf.reshape(tf.gather(tf.reshape(x, [-1, _ROW_SIZE]), rows), [-1])
+    positions = tf.where(magnitudes(candidates) >= threshold)[:, 0]
+    return SparseVector(
         tf.cast(tf.gather(rows, positions // _ROW_SIZE) * _ROW_SIZE + positions % _ROW_SIZE, tf.int32),
-        tf.gather(near, positions),
+        tf.gather(candidates, positions),
     )
 
 
@@ -116,8 +116,8 @@ def sample_size(ratio: float) -> int:
     return min(65536, max(8192, round(256 / ratio)))
 
 
-def largest_sampled(x: tf.Tensor, k: int | tf.Tensor, seed: tf.Tensor, sample: int) -> Found:
-    """Finds the k largest |x|, with high probability, in 2 ns per element.
+def largest_sampled(x: tf.Tensor, k: int | tf.Tensor, seed: tf.Tensor, sample: int) -> SparseVector:
+    """Returns the k largest |x|, with high probability, in 2 ns per element.
 
     A threshold is taken from a random sample, three standard deviations below its expected value, and the largest
     elements are selected among those that reach it. If fewer than k do, only those are returned. Zeros are left out.
@@ -131,20 +131,20 @@ def largest_sampled(x: tf.Tensor, k: int | tf.Tensor, seed: tf.Tensor, sample: i
     size = x.shape[0]
     if size <= 4 * sample:
         return largest(x, k)
-    drawn = magnitudes(tf.gather(x, tf.random.stateless_uniform([sample], seed, 0, size, tf.int32)))
+    sample_bits = magnitudes(tf.gather(x, tf.random.stateless_uniform([sample], seed, 0, size, tf.int32)))
     hits = tf.cast(k, tf.float32) * (sample / size)
-    threshold = tf.maximum(_nth(drawn, tf.cast(hits + 3 * tf.sqrt(hits), tf.int32)), 1)
+    threshold = tf.maximum(_nth(sample_bits, tf.cast(hits + 3 * tf.sqrt(hits), tf.int32)), 1)
     candidates = reaching(x, threshold)
     bits = magnitudes(candidates.values)
-    chosen = tf.where(bits >= _nth(bits, k - 1))[:k, 0]
-    return Found(*(tf.gather(part, chosen) for part in candidates))
+    positions = tf.where(bits >= _nth(bits, k - 1))[:k, 0]
+    return SparseVector(*(tf.gather(part, positions) for part in candidates))
 
 
-def filled(found: Found, k: int) -> Found:
-    """Pads to exactly k elements; an index of -1 marks an unused entry."""
-    spare = [[0, k - tf.size(found.indices)]]
-    padded = tf.pad(found.indices, spare, constant_values=-1), tf.pad(found.values, spare)
-    return Found(*(tf.ensure_shape(part, [k]) for part in padded))
+def padded(vector: SparseVector, k: int) -> SparseVector:
+    """Returns a vector with exactly k entries; an index of -1 marks an unused one."""
+    padding = [[0, k - tf.size(vector.indices)]]
+    parts = tf.pad(vector.indices, padding, constant_values=-1), tf.pad(vector.values, padding)
+    return SparseVector(*(tf.ensure_shape(part, [k]) for part in parts))
 
 
 def _nth(x: tf.Tensor, n: int | tf.Tensor) -> tf.Tensor:

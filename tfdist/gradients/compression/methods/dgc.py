@@ -11,7 +11,7 @@ from tfdist.errors import InputError
 from tfdist.errors.numbers import is_number
 from tfdist.gradients.compression.arguments import checked_integer, checked_ratio, kept
 from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, mark, seed_of
-from tfdist.gradients.compression.sparse_vector import Found, exchange, filled, largest_sampled, sample_size
+from tfdist.gradients.compression.sparse_vector import SparseVector, exchange, largest_sampled, padded, sample_size
 
 
 class DGC(Vectorwise):
@@ -83,13 +83,13 @@ class DGC(Vectorwise):
         """See base class. One message."""
         velocity, residual, steps = state
         velocity, grown = self._grow(x, velocity, residual, collectives.size)
-        found = self._largest(grown, seed_of(name, steps, collectives.rank), steps)
+        largest = self._largest(grown, seed_of(name, steps, collectives.rank), steps)
         # If k is static, so is the length of the message: the bytes sent are then known without a run.
-        entries = found if self._warmup_steps else filled(found, kept(self._ratio, x.shape[0]))
-        total, checks = exchange(*entries, mark(found.values), x.shape[0], collectives, name=name)
-        velocity, residual = _masked(velocity, found.indices), _masked(grown, found.indices)
-        kept_back = [tf.reshape(new, old.shape) for new, old in zip((velocity, residual), state, strict=False)]
-        return ReducedVector(total, grown - residual, [*kept_back, steps + 1], checks)
+        entries = largest if self._warmup_steps else padded(largest, kept(self._ratio, x.shape[0]))
+        total, checks = exchange(*entries, mark(largest.values), x.shape[0], collectives, name=name)
+        velocity, residual = _masked(velocity, largest.indices), _masked(grown, largest.indices)
+        unsent = [tf.reshape(new, old.shape) for new, old in zip((velocity, residual), state, strict=False)]
+        return ReducedVector(total, grown - residual, [*unsent, steps + 1], checks)
 
     def _grow(
         self, x: tf.Tensor, velocity: tf.Tensor, residual: tf.Tensor, replicas: int
@@ -100,7 +100,7 @@ class DGC(Vectorwise):
         velocity = self._momentum * tf.reshape(velocity, [-1]) + x
         return velocity, tf.reshape(residual, [-1]) + velocity
 
-    def _largest(self, x: tf.Tensor, seed: tf.Tensor, steps: tf.Tensor) -> Found:
+    def _largest(self, x: tf.Tensor, seed: tf.Tensor, steps: tf.Tensor) -> SparseVector:
         k: int | tf.Tensor = kept(self._ratio, x.shape[0])
         if self._warmup_steps:
             done = tf.minimum(tf.cast(steps, tf.float32) / self._warmup_steps, 1.0)
@@ -110,5 +110,5 @@ class DGC(Vectorwise):
         return largest_sampled(x, k, seed, sample_size(self._ratio))
 
 
-def _masked(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    return tf.tensor_scatter_nd_update(x, places[:, None], tf.zeros_like(places, tf.float32))
+def _masked(x: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    return tf.tensor_scatter_nd_update(x, indices[:, None], tf.zeros_like(indices, tf.float32))

@@ -59,8 +59,10 @@ class _Votes(Codec):
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         replicas = codes[0].shape[0]
-        each = [unpack_bits(codes[0][rank], size, 1) for rank in range(replicas)]
-        votes = [tf.add_n([tf.cast(piece, tf.int32) for piece in pieces]) for pieces in zip(*each, strict=True)]
+        pieces_of_ranks = [unpack_bits(codes[0][rank], size, 1) for rank in range(replicas)]
+        votes = [
+            tf.add_n([tf.cast(piece, tf.int32) for piece in pieces]) for pieces in zip(*pieces_of_ranks, strict=True)
+        ]
         return tf.concat([tf.cast(tf.sign(replicas - 2 * against), tf.float32) for against in votes], axis=0)
 
     def payload_bytes(self, size: int) -> int:

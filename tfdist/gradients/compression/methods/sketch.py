@@ -6,7 +6,7 @@ from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import checked_integer, compiled
 from tfdist.gradients.compression.random_draws import flipped, sign_bits
 from tfdist.gradients.compression.reducers import Stochastic, mark
-from tfdist.gradients.compression.sparse_vector import dense, filled, largest_sampled, sample_size
+from tfdist.gradients.compression.sparse_vector import dense, largest_sampled, padded, sample_size
 
 
 class Sketch(Stochastic):
@@ -53,13 +53,13 @@ class Sketch(Stochastic):
         if size <= self._rows * self._columns:
             [total] = collectives.all_reduce([x], name=name)
             return total, x, total
-        places, check = self._places(x, seed, collectives, name)
-        values = tf.where(places < 0, 0.0, tf.gather(x, tf.maximum(places, 0)))
+        indices, check = self._largest(x, seed, collectives, name)
+        values = tf.where(indices < 0, 0.0, tf.gather(x, tf.maximum(indices, 0)))
         [summed] = collectives.all_reduce([values], name=f"{name}/values")
-        total, sent = (dense(places[None], each[None], size) for each in (summed, values))
+        total, sent = (dense(indices[None], part[None], size) for part in (summed, values))
         return total, sent, check
 
-    def _places(
+    def _largest(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the indices of the largest sums, [k] int32, negative if unused, and the sum of all marks, [1]."""
@@ -71,8 +71,8 @@ class Sketch(Stochastic):
         message = tf.concat([compiled(_sketch, *static)(x, bits, offsets), mark(x)[None]], axis=0)
         [summed] = collectives.all_reduce([message], name=f"{name}/sketch")
         estimates = compiled(_estimates, *static)(summed, bits, offsets)
-        found = largest_sampled(estimates, self._k, seeds[-1], sample_size(self._k / size))
-        return filled(found, self._k).indices, summed[-1:]
+        candidates = largest_sampled(estimates, self._k, seeds[-1], sample_size(self._k / size))
+        return padded(candidates, self._k).indices, summed[-1:]
 
 
 def _sketch(size: int, rows: int, columns: int, x: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
@@ -81,19 +81,19 @@ def _sketch(size: int, rows: int, columns: int, x: tf.Tensor, bits: tf.Tensor, o
     cut = tf.reshape(tf.pad(x, [[0, blocks * columns - size]]), [blocks, columns])
     tables = []
     for row in range(rows):
-        turned = (tf.range(columns)[None] + offsets[row][:, None]) % columns
-        tables.append(tf.reduce_sum(tf.gather(flipped(cut, bits[row]), turned, batch_dims=1), axis=0))
+        rotated = (tf.range(columns)[None] + offsets[row][:, None]) % columns
+        tables.append(tf.reduce_sum(tf.gather(flipped(cut, bits[row]), rotated, batch_dims=1), axis=0))
     return tf.concat(tables, axis=0)
 
 
 def _estimates(size: int, rows: int, columns: int, tables: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
     """Returns the median of the rows' estimates of each element, [size]; bitwise equal on any hardware: no rounding."""
-    found = []
+    estimates = []
     for row in range(rows):
-        turned = (tf.range(columns)[None] - offsets[row][:, None]) % columns
+        rotated = (tf.range(columns)[None] - offsets[row][:, None]) % columns
         table = tables[row * columns : (row + 1) * columns]
-        found.append(tf.reshape(flipped(tf.gather(table, turned), bits[row]), [-1])[:size])
-    return _median(found)
+        estimates.append(tf.reshape(flipped(tf.gather(table, rotated), bits[row]), [-1])[:size])
+    return _median(estimates)
 
 
 def _median(values: list[tf.Tensor]) -> tf.Tensor:

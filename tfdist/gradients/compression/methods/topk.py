@@ -8,7 +8,7 @@ from tfdist.errors import InputError
 from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, kept
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import folded_in
-from tfdist.gradients.compression.sparse_vector import dense, filled, largest, largest_sampled, magnitudes, sample_size
+from tfdist.gradients.compression.sparse_vector import dense, largest, largest_sampled, magnitudes, padded, sample_size
 
 _METHODS = ("exact", "sampled")
 
@@ -53,7 +53,7 @@ class TopK(Codec):
         """See base class: indices, of which negative ones mark unused entries, and values."""
         k = kept(self._ratio, x.shape[0])
         if self.randomized:
-            indices, values = filled(largest_sampled(x, k, seed, sample_size(self._ratio)), k)
+            indices, values = padded(largest_sampled(x, k, seed, sample_size(self._ratio)), k)
         else:
             indices, values = largest(x, k)
         return [indices, values * _norm_ratio(x, values) if self._rescale else values]
@@ -104,8 +104,8 @@ class _ThenValues(Codec):
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         indices, *values = codes
-        each = [self._values([part[rank] for part in values], size) for rank in range(indices.shape[0])]
-        return self._topk.sum([indices, tf.stack(each)], size)
+        values_of_ranks = [self._values([part[rank] for part in values], size) for rank in range(indices.shape[0])]
+        return self._topk.sum([indices, tf.stack(values_of_ranks)], size)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
         indices, *values = code
@@ -129,5 +129,5 @@ def _norm_ratio(x: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Returns |x| / |values|, or 1 if both are 0."""
     peak = tf.reduce_max(tf.abs(values))
     # Divided by the largest magnitude, which is among the values, squares neither overflow nor underflow.
-    whole, part = (tf.norm(tf.math.divide_no_nan(vector, peak)) for vector in (x, values))
-    return tf.where(part > 0, whole / part, 1.0)
+    x_norm, sent_norm = (tf.norm(tf.math.divide_no_nan(vector, peak)) for vector in (x, values))
+    return tf.where(sent_norm > 0, x_norm / sent_norm, 1.0)
