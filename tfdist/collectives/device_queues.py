@@ -93,25 +93,25 @@ class DeviceGroup(Collectives):
 
     def group(self, ranks: Sequence[int]) -> "DeviceGroup":
         """See base class."""
-        chosen = self.checked(ranks)
-        return DeviceGroup([self._ranks[rank] for rank in chosen], chosen.index(self._rank), self.wire, self._queues)
+        members = self.checked(ranks)
+        return DeviceGroup([self._ranks[rank] for rank in members], members.index(self._rank), self.wire, self._queues)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        self.check_message(given, to, tag)
-        sent = self._queues.put(given, self._ranks[self._rank], self._ranks[to], f"message/{tag}")
-        self._meet()
-        with tf.control_dependencies([] if sent is None else [sent]):
+        message = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        self.check_message(message, to, tag)
+        enqueued = self._queues.put(message, self._ranks[self._rank], self._ranks[to], f"message/{tag}")
+        self._synchronize()
+        with tf.control_dependencies([] if enqueued is None else [enqueued]):
             return tf.identity(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         """See base class."""
         self.check_message(specs, source, tag)
-        self._meet()
+        self._synchronize()
         dtypes = [spec.dtype for spec in specs]
-        found = self._queues.get(dtypes, self._ranks[source], self._ranks[self._rank], f"message/{tag}")
-        return [_here(tensor, spec.shape) for tensor, spec in zip(found, specs, strict=True)]
+        received = self._queues.get(dtypes, self._ranks[source], self._ranks[self._rank], f"message/{tag}")
+        return [_copied(tensor, spec.shape) for tensor, spec in zip(received, specs, strict=True)]
 
     def _combined(
         self,
@@ -121,32 +121,33 @@ class DeviceGroup(Collectives):
         rows_differ: bool = False,
     ) -> list[tf.Tensor]:
         """Combines each tensor of all ranks, in their order; with `rows_differ`, their first dims may differ."""
-        given = without_gradient(tensors, name)
-        if not given:
+        inputs = without_gradient(tensors, name)
+        if not inputs:
             return []
-        name, me = f"{name}/{self._ranks}", self._ranks[self._rank]
-        others = [rank for rank in self._ranks if rank != me]
+        name, own = f"{name}/{self._ranks}", self._ranks[self._rank]
+        others = [rank for rank in self._ranks if rank != own]
         for rank in others:
-            self._queues.put(given, me, rank, name)
-        self._meet()
-        parts = {me: given, **{rank: self._queues.get([x.dtype for x in given], rank, me, name) for rank in others}}
+            self._queues.put(inputs, own, rank, name)
+        self._synchronize()
+        dtypes = [tensor.dtype for tensor in inputs]
+        parts = {rank: self._queues.get(dtypes, rank, own, name) for rank in others}
         results = []
-        for i, tensor in enumerate(given):
+        for i, tensor in enumerate(inputs):
             shape = tf.TensorShape([None]).concatenate(tensor.shape[1:]) if rows_differ else tensor.shape
-            each = [tensor if rank == me else _here(parts[rank][i], shape) for rank in self._ranks]
-            results.append(combine(each))
+            copies = {own: tensor, **{rank: _copied(parts[rank][i], shape) for rank in others}}
+            results.append(combine([copies[rank] for rank in self._ranks]))
         return results
 
-    def _meet(self) -> None:
+    def _synchronize(self) -> None:
         """Lets the other replicas of this process run up to the same point; needed eagerly only."""
         if tf.executing_eagerly():
-            tf.distribute.get_replica_context().merge_call(_nothing)
+            tf.distribute.get_replica_context().merge_call(_do_nothing)
 
 
-def _nothing(strategy: tf.distribute.Strategy) -> None:
-    """What replicas do when they meet."""
+def _do_nothing(strategy: tf.distribute.Strategy) -> None:
+    """Does nothing: `merge_call` needs a function."""
 
 
-def _here(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+def _copied(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     """Copies a tensor to this replica's device."""
     return tf.ensure_shape(tf.identity(tensor), shape)

@@ -128,8 +128,8 @@ class InTurn(ForwardingCollectives):
             if not tensor.shape.is_fully_defined():
                 return self._next(self._inner.all_gather, [tensor], name=name)[0]
             pieces = self._pieces(tensor)
-            found = [self._next(self._inner.all_gather, [x], name=f"{name}/{i}")[0] for i, x in enumerate(pieces)]
-            by_rank = [tf.reshape(x, [self.size, *piece.shape]) for x, piece in zip(found, pieces, strict=True)]
+            results = [self._next(self._inner.all_gather, [x], name=f"{name}/{i}")[0] for i, x in enumerate(pieces)]
+            by_rank = [tf.reshape(x, [self.size, *piece.shape]) for x, piece in zip(results, pieces, strict=True)]
             return tf.reshape(tf.concat(by_rank, 1), [self.size * tensor.shape[0], *tensor.shape[1:]])
 
         return self._each(gathered, tensors, name)
@@ -165,8 +165,8 @@ class InTurn(ForwardingCollectives):
         self, call: Callable[..., list[tf.Tensor]], tensors: Sequence[tf.Tensor], *args: object, **options: object
     ) -> list[tf.Tensor]:
         with tf.control_dependencies(self._last):
-            given = [tf.identity(tensor) for tensor in tensors]
-        self._last = call(given, *args, **options)
+            inputs = [tf.identity(tensor) for tensor in tensors]
+        self._last = call(inputs, *args, **options)
         return self._last
 
 
@@ -267,8 +267,8 @@ class Recording(ForwardingCollectives):
 
     def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
         """See base class."""
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        self._add(operation, [tf.TensorSpec(x.shape, x.dtype) for x in given], name, self._ranks)
+        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        self._add(operation, [tf.TensorSpec(x.shape, x.dtype) for x in inputs], name, self._ranks)
 
     def _add(self, operation: str, specs: Sequence[tf.TensorSpec], name: str, ranks: tuple[int, ...] | None) -> None:
         shapes = tuple(tuple(spec.shape.as_list()) for spec in specs)

@@ -56,13 +56,13 @@ class HorovodCollectives(Collectives):
 
     def group(self, ranks: Sequence[int]) -> Collectives:
         """See base class."""
-        chosen = self.checked(ranks)
-        if len(chosen) == 1:
+        members = self.checked(ranks)
+        if len(members) == 1:
             return OneReplica()
-        if chosen == tuple(range(self.size)):
+        if members == tuple(range(self.size)):
             return self
-        inner = HorovodCollectives(self._set_of(chosen), self._declared)
-        return in_order(inner, chosen)
+        inner = HorovodCollectives(self._set_of(members), self._declared)
+        return in_order(inner, members)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class; a broadcast in a set of two ranks.

@@ -140,18 +140,18 @@ class Collectives(abc.ABC):
 
     def checked(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Returns ranks of a new group, or raises `InputError` if they are not distinct ones that include the caller's."""
-        found = tuple(int(rank) for rank in ranks)
-        if len(set(found)) != len(found) or not set(found) <= set(range(self.size)):
+        new_ranks = tuple(int(rank) for rank in ranks)
+        if len(set(new_ranks)) != len(new_ranks) or not set(new_ranks) <= set(range(self.size)):
             raise InputError(
-                f"A group must consist of different ranks from 0 to {self.size - 1}. Received: {list(found)}. Correct "
+                f"A group must consist of different ranks from 0 to {self.size - 1}. Received: {list(new_ranks)}. Correct "
                 "them."
             )
-        if self.static_rank not in found:
+        if self.static_rank not in new_ranks:
             raise InputError(
-                f"A replica must be one of the group whose collectives it uses. Received: {list(found)} on rank "
+                f"A replica must be one of the group whose collectives it uses. Received: {list(new_ranks)} on rank "
                 f"{self.static_rank}. Call group only on its ranks."
             )
-        return found
+        return new_ranks
 
     def check_message(self, tensors: Sequence[tf.Tensor | tf.TensorSpec], other: int, tag: str) -> None:
         """Raises `InputError` if the arguments of `send` or `receive` are invalid."""
@@ -238,8 +238,8 @@ class Collectives(abc.ABC):
             return [self._parts_for_me(whole) for whole in self.all_gather(tensors, name=name)]
         table, *gathered = self.all_gather([self._fitting(splits, tensors, name)[None], *tensors], name=name)
         ends = tf.reshape(tf.cumsum(tf.reshape(table, [-1])), [self.size, self.size])  # by sender and receiver
-        mine = [tf.unstack(each[:, self.rank], self.size) for each in (ends - table, ends)]
-        return [tf.concat([whole[i:j] for i, j in zip(*mine, strict=True)], 0) for whole in gathered]
+        own_ranges = [tf.unstack(offsets[:, self.rank], self.size) for offsets in (ends - table, ends)]
+        return [tf.concat([whole[i:j] for i, j in zip(*own_ranges, strict=True)], 0) for whole in gathered]
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """Returns the root's tensors on every replica; shapes may be any, but are equal on every replica.
@@ -274,7 +274,7 @@ class Collectives(abc.ABC):
             )
         splits = tf.ensure_shape(splits, [self.size])
         rows, total = [tf.shape(tensor)[0] for tensor in tensors], tf.reduce_sum(splits)
-        fits = tf.reduce_all([tf.reduce_all(splits >= 0), *(tf.equal(total, each) for each in rows)])
+        fits = tf.reduce_all([tf.reduce_all(splits >= 0), *(tf.equal(total, count) for count in rows)])
         rule = (
             f"all_to_all {name}: splits must be at least 0, and their sum must be the number of rows of every "
             "tensor. Received:"

@@ -47,9 +47,9 @@ def declared_group(declared: Mapping[Ranks, _Declared], ranks: Sequence[int]) ->
     """
     key = tuple(sorted(ranks))
     if key not in declared:
-        known = ", ".join(str(list(each)) for each in declared) or "none"
+        names = ", ".join(str(list(group)) for group in declared) or "none"
         raise InputError(
-            f"Groups must be declared when the strategy is created. Received: ranks {list(key)}; declared: {known}. Add "
+            f"Groups must be declared when the strategy is created. Received: ranks {list(key)}; declared: {names}. Add "
             f"it: load_strategy(..., groups=[{list(key)}, ...])."
         )
     return declared[key]
@@ -94,11 +94,11 @@ class Reordered(Collectives):
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class; the numbers of rows are gathered, too."""
         rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-        table, *wholes = self._inner.all_gather([rows[None], *tensors], name=name)
+        table, *gathered = self._inner.all_gather([rows[None], *tensors], name=name)
         results = []
-        for i, whole in enumerate(wholes):
+        for i, whole in enumerate(gathered):
             parts = tf.split(whole, tf.ensure_shape(table, [self.size, None])[:, i], num=self.size)
-            results.append(tf.concat([parts[place] for place in self._order], 0))
+            results.append(tf.concat([parts[index] for index in self._order], 0))
         return results
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
@@ -232,11 +232,11 @@ class ProcessGroup(Collectives):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class; one message for all tensors of a dtype."""
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         reduced: dict[int, tf.Tensor] = {}
-        for dtype in dict.fromkeys(tensor.dtype for tensor in given):
-            numbers = [i for i, tensor in enumerate(given) if tensor.dtype == dtype]
-            flat = [tf.reshape(given[i], [-1]) for i in numbers]
+        for dtype in dict.fromkeys(tensor.dtype for tensor in inputs):
+            numbers = [i for i, tensor in enumerate(inputs) if tensor.dtype == dtype]
+            flat = [tf.reshape(inputs[i], [-1]) for i in numbers]
             if not any(vector.shape[0] for vector in flat):
                 flat.append(tf.zeros([1], dtype))  # TensorFlow rejects empty tensors
             vector = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
@@ -248,17 +248,17 @@ class ProcessGroup(Collectives):
             )
             parts = tf.split(whole, [tf.size(vector) for vector in flat])[: len(numbers)]
             reduced |= zip(numbers, parts, strict=True)
-        shaped = [tf.reshape(reduced[i], tf.shape(tensor)) for i, tensor in enumerate(given)]
-        exact = [tf.ensure_shape(value, tensor.shape) for value, tensor in zip(shaped, given, strict=True)]
+        shaped = [tf.reshape(reduced[i], tf.shape(tensor)) for i, tensor in enumerate(inputs)]
+        exact = [tf.ensure_shape(value, tensor.shape) for value, tensor in zip(shaped, inputs, strict=True)]
         return without_gradient(exact, "all_reduce")
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class; costs as much as if every rank had the largest number of rows, and a message with these."""
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if not given:
+        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if not inputs:
             return []
-        table = self._gather(tf.stack([tf.shape(tensor)[0] for tensor in given])[None], f"{name}/rows")
-        gathered = [self._gather_rows(tensor, table[:, i], f"{name}/{i}") for i, tensor in enumerate(given)]
+        table = self._gather(tf.stack([tf.shape(tensor)[0] for tensor in inputs])[None], f"{name}/rows")
+        gathered = [self._gather_rows(tensor, table[:, i], f"{name}/{i}") for i, tensor in enumerate(inputs)]
         return without_gradient(gathered, "all_gather")
 
     def _gather_rows(self, tensor: tf.Tensor, rows: tf.Tensor, name: str) -> tf.Tensor:
@@ -283,15 +283,15 @@ class ProcessGroup(Collectives):
         results = []
         for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
             call = self._call(f"broadcast {name}/{i}", tensor)
-            mine = _sent(tensor, call) if self._rank == root else _received(tensor.dtype, tf.shape(tensor), call)
-            results.append(tf.ensure_shape(mine, tensor.shape))
+            result = _sent(tensor, call) if self._rank == root else _received(tensor.dtype, tf.shape(tensor), call)
+            results.append(tf.ensure_shape(result, tensor.shape))
         return without_gradient(results, "broadcast")
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        self.check_message(given, to, tag)
-        sent = [_sent(tensor, self._message(self._rank, to, f"{tag}/{i}", tensor)) for i, tensor in enumerate(given)]
+        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        self.check_message(inputs, to, tag)
+        sent = [_sent(tensor, self._message(self._rank, to, f"{tag}/{i}", tensor)) for i, tensor in enumerate(inputs)]
         with tf.control_dependencies(sent):
             return tf.identity(0)
 

@@ -18,8 +18,8 @@ def without_gradient(tensors: Sequence[tf.Tensor], operation: str) -> list[tf.Te
         f"{operation} of these Collectives does not differentiate. Call tfdist.collectives.all_reduce(collectives, tensor, "
         "name=...) or tfdist.collectives.all_gather, which do."
     )
-    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    return [tf.raw_ops.PreventGradient(input=x, message=message) if x.dtype.is_floating else x for x in given]
+    inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    return [tf.raw_ops.PreventGradient(input=x, message=message) if x.dtype.is_floating else x for x in inputs]
 
 
 # Creates the collectives of some of a strategy's replicas, given these and the rank of the calling one.
@@ -109,10 +109,10 @@ class ReplicaContextCollectives(Collectives):
         """See base class. With splits, replica 0 sends itself one more row: TensorFlow crashes on empty gathers."""
         if splits is None:
             return super().all_to_all(tensors, name=name)
-        more = tf.cast(tf.equal(self.rank, 0), tf.int32)
-        longer = [tf.pad(tensor, [[more, 0], *[[0, 0]] * (tensor.shape.rank - 1)]) for tensor in tensors]
-        sent = self._fitting(splits, tensors, name) + more * tf.one_hot(0, self.size, dtype=tf.int32)
-        return [rows[more:] for rows in super().all_to_all(longer, name=name, splits=sent)]
+        extra_rows = tf.cast(tf.equal(self.rank, 0), tf.int32)
+        padded = [tf.pad(tensor, [[extra_rows, 0], *[[0, 0]] * (tensor.shape.rank - 1)]) for tensor in tensors]
+        sent = self._fitting(splits, tensors, name) + extra_rows * tf.one_hot(0, self.size, dtype=tf.int32)
+        return [rows[extra_rows:] for rows in super().all_to_all(padded, name=name, splits=sent)]
 
 
 def _detached(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

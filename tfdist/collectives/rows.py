@@ -35,18 +35,18 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
         return collectives.all_rows_of(rows, name)
     if not rows.dtype.is_floating:
         return gathered_rows(rows, collectives, name)
-    [everyones] = collectives.stack([tf.shape(rows)[0]], name=f"{name}/number")
-    first, mine = tf.reduce_sum(everyones[: collectives.rank]), everyones[collectives.rank]
+    [row_counts] = collectives.stack([tf.shape(rows)[0]], name=f"{name}/number")
+    first, own_count = tf.reduce_sum(row_counts[: collectives.rank]), row_counts[collectives.rank]
 
     @tf.custom_gradient
     def gathered(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             exact = to_transferable(upstream, collectives)
-            return tf.cast(all_reduce(collectives, exact, name=f"{name}/gradient"), x.dtype)[first : first + mine]
+            return tf.cast(all_reduce(collectives, exact, name=f"{name}/gradient"), x.dtype)[first : first + own_count]
 
         return gathered_rows(tf.stop_gradient(x), collectives, name), weighted(gradient)
 
-    return gathered(rows[:mine])  # none of a replica without rows in the batch
+    return gathered(rows[:own_count])  # none of a replica without rows in the batch
 
 
 def gathered_rows(rows: tf.Tensor, collectives: Collectives, name: str) -> tf.Tensor:
@@ -73,8 +73,8 @@ def gathered(rows: Any, collectives: Collectives) -> Any:
     leaves = [leaf for leaf in tf.nest.flatten(rows) if leaf is not None]
     parts = [part for leaf in leaves for part in _parts(leaf, collectives)]
     sent = [any_rows(to_transferable(part, collectives)) for part in parts]
-    found = collectives.all_gather(sent, name="rows") if sent else []
-    arrived = iter([_of_form(value, part) for value, part in zip(found, sent, strict=True)])
+    received = collectives.all_gather(sent, name="rows") if sent else []
+    arrived = iter([_of_form(value, part) for value, part in zip(received, sent, strict=True)])
     whole = iter([_whole(leaf, arrived) for leaf in leaves])
     return tf.nest.map_structure(lambda leaf: None if leaf is None else next(whole), rows)
 
@@ -151,8 +151,8 @@ class CountedRows(ForwardingCollectives):
         return CountedRows(super().group(ranks), self._has_rows)
 
     def _or_neutral(self, tensors: Sequence[tf.Tensor], op: Op) -> list[tf.Tensor]:
-        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        return [tf.where(self._has_rows, x, _lowest(x.dtype) if op == "max" else tf.zeros([], x.dtype)) for x in given]
+        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        return [tf.where(self._has_rows, x, _lowest(x.dtype) if op == "max" else tf.zeros([], x.dtype)) for x in inputs]
 
 
 def _lowest(dtype: tf.DType) -> tf.Tensor:

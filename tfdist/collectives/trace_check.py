@@ -29,11 +29,11 @@ def agree_on_plan(group: Group, calls: Sequence[RecordedCall]) -> None:
 
 
 def _agree_on_groups(group: Group, calls: Sequence[RecordedCall]) -> None:
-    mine: dict[str, list[str]] = {}
+    lines_of_groups: dict[str, list[str]] = {}
     for call in calls:
-        mine.setdefault(_name_of_group(call), []).append(_line(call))
-    for name in sorted(set().union(*group.gather("plan/groups", [*mine]))):
-        lines, ranks = mine.get(name, []), _ranks_of_group(name)
+        lines_of_groups.setdefault(_name_of_group(call), []).append(_line(call))
+    for name in sorted(set().union(*group.gather("plan/groups", [*lines_of_groups]))):
+        lines, ranks = lines_of_groups.get(name, []), _ranks_of_group(name)
         _compare(group, f"plan/{name}", sorted(lines) if name.startswith(_MESSAGE) else lines, ranks, f"Ranks {ranks}")
 
 
@@ -49,13 +49,14 @@ def _ranks_of_group(name: str) -> list[int]:
     return [int(rank) for rank in name.removeprefix(_MESSAGE).split(",")]
 
 
-def _compare(group: Group, name: str, lines: Sequence[str], ranks: Sequence[int], who: str) -> None:
+def _compare(group: Group, name: str, lines: Sequence[str], ranks: Sequence[int], subject: str) -> None:
     numbered = {str(number): line for number, line in enumerate(lines)}
-    if found := group.difference(name, numbered, TRACING_SECONDS, among=ranks):
-        said = "; ".join(f"{name_ranks(of_line)}: {line}" for line, of_line in found.ranks.items()).replace('"', "")
+    if difference := group.difference(name, numbered, TRACING_SECONDS, among=ranks):
+        lines_of_ranks = "; ".join(f"{name_ranks(of_line)}: {line}" for line, of_line in difference.ranks.items())
+        received = lines_of_ranks.replace('"', "")
         raise InputError(
-            f"{who} must make the same calls of collectives. Received as call {found.key}: {said}. Use the same model, data "
-            "and flags on every process."
+            f"{subject} must make the same calls of collectives. Received as call {difference.key}: {received}. Use the same "
+            "model, data and flags on every process."
         )
 
 
