@@ -169,10 +169,9 @@ def _(call: Call) -> Value:
 @rule("Square")
 def _(call: Call) -> Value:
     (value,) = call.inputs
-    numbers = None
     if value.numbers is not None:
-        numbers = of_numbers(sizes.array([each and each * each for each in value.numbers.flat], value.numbers.shape))
-    return numbers or Value(product_of([value, value], (1, 1)), value.dims)
+        return of_numbers(sizes.array([each and each * each for each in value.numbers.flat], value.numbers.shape))
+    return Value(product_of([value, value], (1, 1)), value.dims)
 
 
 def linear(value: Value) -> Label:
@@ -239,8 +238,8 @@ _POINTWISE = """
     Igamma Igammac IgammaGradA Inv IsFinite IsInf IsNan Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Ndtri NextAfter
     Polygamma Pow Reciprocal Relu6 Rint Round Rsqrt Selu Sigmoid Sin Sinh Softplus Softsign Sqrt SquaredDifference Tan
     Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta ClipByValue Betainc Bitcast BitwiseAnd BitwiseOr BitwiseXor Invert
-    LeftShift RightShift ApproximateEqual FloorMod Mod
-    Complex Real Imag Angle Conj StringToHashBucketFast StringToHashBucketStrong AsString StringLength StringLower
+    LeftShift RightShift ApproximateEqual Mod
+    Bucketize Complex Real Imag Angle Conj StringToHashBucketFast StringToHashBucketStrong AsString StringLength StringLower
 """
 for _type in _POINTWISE.split():
     RULES[_type] = pointwise_rule

@@ -102,11 +102,11 @@ def _(call: Call) -> Value:
     axes = _slices(call, value.known_dims, begin, end, strides)
     dims = tuple(axis.dim for axis in axes if axis.action != "index")
     if not isinstance(value.label, Rows):
-        return moved(value, 0, dims)
+        return moved(value, dims)
     (own,) = [axis for axis in axes if axis.source == value.label.axis and axis.action != "new"]
     if own.action != "all":
         raise NoRuleError("some rows are selected")
-    return moved(value, own.target, dims)
+    return moved(value, dims, lambda _: own.target)
 
 
 def _is_replicated(bounds: Value, number: int) -> bool:
@@ -147,7 +147,7 @@ def _(call: Call) -> Value:
     (own,) = [axis for axis in axes if axis.target == gradient.label.axis and axis.action != "index"]
     if own.action != "all" or dims[own.source] != gradient.label.size:
         raise NoRuleError("some rows are selected")
-    return moved(gradient, own.source, dims)
+    return moved(gradient, dims, lambda _: own.source)
 
 
 @rule("Slice")
@@ -166,7 +166,7 @@ def _(call: Call) -> Value:
         is_whole = lengths.numbers[own] in (value.known_dims[own], sizes.size(-1))
         if not _is_zero(begin.numbers[own]) or not is_whole:
             raise NoRuleError("some rows are selected")
-    return moved(value, own or 0, tuple(dim if axis == own else None for axis, dim in enumerate(value.known_dims)))
+    return moved(value, tuple(dim if axis == own else None for axis, dim in enumerate(value.known_dims)))
 
 
 @rule("GatherV2", "Gather", "ResourceGather")
@@ -193,10 +193,10 @@ def _(call: Call) -> Value:
     if not indices.is_replicated:
         raise NoRuleError("indices depend on rows")
     if not isinstance(of_values, Rows):
-        return moved(values, 0, dims)
+        return moved(values, dims)
     if of_values.axis == axis or of_values.axis < batch_dims:
         raise NoRuleError("some rows are selected")
-    return moved(values, of_values.axis + (indices.rank - batch_dims - 1) * (axis < of_values.axis), dims)
+    return moved(values, dims, lambda rows: rows + (indices.rank - batch_dims - 1) * (axis < rows))
 
 
 def _table(call: Call) -> Value:
@@ -228,10 +228,10 @@ def _(call: Call) -> Value:
     if not indices.is_replicated:
         raise NoRuleError("indices depend on rows")
     if not isinstance(values.label, Rows):
-        return moved(values, 0, dims)
+        return moved(values, dims)
     if values.label.axis < int(depth):
         raise NoRuleError("some rows are selected")
-    return moved(values, values.label.axis - int(depth) + indices.rank - 1, dims)
+    return moved(values, dims, lambda rows: rows - int(depth) + indices.rank - 1)
 
 
 def scattered(data: Value, indices: Value, *, of_vectors: bool) -> Label:
@@ -306,11 +306,6 @@ def _(call: Call) -> Value:
     return Value(dataclasses.replace(values.label, power=0), values.dims)
 
 
-@rule("Bucketize")
-def _(call: Call) -> Value:
-    return Value(pointwise(call.inputs), call.inputs[0].dims)
-
-
 @rule("MatrixDiagV3", "MatrixDiagPartV3", "MatrixBandPart")
 def _(call: Call) -> Value:
     """Functions of each matrix, or of each diagonal."""
@@ -338,11 +333,6 @@ def _(call: Call) -> Value:
     if variable.dims is None:
         return Value(variable.label if variable.is_replicated else ALL_ROWS)
     return of_numbers(sizes.array(variable.dims))
-
-
-@rule("VarIsInitializedOp")
-def _(call: Call) -> Value:
-    return Value(REPLICATED)
 
 
 @rule("AssignVariableOp")

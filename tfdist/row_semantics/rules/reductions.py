@@ -3,7 +3,7 @@
 import dataclasses
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.rules.elementwise import linear, pointwise
+from tfdist.row_semantics.rules.elementwise import linear, pointwise, product_of
 from tfdist.row_semantics.rules.registry import Call, rule
 from tfdist.row_semantics.sizes import ONE
 from tfdist.row_semantics.values import (
@@ -81,12 +81,8 @@ def _reduced(kind: str, value: Value, axes: set[int], keeps: bool) -> Label:
 @rule("L2Loss")
 def _(call: Call) -> Value:
     (value,) = call.inputs
-    label: Label = ALL_ROWS
-    if isinstance(value.label, Replicated):
-        label = Replicated(None if value.label.power is None else 2 * value.label.power)
-    elif isinstance(value.label, Rows):
-        label = Replicated(None) if value.label.power is None else Partial("sum", 2 * value.label.power)
-    return Value(label, ())
+    squares = Value(product_of([value, value], (1, 1)), value.dims)
+    return Value(_reduced("Sum", squares, set(range(value.rank)), keeps=False), ())
 
 
 @rule("ArgMax", "ArgMin")

@@ -1,7 +1,7 @@
 """Shapes, operations that move elements without computing, and lists of tensors, in which loops accumulate."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -44,13 +44,11 @@ def _(call: Call) -> Value:
 
 @rule("Shape", "ShapeN")
 def _(call: Call) -> list[Value]:
-    results = []
-    for value in call.inputs:
-        if value.dims is not None:
-            results.append(of_numbers(sizes.array(value.dims), (sizes.size(len(value.dims)),)))
-        else:
-            results.append(Value(ALL_ROWS))
-    return results
+    dims_of_inputs = (value.dims for value in call.inputs)
+    return [
+        Value(ALL_ROWS) if dims is None else of_numbers(sizes.array(dims), (sizes.size(len(dims)),))
+        for dims in dims_of_inputs
+    ]
 
 
 @rule("Size")
@@ -102,11 +100,17 @@ def _reshaped(label: Rows, old: Dims, new: Dims) -> Label:
     return Rows(axes[0], size, label.power) if _is_of_rows(size) and same else ALL_ROWS
 
 
-def moved(value: Value, axis: int, dims: Dims | None) -> Value:
-    """Returns the value whose elements are moved, and whose rows lie along `axis` then."""
+def moved(value: Value, dims: Dims | None, new_axis: Callable[[int], int] = lambda axis: axis) -> Value:
+    """Returns the value after its elements are moved.
+
+    Args:
+      value: the value.
+      dims: its new dims.
+      new_axis: returns the new axis of rows, given the old one.
+    """
     label = value.label
     if isinstance(label, Rows):
-        return Value(dataclasses.replace(label, axis=axis), dims)
+        return Value(dataclasses.replace(label, axis=new_axis(label.axis)), dims)
     return Value(without_base(label), dims)
 
 
@@ -116,8 +120,7 @@ def _(call: Call) -> Value:
     order = permutation.integers
     if value.numbers is not None:
         return of_numbers(np.transpose(value.numbers, order))
-    axis = order.index(value.label.axis) if isinstance(value.label, Rows) else 0
-    return moved(value, axis, tuple(value.known_dims[number] for number in order))
+    return moved(value, tuple(value.known_dims[number] for number in order), order.index)
 
 
 @rule("ExpandDims")
@@ -125,9 +128,8 @@ def _(call: Call) -> Value:
     value, position = call.inputs
     at = position.integers[0] % (value.rank + 1)
     dims = (*value.known_dims[:at], ONE, *value.known_dims[at:])
-    axis = value.label.axis + (at <= value.label.axis) if isinstance(value.label, Rows) else 0
     numbers = None if value.numbers is None else np.expand_dims(value.numbers, at)
-    return dataclasses.replace(moved(value, axis, dims), numbers=numbers)
+    return dataclasses.replace(moved(value, dims, lambda axis: axis + (at <= axis)), numbers=numbers)
 
 
 @rule("Squeeze")
@@ -139,11 +141,10 @@ def _(call: Call) -> Value:
     axes = named or {axis for axis, dim in enumerate(value.known_dims) if dim == ONE}
     dims = tuple(dim for axis, dim in enumerate(value.known_dims) if axis not in axes)
     numbers = None if value.numbers is None else np.squeeze(value.numbers, tuple(axes))
-    if isinstance(value.label, Rows):
-        if value.label.axis in axes:
-            raise NoRuleError("the dim of the rows is removed")
-        return moved(value, value.label.axis - sum(axis < value.label.axis for axis in axes), dims)
-    return dataclasses.replace(moved(value, 0, dims), numbers=numbers)
+    if isinstance(value.label, Rows) and value.label.axis in axes:
+        raise NoRuleError("the dim of the rows is removed")
+    result = moved(value, dims, lambda axis: axis - sum(removed < axis for removed in axes))
+    return result if isinstance(value.label, Rows) else dataclasses.replace(result, numbers=numbers)
 
 
 @rule("Pack")
@@ -176,13 +177,11 @@ def _(call: Call) -> list[Value]:
     (value,) = call.inputs
     at = call.attribute("axis") % value.rank
     dims = value.known_dims[:at] + value.known_dims[at + 1 :]
-    count = len(call.operation.outputs)
     if value.numbers is not None and value.numbers.ndim == 1:
         return [of_numbers(sizes.array([each], ()), ()) for each in value.numbers]
     if isinstance(value.label, Rows) and value.label.axis == at:
         raise NoRuleError("rows are taken apart")
-    axis = value.label.axis - (at < value.label.axis) if isinstance(value.label, Rows) else 0
-    return [moved(value, axis, dims)] * count
+    return [moved(value, dims, lambda axis: axis - (at < axis))] * len(call.operation.outputs)
 
 
 @rule("Split", "SplitV")
@@ -196,8 +195,7 @@ def _(call: Call) -> list[Value]:
     if isinstance(value.label, Rows) and value.label.axis == at:
         raise NoRuleError("rows are taken apart")
     dims = tuple(None if number == at else dim for number, dim in enumerate(value.known_dims))
-    own_axis = value.label.axis if isinstance(value.label, Rows) else 0
-    return [moved(value, own_axis, dims)] * len(call.operation.outputs)
+    return [moved(value, dims)] * len(call.operation.outputs)
 
 
 @rule("ConcatV2")
@@ -344,27 +342,28 @@ def _(call: Call) -> Value:
 
 @rule("BroadcastGradientArgs")
 def _(call: Call) -> list[Value]:
-    shapes: list[list[Size]] = [value.known_numbers for value in call.inputs]
-    rank = max(map(len, shapes))
-    padded = [[ONE] * (rank - len(shape)) + shape for shape in shapes]
     axes: Sequence[list[Size | None]] = ([], [])
-    for axis, (left, right) in enumerate(zip(*padded, strict=True)):
-        if left != right and ONE not in (left, right):
-            raise NoRuleError(f"dims {left} and {right} cannot be compared")
-        for number, dim in enumerate((left, right)):
-            if dim == ONE and shapes[0] != shapes[1]:
+    is_broadcast = call.inputs[0].known_numbers != call.inputs[1].known_numbers
+    for axis, pair in enumerate(_broadcast_pairs(call)):
+        for number, dim in enumerate(pair):
+            if dim == ONE and is_broadcast:
                 axes[number].append(sizes.size(axis))
-    return [of_numbers(sizes.array(each)) for each in axes]
+    return [of_numbers(sizes.array(reduced)) for reduced in axes]
 
 
 @rule("BroadcastArgs")
 def _(call: Call) -> Value:
-    shapes: list[list[Size]] = [value.known_numbers for value in call.inputs]
+    return of_numbers(sizes.array([right if left == ONE else left for left, right in _broadcast_pairs(call)]))
+
+
+def _broadcast_pairs(call: Call) -> list[tuple[Size, Size]]:
+    """Returns the pairs of dims of two shapes that are broadcast against each other."""
+    shapes = [value.known_numbers for value in call.inputs]
     rank = max(map(len, shapes))
-    padded = [[ONE] * (rank - len(shape)) + shape for shape in shapes]
-    if any(left != right and ONE not in (left, right) for left, right in zip(*padded, strict=True)):
+    pairs = list(zip(*([ONE] * (rank - len(shape)) + shape for shape in shapes), strict=True))
+    if any(left != right and ONE not in (left, right) for left, right in pairs):
         raise NoRuleError("dims cannot be compared")
-    return of_numbers(sizes.array([right if left == ONE else left for left, right in zip(*padded, strict=True)]))
+    return pairs
 
 
 _UNKNOWN = Value(ALL_ROWS)
