@@ -83,7 +83,7 @@ from tfdist.keras_internals.models import (
     embeddings,
     flat_losses,
     has_shapes,
-    is_own,
+    is_user_defined,
     kernel_of,
     last_activation,
     layers_of,

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from tfdist.errors import InputError
-from tfdist.keras_internals.models import compiled_metrics, is_own, layers_of, wrapped_function
+from tfdist.keras_internals.models import compiled_metrics, is_user_defined, layers_of, wrapped_function
 
 
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
@@ -17,14 +17,16 @@ def metrics_of(model: keras.Model) -> list[keras.Metric]:
 
 def own_compiled_metrics(model: keras.Model) -> list[keras.Metric]:
     """Returns the compiled metrics that are user-defined, call user-defined functions, or may combine rows."""
-    return [metric for metric in compiled_metrics(model) if is_own(metric) or _may_combine_rows(metric)]
+    return [metric for metric in compiled_metrics(model) if is_user_defined(metric) or _may_combine_rows(metric)]
 
 
 def _may_combine_rows(metric: keras.Metric) -> bool:
     """Returns whether a metric wraps a user-defined function, or has an axis, other than the last, that may be that of rows."""
     function = getattr(metric, "_fn", None)  # of a user, any callable; of Keras, a function or a loss
     is_of_rows = getattr(metric, "_fn_kwargs", {}).get("axis", -1) not in (-1, [-1], (-1,))
-    return function is not None and (is_own(function) or is_own(wrapped_function(function)) or is_of_rows)
+    return function is not None and (
+        is_user_defined(function) or is_user_defined(wrapped_function(function)) or is_of_rows
+    )
 
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:

@@ -113,7 +113,7 @@ def overridden(model: keras.Model, name: str) -> bool:
     return getattr(type(model), name) is not getattr(keras.Model, name) or name in model.__dict__
 
 
-def is_own(part: Any) -> bool:
+def is_user_defined(part: Any) -> bool:
     """Returns whether a layer, a function or an object is not Keras's or of this library, whose code is known to be right."""
     if isinstance(part, keras.layers.Lambda):
         return True  # it calls a user's function

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.optimizers import base_optimizer
 
-from tfdist.keras_internals.models import is_own
+from tfdist.keras_internals.models import is_user_defined
 from tfdist.keras_internals.patching import patched
 from tfdist.keras_internals.variables import UninitializedVariable, deferred_creation, value_of
 
@@ -24,7 +24,7 @@ def disable_gradient_aggregation(optimizer: keras.Optimizer) -> None:
 
 def with_own_apply(kind: type[keras.Optimizer]) -> list[Any]:
     """Returns those classes of the program, among an optimizer's class and its bases, that override `apply`."""
-    return [base for base in kind.__mro__ if "apply" in vars(base) and is_own(base)]
+    return [base for base in kind.__mro__ if "apply" in vars(base) and is_user_defined(base)]
 
 
 def last_learning_rate(optimizer: keras.Optimizer) -> float:

@@ -18,7 +18,7 @@ from tensorflow.python.distribute import values
 from tensorflow.python.eager import context
 
 from tfdist.errors import InputError
-from tfdist.keras_internals.models import is_own
+from tfdist.keras_internals.models import is_user_defined
 from tfdist.keras_internals.patching import patched
 
 
@@ -165,7 +165,7 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
 
 def own_state(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables besides weights of user-defined layers, and of the model itself if it is user-defined."""
-    user_layers = [layer for layer in model._flatten_layers() if is_own(layer)]
+    user_layers = [layer for layer in model._flatten_layers() if is_user_defined(layer)]
     variables_by_id = {id(v): v for layer in user_layers for v in layer._non_trainable_variables if not v.trainable}
     return list(variables_by_id.values())
 

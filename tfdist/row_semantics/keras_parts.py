@@ -20,7 +20,7 @@ from tfdist.row_semantics.declarations import row_wise
 def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """Returns the batch normalizations of Keras and of this library."""
     layers = [layer for layer in keras_internals.layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
-    return [layer for layer in layers if not keras_internals.is_own(layer)]
+    return [layer for layer in layers if not keras_internals.is_user_defined(layer)]
 
 
 @contextlib.contextmanager

@@ -110,7 +110,7 @@ class _ForwardPass:
         updated_by_calls = keras_internals.metrics_updated_by_calls(model) if may_be_called else []
         self._metrics = [*compiled, *updated_by_calls]
         user_metrics = {id(metric) for metric in keras_internals.own_compiled_metrics(model)}
-        user_metrics |= {id(metric) for _, metric in updated_by_calls if keras_internals.is_own(metric)}
+        user_metrics |= {id(metric) for _, metric in updated_by_calls if keras_internals.is_user_defined(metric)}
         self.user_metrics = user_metrics
 
     def dependence(self, spec: Any, is_divided: bool) -> RowDependence:
