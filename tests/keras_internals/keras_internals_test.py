@@ -156,7 +156,7 @@ def test_losses_of_weights_and_of_data_are_told_apart():
     model(x * 2)
     assert len(keras_internals.data_losses(model)) == 2, "those of the last forward pass alone"
     assert sum(map(float, model.losses)) == pytest.approx(3.0 + 2 * 0.06 * 1 + 42.0)
-    assert [len(keras_internals.take_data_losses(model)) for _ in range(2)] == [2, 0]
+    assert [len(keras_internals.pop_data_losses(model)) for _ in range(2)] == [2, 0]
 
 
 def test_metrics_are_updated_and_read_from_given_values():

@@ -250,7 +250,7 @@ def losses_by_layer(model: keras.Model) -> dict[str, list[tf.Tensor]]:
     return {layer.path: losses for layer in model._flatten_layers() if (losses := layer._get_own_losses())}
 
 
-def take_data_losses(layer: keras.Layer) -> list[tf.Tensor]:
+def pop_data_losses(layer: keras.Layer) -> list[tf.Tensor]:
     """Returns the losses of `data_losses` and removes them, as Keras itself does only when an outermost layer is called."""
     losses = data_losses(layer)
     layer._clear_losses()

@@ -189,7 +189,7 @@ class StageGraph:
 
     def take_data_losses(self) -> list[tf.Tensor]:
         """Returns the losses that its layers have added since this was called before, as means over rows."""
-        return keras_internals.take_data_losses(self._body)  # type: ignore[attr-defined]
+        return keras_internals.pop_data_losses(self._body)  # type: ignore[attr-defined]
 
     def weight_losses(self) -> list[tf.Tensor]:
         """Returns the regularization losses of the trainable variables; of a shared one, only in its first stage."""
