@@ -51,7 +51,7 @@ def set_mask_and_logits(tensor: Any, mask: tf.Tensor | None, logits: tf.Tensor |
         tensor._keras_logits = logits
 
 
-def same_call_again(layer: keras.Layer) -> Callable[[], contextlib.AbstractContextManager]:
+def capture_call_context(layer: keras.Layer) -> Callable[[], contextlib.AbstractContextManager]:
     """Captures the context of a layer's `call` (dtype, training), so that it can be called in it again."""
     context, dtype = global_state.get_global_attribute("current_call_ctx"), layer.compute_dtype
 

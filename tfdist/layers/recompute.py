@@ -41,7 +41,7 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
         weights = list(layer.trainable_variables)
         state = (*layer.non_trainable_variables, *layer.metrics_variables)
         before = [(variable, keras_internals.uncast_value(variable)) for variable in state]
-        surroundings = keras_internals.same_call_again(layer)
+        surroundings = keras_internals.capture_call_context(layer)
         first: list[_First] = []
 
         def forward(tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
