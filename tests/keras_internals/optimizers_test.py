@@ -58,7 +58,7 @@ def test_an_update_without_effects_is_the_update(optimizer):
             made.apply([gradient], [variable])
             return np.array(variable)
         before = [(v, tf.convert_to_tensor(v.value)) for v in (variable, *made.variables)]
-        with keras_internals.updates_without_effects(), keras.StatelessScope(before) as scope:
+        with keras_internals.stateless_updates(), keras.StatelessScope(before) as scope:
             made.apply([gradient], [variable])
         np.testing.assert_array_equal(variable, [1.0, -2.0])
         assert int(made.iterations) == 0

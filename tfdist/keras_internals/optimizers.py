@@ -190,7 +190,7 @@ def updating_own_copies() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def updates_without_effects() -> Iterator[None]:
+def stateless_updates() -> Iterator[None]:
     """Context in which optimizers assign only to Keras's variables, so that a `keras.StatelessScope` captures it all."""
     own_key = (tf_optimizer.TFOptimizer, "_var_key", lambda self, variable: value_of(variable)._unique_id)
     with patched(own_key), updating_own_copies():
