@@ -355,7 +355,7 @@ def test_a_step_is_traced_without_effects():
         seen.append([tensor.shape.as_list() for tensor in batch])
         return model.compute_metrics(batch[0], batch[1], model(batch[0], training=True))
 
-    keras_internals.traced_without_effects(step, BATCH)
+    keras_internals.trace_symbolically(step, BATCH)
     assert seen and all(isinstance(shape, list) for shape in seen[0])
     after = [np.array(v) for v in (*model.variables, *keras_internals.metric_variables(model))]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))

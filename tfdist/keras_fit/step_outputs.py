@@ -117,7 +117,7 @@ def inspect_step(
                 computed.append(key)
         return returned
 
-    keras_internals.traced_without_effects(inspected, batch)
+    keras_internals.trace_symbolically(inspected, batch)
     return Returned(shapes, sources, computed)
 
 

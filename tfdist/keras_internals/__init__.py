@@ -21,7 +21,7 @@ from tfdist.keras_internals.fitting import (
     restore_callback,
     set_initial_epoch,
     symbolic_graph,
-    traced_without_effects,
+    trace_symbolically,
     without_optimizer,
 )
 from tfdist.keras_internals.functional import (

@@ -197,7 +197,7 @@ def loss_means(model: keras.Model) -> list[keras.metrics.Mean]:
     return [model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss is not None else [])]
 
 
-def traced_without_effects(function: Callable[..., Any], batch: Any) -> None:
+def trace_symbolically(function: Callable[..., Any], batch: Any) -> None:
     """Calls a function of one batch with symbolic tensors; changes no variable.
 
     Args:
