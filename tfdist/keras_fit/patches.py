@@ -130,7 +130,7 @@ def install() -> None:
 
 def _patch_own_optimizers(kind: type[keras.Optimizer]) -> None:
     """Patches `apply` of the program's optimizers that have their own: it gets gradients that are already summed."""
-    for own in keras_internals.with_own_apply(kind):
+    for own in keras_internals.classes_overriding_apply(kind):
         if not hasattr(own.apply, "__wrapped__"):
             own.apply = _inside_a_replica(own.apply, one_device.apply)
     for derived in kind.__subclasses__():

@@ -105,6 +105,7 @@ from tfdist.keras_internals.optimizers import (
     averages_of,
     begins_at_weights,
     build_for_some,
+    classes_overriding_apply,
     constant_learning_rate,
     disable_gradient_aggregation,
     initial_slot_values,
@@ -125,7 +126,6 @@ from tfdist.keras_internals.optimizers import (
     updating_some,
     velocities_of,
     weight_averages,
-    with_own_apply,
 )
 from tfdist.keras_internals.patching import patched
 from tfdist.keras_internals.tf_internals import (

@@ -22,7 +22,7 @@ def disable_gradient_aggregation(optimizer: keras.Optimizer) -> None:
     optimizer._all_reduce_sum_gradients = list
 
 
-def with_own_apply(kind: type[keras.Optimizer]) -> list[Any]:
+def classes_overriding_apply(kind: type[keras.Optimizer]) -> list[Any]:
     """Returns those classes of the program, among an optimizer's class and its bases, that override `apply`."""
     return [base for base in kind.__mro__ if "apply" in vars(base) and is_user_defined(base)]
 

@@ -69,7 +69,7 @@ def check_own_gradients(optimizer: keras.Optimizer) -> None:
     if optimizer.global_clipnorm:
         remedy = f"Pass clip=Clip(norm={optimizer.global_clipnorm}) to the Trainer."
         raise InputError(f"{rule}global_clipnorm={optimizer.global_clipnorm}. {remedy}")
-    if keras_internals.with_own_apply(type(optimizer)):
+    if keras_internals.classes_overriding_apply(type(optimizer)):
         remedy = "Override update_step, which gets one gradient at a time."
         raise InputError(f"{rule}{type(optimizer).__name__}, which overrides apply. {remedy}")
 
