@@ -69,7 +69,7 @@ class ShardedOptimizer(OptimizerShards):
         owners = balanced_owners([keras_internals.bytes_of(variable) for variable in variables], self.parts)
         own_numbers = {number for number, owner in enumerate(owners) if owner == self._rank}
         with self._strategy.process_device():
-            slots = keras_internals.build_for_some(model.optimizer, variables, own_numbers)
+            slots = keras_internals.build_partially(model.optimizer, variables, own_numbers)
         self._owners = {id(variable): owner for variable, owner in zip(variables, owners, strict=True)}
         self._owners |= {slot: owners[number] for slot, number in slots.items()}
 

@@ -104,7 +104,7 @@ from tfdist.keras_internals.models import (
 from tfdist.keras_internals.optimizers import (
     averages_of,
     begins_at_weights,
-    build_for_some,
+    build_partially,
     classes_overriding_apply,
     constant_learning_rate,
     disable_gradient_aggregation,

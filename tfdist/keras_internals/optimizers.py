@@ -289,7 +289,7 @@ class _ObservedList(list):
         self._reached(None)
 
 
-def build_for_some(
+def build_partially(
     optimizer: keras.Optimizer, variables: Sequence[keras.Variable], chosen: Collection[int]
 ) -> dict[int, int]:
     """Builds an optimizer with the state of all variables, of which that of some has values.
