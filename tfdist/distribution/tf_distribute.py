@@ -152,7 +152,7 @@ class MirroredVariables(VariableAdoption):
                     f"{variable.path}, created under another one. Create it again."
                 )
             former = keras_internals.key_of(variable)
-            keras_internals.create_again(variable, strategy.scope())
+            keras_internals.recreate_variable(variable, strategy.scope())
             self._set_access(variable, id(variable) in of_optimizers)
             self._adopted[former] = keras_internals.key_of(variable)
         for optimizer in optimizers:

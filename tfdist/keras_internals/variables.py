@@ -188,7 +188,7 @@ def _not_trained(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.non_trainable_variables if v.trainable is False and tf.as_dtype(v.dtype).is_floating]
 
 
-def create_again(variable: keras.Variable, scope: contextlib.AbstractContextManager) -> None:
+def recreate_variable(variable: keras.Variable, scope: contextlib.AbstractContextManager) -> None:
     """Recreates the TensorFlow variable of a Keras variable inside a scope, with its current value and name."""
     value, name = tf.identity(variable.value), variable.value.name
     with scope, tf.name_scope(name[: name.rfind("/") + 1]):

@@ -291,7 +291,7 @@ def build(
     recorded = metrics.ModelMetrics(model)
     for variable in recorded.variables:
         if not strategy.adoption.owns(variable):  # replicas would share it, and its sum over them be too large
-            keras_internals.create_again(variable, strategy.scope())
+            keras_internals.recreate_variable(variable, strategy.scope())
     drain = metrics.make_drain(recorded, strategy)
     evaluator = Evaluator(model, strategy, settings.seed, recorded, drain)
     if strategy.replicas > 1:
