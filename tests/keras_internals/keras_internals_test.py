@@ -296,7 +296,7 @@ def test_a_model_forgets_its_strategy(mirrored2):
     with mirrored2.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     assert model.distribute_strategy is mirrored2.engine
-    keras_internals.leave_strategy(model)
+    keras_internals.clear_strategy(model)
     assert model.distribute_strategy is tf.distribute.get_strategy()
     assert model._distribute_strategy is None
 

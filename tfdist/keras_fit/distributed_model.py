@@ -146,7 +146,7 @@ class Distributed:
         shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process}
         with long_timeout("its data or its model") as deadline:
             strategy.group.agree("flags", shared, deadline=deadline)
-        keras_internals.leave_strategy(model)
+        keras_internals.clear_strategy(model)
         recompute(model, options.recompute)
         self.model, self._options = model, options
         self._call = _Call("", 0, [], [])

@@ -154,7 +154,7 @@ def restore_callback(callback: keras.callbacks.Callback, state: Mapping[str, Any
         callback._set_monitor_op()  # Keras does this when an epoch ends, which is too late for a save within the epoch
 
 
-def leave_strategy(model: keras.Model) -> None:
+def clear_strategy(model: keras.Model) -> None:
     """Removes from a model the tf.distribute strategy in whose scope it was created.
 
     With a strategy, Keras builds the model from the first batch of an additional pass over the data.
