@@ -211,7 +211,7 @@ class Distributed:
         self._announce(name)
         self._placement.equalize(self.model)
         warn_once(_EAGER)
-        keras_internals.forget_functions(self.model)  # these may be compiled
+        keras_internals.clear_functions(self.model)  # these may be compiled
         if not self.strategy.is_chief and "verbose" in bound.arguments:
             bound.arguments["verbose"] = 0
         if name == "fit":
@@ -226,7 +226,7 @@ class Distributed:
             with on_one_device(self.model):
                 return original(*bound.args, **bound.kwargs)
         finally:
-            keras_internals.forget_functions(self.model)
+            keras_internals.clear_functions(self.model)
 
     # Methods called by Keras's own methods.
 

@@ -182,7 +182,7 @@ def without_optimizer(model: keras.Model) -> contextlib.AbstractContextManager[N
     return patched((model, "optimizer", None))
 
 
-def forget_functions(model: keras.Model) -> None:
+def clear_functions(model: keras.Model) -> None:
     """Makes Keras recreate the functions that run steps, as `compile` does."""
     model.train_function = model.test_function = model.predict_function = None
 
