@@ -69,9 +69,9 @@ def test_an_update_without_effects_is_the_update(optimizer):
 
 def test_the_variables_that_an_optimizer_was_built_for():
     optimizer, variables = keras.optimizers.Adam(), [keras.Variable([1.0]), keras.Variable([2.0, 3.0])]
-    assert keras_internals.trained_by(optimizer) == []
+    assert keras_internals.trained_variables(optimizer) == []
     optimizer.build(variables)
-    assert [v.path for v in keras_internals.trained_by(optimizer)] == [v.path for v in variables]
+    assert [v.path for v in keras_internals.trained_variables(optimizer)] == [v.path for v in variables]
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def apply(
     """Sums gradients over the replicas, then applies them."""
     if replica.apply is None:
         return original(grads, trainable_variables)
-    variables = list(trainable_variables or keras_internals.trained_by(optimizer))
+    variables = list(trainable_variables or keras_internals.trained_variables(optimizer))
     return replica.apply(optimizer, list(grads), variables)
 
 

@@ -183,7 +183,7 @@ def _inside_a_replica(original: Callable[..., Any], replacement: Callable[..., A
 def _outside_replicas(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
     def method(self: keras.Optimizer, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
-        with _outside_application(self, list(trainable_variables or keras_internals.trained_by(self))):
+        with _outside_application(self, list(trainable_variables or keras_internals.trained_variables(self))):
             return apply(self, grads, trainable_variables, **kwargs)
 
     return method

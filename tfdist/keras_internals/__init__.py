@@ -120,7 +120,7 @@ from tfdist.keras_internals.optimizers import (
     slots,
     slots_of,
     stateless_updates,
-    trained_by,
+    trained_variables,
     updating_one_device,
     updating_own_copies,
     updating_some,

@@ -117,7 +117,7 @@ def scheduled_momentum(
     return patched((optimizer, name, momentum))
 
 
-def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
+def trained_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """Returns the variables for which an optimizer was built, in its order."""
     return list(optimizer._trainable_variables)
 
