@@ -222,7 +222,7 @@ def test_variables_are_born_when_told():
 def test_masks_go_along_through_a_place():
     tensor, other = tf.ones([2]), tf.ones([2])
     keras_internals.set_mask_and_logits(other, tf.constant([True, False]), None)
-    found = keras_internals.with_mask_and_logits_of(tensor, other, tf.logical_not)
+    found = keras_internals.copy_mask_and_logits(tensor, other, tf.logical_not)
     np.testing.assert_array_equal(keras_internals.mask_and_logits(found)[0], [False, True])
 
 

@@ -55,13 +55,13 @@ from tfdist.keras_internals.layers import (
     attentions_laid_out,
     capture_call_context,
     check_layer_calls,
+    copy_mask_and_logits,
     is_symbolic_call,
     keyed,
     mask_and_logits,
     path_of,
     products_keep_dims,
     set_mask_and_logits,
-    with_mask_and_logits_of,
     wrap_call,
 )
 from tfdist.keras_internals.metrics import (

@@ -26,9 +26,7 @@ def path_of(layer: keras.Layer) -> str:
     return layer.path or layer.name
 
 
-def with_mask_and_logits_of(
-    tensor: tf.Tensor, other: tf.Tensor, lay_out: Callable[[tf.Tensor], tf.Tensor]
-) -> tf.Tensor:
+def copy_mask_and_logits(tensor: tf.Tensor, other: tf.Tensor, lay_out: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Attaches to a tensor the mask and logits of another one, mapped by `lay_out`."""
     mask, logits = mask_and_logits(other)
     set_mask_and_logits(tensor, None if mask is None else lay_out(mask), None if logits is None else lay_out(logits))
@@ -169,7 +167,7 @@ def attentions_laid_out(
             outputs = method(layer, *args, **kwargs)
             if isinstance(outputs, tuple):  # the second element are the scores
                 return (replace_output(layer.path, outputs[0]), *outputs[1:])
-            return with_mask_and_logits_of(replace_output(layer.path, outputs), outputs, tf.identity)
+            return copy_mask_and_logits(replace_output(layer.path, outputs), outputs, tf.identity)
 
         return call
 

@@ -50,7 +50,7 @@ class MeshLayouts(TensorLayouts):
         def lay_out(tensor: tf.Tensor) -> tf.Tensor:
             return self._devices.relayout(tensor, layout) if tensor.shape.rank == len(layout.axes) else tensor
 
-        return keras_internals.with_mask_and_logits_of(lay_out(x), x, lay_out)
+        return keras_internals.copy_mask_and_logits(lay_out(x), x, lay_out)
 
     def by_rows(self, tensors: Any) -> Any:
         """See base class; sharded by rows only.
@@ -60,9 +60,7 @@ class MeshLayouts(TensorLayouts):
         inputs.
         """
         lay_out = self._in_rows
-        return keras.tree.map_structure(
-            lambda x: keras_internals.with_mask_and_logits_of(lay_out(x), x, lay_out), tensors
-        )
+        return keras.tree.map_structure(lambda x: keras_internals.copy_mask_and_logits(lay_out(x), x, lay_out), tensors)
 
     def _in_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         axis = self._rules["batch"]
