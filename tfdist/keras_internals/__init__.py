@@ -29,7 +29,6 @@ from tfdist.keras_internals.functional import (
     GraphNode,
     UsageScope,
     assigned_since,
-    called,
     count_operations,
     feeds_back,
     functional_of,
@@ -38,6 +37,7 @@ from tfdist.keras_internals.functional import (
     is_transparent,
     new_trace,
     nodes_of,
+    operation_function,
     packed_outputs,
     standardized,
 )

@@ -75,7 +75,7 @@ def nodes_of(functional: keras.Model) -> Iterator[GraphNode]:
                 yield GraphNode(node.operation, node.input_tensors, node.outputs, arguments.kwargs, arguments.fill_in)
 
 
-def called(operation: keras.Operation, training: bool | None) -> Callable[..., Any]:
+def operation_function(operation: keras.Operation, training: bool | None) -> Callable[..., Any]:
     """Returns a function that calls an operation as a functional model calls its own."""
     return operation_fn(operation, training=training)
 

@@ -60,7 +60,7 @@ class Call:
         if self.is_entry:
             outputs = keras_internals.standardized(self.operation, args[0], kwargs.get("mask"))
         else:
-            outputs = keras.tree.flatten(keras_internals.called(self.operation, training)(*args, **kwargs))
+            outputs = keras.tree.flatten(keras_internals.operation_function(self.operation, training)(*args, **kwargs))
         values.update(zip(self.outputs, outputs, strict=True))
 
     @property
