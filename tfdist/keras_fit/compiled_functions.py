@@ -99,7 +99,7 @@ class Functions:
 
     def _first_steps(self, batches: Any, spec: Any, max_steps: int, number: int) -> StepsResult:
         """Runs the first steps, as the labels of the model's step require."""
-        is_custom = any(keras_internals.overridden(self.model, name) for name in _STEP_METHODS)
+        is_custom = any(keras_internals.is_overridden(self.model, name) for name in _STEP_METHODS)
         custom = self._custom_steps(spec) if is_custom else None
         first = next(batches) if custom and isinstance(batches, BatchReader) else None
         needs_all_rows = "" if first is None else self._row_mismatch(first)
@@ -176,7 +176,7 @@ class Functions:
     def _evaluation_steps(self, spec: Any) -> EvaluationSteps:
         """Traces the test step and derives how values are combined."""
         returned = None
-        if any(keras_internals.overridden(self.model, name) for name in ("test_step", "compute_metrics")):
+        if any(keras_internals.is_overridden(self.model, name) for name in ("test_step", "compute_metrics")):
             returned = inspect_step(self.model, self.model.test_step, spec)
             self._placement.place([*self.model.variables, *KerasMetrics(self.model).variables])
             self._add_created_metrics()

@@ -65,7 +65,7 @@ def check_strategy(strategy: Strategy, options: RunConfig) -> Strategy:
 
 def check_steps(model: keras.Model, strategy: Strategy) -> None:
     """Raises `InputError` for a custom step on a mesh: where it computes losses and gradients, nothing is laid out."""
-    own = [name for name in _STEPS if keras_internals.overridden(model, name)]
+    own = [name for name in _STEPS if keras_internals.is_overridden(model, name)]
     if strategy.sums_gradients and own:
         raise InputError(
             f"On a mesh, models are trained and evaluated by Keras's own steps. Received: {type(model).__name__}, which "
@@ -110,7 +110,7 @@ def check_arrays(strategy: Strategy, model: keras.Model, arrays: Any) -> None:
     Raises:
       InputError: labels with which training is certainly wrong.
     """
-    if arrays is None or keras_internals.overridden(model, "train_step"):
+    if arrays is None or keras_internals.is_overridden(model, "train_step"):
         return
     findings = data_check.findings(model, arrays)
     for finding in findings:

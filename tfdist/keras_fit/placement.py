@@ -27,7 +27,7 @@ def create_variables(model: keras.Model, spec: Any, trains: bool) -> None:
       spec: structure of `tf.TensorSpec` of a batch.
       trains: whether the model is about to be trained.
     """
-    own = keras_internals.overridden(model, "train_step")
+    own = keras_internals.is_overridden(model, "train_step")
     if own and type(model).call is keras.Model.call:
         model.built = True  # the step calls layers, and nothing calls the model
     if own and trains:

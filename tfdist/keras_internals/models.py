@@ -108,7 +108,7 @@ def flat_losses(model: keras.Model) -> list[FlatLoss]:
     return [FlatLoss(flat.path, flat.loss, flat.loss_weights) for flat in model._compile_loss._flat_losses or ()]
 
 
-def overridden(model: keras.Model, name: str) -> bool:
+def is_overridden(model: keras.Model, name: str) -> bool:
     """Returns whether a model overrides a method of `keras.Model`, in its class or as an attribute."""
     return getattr(type(model), name) is not getattr(keras.Model, name) or name in model.__dict__
 

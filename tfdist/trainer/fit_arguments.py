@@ -72,7 +72,7 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
 
 
 def _check_steps(model: keras.Model) -> None:
-    own = [name for name in _OF_KERAS if keras_internals.overridden(model, name)]
+    own = [name for name in _OF_KERAS if keras_internals.is_overridden(model, name)]
     if own:
         raise InputError(
             f"A Trainer computes its model's steps itself. Received: a {type(model).__name__} with its own {', '.join(own)}. "
