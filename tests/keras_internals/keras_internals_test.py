@@ -82,7 +82,7 @@ def test_flat_losses_of_two_outputs_and_structures_that_are_brought_to_their_pat
     model = built(two_outputs(), BATCH_OF_TWO, loss=losses, loss_weights={"a": 2.0, "b": 0.5})
     found = {flat.path: (flat.loss.name, flat.weight) for flat in keras_internals.flat_losses(model)}
     assert found == {("a",): ("sparse_categorical_crossentropy", 2.0), ("b",): ("mse", 0.5)}
-    y_true, y_pred = keras_internals.matched(model, {"a": 1, "b": 2}, {"b": 4, "a": 3})
+    y_true, y_pred = keras_internals.match_structures(model, {"a": 1, "b": 2}, {"b": 4, "a": 3})
     assert (y_true["a"], y_true["b"], y_pred["a"], y_pred["b"]) == (1, 2, 3, 4)
 
 

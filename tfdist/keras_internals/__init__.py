@@ -91,7 +91,7 @@ from tfdist.keras_internals.models import (
     loss_form,
     loss_values,
     losses_by_layer,
-    matched,
+    match_structures,
     not_compiled,
     one_device_losses,
     pop_data_losses,

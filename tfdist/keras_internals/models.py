@@ -171,7 +171,7 @@ def build_losses(model: keras.Model, y_true: Any, y_pred: Any) -> None:
         model._compile_loss.build(y_true, y_pred)
 
 
-def matched(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+def match_structures(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
     """Returns labels and outputs in the structures of the paths in `flat_losses`, as Keras does."""
     compiled = model._compile_loss
     outputs = keras.tree.flatten(y_pred)

@@ -321,8 +321,8 @@ def _labels_of(model: keras.Model, y: Any, weights: Any) -> Iterator[Labels]:
     outputs = getattr(model, "outputs", None) or [None] * len(flat)
     if not flat or len(outputs) != len(flat) or len(keras.tree.flatten(y)) != len(flat):
         return  # no output has a loss, or some have none
-    by_path, outputs_by_path = keras_internals.matched(model, y, outputs)
-    names_by_path, _ = keras_internals.matched(model, names, outputs)
+    by_path, outputs_by_path = keras_internals.match_structures(model, y, outputs)
+    names_by_path, _ = keras_internals.match_structures(model, names, outputs)
     whole = None if keras.tree.is_nested(weights) else weights
     for path, loss, _ in flat:
         values = at_path(by_path, path)

@@ -55,7 +55,7 @@ def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> l
     """
     flat = keras_internals.flat_losses(model)
     if flat:
-        y_true, y_pred = keras_internals.matched(model, y_true, y_pred)
+        y_true, y_pred = keras_internals.match_structures(model, y_true, y_pred)
     found = []
     for path, loss, weight in flat:
         weights = at_path(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
