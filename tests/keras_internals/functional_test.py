@@ -37,7 +37,7 @@ def test_nodes_run_as_the_model_does():
     model = functional()
     given = dict(zip(keras_internals.input_names(model), [np.array([[2]]), np.ones((1, 3))], strict=True))
     assert list(given) == ["a", "b"]
-    tensors = keras_internals.standardized(model, given)
+    tensors = keras_internals.standardize_inputs(model, given)
     assert [x.dtype.name for x in tensors] == ["int32", "float32"]
     values = dict(zip(map(id, model.inputs), tensors, strict=True))
     for node in keras_internals.nodes_of(model):
@@ -53,7 +53,7 @@ def test_nodes_run_as_the_model_does():
 def test_a_sequential_model_casts_and_a_mask_stays():
     model = keras.Sequential([keras.Input((3,), dtype="float32"), keras.layers.Dense(1)])
     x = tf.ones((2, 3), tf.float64)
-    [found] = keras_internals.standardized(model, x, tf.constant([True, False]))
+    [found] = keras_internals.standardize_inputs(model, x, tf.constant([True, False]))
     assert found.dtype == tf.float32
     assert keras_internals.mask_and_logits(found)[0].numpy().tolist() == [True, False]
 

@@ -39,7 +39,7 @@ from tfdist.keras_internals.functional import (
     nodes_of,
     operation_function,
     packed_outputs,
-    standardized,
+    standardize_inputs,
 )
 from tfdist.keras_internals.laid_out_operations import (
     concatenations_laid_out,

@@ -80,7 +80,7 @@ def operation_function(operation: keras.Operation, training: bool | None) -> Cal
     return operation_fn(operation, training=training)
 
 
-def standardized(model: keras.Model, inputs: Any, mask: Any = None) -> list[Any]:
+def standardize_inputs(model: keras.Model, inputs: Any, mask: Any = None) -> list[Any]:
     """Returns the inputs of a functional or sequential model, flattened, as its first layers get them.
 
     Args:

@@ -280,7 +280,7 @@ class Cut:
 
         They get the dtypes and ranks that the model gives them.
         """
-        tensors = keras_internals.standardized(self.graph.model, inputs)
+        tensors = keras_internals.standardize_inputs(self.graph.model, inputs)
         return dict(zip(self.graph.inputs, tensors, strict=True))
 
 

@@ -58,7 +58,7 @@ class Call:
         tensors = {id(x): values[number] for x, number in zip(self._node.inputs, self.inputs, strict=True)}
         args, kwargs = self._node.fill_in(tensors)
         if self.is_entry:
-            outputs = keras_internals.standardized(self.operation, args[0], kwargs.get("mask"))
+            outputs = keras_internals.standardize_inputs(self.operation, args[0], kwargs.get("mask"))
         else:
             outputs = keras.tree.flatten(keras_internals.operation_function(self.operation, training)(*args, **kwargs))
         values.update(zip(self.outputs, outputs, strict=True))
