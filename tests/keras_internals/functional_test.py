@@ -45,7 +45,7 @@ def test_nodes_run_as_the_model_does():
         args, kwargs = node.fill_in(values)
         outputs = keras_internals.operation_function(node.operation, False)(*args, **kwargs)
         values.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=True))
-    found = keras_internals.packed_outputs(model, [values[id(x)] for x in model.outputs])
+    found = keras_internals.pack_outputs(model, [values[id(x)] for x in model.outputs])
     for one, other in zip(found, model(given), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -60,7 +60,7 @@ def test_a_sequential_model_casts_and_a_mask_stays():
 
 def test_one_output_is_not_in_a_list():
     inputs = keras.Input((3,))
-    assert keras_internals.packed_outputs(keras.Model(inputs, [inputs]), [7]) == 7
+    assert keras_internals.pack_outputs(keras.Model(inputs, [inputs]), [7]) == 7
 
 
 class Adds(keras.layers.Layer):

@@ -38,7 +38,7 @@ from tfdist.keras_internals.functional import (
     new_trace,
     nodes_of,
     operation_function,
-    packed_outputs,
+    pack_outputs,
     standardize_inputs,
 )
 from tfdist.keras_internals.laid_out_operations import (

@@ -113,7 +113,7 @@ def _converted(layer: keras.Layer, x: Any) -> Any:
     return y
 
 
-def packed_outputs(functional: keras.Model, tensors: Sequence[Any]) -> Any:
+def pack_outputs(functional: keras.Model, tensors: Sequence[Any]) -> Any:
     """Returns flattened outputs in the structure that a call of the model returns."""
     return unpack_singleton(keras.tree.pack_sequence_as(functional._outputs_struct, list(tensors)))
 

@@ -207,7 +207,7 @@ class StageGraph:
                 masks[self._run.masks[tensor]], _ = keras_internals.mask_and_logits(values[tensor])
         outputs = None
         if self.is_last:
-            outputs = keras_internals.packed_outputs(self._graph.functional, [values[x] for x in self._graph.outputs])
+            outputs = keras_internals.pack_outputs(self._graph.functional, [values[x] for x in self._graph.outputs])
         return outputs, [self._part(crossing, values, masks) for crossing in self.sent]
 
     def _unpack(self, received: Sequence[Any], values: dict[int, Any]) -> dict[int, Any]:
