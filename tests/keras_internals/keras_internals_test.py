@@ -265,11 +265,11 @@ def test_a_scope_s_losses_know_who_added_them():
 
 def test_what_is_held_of_a_variable():
     variable = keras.Variable(2.0)
-    assert float(keras_internals.held_value(variable)) == 2.0
+    assert float(keras_internals.source_value(variable)) == 2.0
     with keras_internals.RecordedScope([(variable, tf.constant(4.0))], [(variable, tf.constant(3.0))]):
-        assert (float(variable.value), float(keras_internals.held_value(variable))) == (4.0, 3.0)
+        assert (float(variable.value), float(keras_internals.source_value(variable))) == (4.0, 3.0)
         with keras_internals.RecordedScope([(variable, tf.constant(5.0))]):
-            assert float(keras_internals.held_value(variable)) == 5.0
+            assert float(keras_internals.source_value(variable)) == 5.0
 
 
 def test_tapes_do_not_see_what_is_not_recorded():

@@ -307,7 +307,7 @@ class RecordedScope(keras.StatelessScope):
         return list(self._updates.values())
 
 
-def held_value(variable: keras.Variable) -> tf.Tensor:
+def source_value(variable: keras.Variable) -> tf.Tensor:
     """Returns the tensor from which a variable's value is computed in the innermost `RecordedScope`, else its value."""
     scope = get_stateless_scope()
     if isinstance(scope, RecordedScope) and id(variable) in scope.sources:

@@ -64,7 +64,7 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
             first.append(_First(outputs, masks, [x is not None for x in logits], scope.assigned, adders))
             return found, [x for x in logits if x is not None], list(scope.losses)
 
-        tensors, held = [given[place] for place in places], [keras_internals.held_value(v) for v in weights]
+        tensors, held = [given[place] for place in places], [keras_internals.source_value(v) for v in weights]
         found, logits, losses = _again(forward, tensors, held)
         for variable, value in first[0].assigned:
             variable.assign(value)
