@@ -87,7 +87,7 @@ def test_how_a_data_set_was_made(dataset, is_batched, rows):
 
 
 def test_a_generator_is_read_from_its_first_batch():
-    found = keras_internals.adapted((X + number, Y) for number in range(4))
+    found = keras_internals.adapt_data((X + number, Y) for number in range(4))
     assert not found.can_be_read_again and found.length is None
     assert found.first[0][0, 0] == 0
     assert [int(x[0, 0]) for x, _ in found.batches] == [0, 1, 2, 3]

@@ -247,7 +247,7 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
     """
     try:
         is_generator = isinstance(data, types.GeneratorType)
-        adapted = keras_internals.adapted((with_tuples(without_absent(b)) for b in data) if is_generator else data)
+        adapted = keras_internals.adapt_data((with_tuples(without_absent(b)) for b in data) if is_generator else data)
     except ValueError as error:
         raise InputError(str(error).splitlines()[0]) from error
     if adapted.length is None and steps is None:

@@ -4,7 +4,7 @@
 """
 
 from tfdist.keras_internals.fitting import (
-    adapted,
+    adapt_data,
     array_of,
     cache_files,
     callback_state,

@@ -98,7 +98,7 @@ def cache_files(data: Any) -> list[str]:
     return [*([name] if name else []), *(file for source in data._inputs() for file in cache_files(source))]
 
 
-def adapted(data: Any) -> Adapted:
+def adapt_data(data: Any) -> Adapted:
     """Returns batches of a Python generator or a data loader, as Keras's `fit` reads them.
 
     Raises:
