@@ -34,7 +34,7 @@ def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -
         raise _Explained
 
     try:
-        with explanation.told_to(end):
+        with explanation.using_listener(end):
             _run_script(script, arguments) if script else _check_model(config)
     except _Explained:
         return ExitCode.DONE

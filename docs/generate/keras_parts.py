@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import InputError
-from tfdist.row_semantics.explanation import Explanation, told_to
+from tfdist.row_semantics.explanation import Explanation, using_listener
 
 sys.path.append(str(pathlib.Path(__file__).parent))
 from steps_of_programs import VERDICTS, Finding
@@ -235,7 +235,7 @@ def explained(make: Callable[[], Any], strategy: tfdist.Strategy, *, trains: boo
     with strategy.scope():
         model, x, y = make()
     tfdist.distribute(model, strategy)
-    with contextlib.suppress(_Explained), told_to(tell):
+    with contextlib.suppress(_Explained), using_listener(tell):
         model.fit(x, y, batch_size=_ROWS, verbose=0)
     return found[0]
 

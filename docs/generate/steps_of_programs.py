@@ -74,7 +74,7 @@ def _run(script: str) -> None:
         print("\nSTEP", json.dumps([found.step.partition(" ")[0], *Finding.of(found)]), flush=True)
         raise SystemExit
 
-    with explanation.told_to(tell):
+    with explanation.using_listener(tell):
         explain._run_script(script, ())
 
 

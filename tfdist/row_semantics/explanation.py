@@ -154,7 +154,7 @@ listener = _listener.get
 
 
 @contextlib.contextmanager
-def told_to(function: Callable[[Explanation], None]) -> Iterator[None]:
+def using_listener(function: Callable[[Explanation], None]) -> Iterator[None]:
     """Context in which a function, the `listener`, gets the explanation of each step before it runs, even on one replica."""
     token = _listener.set(function)
     try:

@@ -33,7 +33,7 @@ from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.declarations import checked
-from tfdist.row_semantics.explanation import Explanation, told_to
+from tfdist.row_semantics.explanation import Explanation, using_listener
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.run_warnings import ONE_DEVICE
 from tfdist.trainer.trainer import Trainer
@@ -136,7 +136,7 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
         )
     warn_of_flags(session.config, session.strategy, tested.model)
     trace: list[dict[str, np.ndarray]] = []
-    with told_to(lambda found: _say_values(found, say)) if session.strategy.batch_parts > 1 else nullcontext():
+    with using_listener(lambda found: _say_values(found, say)) if session.strategy.batch_parts > 1 else nullcontext():
         tested.build(session.data.train)
     losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
     equal = _replicas_equal(session.strategy, tested.model)
