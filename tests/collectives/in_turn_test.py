@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica, Recording
-from tfdist.collectives.forwarding import InTurn
+from tfdist.collectives.forwarding import SequentialCollectives
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 16, 1 << 20])
@@ -24,7 +24,7 @@ def test_results_are_those_of_the_inner_ones(strategy, run, piece_bytes):
             collectives.all_to_all([tf.tile(matrix, [collectives.size, 1])], name="exchange"),
         ]
 
-    found = run(strategy, lambda collectives: calls(InTurn(collectives, piece_bytes)))
+    found = run(strategy, lambda collectives: calls(SequentialCollectives(collectives, piece_bytes)))
     wanted = run(strategy, calls)
     for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -32,7 +32,7 @@ def test_results_are_those_of_the_inner_ones(strategy, run, piece_bytes):
 
 def test_no_message_is_larger_than_a_piece():
     recording = Recording(OneReplica())
-    in_turn = InTurn(recording, 64)
+    in_turn = SequentialCollectives(recording, 64)
     in_turn.all_gather([tf.zeros([40], tf.uint8), tf.zeros([100], tf.uint8)], name="codes")
     in_turn.all_reduce([tf.zeros([5, 5])], name="sum")
     assert [call.payload_bytes for call in recording.calls] == [40, 64, 36, 64, 36]
@@ -44,7 +44,7 @@ def test_rows_of_unknown_number_are_one_message():
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2])])
     def step(x):
-        in_turn = InTurn(recording, 8)
+        in_turn = SequentialCollectives(recording, 8)
         return in_turn.all_gather([x], name="gather"), in_turn.all_reduce([x], name="sum")
 
     step(tf.ones([7, 2]))
@@ -75,7 +75,7 @@ def test_a_message_begins_when_the_previous_one_has_ended():
 
     @tf.function
     def step(x):
-        in_turn = InTurn(noting, 8)
+        in_turn = SequentialCollectives(noting, 8)
         return in_turn.all_reduce([x], name="large") + in_turn.all_reduce([x[:1]], name="small")
 
     step(tf.ones([6]))

@@ -90,7 +90,7 @@ class ForwardingCollectives(Collectives):
 PIECE_BYTES = 1024 * 1024
 
 
-class InTurn(ForwardingCollectives):
+class SequentialCollectives(ForwardingCollectives):
     """Collectives of which each begins when the previous one has ended, with large tensors in pieces.
 
     An engine carries out messages in the order in which it gets them. What is sent during training steps therefore must not be

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Recording
-from tfdist.collectives.forwarding import InTurn
+from tfdist.collectives.forwarding import SequentialCollectives
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.sync import LocalSGD
 from tfdist.distribution.strategy import State, Strategy
@@ -170,7 +170,7 @@ class Fragment:
 
     def exchange(self, message: Sequence[tf.Tensor]) -> ExchangeResult:
         """Sums the messages of all replicas and updates the global weights."""
-        self.recording = Recording(InTurn(self._strategy.step_collectives))
+        self.recording = Recording(SequentialCollectives(self._strategy.step_collectives))
         reduced = self._reduction.reduce(message, self.recording, name=self._name)
         _, result = updated(self.global_weights, reduced.totals)
         self._reduction.assign(reduced.state)
