@@ -19,7 +19,7 @@ except ImportError as missing:
     ) from missing
 
 from tfdist.collectives.horovod import HorovodCollectives
-from tfdist.collectives.interface import from_first
+from tfdist.collectives.interface import broadcast_from_first
 from tfdist.collectives.process_groups import distinct_groups
 from tfdist.distribution.all_reduce_plan import AllReducePlan, plan_all_reduce
 from tfdist.distribution.horovod_rendezvous import describe_communication, start_horovod
@@ -84,7 +84,7 @@ class Horovod(Strategy):
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:
         """See base class."""
-        values = from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
+        values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster, detect_cluster
 from tfdist.collectives.device_queues import DeviceGroup, Queues
-from tfdist.collectives.interface import from_first
+from tfdist.collectives.interface import broadcast_from_first
 from tfdist.collectives.replica_context import MakeGroup, ReplicaContextCollectives
 from tfdist.config.strategy_registry import DECLARATIONS, Processes
 from tfdist.coordination import Group, join
@@ -180,7 +180,7 @@ class MirroredVariables(VariableAdoption):
 
         def replica_function() -> None:
             own = [tf.identity(variable.value) for variable in variables]
-            for variable, value in zip(variables, from_first(own, strategy.collectives), strict=True):
+            for variable, value in zip(variables, broadcast_from_first(own, strategy.collectives), strict=True):
                 variable.assign(value)
 
         tf.function(lambda: strategy.run(replica_function), autograph=False)()
