@@ -33,7 +33,6 @@ def test_build_creates_every_variable():
     model = keras.Sequential([keras.layers.Dense(2)])  # without a known input
     built(model, metrics=["accuracy"])
     assert [v.shape for v in model.trainable_variables] == [(3, 2), (2,)]
-    assert model.optimizer.built
     assert len(model.optimizer.variables) == 2 + 2 * 2  # iterations, learning rate, two slots each
     assert len(keras_internals.metrics_of(model)) == 1
     assert len(keras_internals.flat_losses(model)) == 1
@@ -133,12 +132,11 @@ def test_a_loss_whose_call_is_hidden_is_refused():
 def test_layers_at_any_depth():
     inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="deep")], name="inner")
     model = keras.Sequential([keras.Input((3,)), inner, keras.layers.ReLU(name="relu")])
-    names = [layer.name for layer in keras_internals.layers_of(model)]
-    assert {"inner", "deep", "relu"} <= set(names)
-    assert model.name not in names
+    names = {layer.name for layer in keras_internals.layers_of(model)}
+    assert {"inner", "deep", "relu"} <= names - {model.name} == names
 
 
-def test_losses_of_weights_and_of_data_are_told_apart():
+def test_losses_of_weights_and_of_data_are_separate():
     class Adds(keras.layers.Layer):
         def call(self, x):
             self.add_loss(7.0 * keras.ops.mean(x))
@@ -175,23 +173,20 @@ def test_metrics_are_updated_and_read_from_given_values():
     assert all(isinstance(value, float) for value in other.values())
 
 
-def test_names_of_metrics_are_those_of_keras_logs():
+def test_names_of_metrics_are_those_of_keras_logs_if_there_are_any():
     losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
     model = built(two_outputs(), BATCH_OF_TWO, loss=losses, metrics={"a": ["accuracy"], "b": ["mae"]})
     values = [np.ones(v.shape) for metric in keras_internals.metrics_of(model) for v in metric.variables]
     ours = keras_internals.metric_results(model, values)
     logs = model.evaluate(X, {"a": Y, "b": X[:, :2]}, return_dict=True, verbose=0)
     assert set(ours) == {"a_accuracy", "b_mae"} == {name for name in logs if not name.endswith("loss")}
-
-
-def test_without_metrics_nothing_happens():
-    model = built()
+    model = built()  # without metrics
     keras_internals.update_metrics(model, tf.constant(Y), tf.zeros([5, 2]), None)
     assert keras_internals.metrics_of(model) == []
     assert keras_internals.metric_results(model, []) == {}
 
 
-def test_variables_are_born_when_told():
+def test_the_creation_of_variables_is_deferred():
     """Reads, assignments and shapes work before creation; a model that is traced has its variables immediately."""
     abstract_model, at_once = [], []
 
@@ -219,7 +214,7 @@ def test_variables_are_born_when_told():
     assert isinstance(keras.Variable([1.0]).value, tf.Variable)  # unchanged outside the context
 
 
-def test_masks_go_along_through_a_place():
+def test_masks_are_copied_through_a_function():
     tensor, other = tf.ones([2]), tf.ones([2])
     keras_internals.set_mask_and_logits(other, tf.constant([True, False]), None)
     found = keras_internals.copy_mask_and_logits(tensor, other, tf.logical_not)
@@ -255,7 +250,7 @@ def test_a_condition_or_loop_is_in_the_function_of_a_tensor_and_a_called_functio
     assert found == {"condition": True, "loop": True, "function": False, "itself": True}
 
 
-def test_a_scope_s_losses_know_who_added_them():
+def test_the_layers_that_added_the_losses_of_a_scope():
     inner = keras.layers.Dense(2, activity_regularizer="l2")
     outer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), inner])
     with keras_internals.RecordedScope([]) as scope:
@@ -263,7 +258,7 @@ def test_a_scope_s_losses_know_who_added_them():
     assert keras_internals.adders_of(outer, scope.losses) == [inner]
 
 
-def test_what_is_held_of_a_variable():
+def test_the_source_of_a_variable_s_value():
     variable = keras.Variable(2.0)
     assert float(keras_internals.source_value(variable)) == 2.0
     with keras_internals.RecordedScope([(variable, tf.constant(4.0))], [(variable, tf.constant(3.0))]):
@@ -272,7 +267,7 @@ def test_what_is_held_of_a_variable():
             assert float(keras_internals.source_value(variable)) == 5.0
 
 
-def test_tapes_do_not_see_what_is_not_recorded():
+def test_tapes_do_not_record():
     x = tf.constant(3.0)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -291,7 +286,7 @@ def test_a_metric_s_variable_is_read_without_the_other_copies(mirrored2):
     assert np.asarray(variables[0]) == 3
 
 
-def test_a_model_forgets_its_strategy(mirrored2):
+def test_the_strategy_of_a_model_is_cleared(mirrored2):
     """With a strategy, Keras's fit would begin an unused pass over the data."""
     with mirrored2.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -317,26 +312,20 @@ def test_the_global_seed():
 
 
 def test_functions_are_compiled_without_the_memory_optimizer():
-    def settings():
-        return tf.compat.v1.ConfigProto.FromString(context.context().function_call_options.config_proto_serialized)
-
-    before = settings()
-    with keras_internals.without_memory_optimizer():
-        within = settings()
-    assert settings() == before != within
-    before.graph_options.rewrite_options.memory_optimization = before.graph_options.rewrite_options.NO_MEM_OPT
-    assert within == before
-
-
-def test_options_without_the_memory_optimizer_are_made_once():
     def within():
         with keras_internals.without_memory_optimizer():
             return context.context().function_call_options
 
-    first = within()
+    def settings(options):
+        return tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+
+    before, first = settings(context.context().function_call_options), within()
+    assert settings(context.context().function_call_options) == before != settings(first)
+    before.graph_options.rewrite_options.memory_optimization = before.graph_options.rewrite_options.NO_MEM_OPT
+    assert settings(first) == before
     with context.function_executor_type("other"):
         assert within().executor_type == "other"
-    assert within() is first
+    assert within() is first, "the options are cached"
 
 
 def test_the_means_of_losses():

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.row_semantics import oracle, programs
+from tfdist.row_semantics.explanation import noting_static_rows
 
 Batch = tuple[tuple[int, ...], str]
 BATCHES: list[Batch] = [((1, 2, 4), "normal"), ((2, 4), "rare"), ((1, 1, 1), "ties"), ((1, 3, 5), "positive")]
@@ -43,3 +44,13 @@ def test_a_number_of_rows_that_is_traced_is_no_number_of_rows():
     fixed = tf.TensorSpec((7, 3), tf.float64)
     for function, spec in ((tf.square, fixed), (lambda x: tf.ensure_shape(x, [7, 3]), programs.SPECS[0])):
         assert str(oracle.Traced(function, spec).results[0].label) == "all rows"
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [("x * (x.shape[0] or 2)", 1), ("n, *_ = x.shape; x * (n or 2)", 1), ("n, columns = x.shape; x * columns", 0)],
+)
+def test_reads_of_a_static_number_of_rows_are_noted(code: str, count: int):
+    with noting_static_rows() as notes, tf.Graph().as_default():
+        exec(compile(code, __file__, "exec"), {"x": tf.compat.v1.placeholder(tf.float32, [None, 3])})
+    assert len(notes) == count

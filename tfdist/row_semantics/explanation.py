@@ -3,15 +3,18 @@
 import contextlib
 import contextvars
 import dataclasses
+import dis
 import os
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.collectives import RecordedCall
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.errors.numbers import byte_size, count_of
@@ -190,22 +193,41 @@ def explained(label: Label) -> str:
 @contextlib.contextmanager
 def noting_static_rows() -> Iterator[list[str]]:
     """Context that notes where user code reads the first dim of a tensor's static shape although it is unknown."""
-    original, notes = tf.TensorShape.__getitem__, []
+    getitem, iterate = tf.TensorShape.__getitem__, tf.TensorShape.__iter__
+    notes: list[str] = []
 
-    def noting_getitem(shape: tf.TensorShape, key: Any) -> Any:
-        dim = original(shape, key)
-        caller = sys._getframe(1)
-        is_user = not caller.f_code.co_filename.startswith((*_LIBRARIES, "<"))
-        if dim is None and is_user and isinstance(key, int) and key in (0, -shape.rank):
+    def note(caller: types.FrameType) -> None:
+        if not caller.f_code.co_filename.startswith((*_LIBRARIES, "<")):
             location = f"{_shortest_path(caller.f_code.co_filename)}:{caller.f_lineno}"
             notes.append(f"the number of rows is read from a static shape, not by keras.ops.shape, in {location}")
+
+    def noting_getitem(shape: tf.TensorShape, key: Any) -> Any:
+        dim = getitem(shape, key)
+        if dim is None and isinstance(key, int) and key in (0, -shape.rank):
+            note(sys._getframe(1))
         return dim
 
-    tf.TensorShape.__getitem__ = noting_getitem
-    try:
+    def noting_iter(shape: tf.TensorShape) -> Iterator[Any]:
+        caller = sys._getframe(1)
+        if shape.rank and getitem(shape, 0) is None and _reads_first_unpacked(caller):
+            note(caller)
+        return iterate(shape)
+
+    patches = ((tf.TensorShape, "__getitem__", noting_getitem), (tf.TensorShape, "__iter__", noting_iter))
+    with keras_internals.patched(*patches):
         yield notes
-    finally:
-        tf.TensorShape.__getitem__ = original
+
+
+def _reads_first_unpacked(frame: types.FrameType) -> bool:
+    """Returns whether a frame unpacks a sequence, as by `b, *_ = x.shape`, and reads the first variable somewhere."""
+    instructions = list(dis.get_instructions(frame.f_code))
+    index = [each.offset for each in instructions].index(frame.f_lasti)
+    if not instructions[index].opname.startswith("UNPACK_"):
+        return False
+    # Python 3.13 joins some instructions, which then have several names.
+    names = [each.argval if isinstance(each.argval, tuple) else (each.argval,) for each in instructions]
+    read = [of_one for each, of_one in zip(instructions, names, strict=True) if each.opname.startswith("LOAD_")]
+    return any(names[index + 1][0] in of_one for of_one in read)
 
 
 def _shortest_path(name: str) -> str:
