@@ -26,11 +26,11 @@ class Interpreter:
     Attributes:
       variables: what is known of the value of each variable, by the key of its resource; missing ones are unchanged.
       without_rule: types of operations that were met without a rule.
-      is_whole: whether the values are those of one device: their dims may depend on the number of rows.
+      is_one_device: whether the values are those of one device: their dims may depend on the number of rows.
     """
 
-    def __init__(self, *, is_whole: bool = False) -> None:
-        self.is_whole = is_whole
+    def __init__(self, *, is_one_device: bool = False) -> None:
+        self.is_one_device = is_one_device
         self.variables: ChainMap[object, Value] = ChainMap()
         self.without_rule: set[str] = set()
 
@@ -73,7 +73,7 @@ class Interpreter:
         known = value.dims if value.dims is not None and len(value.dims) == tensor.shape.rank else None
         own = value.label.axis if isinstance(value.label, Rows) else None
         counted = (axis for axis, dim in enumerate(known or ()) if dim is not None and dim.power)
-        if not self.is_whole and any(axis != own for axis in counted):
+        if not self.is_one_device and any(axis != own for axis in counted):
             value = dataclasses.replace(value, label=ALL_ROWS)  # another dim depends on the number of rows
         dims: list[Any] = []
         for axis, static in enumerate(tensor.shape):

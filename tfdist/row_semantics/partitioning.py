@@ -1,8 +1,8 @@
-"""Partitions a traced program by rows: replicas compute their own rows, and communicate what an operation needs of others.
+"""Partitions a traced program by rows: replicas compute their local rows, and communicate what an operation needs of others.
 
 As in GSPMD (Xu et al., 2021), each operation is emitted again, and each conversion of an operand follows from its label: a
 partial sum is all-reduced where it is used in a way that is not linear, and rows are gathered where an operation compares
-them. A value has two forms: the own form, which a replica computes from its rows and which a label describes, and the whole
+them. A value has two forms: the local form, which a replica computes from its rows and which a label describes, and the full
 form, which one device computes from all rows. Backward passes are part of a traced program, and partitioned with it.
 """
 
@@ -49,43 +49,41 @@ class _Tensor:
 
     Attributes:
       source: the tensor.
-      value: what is known of the own form, if there is one; else the dims and numbers of the whole form.
-      has_own: whether it has an own form.
-      own: the own form, once it has been emitted.
-      whole: the whole form, once it has been emitted.
-      is_traced: whether the own form is what the replica would compute by itself.
-      is_repeatable: whether the operation can be repeated with whole operands, which need no communication, for the whole form.
-      is_cut: whether the own form has been cut out of the whole one.
+      value: what is known of the local form, if there is one; else the dims and numbers of the full form.
+      has_local: whether it has a local form.
+      local: the local form, once it has been emitted.
+      full: the full form, once it has been emitted.
+      is_traced: whether the local form is what the replica would compute by itself.
+      is_repeatable: whether the operation can be repeated with full operands, which need no communication, for the full form.
+      is_cut: whether the local form has been cut out of the full one.
     """
 
     source: tf.Tensor
     value: Value
-    has_own: bool = True
-    own: Any = None
-    whole: Any = None
+    has_local: bool = True
+    local: Any = None
+    full: Any = None
     is_traced: bool = False
     is_repeatable: bool = False
     is_cut: bool = False
 
     @property
     def is_free(self) -> bool:
-        """Whether the whole form needs no communication."""
+        """Whether the full form needs no communication."""
         known = self.value.is_replicated or _are_known(self.value.numbers)
-        return known or self.is_repeatable or self.whole is not None
+        return known or self.is_repeatable or self.full is not None
 
     @property
     def may_be_rows(self) -> bool:
         """Whether it has been computed from all rows, and may have one element for each of them."""
         first = (self.value.dims or (ONE,))[0]
         return (
-            isinstance(self.value.label, Replicated)
-            and self.whole is not None
-            and (first is None or not first.is_known)
+            isinstance(self.value.label, Replicated) and self.full is not None and (first is None or not first.is_known)
         )
 
     @property
     def sum_power(self) -> int | None:
-        """The power of COUNT if the own form is a partial sum, or is scaled by a power; None if it is neither."""
+        """The power of COUNT if the local form is a partial sum, or is scaled by a power; None if it is neither."""
         label = self.value.label
         return None if isinstance(label, Replicated) and not label.power else sum_power(label)
 
@@ -116,7 +114,7 @@ class Partitioned:
         """
         self._graph, self._collectives = graph, collectives
         self._computed, self._counted, self._batch_size = rows
-        self._interpreter, self._of_one_device = Interpreter(), Interpreter(is_whole=True)
+        self._interpreter, self._of_one_device = Interpreter(), Interpreter(is_one_device=True)
         self._of_one_device.variables = self._interpreter.variables
         self._declared = declarations(graph)
         self._roots = {tensor.ref() for _, inputs in self._declared.values() for tensor in inputs}
@@ -126,7 +124,7 @@ class Partitioned:
         self._tensors: dict[Any, _Tensor] = {}
         for reference, (value, tensor) in fed.items():
             value = self._interpreter.with_static_shape(reference.deref(), value)
-            self._tensors[reference] = _Tensor(reference.deref(), value, own=tensor, is_traced=True)
+            self._tensors[reference] = _Tensor(reference.deref(), value, local=tensor, is_traced=True)
         if any(tensor.graph is not graph for tensor in results):
             raise NotPartitionedError("a result is computed inside a condition or a loop")
         changes = [each for each in _with_called(graph) if each.op_def.is_stateful and not each.outputs]
@@ -143,7 +141,7 @@ class Partitioned:
 
     def whole(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns results as one device computes them, the same on each replica."""
-        return self._wholes([self._tensors[tensor.ref()] for tensor in tensors])
+        return self._full_forms([self._tensors[tensor.ref()] for tensor in tensors])
 
     def shares(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns floating-point tensors whose sums over replicas are the results as one device computes them."""
@@ -152,19 +150,19 @@ class Partitioned:
     def are_whole(self, tensors: Sequence[tf.Tensor]) -> bool:
         """Returns whether each replica knows the results of one device, such as of gradients that are clipped by their norm."""
         results = [self._tensors[tensor.ref()] for tensor in tensors]
-        return all(each.whole is not None for each in results)
+        return all(each.full is not None for each in results)
 
     def traced(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns tensors as the replica computes them by itself, such as statistics of its own rows."""
+        """Returns tensors as the replica computes them by itself, such as statistics of its local rows."""
         return [self._as_traced(tensor) for tensor in tensors]
 
     def _check(self, operation: tf.Operation) -> None:
-        """Emits an operation that changes nothing; an assertion about all rows together checks the whole form."""
+        """Emits an operation that changes nothing; an assertion about all rows together checks the full form."""
         inputs = [self._as_traced(tensor) for tensor in operation.inputs]
         if operation.type == "Assert":
             condition = self._tensors[operation.inputs[0].ref()]
             if condition.value.label != Partial("all"):
-                [inputs[0]] = self._wholes([condition])
+                [inputs[0]] = self._full_forms([condition])
         self._copy(operation, inputs)
 
     def _needed_by(self, results: Sequence[tf.Tensor]) -> dict[str, set[int]]:
@@ -194,17 +192,17 @@ class Partitioned:
         return inputs
 
     def _emit(self, operation: tf.Operation) -> None:
-        """Emits an operation with its own operands, if their labels determine that of the result; else with whole ones."""
+        """Emits an operation with its local operands, if their labels determine that of the result; else with full ones."""
         if operation.name in self._declared:
             return self._emit_declared(operation)
         inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
-        if not self._stays_whole(inputs) and all(each.has_own for each in inputs):
+        if not self._stays_full(inputs) and all(each.has_local for each in inputs):
             values = self._values(self._interpreter, operation, [each.value for each in inputs])
             used = self._needed[operation.name]
             is_of_axes = operation.type == "BroadcastGradientArgs"  # returns other axes for a single row
             is_known = (lambda value: _are_known(value.numbers)) if is_of_axes else _is_known
             if all(is_known(value) for number, value in enumerate(values) if number in used):
-                outputs = self._copy(operation, [self._own(each) for each in inputs])
+                outputs = self._copy(operation, [self._local(each) for each in inputs])
                 if is_of_axes:
                     pairs = zip(values, outputs, strict=True)
                     outputs = [tf.constant(v.integers, x.dtype) if _are_known(v.numbers) else x for v, x in pairs]
@@ -213,50 +211,50 @@ class Partitioned:
                 if draws and any(isinstance(value.label, Replicated) for value in values):
                     raise NotPartitionedError(f"{operation.type} draws a number for all rows")
                 repeatable = not draws and all(each.is_free for each in inputs)
-                for source, value, own in zip(operation.outputs, values, outputs, strict=True):
+                for source, value, local in zip(operation.outputs, values, outputs, strict=True):
                     self._tensors[source.ref()] = _Tensor(
-                        source, value, own=own, is_traced=is_traced, is_repeatable=repeatable
+                        source, value, local=local, is_traced=is_traced, is_repeatable=repeatable
                     )
                 return None
-        return self._emit_whole(operation)
+        return self._emit_full(operation)
 
     def _emit_declared(self, operation: tf.Operation) -> None:
         declaration, inputs = self._declared[operation.name]
         known = [self._tensors[tensor.ref()] for tensor in inputs]
         for each in known:
-            if each.has_own:
-                self._own(each)
-        if any(not each.has_own or each.is_cut or each.may_be_rows for each in known):
+            if each.has_local:
+                self._local(each)
+        if any(not each.has_local or each.is_cut or each.may_be_rows for each in known):
             raise NotPartitionedError("a function of rows that are compared is declared to be one of each row")
         (source,) = operation.outputs
         value = self._interpreter.with_static_shape(source, declaration(*[each.value for each in known]))
         if not _is_known(value):
             raise NotPartitionedError(f"{operation.name} is computed from all rows")
-        self._tensors[source.ref()] = _Tensor(source, value, own=self._as_traced(source), is_traced=True)
+        self._tensors[source.ref()] = _Tensor(source, value, local=self._as_traced(source), is_traced=True)
 
-    def _emit_whole(self, operation: tf.Operation) -> None:
-        """Emits an operation with whole operands; its results are whole, whatever the operation."""
+    def _emit_full(self, operation: tf.Operation) -> None:
+        """Emits an operation with full operands; its results are full, whatever the operation."""
         if _draws(operation, self._graph):
             raise NotPartitionedError(f"{operation.type} draws random numbers for all rows")
         inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
-        wholes = self._wholes(inputs)
+        full_inputs = self._full_forms(inputs)
         values_of_inputs = [dataclasses.replace(each.value, label=REPLICATED) for each in inputs]
         values = self._values(self._of_one_device, operation, values_of_inputs)
-        for source, value, whole in zip(operation.outputs, values, self._copy(operation, wholes), strict=True):
+        for source, value, full in zip(operation.outputs, values, self._copy(operation, full_inputs), strict=True):
             if known := self._tensors.get(source.ref()):
-                known.whole = whole
+                known.full = full
                 continue
             described = self._of_one_device.with_static_shape(source, dataclasses.replace(value, label=REPLICATED))
-            own = _of_whole(described)
-            self._tensors[source.ref()] = _Tensor(source, own or described, own is not None, whole=whole)
+            local = _local_of_full(described)
+            self._tensors[source.ref()] = _Tensor(source, local or described, local is not None, full=full)
 
     def _values(self, interpreter: Interpreter, operation: tf.Operation, inputs: Sequence[Value]) -> list[Value]:
         results = interpreter.results(self._graph, Call(operation, inputs, interpreter.variables))
         pairs = zip(operation.outputs, results, strict=True)
         return [interpreter.with_static_shape(tensor, value) for tensor, value in pairs]
 
-    def _stays_whole(self, inputs: Sequence[_Tensor]) -> bool:
-        """Returns whether the whole operands cost nothing, and some differ from their own forms."""
+    def _stays_full(self, inputs: Sequence[_Tensor]) -> bool:
+        """Returns whether the full operands cost nothing, and some differ from their local forms."""
         return any(_differs(each) for each in inputs) and all(each.is_free for each in inputs)
 
     def _copy(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -277,71 +275,71 @@ class Partitioned:
         """Returns a tensor as the replica computes it by itself from its rows, and from the inputs of declarations."""
         reference = tensor.ref()
         known = self._tensors.get(reference)
-        if known is not None and known.own is not None and (known.is_traced or reference in self._roots):
-            return known.own
+        if known is not None and known.local is not None and (known.is_traced or reference in self._roots):
+            return known.local
         if reference not in self._copies:
             outputs = self._copy(tensor.op, [self._as_traced(each) for each in tensor.op.inputs])
             self._copies |= {source.ref(): copy for source, copy in zip(tensor.op.outputs, outputs, strict=True)}
         return self._copies[reference]
 
-    def _own(self, tensor: _Tensor) -> tf.Tensor:
-        """Returns the own form, computed from the whole one if it must be."""
-        if tensor.own is None:
-            label, whole = tensor.value.label, tensor.whole
+    def _local(self, tensor: _Tensor) -> tf.Tensor:
+        """Returns the local form, computed from the full one if it must be."""
+        if tensor.local is None:
+            label, full = tensor.value.label, tensor.full
             if isinstance(label, Rows):
-                tensor.own, tensor.is_cut = self._own_rows(whole, label.axis), True
+                tensor.local, tensor.is_cut = self._local_rows(full, label.axis), True
             elif tensor.value.numbers is not None:
-                tensor.own = self._scaled(whole, -_powers(tensor.value.numbers))
+                tensor.local = self._scaled(full, -_powers(tensor.value.numbers))
             else:
-                tensor.own = whole
-        return tensor.own
+                tensor.local = full
+        return tensor.local
 
-    def _own_rows(self, whole: tf.Tensor, axis: int) -> tf.Tensor:
+    def _local_rows(self, full: tf.Tensor, axis: int) -> tf.Tensor:
         if self._offset is None:
             [counts] = self._collectives.stack([self._counted], name=f"partition/{next(self._names)}")
             first = tf.reduce_sum(counts[: self._collectives.rank])
             self._offset = tf.minimum(first, self._batch_size - self._computed)  # the last one if no row counts
-        of_one = tf.shape(whole)[axis] // self._batch_size
+        of_one = tf.shape(full)[axis] // self._batch_size
         begin = self._offset * of_one
-        return whole[(slice(None),) * axis + (slice(begin, begin + self._computed * of_one),)]
+        return full[(slice(None),) * axis + (slice(begin, begin + self._computed * of_one),)]
 
-    def _wholes(self, tensors: Sequence[_Tensor]) -> list[tf.Tensor]:
-        """Returns whole forms; all sums among them are computed by one call."""
+    def _full_forms(self, tensors: Sequence[_Tensor]) -> list[tf.Tensor]:
+        """Returns full forms; all sums among them are computed by one call."""
         if sums := {id(each): each for each in tensors if not each.is_free and each.sum_power is not None}:
             self._reduce(list(sums.values()))
         for each in tensors:
-            if each.whole is None:
-                each.whole = self._whole(each)
-        return [each.whole for each in tensors]
+            if each.full is None:
+                each.full = self._full_form(each)
+        return [each.full for each in tensors]
 
-    def _whole(self, tensor: _Tensor) -> tf.Tensor:
-        value, own, label = tensor.value, tensor.own, tensor.value.label
-        if own.dtype == tf.variant:
+    def _full_form(self, tensor: _Tensor) -> tf.Tensor:
+        value, local, label = tensor.value, tensor.local, tensor.value.label
+        if local.dtype == tf.variant:
             raise NotPartitionedError("a list of tensors is compared over rows")
-        if own.dtype == tf.resource:
-            return own
+        if local.dtype == tf.resource:
+            return local
         if tensor.is_repeatable and not value.is_replicated:
-            self._emit_whole(tensor.source.op)
-            return tensor.whole
+            self._emit_full(tensor.source.op)
+            return tensor.full
         if value.numbers is not None and _are_known(value.numbers):
-            return self._scaled(own, _powers(value.numbers))
+            return self._scaled(local, _powers(value.numbers))
         if isinstance(label, Replicated):
-            return own
+            return local
         if isinstance(label, Partial):
-            return self._extreme(own, label.reduction)
+            return self._extreme(local, label.reduction)
         if isinstance(label, Rows):
-            return self._gathered(self._scaled(own, label.power or 0), label.axis)
+            return self._gathered(self._scaled(local, label.power or 0), label.axis)
         if not isinstance(label, ReplicatedPlusSum):
             raise NotPartitionedError(f"numbers of rows in {tensor.source.op.name}")
-        self._emit_whole(tensor.source.op)
-        return tensor.whole
+        self._emit_full(tensor.source.op)
+        return tensor.full
 
     def _reduce(self, tensors: Sequence[_Tensor]) -> None:
         """Sums partial sums over replicas; half-precision sums are computed in single precision, as on one device."""
-        sent = [self._summable(self._scaled(each.own, each.sum_power)) for each in tensors]
+        sent = [self._summable(self._scaled(each.local, each.sum_power)) for each in tensors]
         totals = self._collectives.all_reduce(sent, name=f"partition/{next(self._names)}")
         for each, total in zip(tensors, totals, strict=True):
-            each.whole = tf.cast(tf.ensure_shape(total, each.own.shape), each.own.dtype)
+            each.full = tf.cast(tf.ensure_shape(total, each.local.shape), each.local.dtype)
 
     def _summable(self, tensor: tf.Tensor) -> tf.Tensor:
         dtype = tensor.dtype
@@ -351,30 +349,30 @@ class Partitioned:
             raise NotPartitionedError(f"sums of {dtype.name}")
         return tensor if dtype in (tf.int32, tf.int64) else tf.cast(tensor, tf.int64)
 
-    def _extreme(self, own: tf.Tensor, reduction: str) -> tf.Tensor:
+    def _extreme(self, local: tf.Tensor, reduction: str) -> tf.Tensor:
         """Returns the largest or smallest element over replicas; False is 0, and True is 1."""
         sign = -1 if reduction in ("min", "all") else 1
-        number = self._summable(tf.cast(own, tf.int32) if own.dtype == tf.bool else own)
-        [whole] = self._collectives.all_reduce([sign * number], "max", name=f"partition/{next(self._names)}")
-        return tf.cast(tf.ensure_shape(sign * whole, own.shape), own.dtype)
+        number = self._summable(tf.cast(local, tf.int32) if local.dtype == tf.bool else local)
+        [full] = self._collectives.all_reduce([sign * number], "max", name=f"partition/{next(self._names)}")
+        return tf.cast(tf.ensure_shape(sign * full, local.shape), local.dtype)
 
     def _gathered(self, rows: tf.Tensor, axis: int) -> tf.Tensor:
         if to_transferable(rows, self._collectives).dtype not in self._collectives.wire.gathers:
             raise NotPartitionedError(f"rows of {rows.dtype.name}")
         order = [axis, *(number for number in range(rows.shape.rank) if number != axis)]
         first = tf.transpose(rows, order) if axis else rows
-        whole = gathered_rows(first, self._collectives, f"partition/{next(self._names)}")
-        return tf.transpose(whole, np.argsort(order)) if axis else whole
+        full = gathered_rows(first, self._collectives, f"partition/{next(self._names)}")
+        return tf.transpose(full, np.argsort(order)) if axis else full
 
     def _share(self, tensor: _Tensor) -> tf.Tensor:
         operation = tensor.source.op
-        if tensor.whole is None and tensor.sum_power is not None:
-            own = self._scaled(tensor.own, tensor.sum_power)
-            return tf.where(self._counted > 0, own, tf.zeros_like(own))
-        if tensor.whole is None and isinstance(tensor.value.label, ReplicatedPlusSum) and operation.type in _LINEAR:
+        if tensor.full is None and tensor.sum_power is not None:
+            local = self._scaled(tensor.local, tensor.sum_power)
+            return tf.where(self._counted > 0, local, tf.zeros_like(local))
+        if tensor.full is None and isinstance(tensor.value.label, ReplicatedPlusSum) and operation.type in _LINEAR:
             return self._copy(operation, self.shares(operation.inputs))[tensor.source.value_index]
-        [whole] = self._wholes([tensor])
-        return whole / tf.cast(self._collectives.size, whole.dtype)
+        [full] = self._full_forms([tensor])
+        return full / tf.cast(self._collectives.size, full.dtype)
 
     def _scaled(self, tensor: tf.Tensor, power: Any) -> tf.Tensor:
         """Returns a tensor times a power of (rows of the batch / rows of the replica); integers are rounded."""
@@ -396,14 +394,14 @@ def _are_known(numbers: np.ndarray | None) -> bool:
 
 
 def _differs(tensor: _Tensor) -> bool:
-    """Returns whether the whole form exists, and is not the same as the own one."""
-    if tensor.whole is None:
+    """Returns whether the full form exists, and is not the same as the local one."""
+    if tensor.full is None:
         return False
-    return not tensor.has_own or isinstance(tensor.value.label, Partial | ReplicatedPlusSum | Rows)
+    return not tensor.has_local or isinstance(tensor.value.label, Partial | ReplicatedPlusSum | Rows)
 
 
-def _of_whole(value: Value) -> Value | None:
-    """Returns what is known of the own form that can be derived from a whole one; None if none can."""
+def _local_of_full(value: Value) -> Value | None:
+    """Returns what is known of the local form that can be derived from a full one; None if none can."""
     if value.numbers is not None and _are_known(value.numbers):
         return of_numbers(value.numbers, value.dims) if any(_powers(value.numbers).flat) else value
     value = dataclasses.replace(value, numbers=None)
@@ -412,7 +410,7 @@ def _of_whole(value: Value) -> Value | None:
         return value
     (axis, size), *others = counted
     of_one = size.divided_by(COUNT)
-    is_rows = not others and of_one is not None and of_one.is_whole
+    is_rows = not others and of_one is not None and of_one.is_integer
     return dataclasses.replace(value, label=Rows(axis, size)) if is_rows else None
 
 
@@ -431,9 +429,9 @@ def _draws(operation: tf.Operation, graph: Any) -> bool:
 
 def _with_called(graph: Any) -> list[tf.Operation]:
     """Returns the operations of a graph, and those of the functions that they call."""
-    own = graph.get_operations()
-    called = {function.name: function.graph for each in own for function in _functions(each, graph)}
-    return [*own, *(inner for each in called.values() for inner in _with_called(each))]
+    operations = graph.get_operations()
+    called = {function.name: function.graph for each in operations for function in _functions(each, graph)}
+    return [*operations, *(inner for each in called.values() for inner in _with_called(each))]
 
 
 def _functions(operation: tf.Operation, graph: Any) -> list[Any]:

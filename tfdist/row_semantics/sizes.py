@@ -41,7 +41,7 @@ class Size:
         return not self.powers
 
     @property
-    def is_whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether it is an integer for all values of its symbols."""
         return self.coefficient.denominator == 1 and all(power > 0 for _, power in self.powers)
 

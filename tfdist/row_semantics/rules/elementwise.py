@@ -209,7 +209,7 @@ def _(call: Call) -> Value:
     is_narrow = target.is_integer and target.size < 4  # other numbers, modulo 2^8 or 2^16
     becomes_integer = target.is_integer and not source.is_bool and (not source.is_integer or is_narrow)
     if value.numbers is not None and not target.is_bool and not is_narrow:
-        if not becomes_integer or all(each is not None and each.is_whole for each in value.numbers.flat):
+        if not becomes_integer or all(each is not None and each.is_integer for each in value.numbers.flat):
             return dataclasses.replace(value, variable=None)
     if target.is_bool or target.is_complex != source.is_complex:
         return Value(pointwise(call.inputs), value.dims)
@@ -253,30 +253,30 @@ def _with_numbers(kind: str, arithmetic: _Arithmetic, otherwise: Callable[[Call]
 
 
 def _floor_divided(a: Size, b: Size) -> Size | None:
-    if not (a.is_whole and b.is_whole):
+    if not (a.is_integer and b.is_integer):
         return None  # 0.3 // 0.1
     quotient = a.divided_by(b)
-    if quotient is None or quotient.is_whole or not quotient.coefficient:
+    if quotient is None or quotient.is_integer or not quotient.coefficient:
         return quotient
     return Size(Fraction(a.coefficient // b.coefficient)) if a.is_known and b.is_known else None
 
 
 def _remainder(a: Size, b: Size) -> Size | None:
-    if not (a.is_whole and b.is_whole):
+    if not (a.is_integer and b.is_integer):
         return None
     if a.is_known and b.is_known and b.coefficient:
         return Size(a.coefficient % b.coefficient)
     quotient = a.divided_by(b)
-    return Size(Fraction(0)) if quotient is not None and quotient.is_whole else None
+    return Size(Fraction(0)) if quotient is not None and quotient.is_integer else None
 
 
 def _larger(a: Size, b: Size) -> Size | None:
     ratio = a.divided_by(b) if b.coefficient > 0 else None
     if a.is_known and b.is_known:
         return max(a, b, key=lambda each: each.coefficient)
-    if b.is_known and a.is_positive and a.is_whole and a.coefficient >= b.coefficient:
+    if b.is_known and a.is_positive and a.is_integer and a.coefficient >= b.coefficient:
         return a
-    return a if ratio is not None and ratio.is_positive and ratio.is_whole else None
+    return a if ratio is not None and ratio.is_positive and ratio.is_integer else None
 
 
 def _maximum(a: Size, b: Size) -> Size | None:

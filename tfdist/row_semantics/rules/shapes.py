@@ -260,7 +260,7 @@ def broadcast(value: Value, dims: Dims) -> Value:
 
 def _is_of_rows(size: Size | None) -> bool:
     """Returns whether a dim is a whole number for each row."""
-    return size is not None and size.power == 1 and size.is_whole
+    return size is not None and size.power == 1 and size.is_integer
 
 
 @rule("Fill")
