@@ -308,7 +308,5 @@ def to_transferable(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
 
 def broadcast_from_first(tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:
     """Returns the first replica's tensors, on every replica."""
-    arrived = collectives.broadcast(
-        [to_transferable(tensor, collectives) for tensor in tensors], name="from_first"
-    )
+    arrived = collectives.broadcast([to_transferable(tensor, collectives) for tensor in tensors], name="from_first")
     return [tf.cast(value, tensor.dtype) for value, tensor in zip(arrived, tensors, strict=True)]

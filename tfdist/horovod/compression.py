@@ -10,7 +10,7 @@ from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
 from tfdist.gradients import Bucketed, Reduced, Reducer
-from tfdist.gradients.compression import METHODS, check, compressed
+from tfdist.gradients.compression import METHODS, check, create_reducer
 
 
 class Compressor(abc.ABC):
@@ -133,7 +133,7 @@ def reducer_of(compression: Any, specs: Sequence[tf.TensorSpec]) -> Reducer:
       specs: names, shapes and dtypes of the gradients.
     """
     if isinstance(compression, Method):
-        return compressed(specs, compression.text)
+        return create_reducer(specs, compression.text)
     return Bucketed(CompressedSum(wire_compressor(compression)))
 
 

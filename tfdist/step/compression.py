@@ -9,7 +9,7 @@ from tfdist.collectives import Recording
 from tfdist.config.rules import own_code
 from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
-from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, compressed, parse_choice
+from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, create_reducer, parse_choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class Compression:
     def reducer(
         self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
     ) -> Reducer:
-        """Returns the reducer for these tensors, with other methods for those in `overrides`; see `compressed`."""
+        """Returns the reducer for these tensors, with other methods for those in `overrides`; see `create_reducer`."""
         if isinstance(self.methods, Reducer):
             return self.methods
-        return compressed(
+        return create_reducer(
             tensors,
             self.rules,
             overrides=overrides,

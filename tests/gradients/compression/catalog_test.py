@@ -19,7 +19,7 @@ from tfdist.gradients.compression import (
     Codec,
     check,
     chosen,
-    compressed,
+    create_reducer,
     create,
     parse_choice,
 )
@@ -82,7 +82,7 @@ def test_overrides_go_before_the_rules():
 
 
 def test_each_tensor_is_sent_as_its_rule_says():
-    reducer, recording = compressed(SPECS, TEXT, min_bytes=200), Recording(OneReplica())
+    reducer, recording = create_reducer(SPECS, TEXT, min_bytes=200), Recording(OneReplica())
     values = [tf.constant(np.random.default_rng(0).standard_normal(s.shape).astype("float32")) for s in SPECS]
     state = [tf.zeros(s.shape, s.dtype) for s in reducer.state(SPECS)]
     reduced = reducer.reduce(values, state, recording, name="g")
@@ -98,7 +98,7 @@ def test_each_tensor_is_sent_as_its_rule_says():
 
 
 def test_errors_belong_to_variables_whatever_the_buckets_are():
-    reducer = compressed(SPECS, "int8", min_bytes=0, small_bytes=10**6, bucket_bytes=10**6)
+    reducer = create_reducer(SPECS, "int8", min_bytes=0, small_bytes=10**6, bucket_bytes=10**6)
     errors = [state for state in reducer.state(SPECS) if state.name.endswith("/error")]
     assert [(state.name, state.shape) for state in errors] == [
         (f"{spec.name}/error", tuple(spec.shape)) for spec in SPECS[:-1]
@@ -122,7 +122,7 @@ def test_errors_belong_to_variables_whatever_the_buckets_are():
 )
 def test_feedback_is_on_where_a_method_is_biased_and_can_be_chosen(text, feedback):
     assert isinstance(named(text), ErrorFeedback) == feedback
-    ways = compressed(SPECS, text, min_bytes=0).state(SPECS)
+    ways = create_reducer(SPECS, text, min_bytes=0).state(SPECS)
     assert any(state.name.endswith("/error") for state in ways) == feedback
 
 

@@ -10,8 +10,8 @@ from tfdist.gradients.compression.catalog import (
     Choice,
     check,
     chosen,
-    compressed,
     create,
+    create_reducer,
     parse_choice,
 )
 from tfdist.gradients.compression.codec import Codec
@@ -26,7 +26,7 @@ __all__ = [
     "AllGatherReducer",
     "check",
     "chosen",
-    "compressed",
+    "create_reducer",
     "create",
     "parse_choice",
     "seed_of",

@@ -126,7 +126,7 @@ def reducer_for(codec: Codec) -> Reducer:
     return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)
 
 
-def compressed(
+def create_reducer(
     specs: Sequence[tf.TensorSpec],
     text: str,
     *,
@@ -161,7 +161,7 @@ def compressed(
 
 
 def chosen(specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, str], min_bytes: int) -> list[str]:
-    """Returns the methods of each tensor, as normalized text; see `compressed`."""
+    """Returns the methods of each tensor, as normalized text; see `create_reducer`."""
     rules = parse_rules(text)
     methods = []
     for spec in specs:

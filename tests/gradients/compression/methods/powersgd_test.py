@@ -10,7 +10,7 @@ from tests.gradients.compression.reducers import named
 from tests.gradients.replicas import Runner, bits, initial, on_threads
 from tfdist.collectives import OneReplica, Recording
 from tfdist.gradients import ErrorFeedback
-from tfdist.gradients.compression import compressed
+from tfdist.gradients.compression import create_reducer
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.methods.powersgd import PowerSGD
 
@@ -98,7 +98,7 @@ def test_payload(steps):
 def test_two_messages_whatever_the_buckets():
     """The method packs all factors itself: otherwise each bucket would cost two messages."""
     specs = [tf.TensorSpec([300, 400], tf.float32, f"v{i}") for i in range(5)]
-    reducer, recording = compressed(specs, "powersgd", small_bytes=1, bucket_bytes=1), Recording(OneReplica())
+    reducer, recording = create_reducer(specs, "powersgd", small_bytes=1, bucket_bytes=1), Recording(OneReplica())
     reduced(reducer, [tf.ones(spec.shape) for spec in specs], collectives=recording)
     assert [call.shapes for call in recording.calls] == [((5 * 4 * 300,),), ((5 * 4 * 400,),)]
 
