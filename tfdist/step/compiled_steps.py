@@ -17,7 +17,7 @@ from tfdist.config.all_reduce import AlgorithmTable, Band
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.gradients import Reducer
-from tfdist.gradients.compression import EXACT, chosen
+from tfdist.gradients.compression import EXACT, choose_methods
 from tfdist.pipelining.execution import ActionClock
 from tfdist.pipelining.staged_model import without_flush_of
 from tfdist.row_semantics.explanation import Communication
@@ -242,7 +242,7 @@ class Steps:
         """Returns the names of the gradients that are currently not summed exactly."""
         if isinstance(self.compression.methods, Reducer):
             return [spec.name for spec in self.specs[:-1]]
-        methods = chosen(self.specs, self.compression.rules, self.overrides, self.compression.min_bytes)
+        methods = choose_methods(self.specs, self.compression.rules, self.overrides, self.compression.min_bytes)
         return [s.name for s, method in zip(self.specs, methods, strict=True) if not method.startswith(EXACT)]
 
     @property

@@ -18,7 +18,7 @@ from tfdist.gradients.compression import (
     METHODS,
     Codec,
     check,
-    chosen,
+    choose_methods,
     create_reducer,
     create,
     parse_choice,
@@ -52,14 +52,14 @@ OF_NUMPY = [
 
 
 def test_the_first_rule_that_holds_and_else_the_exact_sum():
-    assert chosen(SPECS, TEXT, {}, min_bytes=0) == ["none", "topk(ratio=0.05)|fp16", "int8", "int8", "none"]
-    assert chosen(SPECS, "size>=1000: int8", {}, min_bytes=0) == ["int8", "int8", "none", "none", "none"]
+    assert choose_methods(SPECS, TEXT, {}, min_bytes=0) == ["none", "topk(ratio=0.05)|fp16", "int8", "int8", "none"]
+    assert choose_methods(SPECS, "size>=1000: int8", {}, min_bytes=0) == ["int8", "int8", "none", "none", "none"]
 
 
 def test_small_tensors_and_scalars_are_exact():
-    assert chosen(SPECS, "int8", {}, min_bytes=4 * 900) == ["int8", "int8", "int8", "none", "none"]
-    assert chosen(SPECS, "int8", {}, min_bytes=4 * 901) == ["int8", "int8", "none", "none", "none"]
-    assert set(chosen(SPECS, "int8", {}, COMPRESSION_MIN_BYTES)) == {"none"}
+    assert choose_methods(SPECS, "int8", {}, min_bytes=4 * 900) == ["int8", "int8", "int8", "none", "none"]
+    assert choose_methods(SPECS, "int8", {}, min_bytes=4 * 901) == ["int8", "int8", "none", "none", "none"]
+    assert set(choose_methods(SPECS, "int8", {}, COMPRESSION_MIN_BYTES)) == {"none"}
 
 
 @pytest.mark.parametrize(("name", "args"), OF_NUMPY, ids=[name for name, _ in OF_NUMPY])
@@ -78,7 +78,7 @@ def test_numbers_of_numpy_are_those_of_python(name, args):
 
 def test_overrides_go_before_the_rules():
     overrides = {"model/dense/kernel": "bf16", "loss": "bf16", "model/out/bias": "none"}
-    assert chosen(SPECS, TEXT, overrides, min_bytes=0) == ["none", "bf16", "int8", "none", "none"]
+    assert choose_methods(SPECS, TEXT, overrides, min_bytes=0) == ["none", "bf16", "int8", "none", "none"]
 
 
 def test_each_tensor_is_sent_as_its_rule_says():

@@ -150,7 +150,7 @@ def create_reducer(
       bucket_order: see `Bucketed`.
     """
     partitions: dict[tuple[str, bool], list[int]] = {}
-    for i, methods in enumerate(chosen(specs, text, overrides, min_bytes)):
+    for i, methods in enumerate(choose_methods(specs, text, overrides, min_bytes)):
         partitions.setdefault((methods, specs[i].name in sparse), []).append(i)
     reducers = []
     for (methods, in_rows), indices in partitions.items():
@@ -160,7 +160,9 @@ def create_reducer(
     return reducers[0][1] if len(reducers) == 1 else PartitionedReducer(reducers)
 
 
-def chosen(specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, str], min_bytes: int) -> list[str]:
+def choose_methods(
+    specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, str], min_bytes: int
+) -> list[str]:
     """Returns the methods of each tensor, as normalized text; see `create_reducer`."""
     rules = parse_rules(text)
     methods = []
