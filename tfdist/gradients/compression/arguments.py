@@ -49,7 +49,7 @@ def checked_ratio(method: str, ratio: float) -> float:
     return float(ratio)
 
 
-def kept(ratio: float, size: int) -> int:
+def count_kept(ratio: float, size: int) -> int:
     """Returns how many of `size` elements are sent: max(1, round(ratio size)), or 0 for an empty vector."""
     return min(size, max(1, round(ratio * size)))
 

@@ -9,7 +9,7 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.errors.numbers import is_number
-from tfdist.gradients.compression.arguments import checked_integer, checked_ratio, kept
+from tfdist.gradients.compression.arguments import checked_integer, checked_ratio, count_kept
 from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, mark, seed_of
 from tfdist.gradients.compression.sparse_vector import SparseVector, exchange, largest_sampled, padded, sample_size
 
@@ -85,7 +85,7 @@ class DGC(Vectorwise):
         velocity, grown = self._grow(x, velocity, residual, collectives.size)
         largest = self._largest(grown, seed_of(name, steps, collectives.rank), steps)
         # If k is static, so is the length of the message: the bytes sent are then known without a run.
-        entries = largest if self._warmup_steps else padded(largest, kept(self._ratio, x.shape[0]))
+        entries = largest if self._warmup_steps else padded(largest, count_kept(self._ratio, x.shape[0]))
         total, checks = exchange(*entries, mark(largest.values), x.shape[0], collectives, name=name)
         velocity, residual = _masked(velocity, largest.indices), _masked(grown, largest.indices)
         unsent = [tf.reshape(new, old.shape) for new, old in zip((velocity, residual), state, strict=False)]
@@ -101,7 +101,7 @@ class DGC(Vectorwise):
         return velocity, tf.reshape(residual, [-1]) + velocity
 
     def _largest(self, x: tf.Tensor, seed: tf.Tensor, steps: tf.Tensor) -> SparseVector:
-        k: int | tf.Tensor = kept(self._ratio, x.shape[0])
+        k: int | tf.Tensor = count_kept(self._ratio, x.shape[0])
         if self._warmup_steps:
             done = tf.minimum(tf.cast(steps, tf.float32) / self._warmup_steps, 1.0)
             ratio = self._warmup_ratio * tf.pow(self._ratio / self._warmup_ratio, done)

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, compiled, kept
+from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, compiled, count_kept
 from tfdist.gradients.compression.random_draws import flipped, sign_bits
 from tfdist.gradients.compression.reducers import Stochastic, mark
 
@@ -45,7 +45,7 @@ class Projection(Stochastic):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See base class. One message."""
         size = x.shape[0]
-        k = kept(self._ratio, size)
+        k = count_kept(self._ratio, size)
         bits = sign_bits(-(-size // k), k, seed)
         message = tf.concat([compiled(_project, size, k)(x, bits), mark(x)[None]], axis=0)
         [summed] = collectives.all_reduce([message], name=name)

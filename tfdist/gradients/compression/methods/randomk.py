@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, kept
+from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, count_kept
 from tfdist.gradients.compression.reducers import Stochastic, mark
 from tfdist.gradients.compression.sparse_vector import dense
 
@@ -46,7 +46,7 @@ class RandomK(Stochastic):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See base class. One message."""
         size = x.shape[0]
-        k = kept(self._ratio, size)
+        k = count_kept(self._ratio, size)
         indices, lengths = drawn(k, size, seed)
         values = tf.gather(x, indices) * (tf.cast(lengths, tf.float32) if self._unbiased else 1.0)
         [summed] = collectives.all_reduce([tf.concat([values, mark(x)[None]], axis=0)], name=name)

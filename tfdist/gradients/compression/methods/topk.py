@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, kept
+from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, count_kept
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import folded_in
 from tfdist.gradients.compression.sparse_vector import dense, largest, largest_sampled, magnitudes, padded, sample_size
@@ -51,7 +51,7 @@ class TopK(Codec):
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
         """See base class: indices, of which negative ones mark unused entries, and values."""
-        k = kept(self._ratio, x.shape[0])
+        k = count_kept(self._ratio, x.shape[0])
         if self.randomized:
             indices, values = padded(largest_sampled(x, k, seed, sample_size(self._ratio)), k)
         else:
@@ -74,7 +74,7 @@ class TopK(Codec):
 
     def payload_bytes(self, size: int) -> int:
         """See base class."""
-        return 8 * kept(self._ratio, size)
+        return 8 * count_kept(self._ratio, size)
 
     def then(self, codec: Codec) -> Codec:
         """Returns a codec that encodes the values with another one; 4 k bytes of indices plus its code of k values."""
@@ -114,11 +114,11 @@ class _ThenValues(Codec):
         return tf.where(tf.math.is_finite(peak), inner, peak)
 
     def payload_bytes(self, size: int) -> int:
-        k = kept(self._ratio, size)
+        k = count_kept(self._ratio, size)
         return 4 * k + self._inner.payload_bytes(k)
 
     def _values(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        return self._inner.decode(code, kept(self._ratio, size))
+        return self._inner.decode(code, count_kept(self._ratio, size))
 
 
 def _peak(values: tf.Tensor) -> tf.Tensor:
