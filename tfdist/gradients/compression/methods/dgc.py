@@ -10,7 +10,7 @@ from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.errors.numbers import is_number
 from tfdist.gradients.compression.arguments import checked_integer, checked_ratio, count_kept
-from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, mark, seed_of
+from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_mark, seed_of
 from tfdist.gradients.compression.sparse_vector import SparseVector, exchange, largest_sampled, padded, sample_size
 
 
@@ -86,7 +86,7 @@ class DGC(Vectorwise):
         largest = self._largest(grown, seed_of(name, steps, collectives.rank), steps)
         # If k is static, so is the length of the message: the bytes sent are then known without a run.
         entries = largest if self._warmup_steps else padded(largest, count_kept(self._ratio, x.shape[0]))
-        total, checks = exchange(*entries, mark(largest.values), x.shape[0], collectives, name=name)
+        total, checks = exchange(*entries, finiteness_mark(largest.values), x.shape[0], collectives, name=name)
         velocity, residual = _masked(velocity, largest.indices), _masked(grown, largest.indices)
         unsent = [tf.reshape(new, old.shape) for new, old in zip((velocity, residual), state, strict=False)]
         return ReducedVector(total, grown - residual, [*unsent, steps + 1], checks)

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, compiled, count_kept
 from tfdist.gradients.compression.random_draws import flipped, sign_bits
-from tfdist.gradients.compression.reducers import Stochastic, mark
+from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
 
 
 class Projection(Stochastic):
@@ -47,7 +47,7 @@ class Projection(Stochastic):
         size = x.shape[0]
         k = count_kept(self._ratio, size)
         bits = sign_bits(-(-size // k), k, seed)
-        message = tf.concat([compiled(_project, size, k)(x, bits), mark(x)[None]], axis=0)
+        message = tf.concat([compiled(_project, size, k)(x, bits), finiteness_mark(x)[None]], axis=0)
         [summed] = collectives.all_reduce([message], name=name)
         total, sent = (compiled(_back_project, size, k, int(self._unbiased))(y[:k], bits) for y in (summed, message))
         return total, sent, summed[k:]

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, count_kept
-from tfdist.gradients.compression.reducers import Stochastic, mark
+from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
 from tfdist.gradients.compression.sparse_vector import dense
 
 
@@ -49,7 +49,7 @@ class RandomK(Stochastic):
         k = count_kept(self._ratio, size)
         indices, lengths = drawn(k, size, seed)
         values = tf.gather(x, indices) * (tf.cast(lengths, tf.float32) if self._unbiased else 1.0)
-        [summed] = collectives.all_reduce([tf.concat([values, mark(x)[None]], axis=0)], name=name)
+        [summed] = collectives.all_reduce([tf.concat([values, finiteness_mark(x)[None]], axis=0)], name=name)
         total, sent = dense(indices[None], summed[None, :k], size), dense(indices[None], values[None], size)
         return total, sent, summed[k:]
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import checked_integer, compiled
 from tfdist.gradients.compression.random_draws import flipped, sign_bits
-from tfdist.gradients.compression.reducers import Stochastic, mark
+from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
 from tfdist.gradients.compression.sparse_vector import dense, largest_sampled, padded, sample_size
 
 
@@ -68,7 +68,7 @@ class Sketch(Stochastic):
         bits = tf.stack([sign_bits(blocks, self._columns, seeds[row]) for row in range(self._rows)])
         offsets = tf.random.stateless_uniform([self._rows, blocks], seeds[-2], 0, self._columns, tf.int32)
         static = (size, self._rows, self._columns)
-        message = tf.concat([compiled(_sketch, *static)(x, bits, offsets), mark(x)[None]], axis=0)
+        message = tf.concat([compiled(_sketch, *static)(x, bits, offsets), finiteness_mark(x)[None]], axis=0)
         [summed] = collectives.all_reduce([message], name=f"{name}/sketch")
         estimates = compiled(_estimates, *static)(summed, bits, offsets)
         candidates = largest_sampled(estimates, self._k, seeds[-1], sample_size(self._k / size))

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.errors.numbers import is_number
-from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, mark
+from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_mark
 from tfdist.gradients.compression.sparse_vector import exchange, magnitudes, reaching
 
 
@@ -46,5 +46,5 @@ class Threshold(Vectorwise):
     ) -> ReducedVector:
         """See base class. One message."""
         selected = reaching(x, self._bits)
-        total, checks = exchange(*selected, mark(selected.values), x.shape[0], collectives, name=name)
+        total, checks = exchange(*selected, finiteness_mark(selected.values), x.shape[0], collectives, name=name)
         return ReducedVector(total, tf.where(magnitudes(x) >= self._bits, x, 0.0), [], checks)
