@@ -15,7 +15,7 @@ from tfdist.gradients.compression.random_draws import folded_in
 from tfdist.gradients.reducer import Reduced, Reducer, split_at
 
 
-def like(vector: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+def reshaped_like(vector: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """Returns a vector in the shape and dtype of a tensor."""
     return tf.cast(tf.reshape(vector, tensor.shape), tensor.dtype)
 
@@ -66,7 +66,7 @@ class Vectorwise(Reducer):
             if tensor.shape.num_elements():
                 x = tf.reshape(tf.cast(tensor, tf.float32), [-1])
                 total, sent, new_state, witness = self.reduce_vector(x, own_state, collectives, name=f"{name}/{i}")
-                part = Reduced([like(total, tensor)], [like(sent, tensor)], new_state, [witness])
+                part = Reduced([reshaped_like(total, tensor)], [reshaped_like(sent, tensor)], new_state, [witness])
             for values, more in zip(result, part, strict=True):
                 values += more
         return result

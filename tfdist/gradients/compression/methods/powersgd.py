@@ -16,7 +16,7 @@ from tfdist.gradients.bucket import Bucketed
 from tfdist.gradients.compression.arguments import checked_flag, compiled
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import orthonormal, scaled_rows
-from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer, like, seed_of
+from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer, reshaped_like, seed_of
 from tfdist.gradients.reducer import Reduced, Reducer, Sum, specs_of, split_at
 
 
@@ -107,7 +107,9 @@ class PowerSGD(Reducer):
         new = [self._next(q, memory, own) for q, memory, own in zip(second.totals, memories, names, strict=True)]
         whole: list[list[tf.Tensor]] = []
         for firsts, qs in ((first.totals, second.totals), (first.sent, second.sent)):
-            lossy = [like(_times(tf.transpose(p), q), tensors[i]) for i, p, q in zip(thin, ps, qs, strict=True)]
+            lossy = [
+                reshaped_like(_times(tf.transpose(p), q), tensors[i]) for i, p, q in zip(thin, ps, qs, strict=True)
+            ]
             at = dict(zip(thin + exact, lossy + firsts[len(thin) :], strict=True))
             whole.append([at[i] for i in range(len(tensors))])
         return Reduced(whole[0], whole[1], new + first.state + second.state, first.witnesses + second.witnesses)
