@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica
-from tfdist.collectives.rows import counting, gathered
+from tfdist.collectives.rows import counting, gather_structure
 from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
@@ -65,7 +65,7 @@ def gathered_batch(own_rows: ReplicaRows, collectives: Collectives, static_rows:
       collectives: collectives of all replicas.
       static_rows: number of rows of each tensor, which code may read from static shapes; None if it is unknown.
     """
-    batch = gathered(own_rows.own, collectives)
+    batch = gather_structure(own_rows.own, collectives)
     if static_rows is not None:
         batch = tf.nest.map_structure(
             lambda x: tf.ensure_shape(x, [static_rows, *x.shape[1:]]) if isinstance(x, tf.Tensor) else x, batch

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives.rows import gathered
+from tfdist.collectives.rows import gather_structure
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.distribution.dtensor_variables import is_spread
 from tfdist.distribution.strategy import ModelParts, VariableBlocks, VariablesOfAll
@@ -255,4 +255,4 @@ class StageParts(ModelParts):
     def outputs(self, outputs: Any) -> Any:
         """See base class; sent by the last stage to all others."""
         own = tf.nest.map_structure(lambda output: output if self.computes_outputs else output[:0], outputs)
-        return gathered(own, self._strategy.pipeline_collectives)
+        return gather_structure(own, self._strategy.pipeline_collectives)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import using
-from tfdist.collectives.rows import counting, gathered
+from tfdist.collectives.rows import counting, gather_structure
 from tfdist.data import Examples, Source
 from tfdist.data.batches import one_pass
 from tfdist.data.inputs import Padded
@@ -60,7 +60,7 @@ class BatchPrediction:
         numbers = self.random_numbers(number, collectives.rank)
         with layouts.computing(self._model.trainable_variables), numbers, using(collectives):
             outputs = layouts.by_rows(self.outputs(own_rows.batch))
-        return gathered(self._strategy.parts.outputs(outputs), collectives)
+        return gather_structure(self._strategy.parts.outputs(outputs), collectives)
 
     def partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
         """Computes the outputs of one device, for a model whose outputs for a row may depend on other rows."""
