@@ -245,7 +245,8 @@ class Recording(ForwardingCollectives):
     def group(self, ranks: Sequence[int]) -> "Recording":
         """See base class; the group's calls are added to `calls`."""
         outer = self._outer(self.checked(ranks))
-        return Recording(self._inner.group(ranks), self.calls, None if self._is_everyone(outer) else outer)
+        is_everyone = self._ranks is None and outer == tuple(range(self.size))
+        return Recording(self._inner.group(ranks), self.calls, None if is_everyone else outer)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
@@ -261,9 +262,6 @@ class Recording(ForwardingCollectives):
 
     def _outer(self, ranks: Sequence[int]) -> tuple[int, ...]:
         return tuple(rank if self._ranks is None else self._ranks[rank] for rank in ranks)
-
-    def _is_everyone(self, outer: tuple[int, ...]) -> bool:
-        return self._ranks is None and outer == tuple(range(self.size))
 
     def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
         """See base class."""

@@ -138,8 +138,8 @@ class HorovodCollectives(Collectives):
         combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         received = self.all_to_all([to_transferable(tensor, self) for tensor in inputs], name=name)
-        combined = (combine(self._by_sender(tensor), axis=0) for tensor in received)
-        return [tf.cast(total, tensor.dtype) for total, tensor in zip(combined, inputs, strict=True)]
+        by_sender = [tf.reshape(x, tf.concat([[self.size, -1], tf.shape(x)[1:]], 0)) for x in received]
+        return [tf.cast(combine(x, axis=0), tensor.dtype) for x, tensor in zip(by_sender, inputs, strict=True)]
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
@@ -166,9 +166,6 @@ class HorovodCollectives(Collectives):
         done = super().barrier(name=name)
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(done, 0), [done])]):
             return tf.identity(done)
-
-    def _by_sender(self, tensor: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(tensor, tf.concat([[self.size, -1], tf.shape(tensor)[1:]], 0))
 
     def _each(
         self, call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str, rows_change: bool = False

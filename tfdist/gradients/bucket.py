@@ -111,10 +111,9 @@ class Bucketed(Reducer):
 
     def _sending_order(self, buckets: Sequence[Sequence[tf.TensorSpec]]) -> list[int]:
         """Returns the numbers of the buckets in the order in which they are sent."""
-        numbers = list(range(len(buckets)))
-        if self._order == BACKWARD:
-            return numbers
-        return sorted(numbers, key=lambda i: sum(map(tensor_bytes, buckets[i])))
+        numbers = range(len(buckets))
+        is_backward = self._order == BACKWARD
+        return sorted(numbers, key=lambda i: i if is_backward else sum(map(tensor_bytes, buckets[i])))
 
     def _buckets(self, specs: Sequence[tf.TensorSpec]) -> list[tuple[list[int], list[tf.TensorSpec]]]:
         """Returns for each bucket the indices of its tensors, and the specs that the inner reducer gets."""

@@ -234,20 +234,15 @@ class SparseRows(Reducer):
 
     def _goes_as_rows(self, slices: tf.IndexedSlices, collectives: Collectives, index: int) -> bool:
         """Returns whether to send rows; logs the choice once per tensor."""
-        if not slices.shape.num_elements() or slices.values.shape[0] is None:
+        if not _has_static_rows(slices):
             return False
-        fewer = rows_send_less(slices, collectives)
+        is_sparse = rows_send_less(slices, collectives)
         if index not in self._logged:
             self._logged.add(index)
             name = self._names[index] if self._names else f"tensor {index}"
-            way = "as rows" if fewer else "dense"
-            _log.info(
-                "The gradient of %s is sent %s: its rows are %d bytes, the dense tensor is %d.",
-                name,
-                way,
-                *_bytes(slices),
-            )
-        return fewer
+            message = "The gradient of %s is sent %s: its rows are %d bytes, the dense tensor is %d."
+            _log.info(message, name, "as rows" if is_sparse else "dense", *_bytes(slices))
+        return is_sparse
 
 
 def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
@@ -258,10 +253,14 @@ def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
         less.
       collectives: collectives of the replica.
     """
-    if not slices.shape.num_elements() or slices.values.shape[0] is None:
+    if not _has_static_rows(slices):
         return False
     sparse, dense = _bytes(slices)
     return slices.dtype in collectives.wire.gathers and sparse * collectives.size < 2 * dense
+
+
+def _has_static_rows(slices: tf.IndexedSlices) -> bool:
+    return bool(slices.shape.num_elements()) and slices.values.shape[0] is not None
 
 
 def _bytes(slices: tf.IndexedSlices) -> tuple[int, int]:

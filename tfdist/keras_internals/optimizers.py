@@ -29,12 +29,10 @@ def classes_overriding_apply(kind: type[keras.Optimizer]) -> list[Any]:
 
 def last_learning_rate(optimizer: keras.Optimizer) -> float:
     """Returns the learning rate of the last update."""
-    rate = optimizer._learning_rate
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        rate = rate(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))
-    elif callable(rate):
-        rate = rate()
-    return float(tf.convert_to_tensor(rate))
+    schedule = scheduled_learning_rate(optimizer)
+    if schedule is None:
+        return float(tf.convert_to_tensor(optimizer.learning_rate))
+    return float(schedule(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0)))
 
 
 def constant_learning_rate(optimizer: keras.Optimizer) -> float | None:
