@@ -91,11 +91,11 @@ PIECE_BYTES = 1024 * 1024
 
 
 class SequentialCollectives(ForwardingCollectives):
-    """Collectives of which each begins when the previous one has ended, with large tensors in pieces.
+    """Collectives that run one after another, with large tensors in pieces.
 
-    An engine carries out messages in the order in which it gets them. What is sent during training steps therefore must not be
-    given to it at once: the small messages of the steps would wait for all of it. One instance serves one trace of one replica.
-    Tensors whose shapes are not static are sent as a whole; static shapes must be equal on all ranks, even in a gather.
+    An engine sends messages in the order in which it receives them. A large exchange during training steps therefore must not
+    be passed to it at once: the small messages of the steps would wait for all of it. One instance serves one trace of one
+    replica. Tensors whose shapes are not static are not divided; static shapes must be equal on all ranks, even in a gather.
     """
 
     def __init__(self, inner: Collectives, piece_bytes: int = PIECE_BYTES):

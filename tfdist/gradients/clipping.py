@@ -11,7 +11,7 @@ from tfdist.errors.numbers import is_number
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clip:
-    """How gradients are clipped.
+    """The limits of gradient clipping.
 
     Attributes:
       norm: maximum global norm: all gradients are scaled by min(1, norm / global norm) (Pascanu et al., 2013,

@@ -133,7 +133,7 @@ class PartitionedReducer(Reducer):
 # Error feedback: what a lossy sum left out of a step is added to the next one.
 #     x = g + e,   total = sum over replicas of sent(x),   e' = x - sent(x)
 #
-# What was sent and the remaining error add up to the sum of all gradients so far, so nothing is lost, only delayed. Each
+# The sums sent and the remaining error add up to the sum of all gradients so far: nothing is lost, only delayed. Each
 # replica stores its own error: one tensor of the size of each gradient.
 #
 # Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al., Error Feedback Fixes SignSGD, 2019
@@ -141,7 +141,7 @@ class PartitionedReducer(Reducer):
 
 
 class ErrorFeedback(Reducer):
-    """Stores what another reducer did not send, and adds it to the next sum.
+    """Stores the part that another reducer did not send, and adds it to the next sum.
 
     Around an exact reducer, it sends the error that an earlier, lossy one has left; afterwards there is none.
     """

@@ -1,4 +1,4 @@
-"""Says in words what labels mean, which line of a user's code decided them, and what follows for a step."""
+"""Explanations of labels in words: their meaning, the line of user code that causes them, and the effect on a step."""
 
 import contextlib
 import contextvars
@@ -51,12 +51,12 @@ class Labelled(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What it is, in words."""
+        """The value and its label, in words."""
         return f"{_SENTENCES.get(self.kind, '{}').format(self.name)} is {explained(self.label)}"
 
 
 class Communication(NamedTuple):
-    """What replicas communicate in a step that needs all rows, besides its gradients.
+    """The communication of replicas in a step that needs all rows, besides its gradients.
 
     Attributes:
       calls: the collective calls.
@@ -71,7 +71,7 @@ class Communication(NamedTuple):
         return sum(len(call.shapes) for call in self.calls if call.operation == operation)
 
     def __str__(self) -> str:
-        """What is communicated, in words."""
+        """The communicated sums and rows, in words."""
         sums, rows = self.count("all_reduce"), self.count("all_gather")
         size = sum(call.payload_bytes for call in self.calls if call.operation == "all_reduce")
         parts = [f"{sums} sums or extremes ({byte_size(size)})"] if sums else []
@@ -79,28 +79,28 @@ class Communication(NamedTuple):
 
     @property
     def whole_batch(self) -> str:
-        """What replicas do with a step that cannot be partitioned."""
+        """The behavior of replicas in a step that cannot be partitioned."""
         return f"computes the whole batch ({self.refused}), with the result and the speed of one device"
 
     @property
     def otherwise(self) -> str:
-        """What replicas do, since values cannot be combined."""
+        """The behavior of replicas if values cannot be combined."""
         if self.refused:
             return f"every replica gathers and {self.whole_batch}"
         return f"replicas compute their own rows, and besides gradients communicate {self} in each step"
 
 
 class Explanation(NamedTuple):
-    """The values of a step, and what follows on replicas.
+    """The values of a step, and their effect on replicas.
 
     Attributes:
       step: which step.
       values: its values.
       reason: why the replicas' values cannot be combined, if no single value is the reason; empty if they can.
-      otherwise: what replicas do if the values cannot be combined.
+      otherwise: the behavior of replicas if the values cannot be combined.
       trained: the variables that have gradients.
       calls: collective calls of the step's own code.
-      communication: what replicas communicate in Keras's `fit` if the values cannot be combined.
+      communication: the communication of replicas in Keras's `fit` if the values cannot be combined.
       without_rule: types of the step's operations that have no rule.
     """
 
@@ -130,7 +130,7 @@ class Explanation(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """What follows, as one line."""
+        """The effect on replicas, as one line."""
         count, uncombined = count_of(len(self.values), "value"), sum(not value.op for value in self.values)
         if uncombined or self.reason:
             reason = f"{uncombined} of {count} cannot be combined from those of replicas" if uncombined else self.reason

@@ -1,4 +1,4 @@
-"""Carries labels through a traced function, operation by operation, through its calls, branches and loops."""
+"""Propagates labels through a traced function, operation by operation, and through its calls, branches and loops."""
 
 import dataclasses
 import logging

@@ -104,7 +104,7 @@ class Partitioned:
         Args:
           graph: graph of the traced program.
           fed: for each of its placeholders, by reference, what is known of it and the tensor in the current graph.
-          results: tensors of the graph that are asked for.
+          results: the tensors of the graph to compute.
           rows: scalars int32: number of rows that the replica computes, at least 1; number of them that count; rows of the
             whole batch.
           collectives: collectives of the replicas.

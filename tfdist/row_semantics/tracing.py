@@ -15,7 +15,7 @@ from tfdist.row_semantics.sizes import COUNT, symbol
 from tfdist.row_semantics.values import ALL_ROWS, REPLICATED, AllRows, Label, ReplicatedPlusSum, Rows, Value
 
 _OF_GRADIENTS = "gradient_tape/"  # names of operations that a tape creates
-# What code raises that cannot be traced with an unknown number of rows.
+# Errors of code that cannot be traced with an unknown number of rows.
 FAILURES = (tf.errors.OpError, ValueError, TypeError, AttributeError)
 
 
@@ -65,9 +65,9 @@ def _unknown(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class _Scope(keras.StatelessScope):
-    """Holds the values of variables; those that are differentiated keep theirs, since a tape knows them by their resources.
+    """Holds values of variables, except of those that are differentiated: a tape identifies these by their resources.
 
-    What is assigned to them must be replicated, and so is the value that is read instead.
+    Values that are assigned to them must be replicated, and so is the value that is read instead.
     """
 
     def __init__(self, held: Sequence[tuple[keras.Variable, tf.Tensor]]):
@@ -77,7 +77,7 @@ class _Scope(keras.StatelessScope):
         self._updated: set[int] = set()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """See base class; what is read after an assignment has no gradient, as if it were read from the variable."""
+        """See base class; a value read after an assignment has no gradient, as if it were read from the variable."""
         value = super().get_current_value(variable)
         return tf.stop_gradient(value) if id(variable) in self._updated else value
 

@@ -1,4 +1,4 @@
-"""What is known of a tensor: its label, its dims, its numbers if they are computed from shapes, and what a list contains."""
+"""Static knowledge of a tensor: its label, its dims, its numbers if computed from shapes, and the elements of a list."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from tfdist.row_semantics.sizes import ONE, Size
 
 # Labels: how the values that replicas compute from their rows make up the value that one device computes from all of them.
 # Replica r has COUNT_r >= 1 rows of a batch of COUNT = sum of COUNT_r; t_r is a tensor as it computes it, and t as one device
-# does. Powers of COUNT are carried along, since code divides by the number of rows: a mean is a sum times COUNT^-1.
+# does. Labels include powers of COUNT, since code divides by the number of rows: a mean is a sum times COUNT^-1.
 
 Reduction = Literal["sum", "max", "min", "all", "any"]
 
@@ -124,7 +124,7 @@ def common_power(powers: Iterable[int | None]) -> tuple[bool, int | None]:
 
 
 def without_base(label: Label) -> Label:
-    """Returns the label of the elements of a tensor in other places: what a sum is added to is no variable any more."""
+    """Returns the label of a tensor's elements after they are moved: the base of a sum is then no longer a variable."""
     return dataclasses.replace(label, variable=None) if isinstance(label, ReplicatedPlusSum) else label
 
 
@@ -176,14 +176,14 @@ class NoRuleError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """What is known of a tensor.
+    """The static knowledge of a tensor.
 
     Attributes:
       label: how replicas' values make up the value of all rows.
       dims: its dims; None if the rank is unknown, and None for an unknown dim.
       numbers: array of its elements as sizes, None for unknown elements; None if there are too many or none is known.
         The label is `AllRows` if their powers of COUNT differ, as in a shape.
-      element: for a list of tensors, what is known of each of them.
+      element: for a list of tensors, the value of each of them.
       variable: for a resource, the variable; for a value, the variable that it was read from, unchanged.
     """
 
@@ -265,7 +265,7 @@ class Value:
             raise NoRuleError(str(error)) from None
 
 
-# What a loop has not written into a list yet: zeros, of any shape.
+# An element of a list that a loop has not written yet: zeros, of any shape.
 UNWRITTEN = Value(ZEROS)
 
 
@@ -281,7 +281,7 @@ def of_numbers(numbers: np.ndarray, dims: Dims | None = None) -> Value:
 
 
 def join_values(values: Sequence[Value]) -> Value:
-    """Returns what is known of one of several tensors, chosen equally on all replicas."""
+    """Returns the value of one of several tensors, chosen equally on all replicas."""
     values = [value for value in values if value != UNWRITTEN] or [UNWRITTEN]
     first = values[0]
     if all(other == first for other in values[1:]):

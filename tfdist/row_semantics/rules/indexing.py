@@ -26,7 +26,7 @@ from tfdist.row_semantics.values import (
 
 
 class _Axis(NamedTuple):
-    """What a slice does with one axis: takes all of it ("all") or a part, adds ("new") or removes ("index") one."""
+    """The effect of a slice on one axis: it takes all of it ("all") or a part, adds ("new") or removes ("index") one."""
 
     action: str
     source: int
@@ -295,7 +295,7 @@ def _(call: Call) -> Value:
 
 @rule("LowerBound", "UpperBound")
 def _(call: Call) -> Value:
-    """Where values belong in sorted rows: in the same ones on all replicas, or in those that belong to a row."""
+    """Positions of values in sorted sequences: in one that is equal on all replicas, or in that of a row."""
     sequence, values = call.inputs
     if sequence.is_replicated:
         is_own, axis = True, 1

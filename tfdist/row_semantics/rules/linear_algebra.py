@@ -202,7 +202,7 @@ def _(call: Call) -> list[Value]:
 
 
 # Random numbers.
-# Those of rows are other numbers of the same law on each replica. What is drawn once for a batch is drawn with the same seed.
+# Replicas draw different numbers of the same distribution for rows, and the same numbers, by one seed, for a batch.
 
 
 @rule(
