@@ -221,13 +221,13 @@ def noting_static_rows() -> Iterator[list[str]]:
 def _reads_first_unpacked(frame: types.FrameType) -> bool:
     """Returns whether a frame unpacks a sequence, as by `b, *_ = x.shape`, and reads the first variable somewhere."""
     instructions = list(dis.get_instructions(frame.f_code))
-    index = [each.offset for each in instructions].index(frame.f_lasti)
+    index = [instruction.offset for instruction in instructions].index(frame.f_lasti)
     if not instructions[index].opname.startswith("UNPACK_"):
         return False
     # Python 3.13 joins some instructions, which then have several names.
-    names = [each.argval if isinstance(each.argval, tuple) else (each.argval,) for each in instructions]
-    read = [of_one for each, of_one in zip(instructions, names, strict=True) if each.opname.startswith("LOAD_")]
-    return any(names[index + 1][0] in of_one for of_one in read)
+    operands = [i.argval if isinstance(i.argval, tuple) else (i.argval,) for i in instructions]
+    loads = [names for i, names in zip(instructions, operands, strict=True) if i.opname.startswith("LOAD_")]
+    return any(operands[index + 1][0] in names for names in loads)
 
 
 def _shortest_path(name: str) -> str:

@@ -55,8 +55,8 @@ class Interpreter:
             results = self.results(graph, call)
             if operation.name in declared:
                 declaration, tensors = declared[operation.name]
-                given = [values[tensor.ref()] for tensor in tensors]
-                results = [_with_cause(declaration(*given), Call(operation, given, self.variables))]
+                declared_inputs = [values[tensor.ref()] for tensor in tensors]
+                results = [_with_cause(declaration(*declared_inputs), Call(operation, declared_inputs, self.variables))]
             for tensor, value in zip(operation.outputs, results, strict=True):
                 values[tensor.ref()] = _with_cause(self.with_static_shape(tensor, value), call)
         return values

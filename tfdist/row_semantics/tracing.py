@@ -70,9 +70,9 @@ class _Scope(keras.StatelessScope):
     Values that are assigned to them must be replicated, and so is the value that is read instead.
     """
 
-    def __init__(self, held: Sequence[tuple[keras.Variable, tf.Tensor]]):
-        super().__init__(held, collect_losses=True)
-        self._held = {id(variable) for variable, _ in held}
+    def __init__(self, state_values: Sequence[tuple[keras.Variable, tf.Tensor]]):
+        super().__init__(state_values, collect_losses=True)
+        self._held = {id(variable) for variable, _ in state_values}
         self._assigned: dict[int, Any] = {}
         self._updated: set[int] = set()
 
@@ -161,18 +161,18 @@ def traced(
     with keras_internals.symbolic_graph(GRAPH) as graph:
         rows = tf.nest.map_structure(lambda spec: None if spec is None else _placeholder(spec), batch)
         size = tf.compat.v1.placeholder(tf.int32, [])
-        held = [(variable, tf.compat.v1.placeholder(variable.dtype, variable.shape)) for variable in state]
-        with _Scope(held) as scope:
+        state_values = [(variable, tf.compat.v1.placeholder(variable.dtype, variable.shape)) for variable in state]
+        with _Scope(state_values) as scope:
             results = function(rows, size)
             values = [scope.value_of(variable) for variable in variables]
             others = scope.assigns_others(variables)
     inputs = {size.ref(): Value(REPLICATED)}
     for leaf in tf.nest.flatten(rows):
         inputs |= _of_rows(leaf)
-    inputs |= {placeholder.ref(): Value(REPLICATED, variable=id(variable)) for variable, placeholder in held}
+    inputs |= {placeholder.ref(): Value(REPLICATED, variable=id(variable)) for variable, placeholder in state_values}
     for outside, inside in graph.captures:
         inputs[inside.ref()] = Value(REPLICATED, variable=id(outside) if inside.dtype == tf.resource else None)
-    unchanged = {id(variable): placeholder for variable, placeholder in held}
+    unchanged = {id(variable): placeholder for variable, placeholder in state_values}
     return Trace(graph, rows, size, unchanged, results, values, inputs, others)
 
 
@@ -189,13 +189,12 @@ def labels_of(
     """
     trace = traced(function, batch, variables, state)
     interpreter = Interpreter()
-    known = interpreter.values(trace.graph, trace.inputs)
+    labelled = interpreter.values(trace.graph, trace.inputs)
     unchanged, results, values = trace.unchanged, trace.results, trace.values
 
     def assigned(variable: keras.Variable, value: Any) -> Label | None:
-        return (
-            None if value is None or value is unchanged.get(id(variable)) else _assigned(variable, _known(known, value))
-        )
+        is_unchanged = value is None or value is unchanged.get(id(variable))
+        return None if is_unchanged else _assigned(variable, _value_of(labelled, value))
 
     def is_increment(variable: keras.Variable, value: Any) -> bool:
         before = unchanged.get(id(variable))
@@ -203,7 +202,7 @@ def labels_of(
 
     flat = [each for each in tf.nest.flatten(results) if isinstance(each, tf.Tensor)]
     return Labels(
-        tf.nest.map_structure(lambda each: _label(known, each) if isinstance(each, tf.Tensor) else None, results),
+        tf.nest.map_structure(lambda each: _label(labelled, each) if isinstance(each, tf.Tensor) else None, results),
         list(map(assigned, variables, values)),
         list(map(is_increment, variables, values)),
         lambda variable: _depends(flat, unchanged.get(id(variable))),
@@ -261,14 +260,14 @@ def _of_rows(leaf: Any) -> dict[Any, Value]:
     return {leaf.ref(): Value(Rows(0, COUNT), (COUNT, *others))}
 
 
-def _known(known: dict[Any, Value], tensor: tf.Tensor) -> Value:
+def _value_of(tensor_values: dict[Any, Value], tensor: tf.Tensor) -> Value:
     """Returns what is known of a tensor; those of inner functions, which have been left, are unknown."""
-    return known.get(tensor.ref(), Value(ALL_ROWS))
+    return tensor_values.get(tensor.ref(), Value(ALL_ROWS))
 
 
-def _label(known: dict[Any, Value], tensor: tf.Tensor) -> Label:
+def _label(tensor_values: dict[Any, Value], tensor: tf.Tensor) -> Label:
     """Returns the label of a result; a gradient that needs all rows names an operation of the loss, if there is one."""
-    label = _known(known, tensor).known_label
+    label = _value_of(tensor_values, tensor).known_label
     cause = label.cause if isinstance(label, AllRows) else None
     if cause is None or not cause.name.startswith(_OF_GRADIENTS):
         return label
@@ -281,7 +280,7 @@ def _label(known: dict[Any, Value], tensor: tf.Tensor) -> Label:
     stack, seen = [cause], {cause.name}
     while stack:
         operation = stack.pop()
-        labels = [known[output.ref()].label for output in operation.outputs if output.ref() in known]
+        labels = [tensor_values[output.ref()].label for output in operation.outputs if output.ref() in tensor_values]
         is_cause = any(isinstance(each, AllRows) and each.cause is operation for each in labels)
         if is_cause and not operation.name.startswith(_OF_GRADIENTS):
             return AllRows(operation)

@@ -85,8 +85,8 @@ def _resolved(value: Value, shape: list[Size | None]) -> Dims:
     free = [number for number, dim in enumerate(shape) if dim is not None and dim.coefficient == -1]
     if free:
         others = sizes.product(dim for number, dim in enumerate(shape) if number != free[0])
-        whole = sizes.product(value.dims) if value.dims is not None else None
-        shape[free[0]] = whole.divided_by(others) if whole is not None and others is not None else None
+        total = sizes.product(value.dims) if value.dims is not None else None
+        shape[free[0]] = total.divided_by(others) if total is not None and others is not None else None
     return tuple(shape)
 
 
@@ -95,8 +95,8 @@ def _reshaped(label: Rows, old: Dims, new: Dims) -> Label:
     axes = [axis for axis, dim in enumerate(new) if dim is None or dim.power]
     if len(axes) != 1 or (size := new[axes[0]]) is None:
         return ALL_ROWS
-    outer, whole = sizes.product(new[: axes[0]]), sizes.product(new)
-    same = outer is not None and outer == sizes.product(old[: label.axis]) and whole == sizes.product(old)
+    outer, total = sizes.product(new[: axes[0]]), sizes.product(new)
+    same = outer is not None and outer == sizes.product(old[: label.axis]) and total == sizes.product(old)
     return Rows(axes[0], size, label.power) if _is_of_rows(size) and same else ALL_ROWS
 
 
