@@ -293,8 +293,8 @@ SEQUENCES = RANDOM.standard_normal((16, 6, 2)).astype("float32"), NEXT[:16, 0]
         ),
         (lambda on: fit_one(on, recurrent(unroll=False), SEQUENCES), "must not contain loops.*unroll=True"),
         # What the engine does itself.
-        (lambda on: trainer_of(on, jit_compile=True), "On a mesh, DTensor compiles the step and reduces"),
-        (lambda on: trainer_of(on, compression="int8"), "On a mesh, DTensor compiles the step and reduces"),
+        (lambda on: trainer_of(on, jit_compile=True), "On a mesh, DTensor compiles its programs itself"),
+        (lambda on: trainer_of(on, compression="int8"), "On a mesh, DTensor reduces gradients itself"),
         (lambda _: mesh(shard="all"), "^shard=all is not known"),
         (lambda _: mesh(shard="optimizer", shard_axis="modell"), "no axis modell"),
         (name_dims_of_what_is_laid_out, "must come before variables are laid out. Received: .*dense/kernel"),

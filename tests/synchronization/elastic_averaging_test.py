@@ -157,7 +157,7 @@ def test_one_replica(single, float64):
 
 
 def test_an_average_of_the_weights_is_refused(mirrored3):
-    with pytest.raises(InputError, match="Leave out `ema`"):
+    with pytest.raises(InputError, match="leave out ema or use another sync"):
         Regression(mirrored3, "easgd", ema=0.9)
 
 

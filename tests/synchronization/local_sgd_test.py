@@ -282,5 +282,5 @@ def test_what_communicates_in_every_step_is_refused(mirrored3):
 
 @pytest.mark.parametrize("sync", ["local_sgd", "fedavg"])
 def test_a_mesh_is_refused(sync, mesh2x2):
-    with pytest.raises(InputError, match="cannot train locally"):
+    with pytest.raises(InputError, match="On a mesh there is one replica"):
         trainer_of(mesh2x2, sync)

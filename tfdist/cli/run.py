@@ -179,8 +179,7 @@ def opened(config: TrainConfig, place: Place | None = None) -> Iterator[Session]
 def with_clients(session: Session) -> Session:
     """Returns the session with the training data as clients own it, if `--sync` has clients."""
     config, found = session.config, session.data
-    sync, balance = config.parsed.sync, config.parsed.balance.kind
-    train = owned_by_clients(sync, found.train, config.batch_size, config.seed, config.elastic_batch, balance)
+    train = owned_by_clients(config.parsed.sync, found.train, config.batch_size, config.seed)
     return dataclasses.replace(session, data=dataclasses.replace(found, train=train))
 
 

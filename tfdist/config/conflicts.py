@@ -1,13 +1,15 @@
 """Combinations of flags that exclude each other: the flags, the condition, and the rule with its remedy."""
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.config.decay import DECAYS
 from tfdist.config.rules import OF_GRADIENTS, is_chosen, is_for_gradients
 from tfdist.config.search import LearningRateSearch
-from tfdist.config.strategy_registry import Declaration, declared, taking
+from tfdist.config.strategy_registry import DECLARATIONS, Declaration, declared, taking
+from tfdist.config.sync import EveryStep, Sync
 from tfdist.errors import InputError
 
 _WITHOUT_WARMUP = {name: kind.without_warmup for name, kind in DECAYS.items() if kind.without_warmup}
@@ -213,10 +215,37 @@ def check_combinations(config: Any) -> None:
 
     Rules about flags that the configuration does not have are skipped.
     """
+    _check_rules(config)
+    check_strategy(config, declared(config.strategy))
+
+
+def check_arguments(name: str, declaration: Declaration | None, sync: Sync | None = None, **arguments: Any) -> None:
+    """Same as `check_combinations`, for arguments of a program that are named like flags.
+
+    Args:
+      name: name of the strategy.
+      declaration: what a strategy declares that is not in the registry.
+      sync: how replicas are synchronized; None for every step.
+      **arguments: values by name.
+    """
+    sync = sync or EveryStep()
+    parsed = types.SimpleNamespace(sync=sync)
+    config = types.SimpleNamespace(strategy=name, sync=str(sync), parsed=parsed, **arguments)
+    _check_rules(config)
+    _check_refusals(config, declaration or next((d for d in DECLARATIONS if d.name == name), Declaration(name=name)))
+
+
+def _check_rules(config: Any) -> None:
     for names, broken, rule in _RULES:
         if all(hasattr(config, name) for name in names) and broken(config):
             raise _refused(rule, config, names)
-    check_strategy(config, declared(config.strategy))
+
+
+def _check_refusals(config: Any, strategy: Declaration) -> None:
+    for refusal in strategy.refuses:
+        value = getattr(config, refusal.flag, refusal.accepted)
+        if refusal.refused(value) if refusal.refused else value != refusal.accepted:
+            raise _refused(refusal.rule, config, (refusal.flag, "strategy"))
 
 
 def check_strategy(config: Any, strategy: Declaration) -> None:
@@ -237,9 +266,7 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
                 config,
                 (field.name, "strategy"),
             )
-    for refusal in strategy.refuses:
-        if getattr(config, refusal.flag, refusal.accepted) != refusal.accepted:
-            raise _refused(refusal.rule, config, (refusal.flag, "strategy"))
+    _check_refusals(config, strategy)
     if found := unaccepted({field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, strategy):
         name, rule = found
         raise _refused(rule, config, (name, "strategy"))

@@ -59,17 +59,19 @@ class Processes(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """A flag of which a strategy accepts one value only.
+    """A flag of which a strategy accepts one value only, or refuses some values.
 
     Attributes:
       flag: name of the flag.
       accepted: the value.
       rule: why, and what to do instead, as a sentence.
+      refused: returns whether a value is refused; None if all but `accepted` are.
     """
 
     flag: str
     accepted: Any
     rule: str
+    refused: Callable[[Any], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,12 +152,6 @@ def _check_mesh(config: Any) -> None:
 
 def _check_pipeline(config: Any) -> None:
     check_mesh(config)
-    compression = getattr(config, "compression", "none")
-    if is_chosen(compression):
-        raise InputError(
-            "Each stage of a pipeline would measure and choose by itself: name a method instead of --compression=auto. "
-            f"Received: --compression={compression} --strategy=pipeline."
-        )
     check_flags_without_flush(config)
 
 
@@ -317,6 +313,12 @@ DECLARATIONS = (
                 "The stages of a pipeline are updated together, in every step: leave out --sync or use another --strategy.",
             ),
             Refusal("jit_compile", False, "Stages of a pipeline communicate within a step: leave out --jit_compile."),
+            Refusal(
+                "compression",
+                "none",
+                "Each stage of a pipeline would measure and choose by itself: name a method instead of --compression=auto.",
+                refused=is_chosen,
+            ),
             Refusal(
                 "check_sync",
                 "variables",

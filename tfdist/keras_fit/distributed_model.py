@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.config.conflicts import check_arguments
 from tfdist.config.fields import names
 from tfdist.config.job_config import RunConfig
 from tfdist.coordination.group import long_timeout
@@ -36,7 +37,7 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.step import data_check
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.metrics import KerasMetrics, Totals
-from tfdist.step.validation import check_engine_sums, check_not_wrapped
+from tfdist.step.validation import check_not_wrapped
 from tfdist.trainer.program import check_equal
 
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -59,7 +60,9 @@ def check_strategy(strategy: Strategy, options: RunConfig) -> Strategy:
             "Keras's own fit needs a strategy whose replicas accept any number of rows. Received: "
             f"{strategy.name}. Use tfdist.Trainer there."
         )
-    check_engine_sums(strategy, options.jit_compile, options.compression)
+    check_arguments(
+        strategy.name, strategy.declaration, jit_compile=options.jit_compile, compression=options.compression
+    )
     return strategy
 
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 import keras
 
 from tfdist import keras_internals
-from tfdist.config.sync import Sync, parse_sync
 from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, Examples
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
-from tfdist.gradients.compression import parse_choice
 from tfdist.layers.sync_batch_norm import is_synchronized
 from tfdist.pipelining.staged_model import full_model
 
@@ -27,40 +25,6 @@ def check_created_in_scope(strategy: Strategy, what: str, variables: Sequence[ke
             f"The {what} must be created inside the strategy's scope, where its variables are placed for the strategy. "
             f"Received: {strange}, created outside. Create the {what} under `with strategy.scope():`."
         )
-
-
-def check_engine_sums(strategy: Strategy, jit_compile: bool, compression: object) -> None:
-    """Raises `InputError` for options of the reduction and the compiler that the engine leaves no choice in."""
-    if strategy.sums_gradients and (jit_compile or compression != "none"):
-        raise InputError(
-            "On a mesh, DTensor compiles the step and reduces gradients itself: leave out jit_compile and "
-            f"compression. Received: jit_compile={jit_compile}, compression={compression!r}."
-        )
-
-
-def check_stages(
-    strategy: Strategy, jit_compile: bool, accumulate_steps: int, compression: object, sync: str | Sync
-) -> None:
-    """Raises `InputError` for options of a step that the stages of a pipeline cannot have."""
-    choice = parse_choice(compression) if isinstance(compression, str) else None
-    exchanges_weights = (parse_sync(sync) if isinstance(sync, str) else sync).exchanges_weights
-    rules = (
-        (f"{jit_compile=}", jit_compile, "The stages of a pipeline communicate within a step: leave out jit_compile."),
-        (
-            f"{accumulate_steps=}",
-            accumulate_steps > 1,
-            "A pipeline has micro_batches, an option of load_strategy, instead.",
-        ),
-        (f"{compression=}", choice, "Each stage of a pipeline would measure and choose by itself: name a method."),
-        (
-            f"sync={str(sync)!r}",
-            exchanges_weights,
-            "The stages of a pipeline are updated together: use sync='every_step'.",
-        ),
-    )
-    received, rule = next(((text, rule) for text, is_refused, rule in rules if is_refused), ("", ""))
-    if rule and not strategy.trains_whole_model:
-        raise InputError(f"{rule} Received: {received}.")
 
 
 def check_own_gradients(optimizer: keras.Optimizer) -> None:

@@ -4,11 +4,9 @@ from collections.abc import Callable, Mapping
 
 import keras
 
-from tfdist.config.rules import OF_GRADIENTS, is_for_gradients
-from tfdist.config.sync import EASGD, DiLoCo, FedAvg, HierarchicalLocalSGD, LocalSGD, PostLocalSGD, Sync, parse_sync
+from tfdist.config.sync import EASGD, DiLoCo, FedAvg, HierarchicalLocalSGD, LocalSGD, PostLocalSGD, Sync
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.gradients import Reducer
 from tfdist.step.compression import Compression
 from tfdist.step.reduction import Reduction
 from tfdist.step.state_store import StateStore
@@ -42,10 +40,16 @@ def make_exchanges(
       store: store of the state.
 
     Raises:
-      InputError: the model communicates in every step, or cannot be split into this many fragments.
+      InputError: the model communicates in every step, the strategy's replicas cannot train locally, or there are too many
+        fragments.
     """
     if not sync.exchanges_weights:
         return Exchanges()
+    if not strategy.can_train_locally:
+        raise InputError(
+            f"Replicas of strategy {strategy.name} cannot train locally, as its engine compiles whole steps. Received: "
+            f"sync={sync}. Use sync=every_step, or mirrored, multiworker or horovod."
+        )
     synchronized = synchronized_layers(model)
     if synchronized:
         raise InputError(
@@ -61,36 +65,3 @@ def make_exchanges(
         return StreamingExchanges(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), store)
     reducer = compression.reducer(specs_of(weights), {}, ())
     return _KINDS[type(sync)](sync, model, strategy, reducer, store)
-
-
-def checked_sync(given: str | Sync, strategy: Strategy, compression: str | Reducer = "none") -> Sync:
-    """Returns how replicas of a strategy are kept in agreement, parsed.
-
-    Args:
-      given: as in `--sync`, or parsed.
-      strategy: the strategy.
-      compression: how what travels is summed, as in `--compression`, or a custom reducer.
-
-    Raises:
-      InputError: the text is invalid, the strategy's replicas cannot train locally between exchanges, or the compression is
-        for gradients only.
-    """
-    sync = parse_sync(given) if isinstance(given, str) else given
-    if not sync.exchanges_weights:
-        return sync
-    if isinstance(compression, str) and is_for_gradients(compression):
-        raise InputError(
-            f"{' and '.join(OF_GRADIENTS)} are for gradients, not for the changes of weights that are exchanged. Received: "
-            f"sync={sync} and compression={compression}. Use another compression, such as int8, or sync=every_step."
-        )
-    if not strategy.can_train_locally:
-        raise InputError(
-            f"Replicas of strategy {strategy.name} cannot train locally, as its engine compiles whole steps. Received: "
-            f"sync={sync}. Use sync=every_step, or mirrored, multiworker or horovod."
-        )
-    if strategy.optimizer_shards.parts > 1:
-        raise InputError(
-            f"Replicas that train locally need their whole optimizer. Received: sync={sync} and a strategy with "
-            "shard='optimizer'. Leave out one of them."
-        )
-    return sync

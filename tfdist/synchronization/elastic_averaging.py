@@ -28,11 +28,9 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.config.sync import EASGD
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.step.averaged_values import TemporaryValues
 from tfdist.step.state_store import StateStore
-from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.exchange import Exchange, ExchangeResult, constrained, square_norm
 from tfdist.synchronization.periodic import PeriodicExchanges
 
@@ -81,17 +79,8 @@ class ElasticExchanges(PeriodicExchanges):
     _sync: EASGD
 
     def __init__(self, sync: EASGD, model: keras.Model, strategy: Strategy, reducer: Reducer, store: StateStore):
-        """See base class.
-
-        Raises:
-          InputError: the optimizer averages the weights.
-        """
+        """See base class."""
         super().__init__(sync, model, strategy, reducer, store)
-        if inner_optimizer(model.optimizer).use_ema:
-            raise InputError(
-                "With easgd, the center is evaluated, which is an average over steps already. Received: "
-                f"sync={sync} and an average of the weights. Leave out `ema`, or use local_sgd."
-            )
         self._center = TemporaryValues(self._weights, strategy, self._center_of)
         self._take_over = strategy.compiled(lambda: strategy.run(self._taken_over))
 

@@ -447,55 +447,29 @@ class FederatedRounds(Exchanges):
         return recording.payload_bytes if recording else 0
 
 
-def check_options(settings: Settings, optimizer: keras.Optimizer) -> None:
-    """Checks that the options of steps agree with the method.
-
-    Raises:
-      InputError: they do not.
-    """
-    sync = settings.sync
-    if not sync.trains_clients:
-        return
-    refused = {
-        "accumulate_steps": (settings.micro_steps > 1, "Lower batch_size, which is that of a client"),
-        "a loss scale": (settings.loss_scale is not None, "Use mixed_bfloat16 or float32"),
-        "ema": (optimizer.use_ema, "Leave it out, or give an outer optimizer"),
-    }
-    for name, (is_given, remedy) in refused.items():
-        if is_given:
-            raise InputError(
-                f"Clients start each round anew, without state of earlier steps. Received: sync={sync} and {name}. {remedy}."
-            )
+def check_loss_scale(settings: Settings) -> None:
+    """Raises `InputError` for a loss scale, which is state that lasts from step to step, of clients."""
+    if settings.sync.trains_clients and settings.loss_scale is not None:
+        raise InputError(
+            "Clients start each round anew, without state of earlier steps. Received: "
+            f"sync={settings.sync} and a loss scale. Use mixed_bfloat16 or float32."
+        )
 
 
-def owned_by_clients(
-    sync: Sync, examples: Examples, batch_size: int, seed: int, elastic_batch: str, balance: str
-) -> Examples:
+def owned_by_clients(sync: Sync, examples: Examples, batch_size: int, seed: int) -> Examples:
     """Returns the training examples as the clients of a method own them; unchanged for a method without clients.
 
     Args:
-      sync: how replicas are kept in agreement.
+      sync: how replicas are synchronized.
       examples: training examples; those of clients are returned as they are.
       batch_size: rows of a client's batch.
       seed: seed of the run.
-      elastic_batch: see `Schedule`.
-      balance: how rows are allocated to replicas.
 
     Raises:
       InputError: the examples cannot be divided among clients.
     """
     if not isinstance(sync, FedAvg) or isinstance(examples, ClientExamples):
         return examples
-    if elastic_batch != "global":
-        raise InputError(
-            "The batch size of a client does not depend on the number of replicas. Received: "
-            f"sync={sync} and elastic_batch={elastic_batch}. Use elastic_batch=global."
-        )
-    if balance != "equal":
-        raise InputError(
-            f"Whole clients are allocated to replicas, by their examples. Received: sync={sync} and balance={balance}. Use "
-            "balance=equal."
-        )
     return ClientExamples(examples, sync, batch_size, seed)
 
 

@@ -142,17 +142,12 @@ def balance_on(text: str, strategy: Strategy) -> Balance:
     """Returns the value of a flag or argument, checked for a strategy.
 
     Raises:
-      InputError: it is not valid, the number of weights is not that of replicas, or the strategy needs equal rows.
+      InputError: it is not valid, or the number of weights is not that of replicas.
     """
     try:
         balance = parse_balance(text)
     except InputError as error:
         raise InputError(f"--balance: {error}.") from error
-    if balance != Balance() and strategy.needs_equal_rows:
-        raise InputError(
-            f"Strategy {strategy.name} needs equally many rows on each replica. Received: --balance={text}. Leave out "
-            "--balance, or use another strategy."
-        )
     if balance.weights and len(balance.weights) != strategy.replicas:
         raise InputError(
             f"--balance=weights(...) needs a weight for each replica. Received: --balance={text} and "

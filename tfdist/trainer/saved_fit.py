@@ -11,7 +11,6 @@ from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.config.balance import Balance
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.reporting import synchronizer
-from tfdist.step.settings import Settings
 from tfdist.synchronization.federated import owned_by_clients
 from tfdist.trainer.balancing import balancing
 from tfdist.trainer.callbacks import check_callback_weights, check_no_swap
@@ -56,18 +55,6 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: b
     return Saved(state.step, program.settings.seed, [*variables.parts(copied), *arrays], values, variables, kept=best)
 
 
-def _with_clients(given: FitArguments, settings: Settings, schedule: Schedule, balance: Balance) -> FitArguments:
-    """Returns the arguments with the training examples as clients own them, if `sync` has clients.
-
-    Raises:
-      InputError: the examples cannot be divided among clients.
-    """
-    train = owned_by_clients(
-        settings.sync, given.data.train, given.batch_size, settings.seed, schedule.elastic_batch, balance.kind
-    )
-    return given._replace(data=dataclasses.replace(given.data, train=train))
-
-
 def fit(
     program: Program,
     state: TrainState,
@@ -97,8 +84,9 @@ def fit(
     """
     check_no_swap(callbacks, program)
     check_callback_weights(callbacks, program)
-    given = _with_clients(given, program.settings, schedule, balance)
-    strategy, data = program.strategy, given.data
+    strategy, settings = program.strategy, program.settings
+    train = owned_by_clients(settings.sync, given.data.train, given.batch_size, settings.seed)
+    data = dataclasses.replace(given.data, train=train)
     copied = checkpoints is None or checkpoints.in_background
     state.best = watched(callbacks, checkpoints, program, state.best_before, evaluates=data.test is not None)
     with (

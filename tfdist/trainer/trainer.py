@@ -13,8 +13,9 @@ from tfdist import keras_internals
 from tfdist.checkpoint.best import Best, best_checkpoint
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.restore import restore, resume_candidates
+from tfdist.config.conflicts import check_arguments
 from tfdist.config.pipeline_options import check_without_flush
-from tfdist.config.sync import DEFAULT, Sync
+from tfdist.config.sync import DEFAULT, Sync, parse_sync
 from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
@@ -35,19 +36,16 @@ from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.validation import (
     check_created_in_scope,
     check_data,
-    check_engine_sums,
     check_not_wrapped,
     check_optimizer,
     check_own_gradients,
-    check_stages,
     check_unchanged,
     default_loss_scale,
     synchronized_layers,
     without_loss_scale,
 )
 from tfdist.storage import AnyPath, path_of, storage_of
-from tfdist.synchronization.catalog import checked_sync
-from tfdist.synchronization.federated import check_options, examples_per_step
+from tfdist.synchronization.federated import check_loss_scale, examples_per_step
 from tfdist.trainer import saved_fit
 from tfdist.trainer.balancing import balance_on
 from tfdist.trainer.evaluation import Evaluates
@@ -97,7 +95,7 @@ def compile_model(
         check_own_gradients(optimizer)
     loss_scale = settings.loss_scale or taken or default_loss_scale(full_model(model))
     found = dataclasses.replace(settings, loss_scale=loss_scale)
-    check_options(found, optimizer)
+    check_loss_scale(found)
     if pipeline := without_flush_of(strategy):
         check_without_flush(
             pipeline.schedule.name,
@@ -229,9 +227,19 @@ class Trainer(Evaluates):
         self.train_state = TrainState(self.strategy.is_chief)
         buckets: dict[str, Any] = {"bucket_bytes": bucket_bytes, "bucket_order": bucket_order}
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, **buckets)
+        sync = parse_sync(sync) if isinstance(sync, str) else sync
+        check_arguments(
+            self.strategy.name,
+            self.strategy.declaration,
+            sync,
+            jit_compile=jit_compile,
+            accumulate_steps=accumulate_steps,
+            ema=ema,
+            compression=compression if isinstance(compression, str) else type(compression).__name__,
+            balance=balance,
+            shard="optimizer" if self.strategy.optimizer_shards.parts > 1 else "none",
+        )
         self._balance = balance_on(balance, self.strategy)
-        check_engine_sums(self.strategy, jit_compile, compression)
-        check_stages(self.strategy, jit_compile, accumulate_steps, compression, sync)
         settings = Settings(
             batch_size=0,
             seed=seed,
@@ -240,7 +248,7 @@ class Trainer(Evaluates):
             clip=clip or Clip(),
             loss_scale=loss_scale,
             max_skipped_steps=max_skipped_steps,
-            sync=checked_sync(sync, self.strategy, compression),
+            sync=sync,
         )
         given = {"metrics": metrics, "weighted_metrics": weighted_metrics, "loss": loss, "loss_weights": loss_weights}
         self._settings = compile_model(model, self.strategy, optimizer, settings, ema, **given)
@@ -352,6 +360,8 @@ class Trainer(Evaluates):
             validation_freq=validation_freq,
         )
         schedule, checks = schedule or Schedule(), checks or Checks()
+        strategy, sync = self.strategy, self._settings.sync
+        check_arguments(strategy.name, strategy.declaration, sync, elastic_batch=schedule.elastic_batch)
         data, size = given.data, given.data.train.size
         check_targets_of(self._has_loss, data)
         batches = self.batch_schedule(size, batch_size=given.batch_size, elastic_batch=schedule.elastic_batch)
