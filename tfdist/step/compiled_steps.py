@@ -16,7 +16,7 @@ from tfdist.collectives.interface import tensor_bytes
 from tfdist.config.all_reduce import AlgorithmTable, Band
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.distribution.strategy import State, Strategy
-from tfdist.gradients import Reducer
+from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.compression import EXACT, choose_methods
 from tfdist.pipelining.execution import ActionClock
 from tfdist.pipelining.staged_model import without_flush_of
@@ -26,7 +26,7 @@ from tfdist.step.compression import Compression, SummedByEngine
 from tfdist.step.delayed_loop import compile_delayed_loop, compile_timed_steps
 from tfdist.step.delayed_step import DelayedStep
 from tfdist.step.gradient_source import GradientSource
-from tfdist.step.local_step import LocalSGDStep, compile_local_loop
+from tfdist.step.local_step import compile_local_loop
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.pipelined_step import PipelinedGradients
 from tfdist.step.settings import Settings, cost_of, named_specs, sent_as_rows
@@ -134,8 +134,8 @@ class Steps:
     def _local(self, batch_size: int | None) -> tuple[Step, Loop]:
         settings = replace(self._settings, batch_size=batch_size, sparse=frozenset())
         source = GradientSource(self.model, self.strategy, self._store, settings, self._metrics, is_local=True)
-        step = LocalSGDStep(source, self._store)
-        return step, compile_local_loop(step, self.strategy)
+        step = Step(source, Sum(), self._store)
+        return step, compile_local_loop(step, self._store, self.strategy)
 
     def _step(self, batch_size: int | None) -> Step:
         return Step(self._source(batch_size), self.reducer(), self._store)

@@ -115,6 +115,7 @@ class GradientSource:
       variables: the trainable variables.
       seeds: states of the random layers.
       scale: state of the loss scale; empty without loss scaling.
+      is_local: whether each replica trains by itself.
       without_gradient: for each trace, the indices of the variables for which this replica has no gradient.
       has_own_time: whether the time of the computation is this replica's own, instead of one that contains waiting.
       keeps_gradients: whether nothing is sent to sum gradients.
@@ -148,8 +149,8 @@ class GradientSource:
           is_local: whether each replica trains by itself: its loss is the mean over its rows, and nothing is sent.
         """
         self.model, self.strategy, self.settings, self.metrics = model, strategy, settings, metrics
+        self.is_local = is_local
         self.collectives = OneReplica() if is_local else collectives or strategy.step_collectives
-        self._is_local = is_local
         self.variables = list(model.trainable_variables)
         self.seeds = randomness.seed_states(model)
         self.scale = store.variables(settings.scale_state())
@@ -170,7 +171,7 @@ class GradientSource:
           collectives: collectives of the replicas, which record the calls.
         """
         if not self.is_partitioned:
-            batch_size = count_rows(own.batch) if self._is_local else own.batch_size
+            batch_size = count_rows(own.batch) if self.is_local else own.batch_size
             return self._of_rows(own.batch, batch_size, step, collectives)
         own = ReplicaRows(own.batch, (own.rows,), tf.convert_to_tensor(own.batch_size))
         result = partitioned(self.model, self.metrics.variables, self._of_one_device, own, collectives)
@@ -250,7 +251,7 @@ class GradientSource:
     ) -> LocalGradients:
         gradients, share, outputs = differentiate(batch, batch_size, totals)
         _, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        self.metrics.update(y, outputs, weight, self._of_global_batch(share) if self._is_local else share)
+        self.metrics.update(y, outputs, weight, self._of_global_batch(share) if self.is_local else share)
         return LocalGradients(gradients, share.value)
 
     def _of_global_batch(self, share: LossShare) -> LossShare:

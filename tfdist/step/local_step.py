@@ -1,17 +1,15 @@
-"""A step of replicas that train locally, between exchanges of their weights, and its compiled loop."""
+"""The compiled loop of replicas that train locally, between exchanges of their weights."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.data.batches import count_rows
 from tfdist.distribution.strategy import State, Strategy
-from tfdist.gradients import Sum
 from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, timed_batch
-from tfdist.step.gradient_source import GradientSource
-from tfdist.step.reduction import Computed, run_if
+from tfdist.step.reduction import Computed
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 
@@ -19,89 +17,43 @@ ROWS = State("exchange/rows", (), tf.float64, per_replica=True)
 _STOPPED = State("exchange/stopped", (), tf.bool, per_replica=True)
 
 
-class LocalResult(NamedTuple):
-    """The result of a step, on each replica.
+def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loop:
+    """Returns a function as `compile_loop` does; each replica takes its steps on its own rows, without communication.
 
-    Attributes:
-      computed: result of `compute`.
-      rows: scalar int32; number of rows.
-      may_continue: scalar bool; False if the run must end.
+    After a step that was not finite, without loss scaling, the replica's weights stay as they were before it.
+
+    Args:
+      step: the step, of local gradients.
+      store: store of the state.
+      strategy: strategy of the replicas.
     """
-
-    computed: Computed
-    rows: tf.Tensor
-    may_continue: tf.Tensor
-
-
-class LocalStep(Step):
-    """A step on a replica's own rows and weights: its loss is the rows' mean, and its updates change no other replica."""
-
-    def _apply_if(self, condition: tf.Tensor, computed: Computed, count: Callable[[], Any]) -> None:
-        """Applies and counts a step, or skips it. A replica function, without communication."""
-        unused = self.unused()
-
-        def apply() -> None:
-            self.apply(computed, unused)
-            count()
-
-        run_if(condition, apply, lambda: self.skip(computed))
-
-    def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
-        """See base class."""
-        self._strategy.apply_locally(self.optimizer, gradients, variables)
-
-
-class LocalSGDStep(LocalStep):
-    """A step of one model on each replica's own rows and weights."""
-
-    def __init__(self, source: GradientSource, store: StateStore):
-        """Initializes the step and creates its state.
-
-        Args:
-          source: local gradients.
-          store: store of the state.
-        """
-        super().__init__(source, Sum(), store)
-        self._rows, self._stopped = store.variables([ROWS, _STOPPED])
-
-    def begin(self) -> None:
-        """Starts a call of the loop. A replica function."""
-        self._stopped.assign(False)
-
-    def train(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> LocalResult:
-        """Computes and applies one step. A replica function, without communication.
-
-        After a step that was not finite, without loss scaling, the replica's weights stay as they were before it.
-
-        Args:
-          batch: this replica's rows.
-          step: scalar int64; number of steps done so far.
-          with_norm: scalar bool; whether to compute the norm of the gradients.
-        """
-        stopped = tf.convert_to_tensor(self._stopped)
-        computed = self.compute(batch, step, with_norm)
-        computed = self.gated(computed, tf.logical_not(stopped))
-        rows = count_rows(batch)
-        self._apply_if(computed.finite, computed, lambda: self._rows.assign_add(tf.cast(rows, self._rows.dtype)))
-        may_continue = self.may_continue(computed.finite, computed.scale)
-        self._stopped.assign(tf.logical_not(may_continue))
-        return LocalResult(computed, rows, may_continue)
-
-
-def compile_local_loop(step: LocalSGDStep, strategy: Strategy) -> Loop:
-    """Returns a function as `compile_loop` does; each replica takes its steps on its own rows, without communication."""
     local_count = len(strategy.local_replicas)
+    counted_rows, stopped = store.variables([ROWS, _STOPPED])
+
+    def begin() -> None:
+        stopped.assign(False)
+
+    def train(batch: Any, number: tf.Tensor, with_norm: tf.Tensor) -> tuple[Computed, tf.Tensor, tf.Tensor]:
+        """Computes and applies one step; returns also its number of rows, and whether the run may continue."""
+        was_stopped = tf.convert_to_tensor(stopped)
+        computed = step.compute(batch, number, with_norm)
+        computed = step.gated(computed, tf.logical_not(was_stopped))
+        rows = count_rows(batch)
+        step.apply_if(computed.finite, computed, lambda: counted_rows.assign_add(tf.cast(rows, counted_rows.dtype)))
+        may_continue = step.may_continue(computed.finite, computed.scale)
+        stopped.assign(tf.logical_not(may_continue))
+        return computed, rows, may_continue
 
     @tf.function(autograph=False, reduce_retracing=True)
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        strategy.run(step.begin)
+        strategy.run(begin)
 
         def one(done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
             started, batch, numbers = timed_batch(iterator, strategy)
             last_with_norm = tf.logical_and(with_norm, tf.equal(done, steps - 1))
-            results = strategy.run(step.train, batch, first_step + tf.cast(done, tf.int64), last_with_norm)
-            computed = results.computed
-            parts = computed.loss, results.rows, computed.finite, results.may_continue
+            number = first_step + tf.cast(done, tf.int64)
+            computed, rows, may_continue = strategy.run(train, batch, number, last_with_norm)
+            parts = computed.loss, rows, computed.finite, may_continue
             values = [tf.stack([tf.cast(strategy.local(x)[i], tf.float64) for x in parts]) for i in range(local_count)]
             waited, busy = strategy.local(computed.arrived)[0] - started, tf.stack(strategy.local(computed.busy))
             norm = tf.cast(strategy.local(computed.norm)[0], keras.config.floatx())

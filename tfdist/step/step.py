@@ -6,7 +6,7 @@ function, where tf.distribute forbids them.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ from tfdist.distribution import clock
 from tfdist.gradients import Reduced, Reducer
 from tfdist.step import randomness
 from tfdist.step.gradient_source import GradientSource
-from tfdist.step.reduction import Computed, Reduction
+from tfdist.step.reduction import Computed, Reduction, run_if
 from tfdist.step.settings import named_specs
 from tfdist.step.side_effects import SideEffects, assign, average_over_rows
 from tfdist.step.state_store import StateStore
@@ -111,13 +111,20 @@ class Step:
         """
         used = [i for i in range(len(self.variables)) if i not in unused]
         gradients, variables = [computed.gradients[i] for i in used], [self.variables[i] for i in used]
-        self._apply_gradients(gradients, variables)
+        update = self._strategy.apply_locally if self.source.is_local else self._strategy.optimizer_shards.apply
+        update(self.optimizer, gradients, variables)
         self._reduction.assign(computed.state)
         assign(self._scale, computed.scale)
 
-    def _apply_gradients(self, gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
-        """Updates the weights and the optimizer's state."""
-        self._strategy.optimizer_shards.apply(self.optimizer, gradients, variables)
+    def apply_if(self, condition: tf.Tensor, computed: Computed, count: Callable[[], Any]) -> None:
+        """Applies and counts a step of a local source, or skips it. A replica function, without communication."""
+        unused = self.unused()
+
+        def apply() -> None:
+            self.apply(computed, unused)
+            count()
+
+        run_if(condition, apply, lambda: self.skip(computed))
 
     def skip(self, computed: Computed) -> None:
         """Skips the step: only the loss scale changes, and the forward pass is undone. A replica function."""

@@ -21,7 +21,6 @@ from tfdist.step import randomness
 from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, timed_batch
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource, LocalGradients
-from tfdist.step.local_step import LocalStep
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.reduction import Computed, Reduction, global_norm, run_if
 from tfdist.step.settings import Settings, named_specs
@@ -49,8 +48,28 @@ class Counts(NamedTuple):
     not_finite: tf.Variable
 
 
+class Round(NamedTuple):
+    """The reduced results of a round, equal on all replicas, except `reducer_state`.
+
+    Attributes:
+      change: for each weight, the mean over clients of x - w_k.
+      statistics: for each moving statistic and integer of a layer, its mean over clients.
+      reducer_state: the reducer's new state.
+      loss: scalar of dtype floatx; mean over all rows; NaN if a client's was not finite.
+      finite: scalar bool; whether everything was finite.
+      norm: scalar of dtype floatx; norm of `change`.
+    """
+
+    change: list[tf.Tensor]
+    statistics: list[tf.Tensor]
+    reducer_state: list[tf.Tensor]
+    loss: tf.Tensor
+    finite: tf.Tensor
+    norm: tf.Tensor
+
+
 class RoundState:
-    """Variables of one model's rounds; the methods are called in replica functions.
+    """Variables of one model's rounds, and their exchange; the methods are called in replica functions.
 
     Between rounds, all replicas have the global weights and an optimizer without state, so that none of this is saved.
     Memory on each replica: three variables per trainable variable, with that of `GlobalWeights`, and two per moving
@@ -65,17 +84,20 @@ class RoundState:
       statistics_sums: for each of them, the sum over a replica's clients of n_k times its value, or, of an integer, times
         its change, which is exact.
       counts: scalars.
+      recording: the calls of the latest trace that send changes.
     """
 
-    def __init__(self, model: keras.Model, strategy: Strategy, outer: str):
+    def __init__(self, model: keras.Model, strategy: Strategy, reduction: Reduction, outer: str):
         """Creates the variables.
 
         Args:
           model: compiled and built model.
           strategy: its strategy.
+          reduction: sums changes of weights over replicas.
           outer: the outer optimizer; see `GlobalWeights`.
         """
-        self._strategy = strategy
+        self._strategy, self._reduction = strategy, reduction
+        self.recording: Recording | None = None
         self._optimizer = inner_optimizer(model.optimizer)
         self._slots = keras_internals.slots(self._optimizer)
         self._initial_slots = InitialState(self._optimizer)
@@ -111,27 +133,45 @@ class RoundState:
             total.assign_add(tf.cast(examples, total.dtype) * value)
         self.counts.examples.assign_add(tf.cast(examples, tf.float64))
 
-    def end_round(
-        self, weights: Sequence[tf.Tensor], statistics: Sequence[tf.Tensor | tf.Variable], rounds: tf.Tensor
-    ) -> None:
-        """Assigns new global weights and statistics.
-
-        Args:
-          weights: new values.
-          statistics: new values.
-          rounds: scalar; number of rounds done, which becomes the optimizer's number of updates.
-        """
-        self._assign_weights(weights, rounds)
-        self._assign_statistics(statistics)
-
-    def means(self, of_sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _means(self, of_sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the statistics whose `statistics_sums` over all replicas have these means; integers are rounded."""
         pairs = zip(of_sums, self._initial_statistics, strict=True)
         return [mean if initial.dtype.is_floating else _changed(initial, mean) for mean, initial in pairs]
 
-    def undo_round(self, rounds: tf.Tensor) -> None:
-        """Assigns the global weights and statistics before the round; `rounds`: number of rounds done."""
-        self.end_round(self.global_weights.values(), self._initial_statistics, rounds)
+    def reduce(self, examples: float) -> Round:
+        """Reduces the sums of all replicas.
+
+        Args:
+          examples: expected examples of a replica in a round: changes are sent relative to them, so that they keep their
+            size, which lossy dtypes may need.
+        """
+        floatx = keras.config.floatx()
+        self.recording = Recording(self._strategy.step_collectives)
+        changes = _relative(self.changes, examples)
+        counts = [tf.cast(count, floatx) for count in _relative(self.counts, examples)]
+        reduced = self._reduction.reduce([*changes, *counts], self.recording, name="round")
+        totals, of_all = reduced.totals[: len(changes)], Counts(*reduced.totals[len(changes) :])
+        change = [tf.math.divide_no_nan(total, tf.cast(of_all.examples, total.dtype)) for total in totals]
+        sums = _relative(self.statistics_sums, examples)
+        if sums:
+            sums = Bucketed(Sum()).reduce(sums, [], self.recording, name="round/statistics").totals
+        statistics = self._means([total / tf.cast(of_all.examples, total.dtype) for total in sums])
+        finite = tf.logical_and(reduced.all_finite(*change, of_all.loss), tf.equal(of_all.not_finite, 0))
+        loss = tf.where(finite, tf.math.divide_no_nan(of_all.loss, of_all.rows), float("nan"))
+        return Round(change, statistics, reduced.state, loss, finite, tf.cast(global_norm(change), floatx))
+
+    def apply(self, result: Round, number: tf.Tensor) -> None:
+        """Updates the global weights and all state; `number`: number of the round."""
+        weights = self.global_weights.update(result.change)
+        # The number of rounds done becomes the optimizer's number of updates.
+        self._assign_weights(weights, number + 1)
+        self._assign_statistics(result.statistics)
+        self._reduction.assign(result.reducer_state)
+
+    def undo(self, number: tf.Tensor) -> None:
+        """Restores everything from before the round; `number`: number of the round."""
+        self._assign_weights(self.global_weights.values(), number)
+        self._assign_statistics(self._initial_statistics)
 
     def take_over(self) -> None:
         """Assigns the model's weights, which are equal on all replicas, to the global ones."""
@@ -202,115 +242,9 @@ class ClientGradients(GradientSource):
         )
 
 
-class ClientStep(LocalStep):
-    """A step of a client: its optimizer and its weights are its own, and nothing is sent."""
-
-    source: ClientGradients
-
-    def __init__(self, source: ClientGradients, store: StateStore, state: RoundState):
-        """Initializes the step; `state`: variables of the rounds."""
-        super().__init__(source, Sum(), store)
-        self._of_round = state
-
-    def train(self, turn: ReplicaTurn, number: tf.Tensor) -> Computed:
-        """Computes and applies one step of a client. A replica function, without communication.
-
-        Args:
-          turn: the client's batch; if no row of it counts, nothing changes.
-          number: scalar int64; number of the round.
-        """
-        state, counts = self._of_round, self._of_round.counts
-        run_if(turn.begins, state.begin_client)
-        draw = tf.stack([number, turn.client + self.source.sync.clients * turn.number])
-        computed = self.compute(turn.batch, draw, tf.constant(False))
-        active = tf.logical_and(turn.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
-
-        def count() -> None:
-            rows = tf.cast(turn.rows, tf.float64)
-            counts.rows.assign_add(rows)
-            counts.loss.assign_add(tf.cast(computed.loss, tf.float64) * rows)
-
-        self._apply_if(tf.logical_and(active, computed.finite), computed, count)
-        failed = tf.logical_and(active, tf.logical_not(computed.finite))
-        counts.not_finite.assign_add(tf.cast(failed, tf.float64))
-        run_if(turn.ends, lambda: state.end_client(turn.client_examples))
-        return computed
-
-
-class Round(NamedTuple):
-    """The reduced results of a round, equal on all replicas, except `reducer_state`.
-
-    Attributes:
-      change: for each weight, the mean over clients of x - w_k.
-      statistics: for each moving statistic and integer of a layer, its mean over clients.
-      reducer_state: the reducer's new state.
-      loss: scalar of dtype floatx; mean over all rows; NaN if a client's was not finite.
-      finite: scalar bool; whether everything was finite.
-      norm: scalar of dtype floatx; norm of `change`.
-    """
-
-    change: list[tf.Tensor]
-    statistics: list[tf.Tensor]
-    reducer_state: list[tf.Tensor]
-    loss: tf.Tensor
-    finite: tf.Tensor
-    norm: tf.Tensor
-
-
 def round_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
     """Returns names, shapes and dtypes of what an exchange reduces: a change per variable, and the counts."""
     return named_specs(weights, *(f"exchange/{name}" for name in Counts._fields))
-
-
-class RoundExchange:
-    """Reduces and applies the results of rounds.
-
-    Attributes:
-      recording: the calls of the latest trace that send changes.
-    """
-
-    def __init__(self, strategy: Strategy, reduction: Reduction, state: RoundState):
-        """Initializes the exchange.
-
-        Args:
-          strategy: strategy of the replicas.
-          reduction: sums changes over replicas.
-          state: variables of the rounds.
-        """
-        self._strategy, self._reduction, self._round = strategy, reduction, state
-        self.recording: Recording | None = None
-
-    def reduce(self, examples: float) -> Round:
-        """Reduces the sums of all replicas. A replica function.
-
-        Args:
-          examples: expected examples of a replica in a round: changes are sent relative to them, so that they keep their
-            size, which lossy dtypes may need.
-        """
-        floatx = keras.config.floatx()
-        self.recording = Recording(self._strategy.step_collectives)
-        changes = _relative(self._round.changes, examples)
-        counts = [tf.cast(count, floatx) for count in _relative(self._round.counts, examples)]
-        reduced = self._reduction.reduce([*changes, *counts], self.recording, name="round")
-        totals, of_all = reduced.totals[: len(changes)], Counts(*reduced.totals[len(changes) :])
-        change = [tf.math.divide_no_nan(total, tf.cast(of_all.examples, total.dtype)) for total in totals]
-        sums = _relative(self._round.statistics_sums, examples)
-        if sums:
-            sums = Bucketed(Sum()).reduce(sums, [], self.recording, name="round/statistics").totals
-        statistics = self._round.means([total / tf.cast(of_all.examples, total.dtype) for total in sums])
-        finite = tf.logical_and(reduced.all_finite(*change, of_all.loss), tf.equal(of_all.not_finite, 0))
-        loss = tf.where(finite, tf.math.divide_no_nan(of_all.loss, of_all.rows), float("nan"))
-        return Round(change, statistics, reduced.state, loss, finite, tf.cast(global_norm(change), floatx))
-
-    def apply(self, result: Round, number: tf.Tensor) -> None:
-        """Updates the global weights and all state. A replica function; `number` of the round."""
-        weights = self._round.global_weights.update(result.change)
-        self._round.end_round(weights, result.statistics, number + 1)
-        self._reduction.assign(result.reducer_state)
-
-    def undo(self, number: tf.Tensor) -> None:
-        """Restores everything from before the round. A replica function; `number` of the round."""
-        self._round.undo_round(number)
 
 
 def _relative(totals: Sequence[tf.Variable], examples: float) -> list[tf.Tensor]:
@@ -318,32 +252,25 @@ def _relative(totals: Sequence[tf.Variable], examples: float) -> list[tf.Tensor]
     return [tf.convert_to_tensor(total) / tf.constant(examples, total.dtype) for total in totals]
 
 
-def compile_round_loop(
-    step: ClientStep, state: RoundState, exchange: RoundExchange, strategy: Strategy, batch_size: int
-) -> Loop:
-    """Returns a function as `compile_loop` does, whose steps are rounds.
+class RoundLoop:
+    """A loop whose steps are rounds."""
 
-    Args:
-      step: step of a client.
-      state: variables of the rounds.
-      exchange: exchange at the end of a round.
-      strategy: strategy of the replicas.
-      batch_size: expected examples of a round.
-    """
-    loop = _RoundLoop(step, state, exchange, strategy, batch_size / strategy.replicas)
-    return tf.function(loop.run, autograph=False, reduce_retracing=True)
+    def __init__(self, step: Step, source: ClientGradients, state: RoundState, strategy: Strategy, batch_size: int):
+        """Initializes the loop.
 
-
-class _RoundLoop:
-    """The parts of the loop; see `compile_round_loop`."""
-
-    def __init__(self, step: ClientStep, state: RoundState, exchange: RoundExchange, strategy: Strategy, share: float):
-        self._step, self._state, self._exchange, self._strategy = step, state, exchange, strategy
-        self._share = share  # expected examples of a replica in a round
+        Args:
+          step: step of a client: its optimizer and its weights are its own, and nothing is sent.
+          source: gradients of the step.
+          state: variables of the rounds.
+          strategy: strategy of the replicas.
+          batch_size: expected examples of a round.
+        """
+        self._step, self._source, self._state, self._strategy = step, source, state, strategy
+        self._share = batch_size / strategy.replicas  # expected examples of a replica in a round
         self._is_compared = False
 
     def run(self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        """Makes rounds until the last one, or one that is not finite."""
+        """Runs rounds until the last one, or one that is not finite; see `compile_loop`."""
         # A program or a callback may have assigned weights since the last call.
         self._strategy.run(self._state.take_over)
 
@@ -362,18 +289,16 @@ class _RoundLoop:
 
     def _round(self, iterator: Iterator[Any], number: tf.Tensor) -> tuple[LoopReport, list[tf.Tensor]]:
         """Returns the report of the local steps; loss, finite and norm."""
-        strategy, exchange = self._strategy, self._exchange
-        strategy.run(self._state.begin_round)
+        strategy, state = self._strategy, self._state
+        strategy.run(state.begin_round)
         report = self._local_steps(iterator, number)
-        result = strategy.run(exchange.reduce, self._share)
+        result = strategy.run(state.reduce, self._share)
         if not self._is_compared:  # processes make their first trace together
-            assert exchange.recording is not None
-            agree_on_plan(strategy.peers, exchange.recording.calls)
+            assert state.recording is not None
+            agree_on_plan(strategy.peers, state.recording.calls)
             self._is_compared = True
         loss, finite, norm = (strategy.local(value)[0] for value in (result.loss, result.finite, result.norm))
-        run_if(
-            finite, lambda: strategy.run(exchange.apply, result, number), lambda: strategy.run(exchange.undo, number)
-        )
+        run_if(finite, lambda: strategy.run(state.apply, result, number), lambda: strategy.run(state.undo, number))
         return report, [loss, finite, norm]
 
     def _local_steps(self, iterator: Iterator[Any], number: tf.Tensor) -> LoopReport:
@@ -384,12 +309,36 @@ class _RoundLoop:
             started, turn, numbers = timed_batch(iterator, strategy)
             assert isinstance(turn, ReplicaTurn)
             with _at_update(self._step.optimizer, number):
-                computed = strategy.run(self._step.train, turn, number)
+                computed = strategy.run(self._train, turn, number)
             waited, busy = strategy.local(computed.arrived)[0] - started, tf.stack(strategy.local(computed.busy))
             return tf.logical_not(strategy.local(turn.is_last)[0]), LoopReport([], waited, busy, numbers)
 
         _, report = run_loop(one, tf.constant(True), tf.int32.max, [], strategy, going=lambda going: going)
         return report
+
+    def _train(self, turn: ReplicaTurn, number: tf.Tensor) -> Computed:
+        """Computes and applies one step of a client. A replica function, without communication.
+
+        Args:
+          turn: the client's batch; if no row of it counts, nothing changes.
+          number: scalar int64; number of the round.
+        """
+        state, counts = self._state, self._state.counts
+        run_if(turn.begins, state.begin_client)
+        draw = tf.stack([number, turn.client + self._source.sync.clients * turn.number])
+        computed = self._step.compute(turn.batch, draw, tf.constant(False))
+        active = tf.logical_and(turn.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
+
+        def count() -> None:
+            rows = tf.cast(turn.rows, tf.float64)
+            counts.rows.assign_add(rows)
+            counts.loss.assign_add(tf.cast(computed.loss, tf.float64) * rows)
+
+        self._step.apply_if(tf.logical_and(active, computed.finite), computed, count)
+        failed = tf.logical_and(active, tf.logical_not(computed.finite))
+        counts.not_finite.assign_add(tf.cast(failed, tf.float64))
+        run_if(turn.ends, lambda: state.end_client(turn.client_examples))
+        return computed
 
 
 @contextlib.contextmanager
@@ -407,13 +356,7 @@ def _at_update(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[None]:
 class FederatedRounds(Exchanges):
     """Replaces steps by rounds, each of which exchanges weights; between rounds, replicas agree."""
 
-    def __init__(
-        self,
-        sync: FedAvg,
-        model: keras.Model,
-        strategy: Strategy,
-        reduction: Reduction,
-    ):
+    def __init__(self, sync: FedAvg, model: keras.Model, strategy: Strategy, reduction: Reduction):
         """Creates the variables of the rounds.
 
         Args:
@@ -423,9 +366,8 @@ class FederatedRounds(Exchanges):
           reduction: sums changes of weights over replicas.
         """
         self._sync, self._model, self._strategy = sync, model, strategy
-        self._state = RoundState(model, strategy, sync.outer)
+        self._state = RoundState(model, strategy, reduction, sync.outer)
         self.variables = self._state.global_weights.optimizer_variables
-        self._exchange = RoundExchange(strategy, reduction, self._state)
 
     def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
         """See base class."""
@@ -434,17 +376,16 @@ class FederatedRounds(Exchanges):
             settings = dataclasses.replace(settings, batch_size=batch_size)
             options = self._model, self._strategy, store, settings, metrics
             source = ClientGradients(*options, sync=self._sync, global_weights=self._state.global_weights)
-            of_client = ClientStep(source, store, self._state)
-            loop = compile_round_loop(of_client, self._state, self._exchange, self._strategy, batch_size)
-            return of_client, loop
+            step = Step(source, Sum(), store)
+            loop = RoundLoop(step, source, self._state, self._strategy, batch_size)
+            return step, tf.function(loop.run, autograph=False, reduce_retracing=True)
 
         return steps.other_loop(("rounds", batch_size), create)
 
     @property
     def payload_per_step(self) -> float:
         """See base class; what is sent in a round."""
-        recording = self._exchange.recording
-        return recording.payload_bytes if recording else 0
+        return self._state.recording.payload_bytes if self._state.recording else 0
 
 
 def check_loss_scale(settings: Settings) -> None:
