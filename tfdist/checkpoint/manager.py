@@ -12,7 +12,7 @@ from tfdist.checkpoint.format import NoLock, lock, newest, step_of
 from tfdist.checkpoint.replication import DurableTier, InMemoryTier, Saved, Tier
 from tfdist.cluster.gce_notice import machine_notices
 from tfdist.cluster.signals import CTRL_C, notices
-from tfdist.config.monitor import parse_best, parse_period
+from tfdist.config.monitor import Interval, parse_best, parse_period
 from tfdist.coordination import Group
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.coordination.sync_points import SyncPoints
@@ -70,7 +70,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         """Validates the values; raises `InputError`."""
         object.__setattr__(self, "every", str(self.every))  # a number of steps is natural, too
-        parse_period(self.every)
+        _ = self.period
         if not self.directory:
             raise InputError('Checkpoints need a directory. Received: "". Give a path, such as directory="runs/one".')
         if self.keep < 1:
@@ -87,6 +87,11 @@ class Checkpoints:
                 "Commits and checkpoints need different directories, because each removes its own oldest ones. "
                 f"Received for both: {self.directory}. Give another commit_directory."
             )
+
+    @property
+    def period(self) -> Interval:
+        """The interval `every`."""
+        return parse_period(self.every)
 
 
 def _same(one: str, other: str) -> bool:
@@ -140,7 +145,7 @@ class _PeriodicSaver(Saver):
         self._saved = saved
         self._synchronize = synchronize
         self._in_background = options.in_background
-        self._period = parse_period(options.every)
+        self._period = options.period
         self._periods = [steps for steps in (self._period.steps, options.commit_every) if steps]
         self._durable = DurableTier(
             group,

@@ -28,7 +28,6 @@ from tfdist.cluster.terminal import is_watched
 from tfdist.config.decay import Plateau
 from tfdist.config.effects import Job, without_effect
 from tfdist.config.fields import names, refused_of_run, replaced
-from tfdist.config.monitor import parse_period
 from tfdist.config.spec import call_own, load_object, parse
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.group import long_timeout
@@ -668,7 +667,7 @@ def summary(run: Run, records: Sequence[Mapping[str, Any]], best: Best | None, f
     value = f"{best}, exported as {directory.model.name}" if best else _best(records)
     took = f"trained to step {last['step']} in {duration(time.monotonic() - run.began)}"
     given = " ".join(filter(None, [shlex.quote(str(directory.path)), flags]))
-    resumes = run.checkpoints.best or any(parse_period(run.checkpoints.every))
+    resumes = run.checkpoints.best or any(run.checkpoints.period)
     longer = ["or train longer: the same command with more --epochs or --steps"] if resumes else []
     return [
         f"{last['kind']} after {last['step']} steps: {numbers}",

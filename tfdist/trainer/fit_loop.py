@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.manager import Checkpoints, Saver
+from tfdist.checkpoint.manager import Saver
 from tfdist.cluster.progress_file import ProgressFile
 from tfdist.coordination.watchdog import Watchdog
 from tfdist.data import DataSet, Examples, Pipeline, explained_reading, steps_in_epochs
@@ -44,8 +44,8 @@ from tfdist.step.settings import Settings
 from tfdist.trainer.balancing import Balancing
 from tfdist.trainer.callbacks import Callbacks, evaluated, validation_logs
 from tfdist.trainer.data_warnings import check_examples, where_not_finite
-from tfdist.trainer.fit_arguments import Epochs
-from tfdist.trainer.options import Checks, Reporting, Schedule
+from tfdist.trainer.fit_arguments import FitArguments
+from tfdist.trainer.options import FitOptions
 from tfdist.trainer.program import Program
 from tfdist.trainer.records import History, Recorder
 from tfdist.trainer.run_warnings import RunFacts, warn_of_run
@@ -159,19 +159,16 @@ def _count(variables: Any) -> int:
 
 
 def inspections(
-    checks: Checks,
-    run_view: RunView,
-    replicated: Callable[[], Mapping[str, tf.Variable]],
-    reporting: Reporting,
+    options: FitOptions, run_view: RunView, replicated: Callable[[], Mapping[str, tf.Variable]]
 ) -> list[Inspection]:
     """Returns the inspections of a run, the same on every process.
 
     Args:
-      checks: what to inspect.
+      options: options of the run.
       run_view: the run.
       replicated: returns the variables that are equal on all replicas, by name.
-      reporting: gets what was measured, on the chief.
     """
+    checks, reporting = options.checks, options.reporting
     choice, summed = run_view.steps.compression.choice, run_view.steps.sums_gradients
     found: list[Inspection] = []
     if run_view.steps.needs_all_reduce_table:
@@ -204,46 +201,36 @@ class FitLoop:
         self,
         program: Program,
         state: TrainState,
-        data: DataSet,
+        given: FitArguments,
         batches: BatchSchedule,
-        end: int,
-        epochs: Epochs,
         *,
         callbacks: Sequence[keras.callbacks.Callback],
-        schedule: Schedule,
-        checks: Checks,
-        reporting: Reporting,
+        options: FitOptions,
         saving: Saver,
-        checkpoints: Checkpoints | None,
         balancing: Balancing,
         watchdog: Watchdog,
-        replicated: Callable[[], Mapping[str, tf.Variable]],
     ):
         """Prepares the loop; every process must create it.
 
         Args:
           program: what is trained.
           state: state with which training continues.
-          data: examples for training and, optionally, for evaluation.
+          given: data and length of the run.
           batches: the batches of the run.
-          end: step at which the run ends.
-          epochs: numbers of the epochs, and which of them are validated.
           callbacks: Keras callbacks, the same on every process.
-          schedule: what happens at which step.
-          checks: what is measured and checked.
-          reporting: where the run is recorded.
+          options: options of the run.
           saving: saves the run.
-          checkpoints: how it does so; None if it does not.
           balancing: allocates the rows of batches to replicas.
           watchdog: watches the calls of the compiled loop.
-          replicated: returns the variables that are equal on all replicas, by name.
         """
         self._program, self._strategy, self._model = program, program.strategy, program.model
         self._state = state
-        self._data, self._source, self._test = data, data.train, data.test
+        self._data = data = given.data
+        self._source, self._test = data.train, data.test
         self._batches, self._position = batches, batches.position
         self._batch_size = batch_size = batches.position.batch_size
-        self._end, self._schedule, self._epochs = end, schedule, epochs
+        self._end = end = batches.end(given.steps, given.epochs, self._source.size)
+        self._schedule, self._epochs, reporting = options.schedule, given.numbered, options.reporting
         self._first_epoch = batches.epochs_from // self._source.size
         self._reporting, self._saving, self._watchdog = reporting, saving, watchdog
         self._balancing = balancing
@@ -259,15 +246,10 @@ class FitLoop:
         self._timer = StepTimer(batch_size=batch_size)
         self._recorder = Recorder(program, state, batches, self._source.size, self._timer, reporting.reporter)
         run_view = RunView(program.steps, batch_size, self._batch)
-        self._inspections = inspections(checks, run_view, replicated, reporting)
+        self._inspections = inspections(options, run_view, lambda: program.run_variables(state.callbacks).replicated())
         self._inspected: dict[str, float] = {}
         self._epoch_logs: dict[str, float] = {}  # of the last epoch
-        optimizer = self._model.optimizer
-        sync, replicas = program.settings.sync, self._strategy.replicas
-        saved = schedule, checks, reporting, checkpoints
-        self._facts = RunFacts(
-            optimizer, data, batches, state.step, end, *saved, sync, replicas, program.steps.idle_compression
-        )
+        self._facts = RunFacts(program, data, batches, state.step, end, options)
 
     def run(self) -> History:
         """Trains until the end of the run, or until a callback stops it."""
@@ -281,7 +263,7 @@ class FitLoop:
             of_data = check_examples(self._strategy, self._model, self._source, self._test, *options)
         if program.metrics.count_all_rows and self._strategy.is_chief:
             _log.info("A step %s", program.dependence.description)
-        warn_of_run(self._strategy, self._facts, of_data)
+        warn_of_run(self._facts, of_data)
         first = self._position.examples_before(state.step)
         to_skip = first if self._source.can_be_read_again else first - state.read_before
         pipeline = Pipeline(

@@ -2,8 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+from tfdist.checkpoint.manager import Checkpoints
 from tfdist.coordination import Group
 from tfdist.coordination.watchdog import Watchdog
 from tfdist.data.batch_schedule import GLOBAL
@@ -144,3 +145,19 @@ class Reporting:
     record_timelines: Callable[[Mapping[str, Timeline]], None] = lambda timelines: None
     description: Mapping[str, str] = dataclasses.field(default_factory=dict)
     findings: Sequence[tuple[str, str]] | None = None
+
+
+class FitOptions(NamedTuple):
+    """The options of one call of `Trainer.fit`.
+
+    Attributes:
+      schedule: what happens at which step.
+      checks: what is measured and checked.
+      reporting: where the run is recorded.
+      checkpoints: where and how often to save the run; None for never.
+    """
+
+    schedule: Schedule
+    checks: Checks
+    reporting: Reporting
+    checkpoints: Checkpoints | None

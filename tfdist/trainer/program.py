@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.checkpoint.callback_state import CallbackStates
+from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.config.spec import unique_names
 from tfdist.coordination import Group
 from tfdist.coordination.group import long_timeout
@@ -192,6 +194,11 @@ class Program(NamedTuple):
         self.exchanges.restore(saved["exchanges"], step)
         if saved["exchanges"] and not self.exchanges.has_local_weights:
             self.statistics.assign()  # a step without exchanges expects equal ones, if it computes with them
+
+    def run_variables(self, callbacks: CallbackStates) -> RunVariables:
+        """Returns all variables of a run with these callbacks, once no exchange changes them."""
+        self.exchanges.settle()
+        return RunVariables(self.model, self.strategy, self.store, callbacks, self.exchanges)
 
     def accepting(self, examples: Examples) -> "Program":
         """Returns this program; raises `InputError` for examples to evaluate that do not fit the model."""

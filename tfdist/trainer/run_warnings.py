@@ -1,24 +1,22 @@
 """Warnings about a run before it starts: one function for each suspicious situation, and the table of them."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import keras
-
 from tfdist import keras_internals
-from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cluster.environment import Cluster
 from tfdist.config.decay import Step, parse_decay
-from tfdist.config.monitor import parse_period
 from tfdist.config.strategy_registry import DECLARATIONS
-from tfdist.config.sync import Periodic, Sync
+from tfdist.config.sync import Periodic
 from tfdist.data import DataSet
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors.exceptions import with_argument_names
 from tfdist.optimizers import WarmupAndDecay
 from tfdist.reporting.warn_once import warn_once
-from tfdist.trainer.options import Checks, Reporting, Schedule
+from tfdist.trainer.options import FitOptions, Schedule
+from tfdist.trainer.program import Program
 
 ONE_DEVICE = "one device"  # a situation of which `tfdist verify` has its own text
 
@@ -27,38 +25,26 @@ class RunFacts(NamedTuple):
     """What is known of a run before its first step.
 
     Attributes:
-      optimizer: the optimizer.
+      program: what is trained.
       data: the data.
       batches: its batches.
       step: updates done so far.
       end: step at which it ends.
-      schedule: what happens at which step.
-      checks: what is measured and checked.
-      reporting: where it is recorded.
-      checkpoints: how it is saved; None if it is not.
-      sync: how replicas are kept in agreement.
-      replicas: number of replicas.
-      idle_compression: what to say about a compression without effect; "" if it has one.
+      options: options of the run.
     """
 
-    optimizer: keras.Optimizer
+    program: Program
     data: DataSet
     batches: BatchSchedule
     step: int
     end: int
-    schedule: Schedule
-    checks: Checks
-    reporting: Reporting
-    checkpoints: Checkpoints | None
-    sync: Sync
-    replicas: int
-    idle_compression: str = ""
+    options: FitOptions
 
     @property
     def rate(self) -> WarmupAndDecay | None:
         """The schedule of the learning rate; None without one, or for one of Keras's."""
-        found = keras_internals.scheduled_learning_rate(self.optimizer)
-        return found if isinstance(found, WarmupAndDecay) else None
+        schedule = keras_internals.scheduled_learning_rate(self.program.model.optimizer)
+        return schedule if isinstance(schedule, WarmupAndDecay) else None
 
 
 def _one_device(strategy: Strategy) -> str | None:
@@ -111,8 +97,8 @@ def _never_decays(run: RunFacts) -> str | None:
 
 
 def _never_exchanges(run: RunFacts) -> str | None:
-    sync = run.sync
-    if not isinstance(sync, Periodic) or (run.replicas == 1 and not sync.acts_on_one_replica):
+    sync, replicas = run.program.settings.sync, run.program.strategy.replicas
+    if not isinstance(sync, Periodic) or (replicas == 1 and not sync.acts_on_one_replica):
         return None
     if (exchange := sync.first_local_step + sync.period) <= run.end:
         return None
@@ -127,46 +113,15 @@ def _never_exchanges(run: RunFacts) -> str | None:
     )
 
 
-def _never_evaluates(run: RunFacts) -> str | None:
-    every = run.schedule.eval_every
-    if every and run.data.test is None:
-        return (
-            f"--eval_every={every} has no effect, because there is no data to evaluate. Give evaluation data, or leave it "
-            "out."
-        )
-    return _never("eval_every", every, "the run is never evaluated, not even at its end", run)
-
-
-def _never_records(run: RunFacts) -> str | None:
-    every = run.schedule.log_every
-    if every == Schedule().log_every:
+def _nothing_to_evaluate(run: RunFacts) -> str | None:
+    every = run.options.schedule.eval_every
+    if not every or run.data.test is not None:
         return None
-    return _never("log_every", every, "only its last step is recorded", run)
-
-
-def _never_saves(run: RunFacts) -> str | None:
-    if run.checkpoints and run.checkpoints.best:
-        return None
-    every = parse_period(run.checkpoints.every).steps if run.checkpoints else 0
-    return _never("checkpoint_every", every, "only its last step is saved", run)
-
-
-def _never_commits(run: RunFacts) -> str | None:
-    every = run.checkpoints.commit_every if run.checkpoints else 0
-    return _never("commit_every", every, "no in-memory checkpoint is made", run)
-
-
-def _never_checks_replicas(run: RunFacts) -> str | None:
-    return _never("check_sync_every", run.checks.check_sync_every, "replicas are never compared", run)
-
-
-def _never_checks_compression(run: RunFacts) -> str | None:
-    every = run.checks.compression_check_every
-    return _never("compression_check_every", every, "the compression error is never measured", run)
+    return f"--eval_every={every} has no effect, because there is no data to evaluate. Give evaluation data, or leave it out."
 
 
 def _never_profiles(run: RunFacts) -> str | None:
-    first = min(run.reporting.profile.boundaries, default=0)
+    first = min(run.options.reporting.profile.boundaries, default=0)
     if not first or first < run.end:
         return None
     return (
@@ -175,11 +130,44 @@ def _never_profiles(run: RunFacts) -> str | None:
     )
 
 
-def _never(name: str, every: int, what: str, run: RunFacts) -> str | None:
+def _steps_between_checkpoints(run: RunFacts) -> int:
+    checkpoints = run.options.checkpoints
+    return checkpoints.period.steps if checkpoints and not checkpoints.best else 0
+
+
+# Flags that are a number of steps; the number, 0 for never or for the default; and the effect if it exceeds the run.
+_PERIODS: tuple[tuple[str, Callable[[RunFacts], int], str], ...] = (
+    (
+        "eval_every",
+        lambda run: 0 if run.data.test is None else run.options.schedule.eval_every,
+        "the run is never evaluated, not even at its end",
+    ),
+    (
+        "log_every",
+        lambda run: 0 if run.options.schedule.log_every == Schedule().log_every else run.options.schedule.log_every,
+        "only its last step is recorded",
+    ),
+    ("checkpoint_every", _steps_between_checkpoints, "only its last step is saved"),
+    (
+        "commit_every",
+        lambda run: run.options.checkpoints.commit_every if run.options.checkpoints else 0,
+        "no in-memory checkpoint is made",
+    ),
+    ("check_sync_every", lambda run: run.options.checks.check_sync_every, "replicas are never compared"),
+    (
+        "compression_check_every",
+        lambda run: run.options.checks.compression_check_every,
+        "the compression error is never measured",
+    ),
+)
+
+
+def _exceeds_run(name: str, steps: Callable[[RunFacts], int], effect: str, run: RunFacts) -> str | None:
+    every = steps(run)
     # Counted from the beginning of the run, so that a resumed run is not told what has already happened.
     if not every or run.end // every > run.batches.begun_at // every:
         return None
-    return f"--{name}={every} is longer than the run, which ends at step {run.end}: {what}. Lower --{name}, or train longer."
+    return f"--{name}={every} is longer than the run, which ends at step {run.end}: {effect}. Lower --{name}, or train longer."
 
 
 RULES: tuple[Callable[[RunFacts], str | None], ...] = (
@@ -188,31 +176,27 @@ RULES: tuple[Callable[[RunFacts], str | None], ...] = (
     _warmup_exceeds_run,
     _never_decays,
     _never_exchanges,
-    _never_evaluates,
-    _never_records,
-    _never_saves,
-    _never_commits,
-    _never_checks_replicas,
-    _never_checks_compression,
+    _nothing_to_evaluate,
+    *(functools.partial(_exceeds_run, *row) for row in _PERIODS),
     _never_profiles,
-    lambda run: run.idle_compression,
+    lambda run: run.program.steps.idle_compression,
 )
 
 
-def warn_of_run(strategy: Strategy, facts: RunFacts, of_data: Sequence[tuple[str, str]]) -> None:
+def warn_of_run(run: RunFacts, of_data: Sequence[tuple[str, str]]) -> None:
     """Logs a warning for each suspicious situation, on the chief.
 
     Args:
-      strategy: strategy of the run.
-      facts: what is known of the run.
+      run: what is known of the run.
       of_data: texts and situations of warnings about its data.
     """
+    strategy = run.program.strategy
     if not strategy.is_chief:
         return
     if text := _one_device(strategy):
         warn_once(with_argument_names(text), situation=ONE_DEVICE)
     for rule in RULES:
-        if text := rule(facts):
+        if text := rule(run):
             warn_once(with_argument_names(text))
     for text, situation in of_data:
         warn_once(text, situation)

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import keras
 
-from tfdist.checkpoint.manager import Checkpoints, saver
+from tfdist.checkpoint.manager import saver
 from tfdist.checkpoint.replication import Saved
-from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.config.balance import Balance
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.reporting import synchronizer
@@ -17,16 +16,10 @@ from tfdist.trainer.callbacks import check_callback_weights, check_no_swap
 from tfdist.trainer.early_stopping import watched
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.fit_loop import FitLoop
-from tfdist.trainer.options import Checks, Reporting, Schedule
+from tfdist.trainer.options import FitOptions
 from tfdist.trainer.program import Program
 from tfdist.trainer.records import History
 from tfdist.trainer.train_state import TrainState
-
-
-def run_variables(program: Program, state: TrainState) -> RunVariables:
-    """Returns all variables of a run, once no exchange changes them."""
-    program.exchanges.settle()
-    return RunVariables(program.model, program.strategy, program.store, state.callbacks, program.exchanges)
 
 
 def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: bool = True) -> Saved:
@@ -38,7 +31,7 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: b
       batches: the run's batches.
       copied: whether training may continue while it is written; otherwise it need not be copied.
     """
-    variables = run_variables(program, state)
+    variables = program.run_variables(state.callbacks)
     variables.collect()
     callbacks, arrays = state.callbacks.save()
     values = {
@@ -62,10 +55,7 @@ def fit(
     batches: BatchSchedule,
     *,
     callbacks: Sequence[keras.callbacks.Callback],
-    schedule: Schedule,
-    checks: Checks,
-    reporting: Reporting,
-    checkpoints: Checkpoints | None,
+    options: FitOptions,
     balance: Balance,
 ) -> History:
     """Trains a built model; every process must call it.
@@ -76,46 +66,37 @@ def fit(
       given: data and length of the run.
       batches: the batches of the run.
       callbacks: Keras callbacks, the same on every process.
-      schedule: what happens at which step.
-      checks: what is measured and checked.
-      reporting: where the run is recorded.
-      checkpoints: where and how often to save it; None for never.
+      options: options of the run.
       balance: how rows are allocated to replicas.
     """
     check_no_swap(callbacks, program)
     check_callback_weights(callbacks, program)
-    strategy, settings = program.strategy, program.settings
+    strategy, settings, checkpoints = program.strategy, program.settings, options.checkpoints
     train = owned_by_clients(settings.sync, given.data.train, given.batch_size, settings.seed)
     data = dataclasses.replace(given.data, train=train)
     copied = checkpoints is None or checkpoints.in_background
     state.best = watched(callbacks, checkpoints, program, state.best_before, evaluates=data.test is not None)
     with (
-        checks.watchdog(strategy.group) as watchdog,
+        options.checks.watchdog(strategy.group) as watchdog,
         saver(
             checkpoints,
             strategy,
             state.step,
             lambda: saved(program, state, batches, copied),
-            synchronizer(reporting.ledger, reporting.reporter),
+            synchronizer(options.reporting.ledger, options.reporting.reporter),
             state.best,
         ) as saving,
     ):
         loop = FitLoop(
             program,
             state,
-            data,
+            given._replace(data=data),
             batches,
-            batches.end(given.steps, given.epochs, data.train.size),
-            given.numbered,
             callbacks=callbacks,
-            schedule=schedule,
-            checks=checks,
-            reporting=reporting,
+            options=options,
             saving=saving,
-            checkpoints=checkpoints,
             balancing=balancing(balance, strategy, state, batches.position.batch_size),
             watchdog=watchdog,
-            replicated=lambda: run_variables(program, state).replicated(),
         )
         try:
             return loop.run()

@@ -50,10 +50,9 @@ from tfdist.trainer import saved_fit
 from tfdist.trainer.balancing import balance_on
 from tfdist.trainer.evaluation import Evaluates
 from tfdist.trainer.fit_arguments import check_fit, check_targets_of, check_trainer, fit_arguments
-from tfdist.trainer.options import Checks, Reporting, Schedule
+from tfdist.trainer.options import Checks, FitOptions, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.records import History
-from tfdist.trainer.saved_fit import run_variables
 from tfdist.trainer.train_state import TrainState
 
 
@@ -359,7 +358,7 @@ class Trainer(Evaluates):
             validation_batch_size=validation_batch_size,
             validation_freq=validation_freq,
         )
-        schedule, checks = schedule or Schedule(), checks or Checks()
+        schedule = schedule or Schedule()
         strategy, sync = self.strategy, self._settings.sync
         check_arguments(strategy.name, strategy.declaration, sync, elastic_batch=schedule.elastic_batch)
         data, size = given.data, given.data.train.size
@@ -375,10 +374,7 @@ class Trainer(Evaluates):
                 given,
                 batches,
                 callbacks=callbacks,
-                schedule=schedule,
-                checks=checks,
-                reporting=reporting,
-                checkpoints=checkpoints,
+                options=FitOptions(schedule, checks or Checks(), reporting, checkpoints),
                 balance=self._balance,
             )
 
@@ -403,9 +399,8 @@ class Trainer(Evaluates):
 
     def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
         """Same as `resume`, from the first intact of these paths; `sets_aside`: whether to rename damaged ones."""
-        checkpoint = restore(
-            run_variables(self.program, self.train_state), checkpoints, self.strategy.group, sets_aside
-        )
+        variables = self.program.run_variables(self.train_state.callbacks)
+        checkpoint = restore(variables, checkpoints, self.strategy.group, sets_aside)
         if checkpoint is not None:
             self.train_state.resume(checkpoint)
             self.program.resume(checkpoint.values, self.step)

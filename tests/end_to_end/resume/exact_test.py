@@ -20,7 +20,7 @@ from tfdist.data import StreamPosition
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale
-from tfdist.trainer.saved_fit import run_variables
+from tfdist.trainer.program import Program
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((40, 6, 6, 1)).astype("float32")
@@ -148,13 +148,13 @@ def test_what_is_not_restored_shows(prefix, uninterrupted, mirrored2, tmp_path, 
     name = "dgc" if prefix == "state/" else "error_feedback"
     directory, _ = uninterrupted(name)
     trainer = make_trainer(mirrored2, **OPTIONS[name])
-    state = run_variables(trainer.program, trainer.train_state)
+    state = trainer.program.run_variables(trainer.train_state.callbacks)
     kept = {name: held for name, held in state._variables.items() if not name.startswith(prefix)}
     monkeypatch.setattr(state, "_names_in", lambda checkpoint: {name: name for name in kept})
     state._variables = kept
     states = state._states
     monkeypatch.setattr(state, "_states", lambda c, p: {} if p == prefix else states(c, p))
-    monkeypatch.setattr("tfdist.trainer.trainer.run_variables", lambda *_: state)
+    monkeypatch.setattr(Program, "run_variables", lambda *_: state)
     trainer.resume(directory / "step-000000007")
     monkeypatch.undo()
     fit(trainer, tmp_path)
