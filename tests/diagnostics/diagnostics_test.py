@@ -12,7 +12,7 @@ from tfdist.collectives import NoCommunication, OneReplica, RecordedCall
 from tfdist.diagnostics import advice
 from tfdist.diagnostics.auto_compression import Cost, break_even, fastest
 from tfdist.diagnostics.link_model import Link, measure
-from tfdist.diagnostics.replica_divergence import BothWays
+from tfdist.diagnostics.replica_divergence import ObservingReducer, errors_of
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, ErrorFeedback, Sum
 from tfdist.gradients.compression import Choice, parse_choice
@@ -67,10 +67,11 @@ def test_looking_leaves_the_training_as_it_was(mirrored2):
 
 def test_the_error_of_watched_tensors_is_that_of_their_sum_with_the_kept_part():
     specs = [tf.TensorSpec([2], tf.float32, name) for name in ("a", "b")]
-    both = BothWays(ErrorFeedback(Bucketed(Sum())), specs, ["b"])
+    inner = ErrorFeedback(Bucketed(Sum()))
+    reducer = ObservingReducer(inner, errors_of(inner, specs, ["b"]))
     kept = [tf.constant([1.0, 0.0]), tf.constant([0.0, 4.0])]
-    both.reduce([tf.constant([5.0, 5.0]), tf.constant([3.0, 0.0])], kept, OneReplica(), name="gradients")
-    assert [[float(x) for x in each] for each in both.observed] == [pytest.approx([0.0, 1.0], abs=1e-6)]
+    reducer.reduce([tf.constant([5.0, 5.0]), tf.constant([3.0, 0.0])], kept, OneReplica(), name="gradients")
+    assert [[float(x) for x in each] for each in reducer.observed] == [pytest.approx([0.0, 1.0], abs=1e-6)]
 
 
 def test_the_guard_gives_up_what_errs_too_much(mirrored2, caplog):

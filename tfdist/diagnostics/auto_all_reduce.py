@@ -24,7 +24,7 @@ from tfdist.errors.numbers import byte_size
 CLEARLY = 0.95  # relative to the engine's time
 SMALLEST, GROWTH = 1024, 4
 MOST_BYTES = 64 * 1024 * 1024
-# After this number of rounds, an algorithm that takes longer than this multiple of the fastest one's time is timed no more.
+# (rounds, limit): after these rounds, an algorithm that takes longer than `limit` times the fastest one is not timed again.
 ROUNDS = ((2, 2.0), (7, 1.3), (21, math.inf))
 _SECONDS = 10.0  # once a size has taken this time, it gets no further rounds
 
@@ -49,7 +49,7 @@ class AutoAllReduce(Inspection):
         """See base class."""
         return step if self._steps.needs_all_reduce_table else None
 
-    def look(self, step: int) -> dict[str, float]:
+    def inspect(self, step: int) -> dict[str, float]:
         """See base class."""
         strategy, specs = self._steps.strategy, self._steps.specs
         sizes = list(map(tensor_bytes, specs))
@@ -93,15 +93,15 @@ def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
     calls = {
         name: compiled_call(strategy, collectives, name, size) for name in possible_algorithms(collectives.topology)
     }
-    together = compiled_call(strategy, collectives, ENGINE, SMALLEST // 4)
-    for call in [together, *calls.values()] * 2:
+    barrier = compiled_call(strategy, collectives, ENGINE, SMALLEST // 4)
+    for call in [barrier, *calls.values()] * 2:
         call()  # compiles; an engine that caches what processes agree on does so in the second call
-    timing, began = TimingRounds(calls, together, kept=ENGINE), time.perf_counter()
+    timing, began = TimingRounds(calls, barrier, kept=ENGINE), time.perf_counter()
     medians: dict[str, float] = {}
     for rounds, limit in ROUNDS:
         timing.run(rounds)
-        mine = [time.perf_counter() - began, timing.times]
-        everyone = strategy.peers.gather(f"all_reduce/{size}/{rounds}", mine, LONG_SECONDS)
+        own = [time.perf_counter() - began, timing.times]
+        everyone = strategy.peers.gather(f"all_reduce/{size}/{rounds}", own, LONG_SECONDS)
         medians = medians_of_slowest([times for _, times in everyone])
         timing.drop(medians, limit)
         if everyone[0][0] > _SECONDS:
@@ -111,10 +111,10 @@ def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
 
 def compiled_call(strategy: Strategy, collectives: TunedCollectives, name: str, size: int) -> Callable[[], object]:
     """Returns a compiled call of one all-reduce of `size` bytes."""
-    taken = collectives.with_table(AlgorithmTable.of(name))
+    collectives = collectives.with_table(AlgorithmTable.of(name))
 
     def replica_function(value: tf.Tensor) -> tf.Tensor:
-        [total] = taken.all_reduce([tf.fill([size // 4], value)], name=f"all_reduce/{name}/{size}")
+        [total] = collectives.all_reduce([tf.fill([size // 4], value)], name=f"all_reduce/{name}/{size}")
         return total[0]
 
     one = tf.constant(1.0)
@@ -133,9 +133,9 @@ def fastest(times: Times) -> AlgorithmTable:
     bands: list[Band] = []
     sizes = sorted(times)
     for size, following in zip(sizes, [*sizes[1:], None], strict=True):
-        found = times[size]
-        best = min(found, key=lambda name: found[name])
-        algorithm = best if found[best] < CLEARLY * found[ENGINE] else ENGINE
+        seconds = times[size]
+        best = min(seconds, key=seconds.__getitem__)
+        algorithm = best if seconds[best] < CLEARLY * seconds[ENGINE] else ENGINE
         end = int((size * following) ** 0.5) if following else LARGEST
         if bands and bands[-1].algorithm == algorithm:
             bands[-1] = bands[-1]._replace(max_bytes=end)
@@ -147,8 +147,9 @@ def fastest(times: Times) -> AlgorithmTable:
 def notes(times: Times) -> list[str]:
     """Returns the measurements as text, one line per size, in the order of the algorithms."""
     return [
-        f"{byte_size(size)}: " + ", ".join(f"{name} {1e3 * found[name]:.3g} ms" for name in ALGORITHMS if name in found)
-        for size, found in times.items()
+        f"{byte_size(size)}: "
+        + ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ALGORITHMS if name in seconds)
+        for size, seconds in times.items()
     ]
 
 
@@ -157,8 +158,8 @@ def explain(table: AlgorithmTable, times: Times) -> list[str]:
     lines = []
     for band in table.bands:
         measured = [size for size in times if band.min_bytes <= size <= band.max_bytes]
-        which = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < LARGEST else "larger sums"
-        which = "all sums" if len(table.bands) == 1 else which
+        sums = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < LARGEST else "larger sums"
+        sums = "all sums" if len(table.bands) == 1 else sums
         shown = dict.fromkeys((measured[0], measured[-1]))
-        lines.append(f"{which} use {band.algorithm}. Measurement: {'; '.join(notes({s: times[s] for s in shown}))}.")
+        lines.append(f"{sums} use {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in shown}))}.")
     return lines

@@ -54,7 +54,7 @@ class Auto(Inspection):
         """See base class."""
         return self._after if step <= self._after else None
 
-    def look(self, step: int) -> dict[str, float]:
+    def inspect(self, step: int) -> dict[str, float]:
         """See base class."""
         steps = self._run_view.steps
         link = measure(steps.strategy)

@@ -2,9 +2,11 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tfdist.step.compiled_steps import Steps
+
+T = TypeVar("T")
 
 
 class RunView(NamedTuple):
@@ -21,6 +23,22 @@ class RunView(NamedTuple):
     batch: Callable[[int], Any]
 
 
+class CompiledProbe(Generic[T]):
+    """A probe step, or several, for the current compression methods; created again when these change."""
+
+    def __init__(self, steps: Steps, create: Callable[[], T]):
+        """Initializes with a function that creates the probe; creates nothing yet."""
+        self._steps, self._create = steps, create
+        self._overrides: dict[str, str] | None = None
+
+    def get(self) -> T:
+        """Returns the probe."""
+        if self._overrides != self._steps.overrides:
+            self._overrides = dict(self._steps.overrides)
+            self._probe = self._create()
+        return self._probe
+
+
 class Inspection(abc.ABC):
     """Inspects a run before certain steps; every process has the same inspections, at the same steps."""
 
@@ -29,7 +47,7 @@ class Inspection(abc.ABC):
         """Returns the first step, at or after `step`, before which to inspect; None if there is none."""
 
     @abc.abstractmethod
-    def look(self, step: int) -> dict[str, float]:
+    def inspect(self, step: int) -> dict[str, float]:
         """Inspects the run before a step returned by `next`; returns fields for all later training records."""
 
 

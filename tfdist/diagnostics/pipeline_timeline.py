@@ -1,9 +1,9 @@
 """Measures when each process of a pipeline computes which action, and how long a step waits for communication."""
 
 import dataclasses
+import functools
 import logging
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfdist.collectives import NoCommunication
 from tfdist.coordination.group import LONG_SECONDS
-from tfdist.diagnostics.interface import Inspection, Periodic, RunView
-from tfdist.diagnostics.timing import REPEATS
+from tfdist.diagnostics.interface import CompiledProbe, Inspection, Periodic, RunView
+from tfdist.diagnostics.timing import REPEATS, seconds_of
 from tfdist.gradients import Bucketed, Sum
 from tfdist.pipelining.execution import ActionClock
 from tfdist.pipelining.has_stages import HasStages
@@ -45,7 +45,7 @@ class PipelineTimeline(Inspection):
         """See base class."""
         return self._step if step <= self._step else None
 
-    def look(self, step: int) -> dict[str, float]:
+    def inspect(self, step: int) -> dict[str, float]:
         """See base class."""
         strategy = self._pipeline
         if strategy.schedule.has_flush:
@@ -163,41 +163,34 @@ class Exposure(Periodic):
         """
         super().__init__(every, first=min(every, EARLY))
         self._run_view = run_view
-        self._plan: dict[str, str] | None = None
-        self._probes: dict[str, Callable[[Any, tf.Tensor], Any]] = {}
+        self._probes = CompiledProbe(run_view.steps, self._create_probes)
 
-    def look(self, step: int) -> dict[str, float]:
+    def inspect(self, step: int) -> dict[str, float]:
         """See base class; `exposed_communication_seconds` and `codec_seconds`."""
         times = self._time(self._run_view.batch(step), tf.constant(step, tf.int64))
-        found = {"exposed_communication_seconds": max(0.0, times["real"] - times["unsent"])}
+        fields = {"exposed_communication_seconds": max(0.0, times["real"] - times["unsent"])}
         if "plain" in times:
-            found["codec_seconds"] = max(0.0, times["unsent"] - times["plain"])
-        return found
+            fields["codec_seconds"] = max(0.0, times["unsent"] - times["plain"])
+        return fields
 
     def _time(self, batch: Any, number: tf.Tensor) -> dict[str, float]:
         """Returns the median seconds of each probe step; the steps alternate, synchronized over all processes."""
         group = self._run_view.steps.strategy.group
-        probes = self._made()
+        probes = self._probes.get()
         for probe in probes.values():
-            _wait(probe(batch, number))  # compiles
+            _wait(probe, batch, number)  # compiles
         seconds: dict[str, list[float]] = {name: [] for name in probes}
         for _ in range(REPEATS):
             for name, probe in probes.items():
                 group.barrier("exposure", LONG_SECONDS)
-                began = time.perf_counter()
-                _wait(probe(batch, number))
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(seconds_of(functools.partial(_wait, probe, batch, number)))
         return {name: statistics.median(values) for name, values in seconds.items()}
 
-    def _made(self) -> dict[str, Callable[[Any, tf.Tensor], Any]]:
+    def _create_probes(self) -> dict[str, Callable[[Any, tf.Tensor], Any]]:
         steps, size = self._run_view.steps, self._run_view.batch_size
         unsent = NoCommunication(steps.strategy.collectives)
-        if self._plan != steps.overrides:
-            self._plan = dict(steps.overrides)
-            self._probes = {"real": steps.probe(size), "unsent": steps.probe(size, collectives=unsent)}
-            if steps.compresses:
-                self._probes["plain"] = steps.probe(size, Bucketed(Sum()), unsent)
-        return self._probes
+        probes = {"real": steps.probe(size), "unsent": steps.probe(size, collectives=unsent)}
+        return probes | ({"plain": steps.probe(size, Bucketed(Sum()), unsent)} if steps.compresses else {})
 
 
 def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False) -> str | None:
@@ -219,6 +212,7 @@ def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False
     )
 
 
-def _wait(result: Any) -> None:
-    for tensor in tf.nest.flatten(result, expand_composites=True):
+def _wait(function: Callable[..., Any], *args: Any) -> None:
+    """Calls a function and waits for all tensors of its result."""
+    for tensor in tf.nest.flatten(function(*args), expand_composites=True):
         tensor.numpy()

@@ -15,57 +15,61 @@ from tfdist.cluster import progress_file
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
 from tfdist.coordination.group import LONG_SECONDS, name_member
-from tfdist.diagnostics.interface import Periodic, RunView
+from tfdist.diagnostics.interface import CompiledProbe, Periodic, RunView
 from tfdist.distribution.strategy import State
 from tfdist.errors import DesyncError
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 
+# Computes what is observed from the tensors, the state and the result of a call, its collectives and its name.
+Observe = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], Reduced, Collectives, str], list[Any]]
+
 
 class ObservingReducer(Reducer):
-    """Base class of reducers that wrap another one and observe it; subclasses implement `reduce`.
+    """Wraps a reducer and observes its calls.
 
     Attributes:
-      inner: the wrapped reducer.
       observed: tensors, or tuples of tensors, observed in the last call.
     """
 
-    def __init__(self, inner: Reducer):
+    def __init__(self, inner: Reducer, observe: Observe):
         """Wraps a reducer.
 
         Args:
           inner: the reducer.
+          observe: computes `observed`.
         """
-        self.inner = inner
+        self._inner, self._observe = inner, observe
         self.keeps_shapes = True
         self.observed: list[Any] = []
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class."""
-        return self.inner.state(specs)
+        return self._inner.state(specs)
+
+    def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> Reduced:
+        """See base class."""
+        reduced = self._inner.reduce(tensors, state, collectives, name=name)
+        self.observed = self._observe(tensors, state, reduced, collectives, name)
+        return reduced
 
 
-class ObservingTrial:
-    """A probe step with an observing reducer; compiled again when the choice of compression methods changes."""
+class ObservingProbe:
+    """A probe step that observes the current reducer."""
 
-    def __init__(self, run_view: RunView, make: Callable[[], ObservingReducer]):
-        """Initializes the step.
+    def __init__(self, run_view: RunView, create: Callable[[Reducer], Observe]):
+        """Initializes the step; `create` returns what observes a reducer."""
+        self._run_view, self._create = run_view, create
+        self._probe = CompiledProbe(run_view.steps, self._compile)
 
-        Args:
-          run_view: the run to inspect.
-          make: creates the reducer for the current compression methods.
-        """
-        self._run_view = run_view
-        self._make = make
-        self._plan: dict[str, str] | None = None
+    def _compile(self) -> Callable[[Any, tf.Tensor], Any]:
+        steps = self._run_view.steps
+        inner = steps.reducer()
+        reducer = ObservingReducer(inner, self._create(inner))
+        return steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observed)
 
     def __call__(self, step: int) -> list[Any]:
         """Runs the probe step; returns a per-replica value for each entry of `observed`."""
-        steps = self._run_view.steps
-        if self._plan != steps.overrides:
-            self._plan = dict(steps.overrides)
-            reducer = self._make()
-            self._probe = steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observed)
-        _, _, observed = self._probe(self._run_view.batch(step), tf.constant(step, tf.int64))
+        _, _, observed = self._probe.get()(self._run_view.batch(step), tf.constant(step, tf.int64))
         return observed
 
 
@@ -89,36 +93,36 @@ class ReplicaDivergence(Periodic):
         self._strategy = run_view.steps.strategy
         self._variables = variables
 
-    def look(self, step: int) -> dict[str, float]:
+    def inspect(self, step: int) -> dict[str, float]:
         """See base class; returns no fields.
 
         Raises:
           DesyncError: on every process, naming the first variable that differs, and where.
         """
         variables = self._variables()
-        mine = self._hashes(variables)
-        distinct = [sorted(set(copies.values())) for copies in mine.values()]
+        own = self._hashes(variables)
+        distinct = [sorted(set(copies.values())) for copies in own.values()]
         # One message from each process suffices if nothing differs, unless processes have different blocks.
         equal = self._strategy.peers.all_equal("divergence/digest", distinct, LONG_SECONDS)
         if self._strategy.blocks.spans_processes or not equal or any(len(hashes) > 1 for hashes in distinct):
-            compare(step, mine, list(variables), self._strategy.peers)
+            compare(step, own, list(variables), self._strategy.peers)
         return {}
 
     def _hashes(self, variables: Mapping[str, tf.Variable]) -> Copies:
-        found: Copies = defaultdict(dict)
+        hashes: Copies = defaultdict(dict)
         for name, variable in variables.items():
             for owner, offset, values in self._strategy.blocks.copies(variable):
                 block = name if not any(offset) else f"{name} at {list(offset)}"
-                found[block][owner] = hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
-        return found
+                hashes[block][owner] = hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
+        return hashes
 
 
-def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
+def compare(step: int, hashes: Copies, names: list[str], group: Group) -> None:
     """Compares the hashes of these processes, one variable at a time to keep messages small.
 
     Args:
       step: step before which they are compared, for the message.
-      mine: hashes of this process's copies.
+      hashes: hashes of this process's copies.
       names: names of the variables, in the order in which to compare them.
       group: processes that hold the same variables.
 
@@ -127,31 +131,28 @@ def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
     """
     for number, name in enumerate(names):
         # Variables are matched by number: names contain Keras's counters, which may differ between processes.
-        own = {
-            at + place: copies
-            for (whose, at, place), copies in ((block.partition(" at "), copies) for block, copies in mine.items())
-            if whose == name
-        }
+        partitions = ((block.partition(" at "), copies) for block, copies in hashes.items())
+        own = {at + offset: copies for (variable, at, offset), copies in partitions if variable == name}
         blocks: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         everyone = group.gather(f"divergence/{number}", own, LONG_SECONDS)
-        for rank, theirs in zip(group.ranks, everyone, strict=True):
-            for block, copies in theirs.items():
+        for rank, of_rank in zip(group.ranks, everyone, strict=True):
+            for block, copies in of_rank.items():
                 for owner, digest in copies.items():
                     blocks[block][digest].append(f"{owner} of {name_member(rank)}")
-        for block, holders in blocks.items():
-            if len(holders) > 1:
+        for block, owners in blocks.items():
+            if len(owners) > 1:
                 # A launcher would restart from a checkpoint, which may already contain the drift: all copies equal, and
                 # wrong.
                 progress_file.forbid_restart()
-                raise DesyncError(_message(step, name + block, sorted(holders.values(), key=len, reverse=True)))
+                raise DesyncError(_message(step, name + block, sorted(owners.values(), key=len, reverse=True)))
 
 
-def _message(step: int, block: str, holders: list[list[str]]) -> str:
-    most, *others = holders
-    apart = "; ".join(", ".join(names) for names in others)
+def _message(step: int, block: str, owners: list[list[str]]) -> str:
+    majority, *others = owners
+    minorities = "; ".join(", ".join(names) for names in others)
     return (
-        f"All replicas must hold the same values. Received before step {step}: {block} differs: {apart} from "
-        f"{', '.join(most)}. Look for a machine with memory errors, or code that runs on some replicas only; "
+        f"All replicas must hold the same values. Received before step {step}: {block} differs: {minorities} from "
+        f"{', '.join(majority)}. Look for a machine with memory errors, or code that runs on some replicas only; "
         "--resume=PATH resumes from an earlier checkpoint."
     )
 
@@ -168,13 +169,13 @@ class GradientNorms(Periodic):
         """
         super().__init__(every)
         self._steps = run_view.steps
-        self._observe = ObservingTrial(run_view, lambda: Norms(self._steps.reducer()))
+        self._probe = ObservingProbe(run_view, lambda reducer: _norms)
 
-    def look(self, step: int) -> dict[str, float]:
+    def inspect(self, step: int) -> dict[str, float]:
         """See base class; returns no fields."""
         strategy = self._steps.strategy
-        mine = [[float(value) for value in strategy.local(norm)] for norm in self._observe(step)]
-        everyone = strategy.peers.gather("divergence/norms", mine, LONG_SECONDS)
+        own = [[float(value) for value in strategy.local(norm)] for norm in self._probe(step)]
+        everyone = strategy.peers.gather("divergence/norms", own, LONG_SECONDS)
         if strategy.is_chief:
             for i, spec in enumerate(self._steps.specs[:-1]):
                 norms = [f"{value:.9g}" for rank in everyone for value in rank[i]]
@@ -183,18 +184,9 @@ class GradientNorms(Periodic):
         return {}
 
 
-class Norms(ObservingReducer):
-    """Reduces with another reducer, and observes the norms of its sums.
-
-    Attributes:
-      observed: a scalar norm for each gradient of the last call.
-    """
-
-    def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> Reduced:
-        """See base class."""
-        reduced = self.inner.reduce(tensors, state, collectives, name=name)
-        self.observed = [tf.norm(tf.cast(total, tf.float64)) for total in reduced.totals[:-1]]
-        return reduced
+def _norms(tensors: Any, state: Any, reduced: Reduced, collectives: Collectives, name: str) -> list[tf.Tensor]:
+    """Returns the norm of the sum of each gradient, without the loss."""
+    return [tf.norm(tf.cast(total, tf.float64)) for total in reduced.totals[:-1]]
 
 
 class CompressionErrorMonitor(Periodic):
@@ -216,62 +208,53 @@ class CompressionErrorMonitor(Periodic):
         super().__init__(every)
         self._steps = run_view.steps
         self._max_error = max_error
-        self._observe = ObservingTrial(run_view, self._both_ways)
+        self._probe = ObservingProbe(
+            run_view, lambda reducer: errors_of(reducer, self._steps.specs, self._steps.compressed_names())
+        )
 
-    def _both_ways(self) -> "BothWays":
-        return BothWays(self._steps.reducer(), self._steps.specs, self._steps.compressed_names())
-
-    def look(self, step: int) -> dict[str, float]:
+    def inspect(self, step: int) -> dict[str, float]:
         """See base class; `compression_error` and `compression_cosine`, the worst over all gradients."""
         watched, strategy = self._steps.compressed_names(), self._steps.strategy
         if not watched:
             return {}
-        observed = self._observe(step)
+        observed = self._probe(step)
         errors, cosines = ([float(strategy.local(x)[0]) for x in values] for values in zip(*observed, strict=True))
-        found = strategy.peers.broadcast("guard", [errors, cosines], LONG_SECONDS)
-        self._judge(step, dict(zip(watched, found[0], strict=True)))
-        return {"compression_error": max(found[0]), "compression_cosine": min(found[1])}
+        errors, cosines = strategy.peers.broadcast("guard", [errors, cosines], LONG_SECONDS)
+        self._limit(step, dict(zip(watched, errors, strict=True)))
+        return {"compression_error": max(errors), "compression_cosine": min(cosines)}
 
-    def _judge(self, step: int, errors: dict[str, float]) -> None:
+    def _limit(self, step: int, errors: dict[str, float]) -> None:
         """Disables compression of gradients beyond the limit; all processes have the same errors, so they agree."""
-        far = {name: error for name, error in errors.items() if not error <= self._max_error} if self._max_error else {}
-        for name, error in far.items():
+        too_large = {name: e for name, e in errors.items() if not e <= self._max_error} if self._max_error else {}
+        for name, error in too_large.items():
             _log.warning(
                 "From step %d on, the gradient of %s is reduced without compression: the compression error was %.3g of "
                 "its norm, more than --compression_max_error=%g.", step, name, error, self._max_error
             )  # fmt: skip
-        self._steps.fall_back(list(far))
+        self._steps.fall_back(list(too_large))
 
 
-class BothWays(ObservingReducer):
-    """Reduces with another reducer, and measures the error of its sums against exact ones.
+def errors_of(reducer: Reducer, specs: Sequence[tf.TensorSpec], watched: Sequence[str]) -> Observe:
+    """Returns a function that computes the errors of a reducer's sums, by exact sums.
 
-    Attributes:
-      observed: for each watched tensor, the relative error and the cosine of the last call, scalars.
+    Args:
+      reducer: the reducer.
+      specs: specs of all tensors.
+      watched: names of the tensors to compare.
+
+    Returns:
+      A function that returns the relative error and the cosine of each watched tensor, scalars.
     """
+    indices = [i for i, spec in enumerate(specs) if spec.name in watched]
+    state_names = [state.name for state in reducer.state(specs)]
 
-    def __init__(self, inner: Reducer, specs: Sequence[tf.TensorSpec], watched: Sequence[str]):
-        """Wraps a reducer.
+    def errors(tensors: Any, state: Any, reduced: Reduced, collectives: Collectives, name: str) -> list[Any]:
+        states = dict(zip(state_names, state, strict=True))
+        with_feedback = [tensors[i] + states.get(f"{specs[i].name}/error", 0) for i in indices]
+        exact = Bucketed(Sum()).reduce(with_feedback, [], collectives, name=f"{name}/exact").totals
+        return [_distance(reduced.totals[i], total) for i, total in zip(indices, exact, strict=True)]
 
-        Args:
-          inner: reducer whose error is measured.
-          specs: specs of all tensors.
-          watched: names of the tensors to compare.
-        """
-        super().__init__(inner)
-        self._specs = list(specs)
-        self._watched = [i for i, spec in enumerate(specs) if spec.name in watched]
-
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
-        """See base class."""
-        kept = dict(zip((s.name for s in self.inner.state(self._specs)), state, strict=True))
-        inner = self.inner.reduce(tensors, state, collectives, name=name)
-        wanted = [tensors[i] + kept.get(f"{self._specs[i].name}/error", 0) for i in self._watched]
-        exact = Bucketed(Sum()).reduce(wanted, [], collectives, name=f"{name}/exact").totals
-        self.observed = [_distance(inner.totals[i], whole) for i, whole in zip(self._watched, exact, strict=True)]
-        return inner
+    return errors
 
 
 def _distance(sent: tf.Tensor, exact: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -13,14 +13,14 @@ REPEATS = 5
 
 def median_seconds(strategy: Strategy, function: Callable[[], tf.Tensor]) -> float:
     """Compiles a replica function and returns the median seconds until all local replicas have its result."""
-    once = tf.function(lambda: strategy.run(function), autograph=False)
-    seconds = []
-    for _ in range(REPEATS + 1):
-        began = time.perf_counter()
-        for value in strategy.local(once()):
+    compiled = tf.function(lambda: strategy.run(function), autograph=False)
+
+    def call() -> None:
+        for value in strategy.local(compiled()):
             value.numpy()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:])  # the first call compiles
+
+    call()  # compiles
+    return statistics.median(seconds_of(call) for _ in range(REPEATS))
 
 
 class TimingRounds:
@@ -40,19 +40,19 @@ class TimingRounds:
         """
         self._calls, self._together, self._kept = calls, together, kept
         self._running = list(calls)
-        self._slower: dict[str, float] = {}  # what is timed no more, as a multiple of the fastest at that time
+        self._slower: dict[str, float] = {}  # multiples of the fastest time at which calls were dropped
         self.times: dict[str, list[float]] = {name: [] for name in calls}
 
     def run(self, rounds: int) -> None:
         """Runs rounds until there have been this many."""
         for number in range(len(self.times[self._kept]), rounds):
-            for name in self._running[:: -1 if number % 2 else 1]:  # nothing always follows the same call
+            for name in self._running[:: -1 if number % 2 else 1]:  # so that no call always follows the same one
                 # Otherwise a process that was done early with the previous call would time the others' delay.
                 self._together()
                 self.times[name].append(seconds_of(self._calls[name]))
 
     def drop(self, medians: Mapping[str, float], limit: float) -> None:
-        """Times no more what takes longer than a multiple of the time of the fastest.
+        """Stops timing calls that take longer than a multiple of the time of the fastest.
 
         Args:
           medians: result of `medians_of_slowest`.
@@ -64,7 +64,7 @@ class TimingRounds:
         self._running = [name for name in self._running if name not in dropped]
 
     def corrected(self, medians: Mapping[str, float]) -> dict[str, float]:
-        """Returns medians in which nothing that was dropped is faster than it was in the same rounds as the others."""
+        """Returns the medians, in which a dropped call is at least as slow, relative to the fastest, as when it was dropped."""
         fastest = min(medians[name] for name in self._running)
         return {name: max(median, self._slower.get(name, 0.0) * fastest) for name, median in medians.items()}
 

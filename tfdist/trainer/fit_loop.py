@@ -464,7 +464,7 @@ class FitLoop:
     def _inspect(self) -> None:
         for inspection in self._inspections:
             if inspection.next(self._state.step) == self._state.step:
-                self._inspected |= inspection.look(self._state.step)
+                self._inspected |= inspection.inspect(self._state.step)
 
     def _batch(self, step: int) -> Any:
         """Returns a batch like that of a step, from a separate iterator.

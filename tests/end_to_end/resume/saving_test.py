@@ -24,7 +24,6 @@ from tfdist.checkpoint import manager, replication, restore
 from tfdist.checkpoint.format import CheckpointError, lock, newest, step_of
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import InputError, Preempted
-from tfdist.trainer.saved_fit import run_variables
 
 make_trainer = functools.partial(exact_test.make_trainer, make=small_model)
 
@@ -267,7 +266,7 @@ def test_what_another_process_alone_cannot_read_is_not_damaged(single, tmp_path,
             return [value, "it is missing."]
 
     trainer = make_trainer(single)
-    state = run_variables(trainer.program, trainer.train_state)
+    state = trainer.program.run_variables(trainer.train_state.callbacks)
     with pytest.raises(CheckpointError, match="on rank 1: it is missing. It is valid on rank 0"):
         restore.restore(state, [str(path) for path in newest(tmp_path)], TwoRanks())
     assert steps_of(tmp_path) == [STEPS, SAVED_AT]
