@@ -1,4 +1,7 @@
-"""Validation of the arguments of models."""
+"""Validation of the arguments of models.
+
+Each function returns a value of the right type, or raises `InputError` with the names of the model and of the argument.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,16 +11,7 @@ from tfdist.errors.numbers import is_integer, is_number
 
 
 def positive(model: str, name: str, value: Any) -> int:
-    """Returns a positive integer.
-
-    Args:
-      model: name of the model, for the message.
-      name: name of the argument, for the message.
-      value: value to check.
-
-    Raises:
-      InputError: the value is something else.
-    """
+    """Returns a positive integer."""
     if not _is_positive(value):
         remedy = f" The data set does not know it: write {model}({name}=...)." if value is None else ""
         raise InputError(f"{model}: {name} must be an integer, at least 1. Received: {value!r}.{remedy}")
@@ -25,16 +19,7 @@ def positive(model: str, name: str, value: Any) -> int:
 
 
 def sizes(model: str, name: str, value: Any) -> tuple[int, ...]:
-    """Returns a tuple of positive integers; a single integer stands for a tuple of one.
-
-    Args:
-      model: name of the model, for the message.
-      name: name of the argument, for the message.
-      value: value to check.
-
-    Raises:
-      InputError: the value is something else.
-    """
+    """Returns a tuple of positive integers; a single integer stands for a tuple of one."""
     values = (value,) if is_integer(value) else value
     if not isinstance(values, Sequence) or not all(map(_is_positive, values)):
         raise InputError(f"{model}: {name} must be integers, at least 1, such as (64, 32). Received: {value!r}.")
@@ -42,32 +27,14 @@ def sizes(model: str, name: str, value: Any) -> tuple[int, ...]:
 
 
 def rate(model: str, name: str, value: Any) -> float:
-    """Returns a number in [0, 1).
-
-    Args:
-      model: name of the model, for the message.
-      name: name of the argument, for the message.
-      value: value to check.
-
-    Raises:
-      InputError: the value is something else.
-    """
+    """Returns a number in [0, 1)."""
     if not is_number(value) or not 0 <= value < 1:
         raise InputError(f"{model}: {name} must be a number in [0, 1). Received: {value!r}.")
     return float(value)
 
 
 def shape(model: str, value: Any, dims: Sequence[str] = ()) -> tuple[int, ...]:
-    """Returns the static shape of one example.
-
-    Args:
-      model: name of the model, for the message.
-      value: the shape, without the batch dim.
-      dims: names of the dims of the model's input; empty for any.
-
-    Raises:
-      InputError: a size is unknown, or the number of dims is wrong.
-    """
+    """Returns the static shape of one example; `dims`: names of the dims of the model's input, empty for any."""
     found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
     if not all(map(_is_positive, found)) or (dims and len(found) != len(dims)):
         rule = f"be ({', '.join(dims)}{',' if len(dims) == 1 else ''})" if dims else "have known sizes only"

@@ -1,35 +1,25 @@
 """Models by name: those of tfdist, or a user-defined `package.module:function`."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import keras
 
 from tfdist.config.spec import call, call_own, load_object, parse
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
-from tfdist.models.cnn import ZERO_GRADIENT as CNN_ZERO_GRADIENT
 from tfdist.models.cnn import cnn
-from tfdist.models.mlp import ZERO_GRADIENT as MLP_ZERO_GRADIENT
 from tfdist.models.mlp import mlp
-from tfdist.models.resnet50 import ZERO_GRADIENT as RESNET50_ZERO_GRADIENT
 from tfdist.models.resnet50 import resnet50
-from tfdist.models.transformer import ZERO_GRADIENT as TRANSFORMER_ZERO_GRADIENT
 from tfdist.models.transformer import transformer
 
-
-class _Entry(NamedTuple):
-    function: Callable[..., keras.Model]
-    zero_gradient: tuple[str, ...]
-
-
-_MODELS = {
-    "mlp": _Entry(mlp, MLP_ZERO_GRADIENT),
-    "cnn": _Entry(cnn, CNN_ZERO_GRADIENT),
-    "resnet50": _Entry(resnet50, RESNET50_ZERO_GRADIENT),
-    "transformer": _Entry(transformer, TRANSFORMER_ZERO_GRADIENT),
-}
+_MODELS: dict[str, Callable[..., keras.Model]] = {f.__name__: f for f in (mlp, cnn, resnet50, transformer)}
 NAMES = tuple(_MODELS)
+_ZERO_GRADIENTS: dict[str, tuple[str, ...]] = {
+    # Each convolution has a bias, which the following batch normalization subtracts again.
+    "resnet50": (r"^conv\d+(_block\d+_\d+)?_conv/bias$",),
+    # A bias of the keys adds the same number to all scores of a query, which does not change the softmax.
+    "transformer": (r"_attention/key/bias$",),
+}
 
 
 def build(spec: str, input_shape: Sequence[int], classes: int) -> keras.Model:
@@ -49,11 +39,9 @@ def build(spec: str, input_shape: Sequence[int], classes: int) -> keras.Model:
         error is shown), or it does not return a Keras model.
     """
     parsed = parse(spec)
-    made_for = {"input_shape": tuple(input_shape), "classes": classes}
+    function, of_data = _function(parsed.name), {"input_shape": tuple(input_shape), "classes": classes}
     model = (
-        call_own("--model", _function(parsed.name), parsed, **made_for)
-        if ":" in parsed.name
-        else call(_function(parsed.name), parsed, **made_for)
+        call_own("--model", function, parsed, **of_data) if ":" in parsed.name else call(function, parsed, **of_data)
     )
     if not isinstance(model, keras.Model):
         raise InputError(
@@ -70,8 +58,7 @@ def zero_gradient_patterns(model_name: str) -> tuple[str, ...]:
     Args:
       model_name: a name, or a spec with arguments; for models not of tfdist, the result is empty.
     """
-    entry = _MODELS.get(parse(model_name).name)
-    return entry.zero_gradient if entry else ()
+    return _ZERO_GRADIENTS.get(parse(model_name).name, ())
 
 
 def _function(name: str) -> Callable[..., keras.Model]:
@@ -82,4 +69,4 @@ def _function(name: str) -> Callable[..., keras.Model]:
         return function
     if name not in _MODELS:
         raise InputError(f"--model={name} is not known.{nearest(name, NAMES)} Your own is package.module:function.")
-    return _MODELS[name].function
+    return _MODELS[name]

@@ -7,8 +7,6 @@ import keras
 from tfdist.models import arguments
 from tfdist.models.batch_norm import layer_class
 
-ZERO_GRADIENT: tuple[str, ...] = ()
-
 
 def cnn(
     *, input_shape: Sequence[int], classes: int, filters: int | Sequence[int] = (32, 64), batch_norm: str = "local"

@@ -6,8 +6,6 @@ import keras
 
 from tfdist.models import arguments
 
-ZERO_GRADIENT: tuple[str, ...] = ()
-
 
 def mlp(*, input_shape: Sequence[int], classes: int, hidden: int | Sequence[int] = (256, 128)) -> keras.Model:
     """Dense layers with ReLU between them, on the flattened example.

@@ -8,9 +8,6 @@ from tfdist.errors import InputError
 from tfdist.models import arguments
 from tfdist.models.batch_norm import with_batch_norm
 
-# Each convolution has a bias, which the following batch normalization subtracts again.
-ZERO_GRADIENT: tuple[str, ...] = (r"^conv\d+(_block\d+_\d+)?_conv/bias$",)
-
 
 def resnet50(*, input_shape: Sequence[int], classes: int, batch_norm: str = "local") -> keras.Model:
     """`keras.applications.ResNet50` without pretrained weights (He et al., "Deep residual learning", 2015).

@@ -12,9 +12,6 @@ from tfdist.layers.sharding_constraint import constrain
 from tfdist.models import arguments
 from tfdist.sharding.variable_layouts import name_dims
 
-# A bias of the keys adds the same number to all scores of a query, which does not change the softmax.
-ZERO_GRADIENT: tuple[str, ...] = (r"_attention/key/bias$",)
-
 # In addition to the names from layer types; see `tfdist.name_dims`.
 DIMS = {
     "position_embedding/embeddings": "* embed",
