@@ -64,7 +64,7 @@ from tfdist.reporting.schema import EVAL, main_metrics
 from tfdist.reporting.warn_once import warn_once
 from tfdist.storage import path_of, storage_of
 from tfdist.synchronization.federated import owned_by_clients
-from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau, best_metric, check_monitored
+from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau, check_monitored
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
 
@@ -113,9 +113,7 @@ def check_metrics(
     Raises:
       InputError: the run does not measure one of them, or it is not known what is better.
     """
-    check_monitored(callbacks, trainer.program, evaluates)
-    if config.best:
-        best_metric(config.best, trainer.program, evaluates)
+    check_monitored(callbacks, config.best, trainer.program, evaluates)
 
 
 def _own(text: str, output_dir: str) -> Sequence[Any]:

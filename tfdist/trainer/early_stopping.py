@@ -1,4 +1,4 @@
-"""Early stopping and falls of the learning rate that count evaluations, wherever in an epoch they are."""
+"""Early stopping and reductions of the learning rate that count evaluations, at whichever steps these are."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,6 @@ import keras
 import numpy as np
 
 from tfdist import keras_internals
-from tfdist.checkpoint.best import Best, BestValue
-from tfdist.checkpoint.manager import Checkpoints
 from tfdist.config.decay import Plateau
 from tfdist.config.monitor import MODES, parse_best
 from tfdist.errors import InputError
@@ -19,10 +17,10 @@ from tfdist.trainer.program import Program
 
 
 class CountsEvaluations(keras.callbacks.Callback):
-    """Mixin of a Keras callback that monitors a metric and looks at the end of each epoch.
+    """Mixin of a Keras callback that checks a monitored metric at the end of each epoch.
 
-    With it, the callback looks at each evaluation if it monitors a `val_` metric, and else at the end of each epoch. It
-    comes before Keras's class among the bases, whose `on_epoch_end` is then called by `_look` alone.
+    With it, the callback checks a `val_` metric after each evaluation, and any other at the end of each epoch. It comes
+    before Keras's class among the bases, whose `on_epoch_end` is then called by `_check` alone.
     """
 
     monitor: str  # of Keras's class
@@ -30,14 +28,18 @@ class CountsEvaluations(keras.callbacks.Callback):
     _step = 0
 
     @property
-    def _of_evaluations(self) -> bool:
+    def _monitors_evaluations(self) -> bool:
         return self.monitor.startswith("val_")
+
+    @property
+    def _unit(self) -> str:
+        return "evaluation" if self._monitors_evaluations else "epoch"
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """See base class.
 
         Raises:
-          InputError: it is not known what is better.
+          InputError: the direction of the metric is unknown.
         """
         super().on_train_begin(logs)
         self._step = 0
@@ -55,16 +57,16 @@ class CountsEvaluations(keras.callbacks.Callback):
           logs: the results, under their `val_` names.
         """
         self._step = step
-        if self._of_evaluations:
-            self._look(logs)
+        if self._monitors_evaluations:
+            self._check(logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """See base class."""
         # Keras's own `fit` has the results of an evaluation here, and reports no evaluation otherwise.
-        if not (self._of_evaluations and (self.params or {}).get("reports_evaluations")):
-            self._look(logs or {})
+        if not (self._monitors_evaluations and (self.params or {}).get("reports_evaluations")):
+            self._check(logs or {})
 
-    def _look(self, logs: Mapping[str, float]) -> None:
+    def _check(self, logs: Mapping[str, float]) -> None:
         """Calls `on_epoch_end` of Keras's class with the results, of which one is monitored."""
         raise NotImplementedError
 
@@ -78,13 +80,13 @@ class CountsEvaluations(keras.callbacks.Callback):
 
 
 def direction_of(callback: keras.callbacks.Callback) -> str:
-    """Returns "min" or "max", what is better for the metric of a callback, which has its model.
+    """Returns the direction in which the metric of a callback improves, "min" or "max"; the callback has its model.
 
     Args:
       callback: a `keras.callbacks.EarlyStopping` or `ReduceLROnPlateau`.
 
     Raises:
-      InputError: Keras does not know it.
+      InputError: Keras does not know the direction.
     """
     direction = keras_internals.monitored_direction(callback)
     if not direction:
@@ -122,7 +124,7 @@ class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
         if mode not in MODES:
             raise InputError(f"`mode` must be {', '.join(MODES[:-1])} or {MODES[-1]}. Received: {mode!r}.")
         super().__init__(monitor, min_delta=min_delta, patience=patience, mode=mode)
-        self._looks = 0
+        self._checks = 0
         self.best_step = self.stopped_step = 0
 
     @property
@@ -130,23 +132,22 @@ class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
         """Why the run was stopped, such as `early stopping at step 90: val_loss has not ...`; empty if it was not."""
         if not self.stopped_step:
             return ""
-        what = "evaluation" if self._of_evaluations else "epoch"
         return (
             f"early stopping at step {self.stopped_step}: {self.monitor} has not improved for "
-            f"{count_of(self.wait, what)} since step {self.best_step}"
+            f"{count_of(self.wait, self._unit)} since step {self.best_step}"
         )
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """See base class."""
         super().on_train_begin(logs)
-        self._looks = 0
+        self._checks = 0
         self.best_step = self.stopped_step = 0
 
-    def _look(self, logs: Mapping[str, float]) -> None:
+    def _check(self, logs: Mapping[str, float]) -> None:
         """See base class."""
         stopped_before = self.stopped_epoch
-        keras.callbacks.EarlyStopping.on_epoch_end(self, self._looks, dict(logs))  # looks take the place of epochs
-        self._looks += 1
+        keras.callbacks.EarlyStopping.on_epoch_end(self, self._checks, dict(logs))  # checks take the place of epochs
+        self._checks += 1
         if self.wait == 0:
             self.best_step = self._step
         if self.stopped_epoch != stopped_before:
@@ -154,14 +155,14 @@ class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
 
     def state_dict(self) -> dict[str, Any]:
         """See base class."""
-        own = {"best_step": self.best_step, "stopped_step": self.stopped_step, "looks": self._looks}
+        own = {"best_step": self.best_step, "stopped_step": self.stopped_step, "looks": self._checks}
         return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See base class."""
         super().load_state_dict(state)
         self.best_step, self.stopped_step = state["best_step"], state["stopped_step"]
-        self._looks = state["looks"]
+        self._checks = state["looks"]
 
 
 _log = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
           min_delta: smallest change that counts as an improvement.
           cooldown: number of evaluations after a fall that do not count.
           min_lr: smallest learning rate.
-          mode: "min" or "max", what is better; "auto" to infer it from the metric.
+          mode: "min" if lower values are better, "max" if higher ones are; "auto" to infer it from the metric.
 
         Raises:
           InputError: one of them is out of range.
@@ -218,7 +219,7 @@ class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
         """See base class.
 
         Raises:
-          InputError: the optimizer has a schedule, whose rate cannot be set, or it is not known what is better.
+          InputError: the optimizer has a schedule, whose rate cannot be set, or the direction of the metric is unknown.
         """
         super().on_train_begin(logs)
         schedule = keras_internals.scheduled_learning_rate(self.model.optimizer)
@@ -228,84 +229,51 @@ class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
                 f"{type(schedule).__name__}. Leave one of them out."
             )
 
-    def _look(self, logs: Mapping[str, float]) -> None:
+    def _check(self, logs: Mapping[str, float]) -> None:
         """See base class; logs a fall."""
-        given: dict[str, Any] = dict(logs)
-        keras.callbacks.ReduceLROnPlateau.on_epoch_end(self, self._step, given)  # adds the rate before
-        before = given.get("learning_rate", 0.0)  # none of several optimizers
+        with_rate: dict[str, Any] = dict(logs)
+        keras.callbacks.ReduceLROnPlateau.on_epoch_end(self, self._step, with_rate)  # adds the rate before
+        before = with_rate.get("learning_rate", 0.0)  # none of several optimizers
         after = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)) if before else 0.0
         if after < before and (self.params or {}).get("is_chief", True):
-            what = "evaluation" if self._of_evaluations else "epoch"
             _log.info(
                 "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %s.",
                 before,
                 after,
                 self._step,
                 self.monitor,
-                count_of(max(self.patience, 1), what),
+                count_of(max(self.patience, 1), self._unit),
             )
 
 
-def check_monitored(callbacks: Sequence[keras.callbacks.Callback], program: Program, evaluates: bool) -> None:
-    """Checks what this library's `EarlyStopping` and `ReduceLROnPlateau` monitor; Keras's own callbacks warn themselves.
+def check_monitored(
+    callbacks: Sequence[keras.callbacks.Callback], best: str, program: Program, evaluates: bool
+) -> tuple[str, str]:
+    """Checks the metrics that a run monitors: of this library's callbacks (Keras's own warn themselves), and the best one.
+
+    Args:
+      callbacks: callbacks of the run.
+      best: see `Checkpoints.best`; "" for none.
+      program: what is trained.
+      evaluates: whether the run evaluates.
+
+    Returns:
+      The metric whose best value is kept, and its direction, "min" or "max"; empty without one.
 
     Raises:
-      InputError: the run does not measure it, or it is not known what is better.
+      InputError: the run does not measure a metric, or its direction is unknown.
     """
     for callback in callbacks:
         if isinstance(callback, CountsEvaluations):
             _direction(callback.monitor, callback.mode, program, evaluates)
-
-
-def best_metric(text: str, program: Program, evaluates: bool) -> tuple[str, str]:
-    """Returns the metric whose best value is kept, and what is better, "min" or "max".
-
-    Args:
-      text: see `Checkpoints.best`.
-      program: what is trained.
-      evaluates: whether the run evaluates.
-
-    Raises:
-      InputError: the run does not measure it, or it is not known what is better.
-    """
-    monitor = parse_best(text)
+    if not best:
+        return "", ""
+    monitor = parse_best(best)
     return monitor.metric, _direction(monitor.metric, monitor.mode, program, evaluates)
 
 
-def watched(
-    callbacks: Sequence[keras.callbacks.Callback],
-    checkpoints: Checkpoints | None,
-    program: Program,
-    before: Best | None,
-    evaluates: bool,
-) -> BestValue | None:
-    """Checks the metrics that a run watches; returns what follows that of `Checkpoints.best`, None without one.
-
-    Args:
-      callbacks: callbacks of the run.
-      checkpoints: how it is saved.
-      program: what is trained.
-      before: the best value before.
-      evaluates: whether the run evaluates.
-
-    Raises:
-      InputError: see `check_monitored`.
-    """
-    check_monitored(callbacks, program, evaluates)
-    if checkpoints is None or not checkpoints.best:
-        return None
-    metric, mode = best_metric(checkpoints.best, program, evaluates)
-    return BestValue(checkpoints.directory, metric, mode, before)
-
-
 def _direction(metric: str, mode: str, program: Program, evaluates: bool) -> str:
-    _check(metric, program, evaluates)
-    asked = keras.callbacks.EarlyStopping(metric, mode=mode)
-    asked.set_model(program.model)
-    return direction_of(asked)
-
-
-def _check(metric: str, program: Program, evaluates: bool) -> None:
+    """Returns the direction of a metric that the run measures."""
     measured = ["loss", *program.metrics.results([np.zeros(v.shape) for v in program.metrics.variables])]
     if metric.startswith("val_") and not evaluates:
         raise InputError(
@@ -317,3 +285,6 @@ def _check(metric: str, program: Program, evaluates: bool) -> None:
         raise InputError(
             f"A metric to watch must be one that the run measures. Received: {metric}.{nearest(metric, known)}"
         )
+    callback = keras.callbacks.EarlyStopping(metric, mode=mode)
+    callback.set_model(program.model)
+    return direction_of(callback)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import keras
 
+from tfdist.checkpoint.best import BestValue
 from tfdist.checkpoint.manager import saver
 from tfdist.checkpoint.replication import Saved
 from tfdist.config.balance import Balance
@@ -13,7 +14,7 @@ from tfdist.reporting import synchronizer
 from tfdist.synchronization.federated import owned_by_clients
 from tfdist.trainer.balancing import balancing
 from tfdist.trainer.callbacks import check_callback_weights, check_no_swap
-from tfdist.trainer.early_stopping import watched
+from tfdist.trainer.early_stopping import check_monitored
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.options import FitOptions
@@ -75,7 +76,10 @@ def fit(
     train = owned_by_clients(settings.sync, given.data.train, given.batch_size, settings.seed)
     data = dataclasses.replace(given.data, train=train)
     copied = checkpoints is None or checkpoints.in_background
-    state.best = watched(callbacks, checkpoints, program, state.best_before, evaluates=data.test is not None)
+    best = check_monitored(callbacks, checkpoints.best if checkpoints else "", program, data.test is not None)
+    state.best = (
+        BestValue(checkpoints.directory, *best, state.best_before) if checkpoints and checkpoints.best else None
+    )
     with (
         options.checks.watchdog(strategy.group) as watchdog,
         saver(
