@@ -33,13 +33,13 @@ def test_the_fastest_by_more_than_noise_is_taken():
 
 def test_it_says_what_it_chose_and_why():
     assert explain(TABLE, TIMES) == [
-        "sums up to 8.0 KiB use tree. Measurement: 1.0 KiB: engine 2 ms, ring 4 ms, tree 1 ms; 4.0 KiB: engine 2 ms, ring "
+        "sums up to 8.0 KiB use tree. Measured: 1.0 KiB: engine 2 ms, ring 4 ms, tree 1 ms; 4.0 KiB: engine 2 ms, ring "
         "4 ms, tree 1 ms.",
-        "sums up to 32.0 KiB use engine. Measurement: 16.0 KiB: engine 2 ms, ring 1.9 ms, tree 3 ms.",
-        "larger sums use ring. Measurement: 64.0 KiB: engine 8 ms, ring 4 ms, tree 9 ms.",
+        "sums up to 32.0 KiB use engine. Measured: 16.0 KiB: engine 2 ms, ring 1.9 ms, tree 3 ms.",
+        "larger sums use ring. Measured: 64.0 KiB: engine 8 ms, ring 4 ms, tree 9 ms.",
     ]
     assert explain(AlgorithmTable.of("engine"), {1024: {"engine": 1.0}}) == [
-        "all sums use engine. Measurement: 1.0 KiB: engine 1e+03 ms."
+        "all sums use engine. Measured: 1.0 KiB: engine 1e+03 ms."
     ]
     assert notes(TIMES)[0] == "1.0 KiB: engine 2 ms, ring 4 ms, tree 1 ms"
 

@@ -36,12 +36,7 @@ class AutoAllReduce(Inspection):
     """Measures once, before the first step that has no table of algorithms, and chooses."""
 
     def __init__(self, run_view: RunView, record: Callable[[str], None]):
-        """Initializes the inspection.
-
-        Args:
-          run_view: the run to inspect.
-          record: gets the table as CSV, on the chief.
-        """
+        """Initializes the inspection; `record` gets the table as CSV, on the chief."""
         self._steps = run_view.steps
         self._record = record
 

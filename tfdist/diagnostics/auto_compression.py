@@ -40,12 +40,6 @@ class Auto(Inspection):
     """Measures once and chooses a method for each gradient."""
 
     def __init__(self, run_view: RunView, choice: Choice):
-        """Initializes the inspection.
-
-        Args:
-          run_view: the run to inspect.
-          choice: when to choose, and the candidates.
-        """
         self._run_view = run_view
         self._after = choice.after
         self._candidates = choice.candidates

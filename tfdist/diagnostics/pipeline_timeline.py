@@ -31,14 +31,7 @@ class PipelineTimeline(Inspection):
     """Measures the timeline of one step, and compares it with the one that follows from the durations of its actions."""
 
     def __init__(self, run_view: RunView, pipeline: HasStages, step: int, record: Record):
-        """Initializes the inspection.
-
-        Args:
-          run_view: the run to inspect.
-          pipeline: its strategy.
-          step: the step before which to measure.
-          record: gets timelines by title, on the chief.
-        """
+        """Initializes the inspection; `record` gets timelines by title, on the chief."""
         self._run_view, self._pipeline, self._step, self._record = run_view, pipeline, step, record
 
     def next(self, step: int) -> int | None:
@@ -70,11 +63,6 @@ def measure_timeline(run_view: RunView, strategy: HasStages, step: int) -> Timel
 
     Times are those of the processes' own clocks, which differ between hosts.
 
-    Args:
-      run_view: the run.
-      strategy: its strategy.
-      step: number of the step.
-
     Returns:
       The timeline of the first replica.
     """
@@ -86,11 +74,6 @@ def measure_timeline(run_view: RunView, strategy: HasStages, step: int) -> Timel
 
 def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> tuple[Timeline, Timeline]:
     """Computes steps of a pipeline without a flush, without updates; every process must call it.
-
-    Args:
-      run_view: the run.
-      strategy: its strategy.
-      step: number of the step.
 
     Returns:
       The timelines of the first replica in the midst of training, for as long as a step takes: measured and expected.
@@ -155,12 +138,7 @@ class Exposure(Periodic):
     """Measures exposed communication periodically, the first time early in the run."""
 
     def __init__(self, run_view: RunView, every: int):
-        """Initializes the inspection.
-
-        Args:
-          run_view: the run to inspect.
-          every: steps between measurements; the first is before step min(every, 100).
-        """
+        """Initializes the inspection; the first is before step min(every, 100)."""
         super().__init__(every, first=min(every, EARLY))
         self._run_view = run_view
         self._probes = CompiledProbe(run_view.steps, self._create_probes)

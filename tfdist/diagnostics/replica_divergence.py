@@ -32,12 +32,6 @@ class ObservingReducer(Reducer):
     """
 
     def __init__(self, inner: Reducer, observe: Observe):
-        """Wraps a reducer.
-
-        Args:
-          inner: the reducer.
-          observe: computes `observed`.
-        """
         self._inner, self._observe = inner, observe
         self.keeps_shapes = True
         self.observed: list[Any] = []
@@ -82,13 +76,7 @@ class ReplicaDivergence(Periodic):
     """Periodically compares all variables that must be equal on all replicas; ends the run if they differ."""
 
     def __init__(self, run_view: RunView, every: int, variables: Callable[[], Mapping[str, tf.Variable]]):
-        """Initializes the inspection.
-
-        Args:
-          run_view: the run to inspect.
-          every: steps between checks.
-          variables: returns the current variables by name, in the order in which to compare them.
-        """
+        """Initializes the inspection; `variables` returns the variables by name, in the order in which to compare them."""
         super().__init__(every)
         self._strategy = run_view.steps.strategy
         self._variables = variables
@@ -161,12 +149,6 @@ class GradientNorms(Periodic):
     """Periodically logs the norm of each reduced gradient by rank; different norms mean that the reduction is wrong."""
 
     def __init__(self, run_view: RunView, every: int):
-        """Initializes the inspection.
-
-        Args:
-          run_view: the run to inspect.
-          every: steps between checks.
-        """
         super().__init__(every)
         self._steps = run_view.steps
         self._probe = ObservingProbe(run_view, lambda reducer: _norms)
@@ -198,13 +180,7 @@ class CompressionErrorMonitor(Periodic):
     """
 
     def __init__(self, run_view: RunView, every: int, max_error: float):
-        """Initializes the inspection.
-
-        Args:
-          run_view: the run to inspect.
-          every: steps between measurements.
-          max_error: largest relative error allowed; 0 for no limit.
-        """
+        """Initializes the inspection; `max_error`: largest relative error allowed; 0 for no limit."""
         super().__init__(every)
         self._steps = run_view.steps
         self._max_error = max_error

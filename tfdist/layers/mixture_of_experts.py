@@ -16,12 +16,7 @@ class ExpertLoad(keras.metrics.Metric):
     """Sums the tokens of each expert and the dropped choices over batches."""
 
     def __init__(self, experts: int, **kwargs: Any):
-        """Creates the metric.
-
-        Args:
-          experts: number of experts.
-          **kwargs: as for `keras.metrics.Metric`.
-        """
+        """Creates the metric; `kwargs`: as for `keras.metrics.Metric`."""
         super().__init__(name="load", **kwargs)
         self.tokens = self.add_variable((experts,), "zeros", name="tokens")
         self.dropped = self.add_variable((), "zeros", name="dropped")

@@ -29,11 +29,6 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     """
 
     def __init__(self, **kwargs: Any):
-        """Creates the layer.
-
-        Args:
-          **kwargs: as for `keras.layers.BatchNormalization`.
-        """
         for name in ("synchronized", "renorm"):
             if kwargs.pop(name, False):
                 raise ValueError(f"SyncBatchNormalization has no `{name}`. Received: {name}=True.")

@@ -51,12 +51,6 @@ def means_over_replicas(
     """Returns the weighted means over replicas, as `means_of`; in a replica function.
 
     Cost: one all-reduce of the values and a scalar, in float64.
-
-    Args:
-      values: see `weighted_terms`.
-      weight: see `weighted_terms`.
-      collectives: collectives of the replicas.
-      name: name of the all-reduce.
     """
     if not values:
         return []

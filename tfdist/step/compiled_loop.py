@@ -26,21 +26,12 @@ class FirstTrace:
     """The first trace of the parts of a step, so that no process runs one for which another will not arrive."""
 
     def __init__(self, strategy: Strategy):
-        """Initializes it; nothing is traced yet.
-
-        Args:
-          strategy: the strategy of the step.
-        """
         self._strategy = strategy
         self._done: set[str] = set()
 
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
-        """Context of a trace, which raises everywhere if it raises somewhere; does nothing for a part that was traced before.
-
-        Args:
-          part: name of the part.
-        """
+        """Context of a trace, which raises everywhere if it raises somewhere; does nothing if the part was traced before."""
         with contextlib.nullcontext() if part in self._done else self._strategy.raise_on_all_members(f"step/{part}"):
             yield
         self._done.add(part)
@@ -81,11 +72,7 @@ class LoopResult(NamedTuple):
     sums: Sequence[tf.Tensor] = ()
 
     def used(self, first_step: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yields (first step, number of steps, indices of their examples), such that steps have equally many.
-
-        Args:
-          first_step: first step of the call.
-        """
+        """Yields (first step, number of steps, indices of their examples), such that steps have equally many."""
         numbers = self.numbers.numpy()
         sizes = np.asarray(self.sizes, np.int32)
         if not len(sizes):

@@ -53,16 +53,6 @@ class Steps:
         store: StateStore,
         metrics: ModelMetrics,
     ):
-        """Initializes the steps.
-
-        Args:
-          model: compiled and built model.
-          strategy: strategy on which it is trained.
-          settings: options of the step.
-          compression: how gradients are summed over replicas.
-          store: store of the state.
-          metrics: metrics of the model.
-        """
         self.model = model
         self.strategy = strategy
         self.specs = named_specs(model.trainable_variables, "loss")
@@ -110,9 +100,7 @@ class Steps:
     def loop_at_rate(self, batch_size: int, rate: Callable[[keras.Variable], tf.Tensor]) -> Loop:
         """Returns a loop with another learning rate, which is not kept; it updates the same variables.
 
-        Args:
-          batch_size: see `Settings`.
-          rate: returns the learning rate, given the optimizer's number of updates.
+        `rate` returns the learning rate, given the optimizer's number of updates.
         """
         if pipeline := without_flush_of(self.strategy):
             check_without_flush(pipeline.schedule.name, find="learning_rate")

@@ -56,13 +56,7 @@ class _Held:
 
 
 def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[], int]) -> Loop:
-    """Returns a function as `compile_loop` does.
-
-    Args:
-      step: the step.
-      strategy: the strategy.
-      end: returns the step at which the run ends; no later batch is read.
-    """
+    """Returns a function as `compile_loop` does; `end` returns the step at which the run ends: no later batch is read."""
     held, first = _Held(), FirstTrace(strategy)
 
     @tf.function(autograph=False, reduce_retracing=True)
@@ -122,13 +116,9 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
 def compile_timed_steps(
     step: DelayedStep, strategy: HasStages, clock: ActionClock, count: int
 ) -> Callable[[Any, tf.Tensor], tf.Tensor]:
-    """Returns a function (batch, number of the first step) -> times of the actions of steps, in which nothing is updated.
+    """Returns a function (batch, number of the first step) -> times of the actions of `count` steps, which update nothing.
 
-    Args:
-      step: a step with this clock.
-      strategy: the strategy.
-      clock: the clock.
-      count: number of steps, which all compute this batch.
+    All steps compute this batch; the step must have this clock.
     """
 
     @tf.function(autograph=False)

@@ -25,15 +25,6 @@ class Evaluator:
     """Evaluates one model; caches compiled functions."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, seed: int, metrics: ModelMetrics, drain: Any):
-        """Initializes the evaluator.
-
-        Args:
-          model: model compiled and built under the strategy's scope.
-          strategy: strategy on which it is evaluated.
-          seed: seed of the run.
-          metrics: metrics of the model.
-          drain: see `metrics.make_drain`.
-        """
         self._model = model
         self._seed, self._seeds = seed, randomness.seed_states(model)
         self._strategy = strategy

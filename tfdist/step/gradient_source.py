@@ -38,12 +38,6 @@ class MicroStepState:
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy):
-        """Collects the variables.
-
-        Args:
-          model: compiled and built model.
-          strategy: strategy of the replicas.
-        """
         self._strategy = strategy
         self._means, self._others = state_of_user(model, strategy)
         averaged = {id(variable) for variable in self._means}
@@ -137,17 +131,7 @@ class GradientSource:
         *,
         is_local: bool = False,
     ):
-        """Initializes the source and creates the state of the loss scale.
-
-        Args:
-          model: model compiled and built under the strategy's scope.
-          strategy: strategy whose replicas run the step.
-          store: store of the state.
-          settings: options of the step.
-          metrics: metrics of the model.
-          collectives: collectives of the replicas; by default the strategy's, with its algorithms.
-          is_local: whether each replica trains by itself: its loss is the mean over its rows, and nothing is sent.
-        """
+        """Initializes the source and creates the state of the loss scale; by default, with the strategy's collectives."""
         self.model, self.strategy, self.settings, self.metrics = model, strategy, settings, metrics
         self.is_local = is_local
         self.collectives = OneReplica() if is_local else collectives or strategy.step_collectives
@@ -185,11 +169,7 @@ class GradientSource:
         return self.metrics.count_all_rows
 
     def communication(self, spec: Any) -> Communication:
-        """Returns what replicas communicate if the step is partitioned.
-
-        Args:
-          spec: structure of `tf.TensorSpec` of a batch.
-        """
+        """Returns what replicas communicate if the step is partitioned; `spec`: structure of `tf.TensorSpec` of a batch."""
         return communication(self.model, self.metrics.variables, self._of_one_device, spec)
 
     def unused(self) -> frozenset[int]:

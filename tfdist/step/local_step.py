@@ -21,11 +21,6 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
     """Returns a function as `compile_loop` does; each replica takes its steps on its own rows, without communication.
 
     After a step that was not finite, without loss scaling, the replica's weights stay as they were before it.
-
-    Args:
-      step: the step, of local gradients.
-      store: store of the state.
-      strategy: strategy of the replicas.
     """
     local_count = len(strategy.local_replicas)
     counted_rows, stopped = store.variables([ROWS, _STOPPED])

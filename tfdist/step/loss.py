@@ -45,14 +45,7 @@ class Term(NamedTuple):
 
 
 def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> list[Term]:
-    """Returns one replica's parts of the losses with which the model was compiled.
-
-    Args:
-      model: compiled model.
-      y_true: labels.
-      y_pred: outputs.
-      sample_weight: weights of the rows, or None.
-    """
+    """Returns one replica's parts of the losses with which the model was compiled."""
     flat = keras_internals.flat_losses(model)
     if flat:
         y_true, y_pred = keras_internals.match_structures(model, y_true, y_pred)
@@ -145,13 +138,7 @@ def recorded_loss(
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Returns a share of the loss as it is recorded, and of each loss with which the model was compiled.
 
-    Args:
-      model: see `training_loss`.
-      differentiated: result of `training_loss`.
-      parts: result of `terms`.
-      totals: result of `totals`.
-      rows: see `training_loss`.
-      batch_size: rows of the global batch.
+    `differentiated` is the result of `training_loss` for the other arguments.
     """
     recorded, whole = as_recorded(parts, totals, batch_size)
     shares = shares_of(recorded, whole)

@@ -96,11 +96,6 @@ class ModelMetrics:
     """
 
     def __init__(self, model: keras.Model):
-        """Collects the metrics' variables.
-
-        Args:
-          model: compiled and built model.
-        """
         self._model = model
         self.count_all_rows = False
         self.losses = keras_internals.loss_means(model)[1:]
@@ -108,14 +103,7 @@ class ModelMetrics:
         self.variables = [*keras_internals.metric_variables(model), *loss_variables]
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
-        """Updates the metrics with one replica's rows; inside a replica function.
-
-        Args:
-          y: targets.
-          outputs: outputs of the model.
-          weight: sample weights, or None.
-          share: the replica's part in the loss.
-        """
+        """Updates the metrics with one replica's rows; inside a replica function."""
         with scalars_weighted(floating(share.rows) / floating(share.batch_size)):
             keras_internals.update_metrics(self._model, y, outputs, weight)
         track_outputs(self.losses, share.terms, share.rows, share.batch_size)
@@ -132,11 +120,6 @@ class KerasMetrics(ModelMetrics):
     """All metrics in `keras.Model.metrics`, as logged by Keras's own `fit`; includes the means of the losses."""
 
     def __init__(self, model: keras.Model):
-        """Collects the metrics' variables.
-
-        Args:
-          model: compiled and built model.
-        """
         super().__init__(model)
         self.variables = [variable for metric in model.metrics for variable in metric.variables]
 

@@ -62,12 +62,6 @@ class PipelinedGradients(GradientSource):
     has_own_time = False
 
     def __init__(self, *args: Any, clock: ActionClock | None = None):
-        """Initializes the source; see base class.
-
-        Args:
-          *args: see base class.
-          clock: notes when actions begin and end; None notes nothing.
-        """
         super().__init__(*args)
         self.clock, self.keeps_gradients = clock, self.strategy.replicas == 1
         self.messages = Recording(self.strategy.pipeline_collectives)
@@ -192,13 +186,7 @@ class PipelinedGradients(GradientSource):
         return sent, value, seen
 
     def _check_state(self, graph: StageGraph | SpreadStage, results: Any, operations: int) -> None:
-        """Raises `InputError` for state with which later micro-batches would compute.
-
-        Args:
-          graph: the stage.
-          results: structure of what its forward pass returns.
-          operations: number of operations that were traced before.
-        """
+        """Raises `InputError` for state with which later micro-batches would compute; `results`: those of the forward pass."""
         parts = self.strategy.replicas * self.strategy.micro_batches
         variables = [] if parts == 1 or isinstance(graph, SpreadStage) else graph.variables.all
         state = [variable for variable in variables if id(variable) in self._layer_state]

@@ -33,15 +33,7 @@ class BatchPrediction:
         outputs_of: Callable[[Any], Any],
         metrics: Sequence[keras.Variable] = (),
     ):
-        """Initializes the functions; compiles nothing yet.
-
-        Args:
-          model: built model.
-          strategy: strategy on which it predicts.
-          seed: seed of the run.
-          outputs_of: returns the outputs for a batch.
-          metrics: variables of metrics, which `outputs_of` may update.
-        """
+        """Initializes the functions; `metrics`: variables of metrics, which `outputs_of` may update."""
         self._model, self._strategy, self._outputs_of, self._metrics = model, strategy, outputs_of, metrics
         self._seed, self._seeds = seed, randomness.seed_states(model)
 
@@ -108,14 +100,7 @@ class Predictor:
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, seed: int, *, is_partitioned: bool = False):
-        """Initializes the predictor.
-
-        Args:
-          model: model built under the strategy's scope.
-          strategy: strategy on which it predicts.
-          seed: seed of the run.
-          is_partitioned: whether outputs for a row may depend on other rows.
-        """
+        """Initializes the predictor; `is_partitioned`: whether outputs for a row may depend on other rows."""
         self._strategy = strategy
         prediction = BatchPrediction(
             model, strategy, seed, lambda batch: model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False)

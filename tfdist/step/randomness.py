@@ -1,4 +1,7 @@
-"""Random layers as a pure function of (seed, step, replica): masks differ between replicas and are reproducible."""
+"""Random layers as a pure function of (seed, step, replica): masks differ between replicas and are reproducible.
+
+`states` is the result of `seed_states`, `step` a scalar int64: the number of updates done before.
+"""
 
 import contextlib
 import zlib
@@ -25,14 +28,7 @@ def counters(model: keras.Model) -> list[keras.Variable]:
 
 
 def reseed(states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int) -> None:
-    """Sets each generator's state for a step, inside a replica function.
-
-    Args:
-      states: result of `seed_states`.
-      seed: seed of the run.
-      step: scalar int64, number of updates done before this step.
-      replica: index of this replica.
-    """
+    """Sets each generator's state for a step, inside a replica function."""
     for state, value in zip(states, seed_values(states, seed, step, replica), strict=True):
         state.assign(value)
 
@@ -51,13 +47,6 @@ def own(
     """Context in which random operations outside of the model's generators also depend only on (seed, step, replica).
 
     With one replica, they draw the same numbers as without tfdist.
-
-    Args:
-      states: result of `seed_states`.
-      seed: seed of the run.
-      step: scalar int64, number of updates done before this step.
-      replica: index of this replica.
-      replicas: number of replicas.
     """
     if replicas == 1:
         yield
@@ -71,15 +60,7 @@ def own(
 def of_micro_batch(
     states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int, micro_batch: tf.Tensor
 ) -> Iterator[None]:
-    """Context in which such operations depend only on (seed, step, replica, micro-batch), for code that is traced once.
-
-    Args:
-      states: result of `seed_states`.
-      seed: seed of the run.
-      step: scalar int64, number of updates done before this step.
-      replica: index of this replica.
-      micro_batch: scalar int32, number of the micro-batch in the step.
-    """
+    """Context in which such operations depend only on (seed, step, replica, micro-batch), for code that is traced once."""
     key = tf.random.experimental.stateless_fold_in(_key(seed, len(states), step, replica), micro_batch)
     with keras_internals.keyed(key, frozenset(id(state) for state in states)):
         yield
@@ -96,15 +77,7 @@ def not_training(
 ) -> Iterator[None]:
     """Context for evaluation or prediction, in which all draws depend only on (seed, purpose, number, replica).
 
-    With one replica, draws are the same as without tfdist.
-
-    Args:
-      states: result of `seed_states`.
-      seed: seed of the run.
-      purpose: such as "evaluate"; each purpose has its own random numbers.
-      number: scalar int64, number of the batch.
-      replica: index of this replica.
-      replicas: number of replicas.
+    With one replica, draws are the same as without tfdist. Each purpose, such as "evaluate", has its own random numbers.
     """
     if replicas == 1:
         yield

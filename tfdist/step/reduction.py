@@ -44,14 +44,7 @@ class Reduction:
     """A reducer with the variables of its state; the methods are called in replica functions."""
 
     def __init__(self, reducer: Reducer, specs: Sequence[tf.TensorSpec], store: StateStore, prefix: str = ""):
-        """Creates the state.
-
-        Args:
-          reducer: sums tensors over replicas.
-          specs: names, shapes and dtypes of the tensors.
-          store: store of the state.
-          prefix: of the names of the state, which keeps it apart from that of another reduction.
-        """
+        """Creates the state; `prefix`: of its names, which keeps it apart from that of another reduction."""
         states = [dataclasses.replace(state, name=prefix + state.name) for state in reducer.state(specs)]
         self._reducer, self._state = reducer, store.variables(states)
 

@@ -22,12 +22,7 @@ from tfdist.step.validation import statistics_of_all_replicas
 def refuse_shared_variables(model: keras.Model, strategy: Strategy, operations: int) -> None:
     """Raises `InputError` if a step assigns a shared `tf.Variable` of the model, its layers or its metrics.
 
-    Call it in a replica function, after the step is traced.
-
-    Args:
-      model: compiled and built model.
-      strategy: strategy on which it runs.
-      operations: result of `keras_internals.count_operations` before the step.
+    Call it in a replica function, after the step is traced; `operations` is their number before the step.
     """
     if len(strategy.local_replicas) < 2 or tf.executing_eagerly():
         return
@@ -130,12 +125,7 @@ class SideEffects:
         return [*before.own, *(value for value, is_assigned in zip(before.others, found, strict=True) if is_assigned)]
 
     def averaged(self, results: Any, before: Values) -> list[keras.Variable]:
-        """Returns the statistics to be averaged after the forward pass: it assigns them, and later steps compute with them.
-
-        Args:
-          results: structure of tensors, such as gradients, that the forward pass leads to.
-          before: result of `begin` in the same trace.
-        """
+        """Returns the statistics to be averaged after the forward pass: it assigns them, and later steps compute with them."""
         known = {id(variable) for variable in self._averaged}
         found = fed_back(self._of_user, results, before.operations)
         return [*self._averaged, *(variable for variable in found if id(variable) not in known)]
@@ -161,13 +151,7 @@ def state_of_user(model: keras.Model, strategy: Strategy) -> tuple[list[keras.Va
 
 
 def fed_back(variables: Sequence[keras.Variable], results: Any, operations: int) -> list[keras.Variable]:
-    """Returns which variables are assigned, and computed with later; in a replica function.
-
-    Args:
-      variables: the variables.
-      results: structure of what is computed from a batch.
-      operations: number of operations that were traced before.
-    """
+    """Returns which variables are assigned, and then computed with, after so many traced operations; in a replica function."""
     if not variables:
         return []
     found = [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if isinstance(leaf, tf.Tensor)]
@@ -191,10 +175,7 @@ def selected(holds: tf.Tensor, values: Sequence[tf.Tensor], others: Sequence[tf.
 def average_over_rows(variables: Sequence[keras.Variable], weight: tf.Tensor, collectives: Collectives) -> None:
     """Replaces variables that replicas have assigned from their rows by their mean over replicas; in a replica function.
 
-    Args:
-      variables: the floating variables, such as statistics with which a later step computes.
-      weight: scalar; this replica's rows, or its part of them.
-      collectives: collectives of all replicas.
+    `weight` is the number of the replica's rows, or its part of them.
     """
     assign(variables, means_over_replicas(variables, weight, collectives, name="statistics"))
 

@@ -28,11 +28,6 @@ class StateStore:
     """Creates and stores the variables of states; one per name, for the whole run."""
 
     def __init__(self, strategy: Strategy):
-        """Creates an empty store.
-
-        Args:
-          strategy: strategy that places the variables.
-        """
         self._strategy = strategy
         self._kept: dict[str, tuple[State, tf.Variable]] = {}
         self._restored: dict[str, StateArray] = {}
@@ -57,9 +52,7 @@ class StateStore:
     def restore(self, values: Mapping[str, StateArray], news: str = "") -> None:
         """Assigns values of another run to states, now or when they are created; states without a value are reset.
 
-        Args:
-          values: values by name of the state.
-          news: logged once, when a per-replica state is restored.
+        `news` is logged once, when a per-replica state is restored.
         """
         self._restored, self._news = dict(values), news
         for name, (state, variable) in self._kept.items():

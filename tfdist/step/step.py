@@ -34,13 +34,6 @@ class Step:
     """A step of one model: gradients of a source, their reduction, and an update; replica functions of one strategy."""
 
     def __init__(self, source: GradientSource, reducer: Reducer, store: StateStore):
-        """Initializes the step and creates its state.
-
-        Args:
-          source: computes the gradients.
-          reducer: sums them over replicas.
-          store: store of the state.
-        """
         self.source, self.settings, self.variables = source, source.settings, source.variables
         self._strategy = source.strategy
         self.optimizer = inner_optimizer(source.model.optimizer)

@@ -142,10 +142,7 @@ def trained_ids(model: keras.Model) -> list[int]:
 def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras.Optimizer) -> None:
     """Raises `InputError` if what the trainer has compiled was changed, which would otherwise be silently ignored.
 
-    Args:
-      model: model as it is now.
-      trained: ids of the variables that were trainable when the trainer was built; empty if it is not built.
-      optimizer: optimizer of the trainer.
+    `trained` are the ids of the variables that were trainable when the trainer was built; empty if it is not built.
     """
     if trained and trained_ids(model) != list(trained):
         raise InputError(

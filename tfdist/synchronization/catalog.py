@@ -32,13 +32,6 @@ def make_exchanges(
 ) -> Exchanges:
     """Creates the exchanges of a compiled and built model; every process must call it.
 
-    Args:
-      sync: how replicas are kept in agreement.
-      model: the model.
-      strategy: its strategy.
-      compression: how what travels is summed over replicas.
-      store: store of the state.
-
     Raises:
       InputError: the model communicates in every step, the strategy's replicas cannot train locally, or there are too many
         fragments.

@@ -41,12 +41,7 @@ class ElasticExchange(Exchange):
     """Moves center and replicas towards each other. `divergence` does not weight replicas by their rows either."""
 
     def __init__(self, *args: Any, alpha: float):
-        """Initializes the exchange.
-
-        Args:
-          *args: see `Exchange`.
-          alpha: see `EASGD`.
-        """
+        """Initializes the exchange; see base class and `EASGD`."""
         super().__init__(*args)
         self._alpha = alpha
 

@@ -88,14 +88,7 @@ class RoundState:
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, reduction: Reduction, outer: str):
-        """Creates the variables.
-
-        Args:
-          model: compiled and built model.
-          strategy: its strategy.
-          reduction: sums changes of weights over replicas.
-          outer: the outer optimizer; see `GlobalWeights`.
-        """
+        """Creates the variables; `outer`: the outer optimizer, see `GlobalWeights`."""
         self._strategy, self._reduction = strategy, reduction
         self.recording: Recording | None = None
         self._optimizer = inner_optimizer(model.optimizer)
@@ -214,13 +207,7 @@ class ClientGradients(GradientSource):
     """
 
     def __init__(self, *args: Any, sync: FedAvg, global_weights: GlobalWeights):
-        """Initializes the source; see base class.
-
-        Args:
-          *args: see base class; the batch size of the settings is the number of examples of a round.
-          sync: the clients.
-          global_weights: x.
-        """
+        """Initializes the source; the batch size of the settings is the number of examples of a round."""
         super().__init__(*args, is_local=True)
         self.sync, self._global_weights = sync, global_weights
 
@@ -258,12 +245,7 @@ class RoundLoop:
     def __init__(self, step: Step, source: ClientGradients, state: RoundState, strategy: Strategy, batch_size: int):
         """Initializes the loop.
 
-        Args:
-          step: step of a client: its optimizer and its weights are its own, and nothing is sent.
-          source: gradients of the step.
-          state: variables of the rounds.
-          strategy: strategy of the replicas.
-          batch_size: expected examples of a round.
+        Arguments are a client's step and its gradients, the variables of the rounds, and the expected examples of a round.
         """
         self._step, self._source, self._state, self._strategy = step, source, state, strategy
         self._share = batch_size / strategy.replicas  # expected examples of a replica in a round
@@ -357,14 +339,6 @@ class FederatedRounds(Exchanges):
     """Replaces steps by rounds, each of which exchanges weights; between rounds, replicas agree."""
 
     def __init__(self, sync: FedAvg, model: keras.Model, strategy: Strategy, reduction: Reduction):
-        """Creates the variables of the rounds.
-
-        Args:
-          sync: the clients.
-          model: compiled and built model.
-          strategy: its strategy.
-          reduction: sums changes of weights over replicas.
-        """
         self._sync, self._model, self._strategy = sync, model, strategy
         self._state = RoundState(model, strategy, reduction, sync.outer)
         self.variables = self._state.global_weights.optimizer_variables
@@ -399,12 +373,6 @@ def check_loss_scale(settings: Settings) -> None:
 
 def owned_by_clients(sync: Sync, examples: Examples, batch_size: int, seed: int) -> Examples:
     """Returns the training examples as the clients of a method own them; unchanged for a method without clients.
-
-    Args:
-      sync: how replicas are synchronized.
-      examples: training examples; those of clients are returned as they are.
-      batch_size: rows of a client's batch.
-      seed: seed of the run.
 
     Raises:
       InputError: the examples cannot be divided among clients.

@@ -58,15 +58,6 @@ class PeriodicExchanges(Exchanges):
     has_local_weights = True
 
     def __init__(self, sync: Periodic, model: keras.Model, strategy: Strategy, reducer: Reducer, store: StateStore):
-        """Creates the global weights.
-
-        Args:
-          sync: when and how to exchange; a subclass may need one of its own.
-          model: compiled and built model.
-          strategy: its strategy.
-          reducer: sums changes of weights over replicas.
-          store: store of the state.
-        """
         self._sync, self._strategy = sync, strategy
         self._weights, optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
         self._statistics = keras_internals.moving_statistics(model)
@@ -184,13 +175,6 @@ class HierarchicalExchanges(PeriodicExchanges):
         store: StateStore,
     ):
         """Creates the global weights.
-
-        Args:
-          sync: when and how to exchange.
-          model: compiled and built model.
-          strategy: its strategy, created with the groups of `sync`.
-          reducer: sums changes of weights over replicas.
-          store: store of the state.
 
         Raises:
           InputError: the replicas cannot be divided into groups of these sizes, or the reducer has a state that must be equal

@@ -114,17 +114,7 @@ class Fragment:
         outer: str,
         mixing: float | None,
     ):
-        """Creates the variables.
-
-        Args:
-          number: names the fragment.
-          weights: trainable variables of the model.
-          strategy: their strategy.
-          make_reducer: returns a reducer for these tensors.
-          store: store of the state.
-          outer: the optimizer of the global weights; "" for none.
-          mixing: `effective_mixing` of `LocalSGD`.
-        """
+        """Creates the variables; `make_reducer` returns a reducer for tensors, `mixing` is `LocalSGD.effective_mixing`."""
         self.weights = list(weights)
         self.global_weights = GlobalWeights(weights, strategy, outer)
         self.recording: Recording | None = None
@@ -261,13 +251,6 @@ class StreamingExchanges(Exchanges):
         store: StateStore,
     ):
         """Creates the global weights.
-
-        Args:
-          sync: when and how to exchange.
-          model: compiled and built model.
-          strategy: its strategy.
-          make_reducer: returns a reducer for these tensors, which sums changes of weights over replicas.
-          store: store of the state.
 
         Raises:
           InputError: there are more fragments than variables.

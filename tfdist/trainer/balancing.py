@@ -53,13 +53,7 @@ class MeasuredBalancing(Balancing):
     """
 
     def __init__(self, strategy: Strategy, state: TrainState, batch_size: int):
-        """Initializes with the speeds of the state, evenly if there are none.
-
-        Args:
-          strategy: strategy of the run.
-          state: state of the run.
-          batch_size: global batch size.
-        """
+        """Initializes with the speeds of the state, evenly if there are none."""
         self._strategy = strategy
         known = state.speeds or ReplicaSpeeds.begun(state.step, batch_size, strategy.replicas)
         self._speeds = state.speeds = known.on(state.step, batch_size, strategy.replicas)
@@ -124,14 +118,7 @@ def _changed(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str:
 
 
 def balancing(balance: Balance, strategy: Strategy, state: TrainState, batch_size: int) -> Balancing:
-    """Returns how rows are allocated in a run.
-
-    Args:
-      balance: value of the flag.
-      strategy: strategy of the run.
-      state: state of the run.
-      batch_size: global batch size.
-    """
+    """Returns how rows are allocated in a run."""
     if balance.kind == MEASURED and strategy.replicas > 1:
         return MeasuredBalancing(strategy, state, batch_size)
     state.speeds = None

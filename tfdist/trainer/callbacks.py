@@ -41,14 +41,7 @@ class Callbacks:
     def __init__(
         self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, strategy: Strategy, **params: Any
     ):
-        """Creates the list of callbacks.
-
-        Args:
-          callbacks: callbacks as passed on every process.
-          model: model that is trained.
-          strategy: strategy on which it is trained.
-          **params: parameters that Keras passes to callbacks (`epochs`, `steps`).
-        """
+        """Creates the list; `params`: parameters that Keras passes to callbacks (`epochs`, `steps`)."""
         model.stop_training = False
         self._model = model
         self._group = strategy.group
@@ -134,13 +127,7 @@ def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) ->
 def evaluated(
     callbacks: Callbacks | keras.callbacks.CallbackList, batches: int, evaluate: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
-    """Evaluates, and calls the methods of callbacks for it, for all batches as one: they are one call of a compiled loop.
-
-    Args:
-      callbacks: callbacks of this process.
-      batches: number of batches.
-      evaluate: returns the results.
-    """
+    """Evaluates, and calls the methods of callbacks for it, for all batches as one: they are one call of a compiled loop."""
     callbacks.on_test_begin()
     callbacks.on_test_batch_begin(0)
     results = evaluate()

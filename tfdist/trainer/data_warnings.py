@@ -57,15 +57,7 @@ def _check_text(model: keras.Model, x: Any) -> None:
 def dependence_of(
     strategy: Strategy, model: keras.Model, element_spec: Any, settings: Settings, steps: Steps
 ) -> RowDependence:
-    """Returns what of a model depends on several rows of a batch, and what replicas communicate if its steps are partitioned.
-
-    Args:
-      strategy: strategy of the run.
-      model: compiled and built model.
-      element_spec: of the training data; see `Examples`.
-      settings: options of the step.
-      steps: the steps.
-    """
+    """Returns what of a model depends on several rows of a batch, and what replicas communicate in partitioned steps."""
     parts, is_explained = strategy.micro_batches or settings.micro_steps, listener() is not None
     spec = tf.nest.map_structure(_of_batches, tuple(element_spec))
     may_be_called = strategy.trains_whole_model and not strategy.layouts.shards_tensors
@@ -102,14 +94,6 @@ def check_examples(
 
     Neither the position in the data nor a random state changes.
 
-    Args:
-      strategy: strategy of the run.
-      model: compiled and built model.
-      data: data for training.
-      evaluation: data for evaluation, if any.
-      settings: options of the step.
-      dependence: what of the model depends on several rows.
-
     Returns:
       On the chief, the text and the situation of a warning for each thing that is suspicious; none on other processes.
 
@@ -144,11 +128,6 @@ def check_examples(
 
 def check_evaluated_alone(strategy: Strategy, model: keras.Model, dependence: RowDependence) -> None:
     """Checks an evaluation without training, whose results must be those of one device; every process must call it.
-
-    Args:
-      strategy: strategy of the model.
-      model: compiled and built model.
-      dependence: what of the model depends on several rows.
 
     Raises:
       InputError: on every process, with several replicas or micro-batches: a loss is not a mean over rows, a metric does not
@@ -231,14 +210,7 @@ def _warnings(found: RowDependence, replicas: int, parts: int) -> list[str]:
 
 
 def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any, element_spec: Any) -> None:
-    """Raises `InputError` for data to evaluate that has another form than the training data, and does not fit the model.
-
-    Args:
-      strategy: strategy of the model.
-      model: compiled and built model.
-      training_spec: of the data with which it was built; see `Examples`.
-      element_spec: of the data to evaluate.
-    """
+    """Raises `InputError` for data to evaluate that has another form than the training data, and does not fit the model."""
     if element_spec[:2] == training_spec[:2]:
         return
     batch = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), element_spec)
@@ -249,13 +221,7 @@ def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any,
 
 
 def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
-    """Logs a warning, on the chief, about an evaluation whose loss is not finite, unless its data explains it already.
-
-    Args:
-      strategy: strategy of the run.
-      data: the data for evaluation.
-      loss: its loss.
-    """
+    """Logs a warning, on the chief, about an evaluation whose loss is not finite, unless its data explains it already."""
     if math.isfinite(loss):
         return
     places = data_check.not_finite(_sample(data))  # read on every process, as above

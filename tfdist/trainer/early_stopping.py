@@ -82,9 +82,6 @@ class CountsEvaluations(keras.callbacks.Callback):
 def direction_of(callback: keras.callbacks.Callback) -> str:
     """Returns the direction in which the metric of a callback improves, "min" or "max"; the callback has its model.
 
-    Args:
-      callback: a `keras.callbacks.EarlyStopping` or `ReduceLROnPlateau`.
-
     Raises:
       InputError: Keras does not know the direction.
     """

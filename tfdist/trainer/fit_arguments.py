@@ -28,14 +28,7 @@ _BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # what Keras resolves by
 
 
 def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Checks the arguments of `Trainer`.
-
-    Args:
-      model: `model`.
-      optimizer: `optimizer`.
-      loss: `loss`.
-      metrics: `metrics` and `weighted_metrics`.
-      options: the other ones, by name.
+    """Checks the arguments of `Trainer`; `options`: those that are not listed, by name.
 
     Raises:
       InputError: one of them has the wrong type, or a name is not known.

@@ -57,15 +57,7 @@ _SHOWN = 8  # replicas whose rows are listed
 def describe(
     program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "", allocation: RowAllocation = EVEN
 ) -> dict[str, str]:
-    """Returns texts by name: model, data, strategy, batch and length of a run.
-
-    Args:
-      program: what is trained.
-      data: examples for training and, optionally, for evaluation.
-      plan: plan of the run.
-      strategy_reason: why the strategy was chosen; empty for none.
-      allocation: how the rows of a batch are allocated at its beginning.
-    """
+    """Returns texts by name: model, data, strategy, batch and length of a run."""
     return {
         "model": describe_model(program.model),
         "data": describe_data(data),
@@ -163,10 +155,7 @@ def inspections(
 ) -> list[Inspection]:
     """Returns the inspections of a run, the same on every process.
 
-    Args:
-      options: options of the run.
-      run_view: the run.
-      replicated: returns the variables that are equal on all replicas, by name.
+    `replicated` returns the variables that are equal on all replicas, by name.
     """
     checks, reporting = options.checks, options.reporting
     choice, summed = run_view.steps.compression.choice, run_view.steps.sums_gradients
@@ -210,19 +199,7 @@ class FitLoop:
         balancing: Balancing,
         watchdog: Watchdog,
     ):
-        """Prepares the loop; every process must create it.
-
-        Args:
-          program: what is trained.
-          state: state with which training continues.
-          given: data and length of the run.
-          batches: the batches of the run.
-          callbacks: Keras callbacks, the same on every process.
-          options: options of the run.
-          saving: saves the run.
-          balancing: allocates the rows of batches to replicas.
-          watchdog: watches the calls of the compiled loop.
-        """
+        """Prepares the loop; every process must create it."""
         self._program, self._strategy, self._model = program, program.strategy, program.model
         self._state = state
         self._data = data = given.data

@@ -67,9 +67,7 @@ def check_equal(group: Group, model: keras.Model) -> None:
 def check_equal_stages(group: Group, part: keras.Model) -> None:
     """Same as `check_equal`, for processes that train different stages of a model, which should have cut the same.
 
-    Args:
-      group: all ranks.
-      part: the stages of this process, compiled.
+    `part` has the stages of this process, compiled.
 
     Raises:
       InputError: on every rank, naming the first difference and which ranks have which value.
@@ -264,14 +262,6 @@ def build(
     element_spec: Any,
 ) -> Program:
     """Creates all variables of a compiled model, and makes them equal on all replicas; every process must call it.
-
-    Args:
-      model: compiled model.
-      strategy: strategy in whose scope it was created.
-      settings: options of the step.
-      compression: how gradients are summed over replicas.
-      store: store of the steps' state.
-      element_spec: of the training data; see `Examples`.
 
     Raises:
       InputError: the model does not fit the data, or differs between processes.

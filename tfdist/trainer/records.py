@@ -146,16 +146,6 @@ class Recorder:
         timer: StepTimer,
         reporter: Reporter,
     ):
-        """Initializes without records.
-
-        Args:
-          program: what is trained.
-          state: state of the run.
-          batches: the run's batches.
-          examples: number of examples per epoch.
-          timer: measures the calls of the compiled loop.
-          reporter: gets each record on the chief.
-        """
         self.history = History()
         self._program, self._state = program, state
         self._batches, self._examples = batches, examples
@@ -166,12 +156,7 @@ class Recorder:
         self._state_bytes = parts[0] if len(parts) > 1 else None
 
     def train(self, gradient_norm: float, inspected: Mapping[str, float]) -> None:
-        """Records training since the last record; every process must call it, as timings are gathered.
-
-        Args:
-          gradient_norm: global gradient norm of the last step.
-          inspected: results of inspections.
-        """
+        """Records training since the last record; every process must call it, as timings are gathered."""
         program, window = self._program, self._state.progress.window
         everyone = program.strategy.group.gather("timing", self._timer.own_seconds, LONG_SECONDS)
         scale = program.loss_scale

@@ -184,12 +184,7 @@ RULES: tuple[Callable[[RunFacts], str | None], ...] = (
 
 
 def warn_of_run(run: RunFacts, of_data: Sequence[tuple[str, str]]) -> None:
-    """Logs a warning for each suspicious situation, on the chief.
-
-    Args:
-      run: what is known of the run.
-      of_data: texts and situations of warnings about its data.
-    """
+    """Logs a warning for each suspicious situation, on the chief; `of_data`: texts and situations of those of the data."""
     strategy = run.program.strategy
     if not strategy.is_chief:
         return

@@ -26,11 +26,7 @@ from tfdist.trainer.train_state import TrainState
 def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: bool = True) -> Saved:
     """Returns the current state, for a checkpoint; every process must call it.
 
-    Args:
-      program: what is trained.
-      state: state of the run.
-      batches: the run's batches.
-      copied: whether training may continue while it is written; otherwise it need not be copied.
+    `copied`: whether training may continue while it is written; otherwise it need not be copied.
     """
     variables = program.run_variables(state.callbacks)
     variables.collect()
@@ -59,17 +55,7 @@ def fit(
     options: FitOptions,
     balance: Balance,
 ) -> History:
-    """Trains a built model; every process must call it.
-
-    Args:
-      program: what is trained.
-      state: state with which training continues.
-      given: data and length of the run.
-      batches: the batches of the run.
-      callbacks: Keras callbacks, the same on every process.
-      options: options of the run.
-      balance: how rows are allocated to replicas.
-    """
+    """Trains a built model; every process must call it."""
     check_no_swap(callbacks, program)
     check_callback_weights(callbacks, program)
     strategy, settings, checkpoints = program.strategy, program.settings, options.checkpoints

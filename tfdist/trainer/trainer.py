@@ -64,15 +64,7 @@ def compile_model(
     ema: float,
     **compiled: Any,
 ) -> Settings:
-    """Compiles a model; for the arguments see also `Trainer`.
-
-    Args:
-      model: Keras model, created under the strategy's scope.
-      strategy: the strategy.
-      optimizer: Keras optimizer.
-      settings: options of the step.
-      ema: momentum of the average of the weights.
-      **compiled: further arguments of `keras.Model.compile`, including the lists of metrics.
+    """Compiles a model; for the arguments see `Trainer` and `keras.Model.compile`.
 
     Returns:
       The options of the step, with the loss scaling of a `LossScaleOptimizer`, or the model's default, if none is given.
