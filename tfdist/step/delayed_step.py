@@ -37,11 +37,11 @@ from tfdist.step.step import Step
 Weights = list[tf.Tensor]
 
 
-class Begun(NamedTuple):
+class PendingMicroBatch(NamedTuple):
     """A micro-batch between its forward and its backward pass.
 
     Attributes:
-      residuals: what the backward pass needs.
+      residuals: tensors that the backward pass needs.
       share: its contribution to the reported loss.
       state: values of the stage's other variables, such as moving statistics, after its forward pass.
     """
@@ -51,27 +51,27 @@ class Begun(NamedTuple):
     state: list[tf.Tensor]
 
 
-class Carried(NamedTuple):
-    """What a step takes from the step before it.
+class PipelineState(NamedTuple):
+    """The state of the stage between two steps.
 
     Attributes:
       state: values of the stage's other variables after the latest forward pass.
-      latest: the latest batch that was read, if that is not the one of the step before; then of length 1.
-      received: what the stage before has sent for the next forward pass.
-      begun: pending micro-batches, in their order.
+      latest: the latest batch that was read, in a list; empty if it is the one of the step before.
+      received: tensors that the previous stage has sent for the next forward pass.
+      pending: pending micro-batches, in their order.
     """
 
     state: list[tf.Tensor]
     latest: list[Any]
     received: list[tf.Tensor]
-    begun: list[Begun]
+    pending: list[PendingMicroBatch]
 
 
-class Made(NamedTuple):
+class StageResult(NamedTuple):
     """The result of a step in one stage.
 
     Attributes:
-      share: scalar; what the stage contributes to the loss of the global batch.
+      share: scalar; contribution of the stage to the loss of the global batch.
       finite: scalar bool; whether this and the stage's gradients are finite, so that it was updated. Other stages decide for
         themselves: in a pipeline without a flush, they may have been updated before this one knows its gradients.
       squares: scalar; sum of the squared gradients, if requested, else 0.
@@ -113,56 +113,56 @@ class DelayedStep(Step):
         self._passes: Passes | None = None
         self._stage = _Stage(self, self._graph)
 
-    def begin(self, step: tf.Tensor, batches: Sequence[Any]) -> Carried:
-        """Computes the forward passes that come before a step. A replica function.
+    def begin(self, step: tf.Tensor, batches: Sequence[Any]) -> PipelineState:
+        """Computes the forward passes that precede a step. A replica function.
 
         Args:
           step: scalar int64; number of updates done.
           batches: the next `read_ahead` batches.
         """
         state = [tf.identity(keras_internals.value_of(variable)) for variable in self._others]
-        carried = Carried(state, list(batches[-1:]), [], [])
+        pipeline_state = PipelineState(state, list(batches[-1:]), [], [])
         newer = self.weights()
         for version in self._older:
             for variable, value in zip(version, newer, strict=True):
                 variable.assign(tf.where(tf.math.is_nan(variable), value, variable))
             newer = [tf.convert_to_tensor(variable) for variable in version]
         with using(self.source.collectives):
-            work = _Work(self, step, carried, dict(enumerate(batches)), NoClock())
+            passes = _TracedPasses(self, step, pipeline_state, dict(enumerate(batches)), NoClock())
             for index in range(self._ahead):
-                received = work.receive(FILL, index)
-                work.forward(index, received, FILL, index)
-            return work.carried(work.receive(FILL, self._ahead))
+                received = passes.receive(FILL, index)
+                passes.forward(index, received, FILL, index)
+            return passes.pipeline_state(passes.receive(FILL, self._ahead))
 
     def advance(
-        self, carried: Carried, batch: Any, step: tf.Tensor, with_norm: tf.Tensor, going: tf.Tensor
-    ) -> tuple[Carried, Made]:
+        self, pipeline_state: PipelineState, batch: Any, step: tf.Tensor, with_norm: tf.Tensor, may_update: tf.Tensor
+    ) -> tuple[PipelineState, StageResult]:
         """Computes a step of the stage, and updates its weights unless its gradients are not finite. A replica function.
 
         Args:
-          carried: result of the step before.
+          pipeline_state: result of the step before.
           batch: this replica's rows of batch `step + read_ahead`.
           step: scalar int64; number of updates done.
           with_norm: scalar bool; whether to compute the norm.
-          going: scalar bool; if False, nothing is updated.
+          may_update: scalar bool; if False, nothing is updated.
         """
         self._recorded = Recording(self.source.collectives)
         self.source.begin()
         with using(self._recorded):
             values = self._side_effects.begin()
             batches = {self.read_ahead: batch}
-            if carried.latest:
-                batches[self.read_ahead - 1] = carried.latest[0]
+            if pipeline_state.latest:
+                batches[self.read_ahead - 1] = pipeline_state.latest[0]
             totals = self.source.totals(batch, self.batch_size) if self._graph.is_last else []
-            work = _Work(self, step, carried, batches, self.source.clock or NoClock(), totals)
-            received = carried.received
+            passes = _TracedPasses(self, step, pipeline_state, batches, self.source.clock or NoClock(), totals)
+            received = pipeline_state.received
             for index in range(self._count):
-                work.forward(self._ahead + index, received, "F", index)
-                received = work.receive("F", index)
-                work.backward(index)
-            result = self._updated(work, self._side_effects.end(values), with_norm, going)
+                passes.forward(self._ahead + index, received, "F", index)
+                received = passes.receive("F", index)
+                passes.backward(index)
+            result = self._updated(passes, self._side_effects.end(values), with_norm, may_update)
         latest = [batch] if self.read_ahead else []
-        return work.carried(received)._replace(latest=latest), result
+        return passes.pipeline_state(received)._replace(latest=latest), result
 
     def weights(self) -> Weights:
         """Returns the newest weights."""
@@ -195,11 +195,11 @@ class DelayedStep(Step):
     def stateless_forward(
         self, micro_batch: MicroBatch, received: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Returns what the stage sends and values of its other variables, and its shares of the loss; see `forward`.
+        """Returns the tensors that the stage sends with its other variables, and its shares of the loss; see `forward`.
 
         Args:
           micro_batch: the micro-batch.
-          received: values of the weights and of other variables, and what the stage before has sent.
+          received: values of the weights and of other variables, and tensors from the previous stage.
         """
         own = [*self.variables, *self._others]
         scope = keras_internals.RecordedScope(zip(own, received[: len(own)], strict=True))
@@ -215,36 +215,40 @@ class DelayedStep(Step):
         ]
         return store.variables(states)
 
-    def _updated(self, work: "_Work", before: list[tf.Tensor], with_norm: tf.Tensor, going: tf.Tensor) -> Made:
+    def _updated(
+        self, passes: "_TracedPasses", before: list[tf.Tensor], with_norm: tf.Tensor, may_update: tf.Tensor
+    ) -> StageResult:
         """Reduces the gradients of the step and applies them, in the last of its operations."""
         assert self._passes
         uses = self._passes.uses[: len(self.variables)]
         self.source.without_gradient.append(frozenset(index for index, is_used in enumerate(uses) if not is_used))
-        with tf.control_dependencies(work.done[-1]):
-            gradients = [tf.identity(gradient) for gradient in work.sums]
-        reduced = self._reduced([*gradients, work.share])
+        with tf.control_dependencies(passes.results[-1]):
+            gradients = [tf.identity(gradient) for gradient in passes.sums]
+        reduced = self._reduced([*gradients, passes.share])
         *gradients_of_batch, value = reduced.totals
-        finite = tf.logical_and(going, reduced.all_finite(value))
+        finite = tf.logical_and(may_update, reduced.all_finite(value))
         zero = tf.zeros([], value.dtype)
         squares = tf.cond(with_norm, lambda: tf.add_n([zero, *square_norms(gradients_of_batch)]), lambda: zero)
-        nothing = tf.zeros([], tf.float64)
+        no_time = tf.zeros([], tf.float64)
         clipped = self.settings.clip(gradients_of_batch, zero)  # by value only: clipping by norm is refused
-        computed = Computed(clipped, reduced.state, [], before, value, finite, squares, nothing, nothing)
+        computed = Computed(clipped, reduced.state, [], before, value, finite, squares, no_time, no_time)
         unused = self.unused()
 
         def apply() -> None:
             self.apply(computed, unused)
-            for version, values in zip(self._older, work.versions, strict=False):
+            for version, values in zip(self._older, passes.versions, strict=False):
                 assign(version, values)
-            assign(self._others, work.state)
+            assign(self._others, passes.state)
 
-        return Made(value, finite, squares, run_if(finite, apply, lambda: self.undo(computed), gradients_of_batch))
+        return StageResult(
+            value, finite, squares, run_if(finite, apply, lambda: self.undo(computed), gradients_of_batch)
+        )
 
 
 FILL = "fill"
 
 
-class _Work:
+class _TracedPasses:
     """The passes of a step, or before the first one, while they are traced.
 
     Attributes:
@@ -252,40 +256,42 @@ class _Work:
       sums: sums of the gradients of the weights.
       share: sum of the shares of the loss.
       state: values of the stage's other variables after the latest backward pass's micro-batch.
-      done: results of each pass, in their order.
+      results: results of each pass, in their order.
     """
 
     def __init__(
         self,
         step: DelayedStep,
         number: tf.Tensor,
-        carried: Carried,
+        pipeline_state: PipelineState,
         batches: Mapping[int, Any],
         clock: ActionClock,
         totals: Sequence[tf.Tensor] = (),
     ):
-        self._step, self._number, self._carried, self._totals = step, number, carried, list(totals)
+        self._step, self._number, self._pipeline_state, self._totals = step, number, pipeline_state, list(totals)
         self._stage, self._link, self._clock = step._stage, step.source.messages, clock
         self._parts = {ahead: split_rows(batch, step._count) for ahead, batch in batches.items()}
         self.versions = step.versions()
-        self._begun = deque(carried.begun)
-        self._latest = carried.state
+        self._pending = deque(pipeline_state.pending)
+        self._latest = pipeline_state.state
         self.sums = [tf.zeros(v.shape, v.dtype) for v in step.variables]
         self.share = tf.zeros([], keras.config.floatx())
         self.state: list[tf.Tensor] = []
-        self.done: list[list[tf.Tensor]] = [[], []]
+        self.results: list[list[tf.Tensor]] = [[], []]
 
-    def carried(self, received: list[tf.Tensor]) -> Carried:
-        """Returns what the next step needs, with the same latest batch."""
-        latest = self._carried.latest
-        return self._carried._replace(state=self._latest, received=received, begun=list(self._begun), latest=latest)
+    def pipeline_state(self, received: list[tf.Tensor]) -> PipelineState:
+        """Returns the state for the next step, with the same latest batch."""
+        latest = self._pipeline_state.latest
+        return self._pipeline_state._replace(
+            state=self._latest, received=received, pending=list(self._pending), latest=latest
+        )
 
     def receive(self, kind: str, index: int) -> list[tf.Tensor]:
-        """Returns what the stage before has sent with this tag; nothing in the first stage."""
+        """Returns the tensors that the previous stage has sent with this tag; none in the first stage."""
         stage = self._stage
         if not stage.number:
             return []
-        with tf.control_dependencies(self.done[-2]):
+        with tf.control_dependencies(self.results[-2]):
             specs = [crossing.spec for crossing in stage.from_before]
             return Link(self._link, stage.number - 1).receive(specs, f"{stage.number - 1}{kind}{index}")
 
@@ -298,36 +304,36 @@ class _Work:
         replica = step._strategy.collectives.rank
         rows = self._parts[batch][part]
         arguments = MicroBatch(rows, tf.constant(part), number, replica, self._totals, step.batch_size)
-        passes = step.passes(arguments)
-        with tf.control_dependencies(self._clock.begin(self.done[-1], received)):
-            result = passes.forward(arguments, [*self.versions[step.delay - batch], *state, *received])
+        stage_passes = step.passes(arguments)
+        with tf.control_dependencies(self._clock.begin(self.results[-1], received)):
+            result = stage_passes.forward(arguments, [*self.versions[step.delay - batch], *state, *received])
         count = len(stage.to_next)
         sent, self._latest = result.sent[:count], result.sent[count:]
-        self._begun.append(Begun(list(result.residuals), result.share, list(self._latest)))
+        self._pending.append(PendingMicroBatch(list(result.residuals), result.share, list(self._latest)))
         if sent:
             Link(self._link, stage.number + 1).send(sent, f"{stage.number}{kind}{index}")
-        self.done.append([*result.sent, result.share])
-        self._clock.end(self.done[-1])
+        self.results.append([*result.sent, result.share])
+        self._clock.end(self.results[-1])
 
     def backward(self, index: int) -> None:
-        """Computes the backward pass of the first micro-batch that has begun, and sends the gradients of its inputs."""
-        step, stage, begun = self._step, self._stage, self._begun.popleft()
+        """Computes the backward pass of the first pending micro-batch, and sends the gradients of its inputs."""
+        step, stage, micro_batch = self._step, self._stage, self._pending.popleft()
         specs = [crossing.spec for crossing in stage.to_next if crossing.has_gradient]
         gradients: list[tf.Tensor] = []
         if specs:
-            with tf.control_dependencies(self.done[-2]):
+            with tf.control_dependencies(self.results[-2]):
                 gradients = Link(self._link, stage.number + 1).receive(specs, f"{stage.number + 1}B{index}")
         assert step._passes
-        with tf.control_dependencies(self._clock.begin(self.done[-1], gradients)):
-            gradients_of_inputs = step._passes.backward(begun.residuals, gradients).of_inputs
+        with tf.control_dependencies(self._clock.begin(self.results[-1], gradients)):
+            gradients_of_inputs = step._passes.backward(micro_batch.residuals, gradients).of_inputs
         own, sent = gradients_of_inputs[: len(step.variables)], gradients_of_inputs[len(step.variables) :]
         self.sums = [before + gradient for before, gradient in zip(self.sums, own, strict=True)]
-        self.share += begun.share
-        self.state = begun.state
+        self.share += micro_batch.share
+        self.state = micro_batch.state
         if sent:
             Link(self._link, stage.number - 1).send(sent, f"{stage.number}B{index}")
-        self.done.append([*sent, *self.sums])
-        self._clock.end(self.done[-1])
+        self.results.append([*sent, *self.sums])
+        self._clock.end(self.results[-1])
 
 
 class _Stage:
@@ -335,8 +341,8 @@ class _Stage:
 
     Attributes:
       number: number of the stage.
-      from_before: what the stage before sends.
-      to_next: what it sends to the next stage.
+      from_before: specs of the tensors from the previous stage.
+      to_next: specs of the tensors for the next stage.
     """
 
     variables: Sequence[tf.Variable] = ()
@@ -354,7 +360,7 @@ class _Stage:
         """See `tfdist.pipelining.passes.Stage`."""
         return Forward(*self._step.stateless_forward(arguments, received))
 
-    def gradients(self, found: Sequence[Any]) -> list[Any]:
+    def gradients(self, gradients: Sequence[Any]) -> list[Any]:
         """See `tfdist.pipelining.passes.Stage`; only received tensors have gradients."""
         return []
 
