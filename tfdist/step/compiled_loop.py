@@ -130,11 +130,11 @@ def compile_one_step(metrics: ModelMetrics, step: Step, strategy: Strategy) -> L
     @tf.function(autograph=False, reduce_retracing=True)
     def one(iterator: Iterator[Any], number: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         started, batch, numbers = timed_batch(iterator, strategy)
-        made = _one(step, strategy, first, batch, number, with_norm)
-        waited = _arrived(made, batch, strategy) - started
-        ending = made.norm, made.may_continue, made.gradient_finite
+        result = _run_step(step, strategy, first, batch, number, with_norm)
+        waited = _arrival_time(result, batch, strategy) - started
+        last = result.norm, result.may_continue, result.gradient_finite
         sums = drain(metrics, strategy)
-        return LoopResult(made.loss[None], made.counted[None], *ending, waited, made.busy, numbers, sums=sums)
+        return LoopResult(result.loss[None], result.counted[None], *last, waited, result.busy, numbers, sums=sums)
 
     return lambda iterator, first_step, steps, with_norm: one(iterator, first_step, with_norm)
 
@@ -145,7 +145,7 @@ def not_finite(
     result: LoopResult,
     variables: Sequence[keras.Variable],
     scale: float | None,
-    places: Sequence[str] = (),
+    locations: Sequence[str] = (),
 ) -> NotFiniteError:
     """Returns the error to raise when a run cannot continue.
 
@@ -155,9 +155,11 @@ def not_finite(
       result: result of the call of the loop that ended with it.
       variables: trainable variables.
       scale: loss scale; None without loss scaling.
-      places: where the data has NaN or inf, as far as it was looked at.
+      locations: where the data has NaN or inf, as far as it was looked at.
     """
-    of_data = f"The data has NaN or inf in {' and in '.join(places)}: remove or replace these values." if places else ""
+    of_data = (
+        f"The data has NaN or inf in {' and in '.join(locations)}: remove or replace these values." if locations else ""
+    )
     if scale is not None:
         return NotFiniteError(
             "The limit of consecutive skipped steps (--max_skipped_steps) was reached, because gradients were not "
@@ -168,25 +170,25 @@ def not_finite(
     bad = [v.path for v, is_finite in zip(variables, are_finite, strict=False) if not is_finite]
     where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""
     remedy = of_data or f"Look for inf and NaN in the data{', or try a lower --learning_rate' if step else ''}."
-    return NotFiniteError(f"The loss is {loss:g} at step {step}.{where} {_left_weights(step, result)} {remedy}")
+    return NotFiniteError(f"The loss is {loss:g} at step {step}.{where} {_describe_weights(step, result)} {remedy}")
 
 
-def _left_weights(step: int, result: LoopResult) -> str:
+def _describe_weights(step: int, result: LoopResult) -> str:
     """Returns a sentence about the weights after a step that was not finite."""
     updates = np.asarray(result.stage_updates, np.int64)
     counts = np.unique(updates)
     if len(counts) < 2:
         return "The weights are those before that step."
     before = step - (len(result.losses) - 1) + counts
-    stages = [_numbered(np.flatnonzero(updates == count)) for count in counts]
-    left = ", ".join(f"those of {some} before step {number}" for some, number in zip(stages, before, strict=True))
+    stages = [_stage_names(np.flatnonzero(updates == count)) for count in counts]
+    left = ", ".join(f"those of {names} before step {number}" for names, number in zip(stages, before, strict=True))
     return (
         f"Loss or gradients of {stages[0]} are not finite, and without a flush, others are updated before that is known: the "
         f"weights are {left}. Resume from a checkpoint."
     )
 
 
-def _numbered(stages: np.ndarray) -> str:
+def _stage_names(stages: np.ndarray) -> str:
     """Returns for example `stages 0 and 2`."""
     *first, last = map(str, stages)
     return f"stages {', '.join(first)} and {last}" if first else f"stage {last}"
@@ -199,16 +201,16 @@ def _compiled(step: Step, strategy: Strategy) -> Loop:
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         def one(done: tf.Tensor, _: Any) -> tuple[Any, LoopReport]:
             started, batch, numbers = timed_batch(iterator, strategy)
-            wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
-            made = _one(step, strategy, first, batch, first_step + tf.cast(done, tf.int64), wanted)
-            waited = _arrived(made, batch, strategy) - started
-            ending = made.norm, made.may_continue, made.gradient_finite
-            return ending, LoopReport([made.loss, made.counted], waited, made.busy, numbers)
+            needs_norm = tf.logical_and(with_norm, tf.equal(done, steps - 1))
+            result = _run_step(step, strategy, first, batch, first_step + tf.cast(done, tf.int64), needs_norm)
+            waited = _arrival_time(result, batch, strategy) - started
+            last = result.norm, result.may_continue, result.gradient_finite
+            return last, LoopReport([result.loss, result.counted], waited, result.busy, numbers)
 
         start = tf.zeros([], dtype), tf.constant(True), tf.ones([len(step.variables)], tf.bool)
         specs = [tf.TensorSpec([], dtype), tf.TensorSpec([], tf.bool)]
         (norm, may_continue, finite), report = run_loop(
-            one, start, steps, specs, strategy, going=lambda ending: ending[1]
+            one, start, steps, specs, strategy, continues=lambda last: last[1]
         )
         losses, counted = report.values
         return LoopResult(losses, counted, norm, may_continue, finite, *report[1:])
@@ -225,58 +227,58 @@ def loop_on_the_host(step: Step, strategy: Strategy) -> Loop:
     first = FirstTrace(strategy)
 
     def numbered(batch: Any, number: tf.Tensor, *args: Any) -> _StepResult:
-        return _one(step, strategy, first, batch, tf.cast(number, tf.int64), *args)
+        return _run_step(step, strategy, first, batch, tf.cast(number, tf.int64), *args)
 
     one = strategy.compiled(numbered)
 
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        made: list[_StepResult] = []
+        results: list[_StepResult] = []
         numbers: list[tf.Tensor] = []
-        waited, going = 0.0, tf.constant(True)
+        waited, may_apply = 0.0, tf.constant(True)
         for done in range(int(steps)):
             started = time.perf_counter()
             batch, own = split_numbers(next(iterator), strategy)
             numbers.append(own)
             waited += time.perf_counter() - started
-            wanted = tf.constant(bool(with_norm) and done == int(steps) - 1)
+            needs_norm = tf.constant(bool(with_norm) and done == int(steps) - 1)
             # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
             number = tf.cast(first_step + done, tf.uint64)
-            made.append(one(batch, number, wanted, going))
-            going = made[-1].may_continue
-        ended = [not whole(each.may_continue) for each in made]
-        made = made[: ended.index(True) + 1] if True in ended else made
-        last = made[-1]
+            results.append(one(batch, number, needs_norm, may_apply))
+            may_apply = results[-1].may_continue
+        ended = [not local_value(each.may_continue) for each in results]
+        results = results[: ended.index(True) + 1] if True in ended else results
+        last = results[-1]
         return LoopResult(
-            tf.stack([whole(each.loss) for each in made]),
-            tf.stack([whole(each.counted) for each in made]),
-            whole(last.norm),
-            whole(last.may_continue),
-            whole(last.gradient_finite),
+            tf.stack([local_value(each.loss) for each in results]),
+            tf.stack([local_value(each.counted) for each in results]),
+            local_value(last.norm),
+            local_value(last.may_continue),
+            local_value(last.gradient_finite),
             np.float64(waited),
-            whole(last.busy),
-            tf.concat(numbers[: len(made)], 0),
+            local_value(last.busy),
+            tf.concat(numbers[: len(results)], 0),
         )
 
-    def whole(value: tf.Tensor) -> tf.Tensor:
+    def local_value(value: tf.Tensor) -> tf.Tensor:
         return strategy.local(value)[0]
 
     return loop
 
 
-def _one(
+def _run_step(
     step: Step,
     strategy: Strategy,
     first: FirstTrace,
     batch: Any,
     number: tf.Tensor,
     with_norm: tf.Tensor,
-    going: tf.Tensor | None = None,
+    may_apply: tf.Tensor | None = None,
 ) -> _StepResult:
-    """Runs one step, inside a compiled function; if `going` is False, it changes nothing."""
+    """Runs one step, inside a compiled function; if `may_apply` is False, it changes nothing."""
     with first.of("compute"):
         computed = strategy.run(step.compute, batch, number, with_norm)
-    if going is not None:
-        computed = strategy.run(step.gated, computed, going)
+    if may_apply is not None:
+        computed = strategy.run(step.gated, computed, may_apply)
     loss, norm = (tf.cast(strategy.local(x)[0], keras.config.floatx()) for x in (computed.loss, computed.norm))
     finite = strategy.local(computed.finite)[0]
     with first.of("plan"):
@@ -297,7 +299,7 @@ def _one(
         loss,
         finite,
         norm,
-        may_continue=may_continue if going is None else tf.logical_and(going, may_continue),
+        may_continue=may_continue if may_apply is None else tf.logical_and(may_apply, may_continue),
         gradient_finite=gradient_finite,
         arrived=strategy.local(computed.arrived)[0],
         busy=tf.stack(strategy.local(computed.busy)),
@@ -310,7 +312,7 @@ def run_loop(
     steps: tf.Tensor | int,
     specs: Sequence[tf.TensorSpec],
     strategy: Strategy,
-    going: Callable[[Any], tf.Tensor] | None = None,
+    continues: Callable[[Any], tf.Tensor] | None = None,
 ) -> tuple[Any, LoopReport]:
     """Runs steps one after the other, in a compiled function; returns what the last one carries, and all reports as one.
 
@@ -320,27 +322,27 @@ def run_loop(
       steps: maximum number of steps.
       specs: shapes and dtypes of the values that a step reports.
       strategy: strategy on which they run.
-      going: returns whether another step follows one that carries this; None if it always does.
+      continues: returns whether another step follows one that carries this; None if it always does.
     """
 
-    def body(done: tf.Tensor, carried: Any, so_far: LoopReport) -> tuple[tf.Tensor, Any, LoopReport]:
-        carried, made = step(done, carried)
-        arrays = [array.write(done, value) for array, value in zip(so_far.values, made.values, strict=True)]
-        waited, busy = so_far.waited + made.waited, so_far.busy + made.busy
-        return done + 1, carried, LoopReport(arrays, waited, busy, so_far.numbers.write(done, made.numbers))
+    def body(done: tf.Tensor, state: Any, reports: LoopReport) -> tuple[tf.Tensor, Any, LoopReport]:
+        state, report = step(done, state)
+        arrays = [array.write(done, value) for array, value in zip(reports.values, report.values, strict=True)]
+        waited, busy = reports.waited + report.waited, reports.busy + report.busy
+        return done + 1, state, LoopReport(arrays, waited, busy, reports.numbers.write(done, report.numbers))
 
-    def follows(done: tf.Tensor, carried: Any, _: LoopReport) -> tf.Tensor:
-        return tf.logical_and(done < steps, going(carried)) if going else done < steps
+    def condition(done: tf.Tensor, state: Any, _: LoopReport) -> tf.Tensor:
+        return tf.logical_and(done < steps, continues(state)) if continues else done < steps
 
-    nothing = LoopReport(
+    empty = LoopReport(
         [tf.TensorArray(spec.dtype, size=0, dynamic_size=True, element_shape=spec.shape) for spec in specs],
         tf.zeros([], tf.float64),
         tf.zeros([len(strategy.local_replicas)], tf.float64),
         tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
     )
-    _, carried, end = tf.while_loop(follows, body, (tf.constant(0), start, nothing), parallel_iterations=1)
+    _, state, end = tf.while_loop(condition, body, (tf.constant(0), start, empty), parallel_iterations=1)
     stacked = [array.stack() for array in end.values]
-    return carried, LoopReport(stacked, end.waited, end.busy, end.numbers.concat())
+    return state, LoopReport(stacked, end.waited, end.busy, end.numbers.concat())
 
 
 def timed_batch(iterator: Iterator[Any], strategy: Strategy) -> tuple[tf.Tensor, Any, tf.Tensor]:
@@ -350,9 +352,9 @@ def timed_batch(iterator: Iterator[Any], strategy: Strategy) -> tuple[tf.Tensor,
         return started, *split_numbers(next(iterator), strategy)
 
 
-def _arrived(made: _StepResult, batch: Any, strategy: Strategy) -> tf.Tensor:
+def _arrival_time(result: _StepResult, batch: Any, strategy: Strategy) -> tf.Tensor:
     """Returns when the batch of a step was available."""
-    return time_after(_first_local(strategy, batch)) if strategy.compiles_replicas else made.arrived
+    return time_after(_first_local(strategy, batch)) if strategy.compiles_replicas else result.arrived
 
 
 def split_numbers(element: Any, strategy: Strategy) -> tuple[Any, tf.Tensor]:

@@ -111,10 +111,10 @@ class Steps:
 
     def _together(self, batch_size: int | None, make: Callable[[Step, Strategy], Loop]) -> tuple[Step, Loop]:
         if pipeline := without_flush_of(self.strategy):
-            step = self._delayed(batch_size)
-            return step, compile_delayed_loop(step, pipeline, lambda: self.end)
-        one = self._step(batch_size)
-        return one, make(one, self.strategy)
+            delayed = self._delayed(batch_size)
+            return delayed, compile_delayed_loop(delayed, pipeline, lambda: self.end)
+        step = self._step(batch_size)
+        return step, make(step, self.strategy)
 
     def _delayed(self, batch_size: int | None, **options: Any) -> DelayedStep:
         return DelayedStep(self._source(batch_size, **options), self.reducer(), self._store)
@@ -168,19 +168,19 @@ class Steps:
         """
         self.overrides |= methods
         numbers = [candidates.index(methods[s.name]) if s.name in methods else -1 for s in self.specs]
-        variable = self._chosen()
+        variable = self._choice_variable()
         self.strategy.run(lambda: variable.assign(numbers))
 
     def go_on(self, overrides: Mapping[str, str]) -> None:
         """Restores the methods of a resumed run; user code that only its checkpoint names is not run."""
         self.overrides = {name: methods for name, methods in overrides.items() if self.compression.names(methods)}
-        left = sorted({methods for name, methods in overrides.items() if name not in self.overrides})
-        if left and self.strategy.is_chief:
+        unknown = sorted({methods for name, methods in overrides.items() if name not in self.overrides})
+        if unknown and self.strategy.is_chief:
             _log.warning(
-                "The previous run had chosen %s, which --compression no longer names: ignoring it.", ", ".join(left)
+                "The previous run had chosen %s, which --compression no longer names: ignoring it.", ", ".join(unknown)
             )
         if self.overrides and self.compression.choice:
-            self._chosen()
+            self._choice_variable()
 
     @property
     def all_reduce_table(self) -> list[list[Any]]:
@@ -206,7 +206,7 @@ class Steps:
         if bands and replicas == self.strategy.replicas and tuned and tuned.is_measured:
             self.use_all_reduce_table(AlgorithmTable(tuple(Band(*band) for band in bands)))
 
-    def _chosen(self) -> tf.Variable:
+    def _choice_variable(self) -> tf.Variable:
         [variable] = self._store.variables(
             [State("compression/choice", (len(self.specs),), tf.int32, False, initial=-1)]
         )
@@ -214,8 +214,8 @@ class Steps:
 
     def fall_back(self, names: Sequence[str]) -> None:
         """Switches these gradients to exact sums, the first of which includes the error stored by error feedback."""
-        kept = {state.name for state in self.reducer().state(self.specs)}
-        self.overrides |= {name: f"none(feedback={f'{name}/error' in kept})" for name in names}
+        state_names = {state.name for state in self.reducer().state(self.specs)}
+        self.overrides |= {name: f"none(feedback={f'{name}/error' in state_names})" for name in names}
 
     def reducer(self) -> Reducer:
         """Returns the current reducer."""
@@ -223,8 +223,8 @@ class Steps:
 
     def compressible(self) -> list[tf.TensorSpec]:
         """Returns the gradients that are large enough to be compressed."""
-        least = self.compression.min_bytes
-        return [s for s in self.specs if s.shape.rank and tensor_bytes(s) >= least]
+        min_bytes = self.compression.min_bytes
+        return [s for s in self.specs if s.shape.rank and tensor_bytes(s) >= min_bytes]
 
     def compressed_names(self) -> list[str]:
         """Returns the names of the gradients that are currently not summed exactly."""
@@ -274,12 +274,12 @@ class Steps:
         Returns:
           A compiled function (batch, step number) -> per-replica (finite, norm, result of `read`).
         """
-        spoken = collectives or self.strategy.step_collectives
-        source = self._source(batch_size, spoken, takes_rows=reducer is None, **options)
+        step_collectives = collectives or self.strategy.step_collectives
+        source = self._source(batch_size, step_collectives, takes_rows=reducer is None, **options)
         step = Step(source, reducer or self.reducer(), self._store)
 
         def replica_function(batch: Any, number: tf.Tensor) -> Any:
-            with using(spoken):
+            with using(step_collectives):
                 computed = step.compute(batch, number, tf.constant(True))
             step.undo(computed)
             return computed.finite, computed.norm, read()
@@ -322,8 +322,8 @@ def _scheduled(optimizer: keras.Optimizer, rate: float) -> Iterator[None]:
 def _traced_in(context: Callable[[], contextlib.AbstractContextManager[None]], loop: Loop) -> Loop:
     """Returns a loop that is called, and so traced, in a context."""
 
-    def called(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+    def traced(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         with context():
             return loop(iterator, first_step, steps, with_norm)
 
-    return called
+    return traced

@@ -226,13 +226,13 @@ def where_not_finite(inputs: Inputs) -> str:
 
 
 def _inputs_not_finite(inputs: Inputs) -> Finding | None:
-    place, values = where_not_finite(inputs), inputs.values
-    if not place:
+    location, values = where_not_finite(inputs), inputs.values
+    if not location:
         return None
     rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
     kinds = [name for name, found in (("NaN", np.isnan(values)), ("inf", np.isinf(values))) if found.any()]
     return Finding(
-        f"There is {' and '.join(kinds)} in {place}, in {rows} of the {len(values)} examples checked: the loss and "
+        f"There is {' and '.join(kinds)} in {location}, in {rows} of the {len(values)} examples checked: the loss and "
         "the weights become NaN. Remove these examples, or replace the values, for example by the column's mean."
     )
 
@@ -306,8 +306,8 @@ def not_finite(examples: Any) -> list[str]:
     """Returns where in (x, y) or (x, y, sample_weight) there is NaN or inf, as in `where_not_finite`."""
     named = zip(("x", "y", "sample_weight"), examples, strict=False)
     arrays = [each for name, part in named for each in _flat(part, name)]
-    places = [where_not_finite(Inputs(name, array, True)) for name, array in arrays]
-    return [place for place in places if place]
+    locations = [where_not_finite(Inputs(name, array, True)) for name, array in arrays]
+    return [location for location in locations if location]
 
 
 def _applied(labels: Labels) -> Iterator[Finding]:
@@ -323,11 +323,11 @@ def _labels_of(model: keras.Model, y: Any, weights: Any) -> Iterator[Labels]:
         return  # no output has a loss, or some have none
     by_path, outputs_by_path = keras_internals.match_structures(model, y, outputs)
     names_by_path, _ = keras_internals.match_structures(model, names, outputs)
-    whole = None if keras.tree.is_nested(weights) else weights
+    of_all = None if keras.tree.is_nested(weights) else weights
     for path, loss, _ in flat:
         values = at_path(by_path, path)
         yield _labels(at_path(names_by_path, path), values, loss, at_path(outputs_by_path, path))._replace(
-            values=values, weights=whole
+            values=values, weights=of_all
         )
 
 

@@ -146,19 +146,19 @@ class GradientSource:
         """Returns the step, the replica and the number of replicas from which random layers draw."""
         return step, self.strategy.collectives.rank, self.strategy.collectives.size
 
-    def local(self, own: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
+    def local(self, rows: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
         """Computes the gradients of a replica's rows. A replica function.
 
         Args:
-          own: the rows.
+          rows: the rows.
           step: scalar int64; number of steps done so far.
           collectives: collectives of the replicas, which record the calls.
         """
         if not self.is_partitioned:
-            batch_size = count_rows(own.batch) if self.is_local else own.batch_size
-            return self._of_rows(own.batch, batch_size, step, collectives)
-        own = ReplicaRows(own.batch, (own.rows,), tf.convert_to_tensor(own.batch_size))
-        result = partitioned(self.model, self.metrics.variables, self._of_one_device, own, collectives)
+            batch_size = count_rows(rows.batch) if self.is_local else rows.batch_size
+            return self._of_rows(rows.batch, batch_size, step, collectives)
+        rows = ReplicaRows(rows.batch, (rows.rows,), tf.convert_to_tensor(rows.batch_size))
+        result = partitioned(self.model, self.metrics.variables, self._of_one_device, rows, collectives)
         result.assign()
         value = result.values["loss"]
         return LocalGradients(result.gradients, value / tf.cast(collectives.size, value.dtype))
@@ -216,9 +216,9 @@ class GradientSource:
                 return [*gradients, *state.end(count_rows(rows))], value
 
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
-        dtype, every = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]
+        dtype, all_specs = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]
         with using(_MicroStepCollectives(collectives)):
-            sums, value = accumulated(micro_step, batch, self.settings.micro_steps, every, dtype, shards)
+            sums, value = accumulated(micro_step, batch, self.settings.micro_steps, all_specs, dtype, shards)
         state.set_means(sums[len(specs) :])
         return LocalGradients(sums[: len(specs)], value)
 
@@ -267,11 +267,11 @@ class GradientSource:
         gradients, _, (share, outputs) = self.strategy.gradients(scaled_loss, self.variables, batch)
         self.without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
         takes_rows = self.settings.micro_steps == 1
-        whole = [
+        accepted = [
             g if takes_rows and in_rows and isinstance(g, tf.IndexedSlices) else dense(g, v)
             for g, v, in_rows in zip(gradients, self.variables, self._in_rows, strict=True)
         ]
-        return (whole if scale is None else [unscaled(g, scale) for g in whole]), share, outputs
+        return (accepted if scale is None else [unscaled(g, scale) for g in accepted]), share, outputs
 
     def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Any, ...]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -301,6 +301,6 @@ def dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variabl
     """Returns a dense gradient, which all replicas can send: zeros for None, rows scattered to their indices."""
     if gradient is None:
         return tf.zeros(variable.shape, variable.dtype)
-    whole = tf.convert_to_tensor(gradient)
-    whole.set_shape(variable.shape)  # tf.ensure_shape would be an operation that DTensor does not support
-    return whole
+    tensor = tf.convert_to_tensor(gradient)
+    tensor.set_shape(variable.shape)  # tf.ensure_shape would be an operation that DTensor does not support
+    return tensor

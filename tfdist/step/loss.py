@@ -49,12 +49,12 @@ def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> l
     flat = keras_internals.flat_losses(model)
     if flat:
         y_true, y_pred = keras_internals.match_structures(model, y_true, y_pred)
-    found = []
+    parts = []
     for path, loss, weight in flat:
         weights = at_path(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
         labels, outputs = at_path(y_true, path), at_path(y_pred, path)
-        found.append(_term(loss, labels, outputs, weights, 1.0 if weight is None else weight))
-    return found
+        parts.append(_term(loss, labels, outputs, weights, 1.0 if weight is None else weight))
+    return parts
 
 
 def replicas_and_micro_steps(replicas: int, micro_steps: int) -> str:
@@ -80,12 +80,12 @@ def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collecti
       collectives: used to sum denominators that depend on the data: one message for all of them, and none without any.
     """
     unknown = [i for i, part in enumerate(parts) if part.per_row is None]
-    found = [(part.per_row or 0) * tf.cast(batch_size, part.numerator.dtype) for part in parts]
+    denominators = [(part.per_row or 0) * tf.cast(batch_size, part.numerator.dtype) for part in parts]
     if unknown:
-        asked = collectives.all_reduce([parts[i].denominator[None] for i in unknown], name="loss/denominators")
-        for i, total in zip(unknown, asked, strict=True):
-            found[i] = total[0]
-    return found
+        sums = collectives.all_reduce([parts[i].denominator[None] for i in unknown], name="loss/denominators")
+        for i, total in zip(unknown, sums, strict=True):
+            denominators[i] = total[0]
+    return denominators
 
 
 def training_loss(
@@ -121,11 +121,11 @@ def as_recorded(
     """
     if all(part.values_per_row is None for part in parts):
         return parts, totals
-    whole = [
+    denominators = [
         total if part.values_per_row is None else part.values_per_row * tf.cast(batch_size, part.numerator.dtype)
         for part, total in zip(parts, totals, strict=True)
     ]
-    return [part if part.values_per_row is None else part._replace(per_row=None) for part in parts], whole
+    return [part if part.values_per_row is None else part._replace(per_row=None) for part in parts], denominators
 
 
 def recorded_loss(
@@ -140,11 +140,11 @@ def recorded_loss(
 
     `differentiated` is the result of `training_loss` for the other arguments.
     """
-    recorded, whole = as_recorded(parts, totals, batch_size)
-    shares = shares_of(recorded, whole)
+    recorded, denominators = as_recorded(parts, totals, batch_size)
+    shares = shares_of(recorded, denominators)
     if recorded is parts:
         return differentiated, shares
-    return training_loss(model, recorded, whole, rows, batch_size=batch_size), shares
+    return training_loss(model, recorded, denominators, rows, batch_size=batch_size), shares
 
 
 def shares_of_losses(
@@ -182,9 +182,9 @@ def mean_over_rows(
 
     For code that is written for one device and takes the loss of a batch to be a mean over its rows.
     """
-    part, whole = floating(rows), floating(batch_size)
-    summands = _of_data(keras_internals.data_losses(model), parts, totals, tf.math.divide_no_nan(part, whole))
-    summands = [tf.math.divide_no_nan(summand * whole, part) for summand in summands]
+    own_rows, all_rows = floating(rows), floating(batch_size)
+    summands = _of_data(keras_internals.data_losses(model), parts, totals, tf.math.divide_no_nan(own_rows, all_rows))
+    summands = [tf.math.divide_no_nan(summand * all_rows, own_rows) for summand in summands]
     summands += [tf.reduce_sum(loss) for loss in keras_internals.weight_losses(model)]
     if not summands:
         raise InputError(_NO_LOSS)
@@ -203,11 +203,13 @@ def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batc
       batch_size: rows of the batch, over all replicas.
     """
     count = tf.cast(rows, tf.float64)
-    own = [tf.cast(tf.reduce_sum(loss), tf.float64) * count for loss in keras_internals.data_losses(model)]
+    of_layers = [tf.cast(tf.reduce_sum(loss), tf.float64) * count for loss in keras_internals.data_losses(model)]
     pairs = [(tf.cast(part.numerator, tf.float64), tf.cast(part.denominator, tf.float64)) for part in parts]
-    whole = tf.cast(batch_size, tf.float64)  # the weight of a batch in Keras's mean of the batches' sums
-    pairs = [(pair[0] * whole, pair[1]) if part.is_sum else pair for part, pair in zip(parts, pairs, strict=True)]
-    return tf.stack([number for pair in [*pairs, (tf.add_n(own) if own else count * 0, count)] for number in pair])
+    weight = tf.cast(batch_size, tf.float64)  # the weight of a batch in Keras's mean of the batches' sums
+    pairs = [(pair[0] * weight, pair[1]) if part.is_sum else pair for part, pair in zip(parts, pairs, strict=True)]
+    return tf.stack(
+        [number for pair in [*pairs, (tf.add_n(of_layers) if of_layers else count * 0, count)] for number in pair]
+    )
 
 
 def without_outputs(sums: tf.Tensor) -> tf.Tensor:
@@ -225,10 +227,10 @@ def evaluation_loss(model: keras.Model, sums: Any, of_weights: float) -> float:
       sums: the sums.
       of_weights: regularization losses of all weights.
     """
-    own, rows = float(sums[-2]), float(sums[-1])
+    of_layers, rows = float(sums[-2]), float(sums[-1])
     weights = [1.0 if flat.weight is None else flat.weight for flat in keras_internals.flat_losses(model)]
     value = sum(weight * loss for weight, loss in zip(weights, evaluation_losses(sums), strict=True))
-    value += own / rows if rows else 0.0
+    value += of_layers / rows if rows else 0.0
     return value + of_weights
 
 
@@ -269,12 +271,12 @@ def _of_data(
     of_layers: Sequence[tf.Tensor], parts: list[Term], totals: list[tf.Tensor], share_of_rows: tf.Tensor
 ) -> list[tf.Tensor]:
     """Returns one replica's weighted shares of the losses that depend on its rows."""
-    own = [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in of_layers]
+    losses = [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in of_layers]
     weighted = [
         share if part.weight == 1.0 else share * part.weight
         for part, share in zip(parts, shares_of(parts, totals), strict=True)
     ]
-    return weighted + [value * share_of_rows for value in own]
+    return weighted + [value * share_of_rows for value in losses]
 
 
 def floating(number: int | tf.Tensor) -> tf.Tensor:

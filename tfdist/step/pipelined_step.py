@@ -99,16 +99,16 @@ class PipelinedGradients(GradientSource):
             self.clock,
             strategy.activation_compression,
         )
-        found: dict[int, Gradient] = {}
+        by_id: dict[int, Gradient] = {}
         for number, stage in stages.items():
             for variable, gradient in zip(stage.trained, stage.gradients_of(sums.gradients[number]), strict=True):
-                before = found.get(id(variable))
-                found[id(variable)] = gradient if before is None else before if gradient is None else before + gradient
-        gradients = [found[id(variable)] for variable in self.variables]
+                before = by_id.get(id(variable))
+                by_id[id(variable)] = gradient if before is None else before if gradient is None else before + gradient
+        gradients = [by_id[id(variable)] for variable in self.variables]
         without = (i for i, g in enumerate(gradients) if g is None and not self._is_shared[i])
         self.without_gradient.append(frozenset(without))
-        whole = [dense(gradient, variable) for gradient, variable in zip(gradients, self.variables, strict=True)]
-        return LocalGradients(whole, sums.share)
+        tensors = [dense(gradient, variable) for gradient, variable in zip(gradients, self.variables, strict=True)]
+        return LocalGradients(tensors, sums.share)
 
     def totals(self, batch: Any, batch_size: int | tf.Tensor) -> list[tf.Tensor]:
         """Returns the denominators of the losses, which the first backward pass needs.
@@ -180,20 +180,22 @@ class PipelinedGradients(GradientSource):
         totals = totals if terms else []
         recorded = loss.as_recorded(terms, totals, batch_size)
         value = _sum(loss.shares_of_losses(*of_layers, terms, totals, share))
-        seen = value if recorded[0] is terms else _sum(loss.shares_of_losses(*of_layers, *recorded, share))
+        recorded_value = value if recorded[0] is terms else _sum(loss.shares_of_losses(*of_layers, *recorded, share))
         if graph.is_last:
-            self.metrics.update(y, outputs, weight, LossShare(seen, loss.shares_of(*recorded), rows, batch_size))
-        return sent, value, seen
+            self.metrics.update(
+                y, outputs, weight, LossShare(recorded_value, loss.shares_of(*recorded), rows, batch_size)
+            )
+        return sent, value, recorded_value
 
     def _check_state(self, graph: StageGraph | SpreadStage, results: Any, operations: int) -> None:
         """Raises `InputError` for state with which later micro-batches would compute; `results`: those of the forward pass."""
         parts = self.strategy.replicas * self.strategy.micro_batches
         variables = [] if parts == 1 or isinstance(graph, SpreadStage) else graph.variables.all
         state = [variable for variable in variables if id(variable) in self._layer_state]
-        if found := fed_back(state, results, operations):
+        if used := fed_back(state, results, operations):
             raise InputError(
                 "Layers of a pipeline must not compute with state that they assign in training, as one device would assign it "
-                f"once in a step. Received: {found[0].path}, with {count_of(self.strategy.micro_batches, 'micro-batch')} and "
+                f"once in a step. Received: {used[0].path}, with {count_of(self.strategy.micro_batches, 'micro-batch')} and "
                 f"{count_of(self.strategy.replicas, 'replica')}. Use another --strategy."
             )
 
@@ -237,17 +239,17 @@ class _Stage:
         self._scale = self._source.loss_scale
         return Forward(sent, value if self._scale is None else value * tf.cast(self._scale, value.dtype), recorded)
 
-    def gradients(self, found: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Gradient]:
-        whole = [None if g is None else tf.convert_to_tensor(g) for g in found]
-        return whole if isinstance(self._graph, SpreadStage) else _unscaled(whole, self._scale)
+    def gradients(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Gradient]:
+        tensors = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        return tensors if isinstance(self._graph, SpreadStage) else _unscaled(tensors, self._scale)
 
     def gradients_of(self, sums: Sequence[Gradient]) -> Sequence[Gradient]:
         """Returns the gradients of `trained`, given the sums of what the backward passes have returned."""
         if not isinstance(self._graph, SpreadStage):
             return sums
-        [after] = sums
-        found = self._graph.pop_gradients(tf.zeros([]) if after is None else after)
-        return _unscaled(found, self._source.loss_scale)
+        [last] = sums
+        gradients = self._graph.pop_gradients(tf.zeros([]) if last is None else last)
+        return _unscaled(gradients, self._source.loss_scale)
 
 
 def _sum(shares: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -125,9 +125,9 @@ class Progress:
 
     def next_run(self) -> "Progress":
         """Returns empty sums for a run that continues training, whose initial loss is that of the first run."""
-        found = Progress()
-        found.divergence = self.divergence
-        return found
+        progress = Progress()
+        progress.divergence = self.divergence
+        return progress
 
     def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
         """Adds the steps of a call to both; see `RunningMetrics.add`."""

@@ -47,8 +47,8 @@ class Settings:
 
     def scale_state(self) -> list[State]:
         """Returns the state of the loss scale; empty without loss scaling."""
-        found = self.loss_scale.state() if self.loss_scale else []
-        return [dataclasses.replace(state, per_replica=self.sync.exchanges_weights) for state in found]
+        states = self.loss_scale.state() if self.loss_scale else []
+        return [dataclasses.replace(state, per_replica=self.sync.exchanges_weights) for state in states]
 
 
 def named_specs(variables: Sequence[keras.Variable], *scalars: str) -> list[tf.TensorSpec]:

@@ -39,12 +39,12 @@ def refuse_shared_variables(model: keras.Model, strategy: Strategy, operations: 
 
 def _shared_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
     """Returns each `tf.Variable` without copies in an attribute of the model, a layer or a metric, with the owner's name."""
-    found: dict[int, tf.Variable] = {}
+    variables: dict[int, tf.Variable] = {}
     for owner in (model, *keras_internals.layers_of(model), *keras_internals.metrics_of(model)):
         for attribute in list(vars(owner).values()):
             for variable in _variables_in(attribute):
-                if id(variable) not in found:
-                    found[id(variable)] = variable
+                if id(variable) not in variables:
+                    variables[id(variable)] = variable
                     yield owner.name, variable
 
 
@@ -120,15 +120,20 @@ class SideEffects:
           InputError: the forward pass assigns a variable that replicas share.
         """
         refuse_shared_variables(self._model, self._strategy, before.operations)
-        found = keras_internals.assigned_since(before.operations, self._others)
-        self._assigned = [variable for variable, is_assigned in zip(self._others, found, strict=True) if is_assigned]
-        return [*before.own, *(value for value, is_assigned in zip(before.others, found, strict=True) if is_assigned)]
+        are_assigned = keras_internals.assigned_since(before.operations, self._others)
+        self._assigned = [
+            variable for variable, is_assigned in zip(self._others, are_assigned, strict=True) if is_assigned
+        ]
+        return [
+            *before.own,
+            *(value for value, is_assigned in zip(before.others, are_assigned, strict=True) if is_assigned),
+        ]
 
     def averaged(self, results: Any, before: Values) -> list[keras.Variable]:
         """Returns the statistics to be averaged after the forward pass: it assigns them, and later steps compute with them."""
         known = {id(variable) for variable in self._averaged}
-        found = fed_back(self._of_user, results, before.operations)
-        return [*self._averaged, *(variable for variable in found if id(variable) not in known)]
+        feedback = fed_back(self._of_user, results, before.operations)
+        return [*self._averaged, *(variable for variable in feedback if id(variable) not in known)]
 
     def undo(self, before: Sequence[tf.Tensor]) -> None:
         """Restores the values that `end` has returned in the same trace."""
@@ -154,22 +159,22 @@ def fed_back(variables: Sequence[keras.Variable], results: Any, operations: int)
     """Returns which variables are assigned, and then computed with, after so many traced operations; in a replica function."""
     if not variables:
         return []
-    found = [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if isinstance(leaf, tf.Tensor)]
-    feeds_back = keras_internals.feeds_back(found, operations, variables)
+    tensors = [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if isinstance(leaf, tf.Tensor)]
+    feeds_back = keras_internals.feeds_back(tensors, operations, variables)
     return [variable for variable, is_used in zip(variables, feeds_back, strict=True) if is_used]
 
 
-def restore_unless(holds: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
+def restore_unless(condition: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
     """Restores variables if a scalar condition does not hold; in a replica function.
 
     For example, those of a replica without rows of a batch, since its means are NaN.
     """
-    assign(variables, selected(holds, [tf.convert_to_tensor(variable) for variable in variables], before))
+    assign(variables, selected(condition, [tf.convert_to_tensor(variable) for variable in variables], before))
 
 
-def selected(holds: tf.Tensor, values: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def selected(condition: tf.Tensor, values: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns values if a scalar condition holds, and the others if not; the condition is spread, or DTensor would crash."""
-    return [tf.where(tf.broadcast_to(holds, x.shape), x, y) for x, y in zip(values, others, strict=True)]
+    return [tf.where(tf.broadcast_to(condition, x.shape), x, y) for x, y in zip(values, others, strict=True)]
 
 
 def average_over_rows(variables: Sequence[keras.Variable], weight: tf.Tensor, collectives: Collectives) -> None:

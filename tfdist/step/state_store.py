@@ -29,9 +29,9 @@ class StateStore:
 
     def __init__(self, strategy: Strategy):
         self._strategy = strategy
-        self._kept: dict[str, tuple[State, tf.Variable]] = {}
+        self._states: dict[str, tuple[State, tf.Variable]] = {}
         self._restored: dict[str, StateArray] = {}
-        self._news = ""  # logged when the first per-replica state is restored
+        self._message = ""  # logged when the first per-replica state is restored
 
     def variables(self, states: Sequence[State]) -> list[tf.Variable]:
         """Returns the variables of these states, in order; creates those that do not exist yet.
@@ -42,28 +42,28 @@ class StateStore:
         names = [state.name for state in states]
         if len(set(names)) < len(names):
             raise ValueError(f"States must have unique names. Received: {sorted(names)}.")
-        new = [state for state in states if state.name not in self._kept]
+        new = [state for state in states if state.name not in self._states]
         for state, variable in zip(new, self._strategy.allocate(new), strict=True):
-            self._kept[state.name] = (state, variable)
+            self._states[state.name] = (state, variable)
             if state.name in self._restored:
-                self._take(state, variable, self._restored.pop(state.name))
-        return [self._kept[name][1] for name in names]
+                self._restore(state, variable, self._restored.pop(state.name))
+        return [self._states[name][1] for name in names]
 
-    def restore(self, values: Mapping[str, StateArray], news: str = "") -> None:
+    def restore(self, values: Mapping[str, StateArray], message: str = "") -> None:
         """Assigns values of another run to states, now or when they are created; states without a value are reset.
 
-        `news` is logged once, when a per-replica state is restored.
+        `message` is logged once, when a per-replica state is restored.
         """
-        self._restored, self._news = dict(values), news
-        for name, (state, variable) in self._kept.items():
-            start = np.broadcast_to(np.asarray(tf.cast(state.initial, state.dtype)), state.shape)
+        self._restored, self._message = dict(values), message
+        for name, (state, variable) in self._states.items():
+            initial = np.broadcast_to(np.asarray(tf.cast(state.initial, state.dtype)), state.shape)
             count = len(self._strategy.local_replicas)
-            anew = StateArray(state.per_replica, np.stack([start] * count) if state.per_replica else start)
-            self._give(state, variable, anew)
+            reset = StateArray(state.per_replica, np.stack([initial] * count) if state.per_replica else initial)
+            self._assign(state, variable, reset)
             if name in self._restored:
-                self._take(state, variable, self._restored.pop(name))
+                self._restore(state, variable, self._restored.pop(name))
 
-    def _take(self, state: State, variable: tf.Variable, value: StateArray) -> None:
+    def _restore(self, state: State, variable: tf.Variable, value: StateArray) -> None:
         """Assigns the value of another run to a newly initialized state if shape and dtype match."""
         shape = value.values.shape[1:] if value.per_replica else value.values.shape
         dtype = np.dtype(state.dtype.as_numpy_dtype)
@@ -73,13 +73,13 @@ class StateStore:
                 dtype, list(state.shape)
             )  # fmt: skip
             return
-        self._give(state, variable, value)
-        if state.per_replica and self._news:
+        self._assign(state, variable, value)
+        if state.per_replica and self._message:
             if self._strategy.is_chief:
-                _log.info("%s", self._news)
-            self._news = ""
+                _log.info("%s", self._message)
+            self._message = ""
 
-    def _give(self, state: State, variable: tf.Variable, value: StateArray) -> None:
+    def _assign(self, state: State, variable: tf.Variable, value: StateArray) -> None:
         first = self._strategy.local_replicas.start
 
         def read(offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
@@ -90,15 +90,15 @@ class StateStore:
 
     def items(self) -> list[tuple[State, tf.Variable]]:
         """Returns the states and their variables."""
-        return list(self._kept.values())
+        return list(self._states.values())
 
     def array(self, name: str) -> StateArray:
         """Returns the value of one state, copied to the host."""
-        state, variable = self._kept[name]
+        state, variable = self._states[name]
         values = self._strategy.local(variable)
-        own = np.stack([np.asarray(value) for value in values]) if state.per_replica else np.asarray(values[0])
-        return StateArray(state.per_replica, own)
+        array = np.stack([np.asarray(value) for value in values]) if state.per_replica else np.asarray(values[0])
+        return StateArray(state.per_replica, array)
 
     def arrays(self) -> dict[str, StateArray]:
         """Returns the values of all states by name, copied to the host."""
-        return {name: self.array(name) for name in self._kept}
+        return {name: self.array(name) for name in self._states}

@@ -65,7 +65,7 @@ class Step:
         batch = clock.available_after(arrived, batch) if has_clock else batch
         is_whole = self.source.collectives.size == 1 or self.source.is_partitioned  # its values are those of all rows
         may_not_count = isinstance(batch, ReplicaRows) and not is_whole
-        own = (
+        rows = (
             batch
             if isinstance(batch, ReplicaRows)
             else ReplicaRows(batch, (count_rows(batch),), self.settings.batch_size)
@@ -73,24 +73,24 @@ class Step:
         values = self._side_effects.begin()
         step, replica, replicas = self.source.draws(step)
         randomness.reseed(self.source.seeds, self.settings.seed, step, replica)
-        counted = counting(self._recorded, own.rows) if may_not_count else self._recorded
+        counted = counting(self._recorded, rows.rows) if may_not_count else self._recorded
         with using(counted), randomness.own(self.source.seeds, self.settings.seed, step, replica, replicas):
-            gradients, value = self.source.local(own, step, self._recorded)
+            gradients, value = self.source.local(rows, step, self._recorded)
         before = self._side_effects.end(values)
         self.sends_rows = self._recorded.has_unknown_shapes
         averaged = [] if is_whole else self._side_effects.averaged((gradients, value), values)
         if may_not_count:
-            self._side_effects.undo_unless(own.rows, values)
-            *gradients, value = [_if_counted(each, own.rows) for each in (*gradients, value)]
+            self._side_effects.undo_unless(rows.rows, values)
+            *gradients, value = [_if_counted(each, rows.rows) for each in (*gradients, value)]
         if averaged:
-            average_over_rows(averaged, own.rows, self._recorded)
+            average_over_rows(averaged, rows.rows, self._recorded)
         busy = clock.time_after(gradients) - arrived if has_clock and self.source.has_own_time else no_time
         reduced = self._reduced([*gradients, value])
-        *whole, value = reduced.totals
+        *gradients, value = reduced.totals
         with tf.name_scope("finite"):  # in profiles
             finite = reduced.all_finite(value)
         no_norm = tf.zeros([], keras.config.floatx())
-        computed = Computed(whole, reduced.state, [], before, value, finite, no_norm, arrived, busy)
+        computed = Computed(gradients, reduced.state, [], before, value, finite, no_norm, arrived, busy)
         computed = self.source.agreed(computed, with_norm)
         clipped = self.settings.clip(computed.gradients, computed.norm)
         return computed._replace(gradients=clipped, scale=self._scale_after(computed.finite))

@@ -19,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 def check_created_in_scope(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
     """Raises `InputError` if a variable was created outside of the strategy's scope and that makes a difference."""
-    strange = next((variable.path for variable in variables if not strategy.adoption.owns(variable)), None)
-    if strange is not None:
+    outside = next((variable.path for variable in variables if not strategy.adoption.owns(variable)), None)
+    if outside is not None:
         raise InputError(
             f"The {what} must be created inside the strategy's scope, where its variables are placed for the strategy. "
-            f"Received: {strange}, created outside. Create the {what} under `with strategy.scope():`."
+            f"Received: {outside}, created outside. Create the {what} under `with strategy.scope():`."
         )
 
 
@@ -48,15 +48,17 @@ def without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, Los
     """Unwraps Keras's loss scaling, with which replicas would skip different steps: it checks local gradients only."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer, None
-    found = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
-    _log.info("tfdist scales the loss, equally on all replicas, with the settings of the LossScaleOptimizer: %s", found)
-    return optimizer.inner_optimizer, found
+    loss_scale = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
+    _log.info(
+        "tfdist scales the loss, equally on all replicas, with the settings of the LossScaleOptimizer: %s", loss_scale
+    )
+    return optimizer.inner_optimizer, loss_scale
 
 
 def default_loss_scale(model: keras.Model) -> LossScale | None:
     """Returns a dynamic loss scale if any layer computes in float16, else None."""
-    half = any(layer.compute_dtype == "float16" for layer in keras_internals.layers_of(model))
-    return LossScale() if half else None
+    uses_float16 = any(layer.compute_dtype == "float16" for layer in keras_internals.layers_of(model))
+    return LossScale() if uses_float16 else None
 
 
 def check_not_wrapped(optimizer: keras.Optimizer) -> None:
@@ -71,21 +73,21 @@ def check_not_wrapped(optimizer: keras.Optimizer) -> None:
 
 def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
     """Raises `InputError` for an optimizer that would itself do what a step does."""
-    refused = {name: getattr(optimizer, name, None) for name in _REFUSED}
-    found = [name for name, value in refused.items() if value]
-    if found:
-        raise InputError(f"{_REFUSED[found[0]]} Received: {found[0]}={refused[found[0]]}.")
+    values = {name: getattr(optimizer, name, None) for name in _REFUSED}
+    names = [name for name, value in values.items() if value]
+    if names:
+        raise InputError(f"{_REFUSED[names[0]]} Received: {names[0]}={values[names[0]]}.")
     if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
         raise InputError("One optimizer must update all variables. Received: MultiOptimizer. Pass one of those in it.")
     own = {name: getattr(optimizer, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
-    given = [f"{name}={value}" for name, value in own.items() if value]
-    if given and (clip.norm or clip.value):
+    clipping = [f"{name}={value}" for name, value in own.items() if value]
+    if clipping and (clip.norm or clip.value):
         raise InputError(
-            f"Gradients must be clipped in one place only. Received: {clip} and an optimizer with {', '.join(given)}. "
+            f"Gradients must be clipped in one place only. Received: {clip} and an optimizer with {', '.join(clipping)}. "
             "Leave out one of them."
         )
-    if given:
-        _log.info("Gradients are clipped after they are summed over replicas: %s", ", ".join(given))
+    if clipping:
+        _log.info("Gradients are clipped after they are summed over replicas: %s", ", ".join(clipping))
 
 
 def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:

@@ -264,7 +264,7 @@ class RoundLoop:
         specs = [tf.TensorSpec([], dtype) for dtype in (floatx, tf.bool, tf.int32)]
         start = [tf.zeros([], floatx), tf.constant(True)]
         (norm, may_continue), report = run_loop(
-            one, start, steps, specs, self._strategy, going=lambda ending: ending[1]
+            one, start, steps, specs, self._strategy, continues=lambda ending: ending[1]
         )
         losses, counted, sizes = report.values
         return LoopResult(losses, counted, norm, may_continue, (), *report[1:], sizes=sizes)
@@ -295,7 +295,7 @@ class RoundLoop:
             waited, busy = strategy.local(computed.arrived)[0] - started, tf.stack(strategy.local(computed.busy))
             return tf.logical_not(strategy.local(turn.is_last)[0]), LoopReport([], waited, busy, numbers)
 
-        _, report = run_loop(one, tf.constant(True), tf.int32.max, [], strategy, going=lambda going: going)
+        _, report = run_loop(one, tf.constant(True), tf.int32.max, [], strategy, continues=lambda has_more: has_more)
         return report
 
     def _train(self, turn: ReplicaTurn, number: tf.Tensor) -> Computed:
